@@ -1,0 +1,118 @@
+"""Configuration of every client component: frozen value objects, validated when built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlcore.errors import ConfigurationError
+
+MIB = 1024 * 1024
+RECORD_SIZE_BYTES_MAX = MIB - 8 * 1024
+"""Largest payload of one record, DistributedLog's own limit (distributedlog.md section 3.2)."""
+
+ENTRY_SIZE_BYTES_MAX = 4 * MIB
+"""Largest frame a bookie accepts; a full 1 MiB entry and its Arrow overhead stay well below."""
+
+
+def require(*, condition: bool, key: str, value: object, rule: str) -> None:
+    """Raise `ConfigurationError` naming `key`, `value` and the broken `rule` unless `condition`."""
+    if not condition:
+        raise ConfigurationError(f"{key}={value!r}: {rule}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuorumConfig:
+    """E, Qw and Qa of a ledger; E >= Qw >= Qa >= 1.
+
+    Acknowledged entries survive the loss of Qa - 1 bookies.
+    """
+
+    ensemble_size: int = 3
+    write_quorum_size: int = 3
+    ack_quorum_size: int = 2
+
+    def __post_init__(self) -> None:
+        require(
+            condition=self.ensemble_size >= self.write_quorum_size >= self.ack_quorum_size >= 1,
+            key="ensemble_size/write_quorum_size/ack_quorum_size",
+            value=f"{self.ensemble_size}/{self.write_quorum_size}/{self.ack_quorum_size}",
+            rule="expected E >= Qw >= Qa >= 1",
+        )
+
+    @classmethod
+    def of_replication_factor(cls, replication_factor: int) -> QuorumConfig:
+        """Return N/N/N: nothing acknowledged is lost while any one of the N bookies lives."""
+        return cls(
+            ensemble_size=replication_factor,
+            write_quorum_size=replication_factor,
+            ack_quorum_size=replication_factor,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerClientConfig:
+    """How the ledger client talks to bookies."""
+
+    add_timeout_s: float = 10.0
+    """A bookie that has not answered an add by then is replaced; BookKeeper uses 5 s on servers."""
+    read_timeout_s: float = 10.0
+    """No answer to a read within this time counts as unknown."""
+    speculative_read_delay_s: float = 1.0
+    """After this much silence a range read also asks the next replica."""
+    pending_bytes_max: int = 64 * MIB
+    """Entry bytes not yet answered by (or given up on) *every* bookie of their write set."""
+    pending_entries_max: int = 10_000
+    read_chunk_bytes: int = MIB
+    """Size of one message of a range read, as a hint to the bookie."""
+
+    def __post_init__(self) -> None:
+        for key in ("add_timeout_s", "read_timeout_s", "speculative_read_delay_s"):
+            value = getattr(self, key)
+            require(condition=value > 0, key=key, value=value, rule="expected seconds > 0")
+        for key in ("pending_bytes_max", "pending_entries_max", "read_chunk_bytes"):
+            value = getattr(self, key)
+            require(condition=value > 0, key=key, value=value, rule="expected a number > 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """How a log is written and read; what is set at creation is stored with the log."""
+
+    quorum: QuorumConfig = QuorumConfig()
+    entry_bytes: int = 512 * 1024
+    """Target size of a full entry; small writes are sent at once when nothing is in flight."""
+    segment_bytes_max: int = 256 * MIB
+    """A segment that reaches this size is completed and the next one started."""
+    segment_age_max_s: float = 2 * 3600.0
+    """Likewise by age; whichever comes first (docs/differences.md)."""
+    compression: str = "none"
+    """Arrow IPC buffer compression of entries: none, lz4 or zstd."""
+    lock_enabled: bool = True
+    """Without the writer lock fencing alone keeps two writers apart."""
+    lock_timeout_s: float = 10.0
+    """How long `open_writer` waits for another owner; 0 fails at once."""
+    read_ahead_bytes: int = 8 * MIB
+    """Bytes a reader keeps fetched ahead of its caller."""
+
+    def __post_init__(self) -> None:
+        require(
+            condition=self.compression in ("none", "lz4", "zstd"),
+            key="compression",
+            value=self.compression,
+            rule="expected none, lz4 or zstd",
+        )
+        require(
+            condition=1 <= self.entry_bytes <= MIB,
+            key="entry_bytes",
+            value=self.entry_bytes,
+            rule="expected 1 … 1048576",
+        )
+        for key in ("segment_bytes_max", "segment_age_max_s", "read_ahead_bytes"):
+            value = getattr(self, key)
+            require(condition=value > 0, key=key, value=value, rule="expected a number > 0")
+        require(
+            condition=self.lock_timeout_s >= 0,
+            key="lock_timeout_s",
+            value=self.lock_timeout_s,
+            rule="expected seconds >= 0",
+        )

@@ -1,0 +1,359 @@
+"""Every error that dlog raises: one tree, drawn here.
+
+``code`` is stable and numeric (programs compare it, the command line exits with a failure when it is
+set); ``retriable`` says whether the same call may succeed later without a change by the caller.
+
+    DLError
+    ├── ConfigurationError              an option, URI or argument is wrong: nothing was done
+    │   ├── InvalidLogNameError
+    │   └── InvalidNamespaceUriError
+    ├── AlreadyClosedError              the object was closed by its owner
+    ├── MetadataError                   the metadata store
+    │   ├── MetadataConnectionError     no answer: the operation may or may not have happened
+    │   ├── MetadataSessionExpiredError
+    │   ├── MetadataVersionError        compare-and-set lost
+    │   ├── NodeExistsError
+    │   ├── NoNodeError
+    │   ├── NodeNotEmptyError
+    │   └── CorruptMetadataError        the value does not parse, or contradicts itself
+    ├── BookieError                     one bookie's answer about one request
+    │   ├── NoSuchLedgerError           proven: it never held the ledger
+    │   ├── NoSuchEntryError            proven: it does not hold the entry
+    │   ├── LedgerFencedError           a recoverer took the ledger over
+    │   ├── BookieReadOnlyError
+    │   ├── BookieOverloadedError
+    │   ├── BookieUnavailableError      no answer in time, or no connection: unknown
+    │   ├── BookieStorageError          disk error or damaged data: unknown
+    │   ├── WrongIncarnationError       another (perhaps empty) bookie answers at that address
+    │   ├── DigestMismatchError         bytes do not match their checksum
+    │   ├── EntryTooLargeError
+    │   └── BadRequestError
+    ├── LedgerError                     a replicated ledger as a whole
+    │   ├── LedgerNotFoundError
+    │   ├── LedgerExistsError
+    │   ├── LedgerClosedError
+    │   ├── LedgerRecoveryError         recovery met "unknown" and did not guess
+    │   ├── LedgerReadError             no replica could give an entry that must exist
+    │   └── NotEnoughBookiesError
+    └── LogError                        a log
+        ├── LogNotFoundError
+        ├── LogExistsError
+        ├── LogEmptyError
+        ├── LogRecordTooLongError
+        ├── TransactionIdOutOfOrderError
+        ├── EndOfStreamError
+        ├── AlreadyTruncatedError
+        ├── OwnershipAcquireFailedError
+        ├── OverCapacityError
+        ├── WriteError                  the writer failed earlier and refuses further writes
+        ├── WriteCancelledError         a write queued behind one that failed
+        ├── InvalidEntryError           an entry's body is not what a log writer writes
+        ├── AppendAbortedError          a staged append can no longer commit
+        ├── DuplicateAppendError        one identity used for two different appends
+        └── UnexpectedError             an invariant of the stored state is broken
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class DLError(Exception):
+    """Root of the tree."""
+
+    code: ClassVar[int] = 500
+    retriable: ClassVar[bool] = False
+
+
+class ConfigurationError(DLError):
+    """An option, URI or argument is wrong; the message names it, its value and the rule."""
+
+    code = 400
+
+
+class InvalidLogNameError(ConfigurationError):
+    """The log name breaks the naming rules."""
+
+    code = 602
+
+
+class InvalidNamespaceUriError(ConfigurationError):
+    """The namespace URI does not parse."""
+
+    code = 604
+
+
+class AlreadyClosedError(DLError):
+    """The object was closed by its owner."""
+
+    code = 502
+
+
+class MetadataError(DLError):
+    """The metadata store failed."""
+
+    code = 506
+
+
+class MetadataConnectionError(MetadataError):
+    """No answer from the metadata store: the operation may or may not have happened."""
+
+    code = 505
+    retriable = True
+
+
+class MetadataSessionExpiredError(MetadataError):
+    """The metadata session is gone, and with it every ephemeral node and lock it held."""
+
+    code = 507
+    retriable = True
+
+
+class MetadataVersionError(MetadataError):
+    """Compare-and-set lost: the node has another version."""
+
+    code = 508
+
+
+class NodeExistsError(MetadataError):
+    """The node to create exists."""
+
+    code = 530
+
+
+class NoNodeError(MetadataError):
+    """The node does not exist."""
+
+    code = 531
+
+
+class NodeNotEmptyError(MetadataError):
+    """The node to delete has children."""
+
+    code = 532
+
+
+class CorruptMetadataError(MetadataError):
+    """A metadata value does not parse, has an unknown version, or contradicts itself."""
+
+    code = 521
+
+
+class BookieError(DLError):
+    """One bookie's answer about one request."""
+
+    code = 700
+
+
+class NoSuchLedgerError(BookieError):
+    """Proven: this bookie never held an entry of the ledger."""
+
+    code = 701
+
+
+class NoSuchEntryError(BookieError):
+    """Proven: this bookie does not hold the entry."""
+
+    code = 702
+
+
+class LedgerFencedError(BookieError):
+    """A recoverer took the ledger over; the writer must stop."""
+
+    code = 703
+
+
+class BookieReadOnlyError(BookieError):
+    """The bookie takes no ordinary writes (its disk is full)."""
+
+    code = 704
+
+
+class BookieOverloadedError(BookieError):
+    """The bookie has too many bytes in flight and rejected the request early."""
+
+    code = 705
+    retriable = True
+
+
+class BookieUnavailableError(BookieError):
+    """No answer in time, or no connection: whether the request took effect is unknown."""
+
+    code = 706
+    retriable = True
+
+
+class BookieStorageError(BookieError):
+    """The bookie's disk failed or its data is damaged: the answer is unknown, never "no"."""
+
+    code = 707
+
+
+class WrongIncarnationError(BookieError):
+    """Another incarnation answers at the bookie's address (its disk was replaced or wiped)."""
+
+    code = 708
+
+
+class DigestMismatchError(BookieError):
+    """An entry's bytes do not match its checksum or its ids."""
+
+    code = 523
+
+
+class EntryTooLargeError(BookieError):
+    """The entry exceeds the bookie's limit."""
+
+    code = 709
+
+
+class BadRequestError(BookieError):
+    """The bookie could not make sense of the request."""
+
+    code = 710
+
+
+class LedgerError(DLError):
+    """A replicated ledger as a whole."""
+
+    code = 720
+
+
+class LedgerNotFoundError(LedgerError):
+    """No metadata for the ledger: it was never created, or was deleted."""
+
+    code = 721
+
+
+class LedgerExistsError(LedgerError):
+    """The ledger to create exists and is somebody else's."""
+
+    code = 722
+
+
+class LedgerClosedError(LedgerError):
+    """The ledger is closed and takes no more entries."""
+
+    code = 723
+
+
+class LedgerRecoveryError(LedgerError):
+    """Recovery met an unknown answer and stopped; the ledger stays IN_RECOVERY, try again later."""
+
+    code = 724
+    retriable = True
+
+
+class LedgerReadError(LedgerError):
+    """No replica could give an entry that must exist."""
+
+    code = 725
+    retriable = True
+
+
+class NotEnoughBookiesError(LedgerError):
+    """Fewer usable bookies than the ensemble needs."""
+
+    code = 726
+    retriable = True
+
+
+class LogError(DLError):
+    """A log."""
+
+    code = 500
+
+
+class LogNotFoundError(LogError):
+    """The log does not exist in this namespace."""
+
+    code = 510
+
+
+class LogExistsError(LogError):
+    """The log to create exists."""
+
+    code = 522
+
+
+class LogEmptyError(LogError):
+    """The log holds no record, so it has no first or last one."""
+
+    code = 509
+
+
+class LogRecordTooLongError(LogError):
+    """The record exceeds the maximum record size; the writer stays usable."""
+
+    code = 413
+
+
+class TransactionIdOutOfOrderError(LogError):
+    """A transaction id is negative, reserved, or lower than one already in the log."""
+
+    code = 513
+
+
+class EndOfStreamError(LogError):
+    """The log is sealed, or the reader reached its seal."""
+
+    code = 512
+
+
+class AlreadyTruncatedError(LogError):
+    """The position asked for was truncated away."""
+
+    code = 511
+
+
+class OwnershipAcquireFailedError(LogError):
+    """Another writer owns the log; ``owner`` names it."""
+
+    code = 302
+
+    def __init__(self, message: str, *, owner: str = "") -> None:
+        super().__init__(message)
+        self.owner = owner
+
+
+class OverCapacityError(LogError):
+    """A limit on outstanding work is reached."""
+
+    code = 517
+    retriable = True
+
+
+class WriteError(LogError):
+    """The writer failed earlier and refuses further writes."""
+
+    code = 514
+
+
+class WriteCancelledError(LogError):
+    """The write was queued behind one that failed and was never sent."""
+
+    code = 516
+
+
+class InvalidEntryError(LogError):
+    """An entry's body is not what a log writer writes."""
+
+    code = 520
+
+
+class AppendAbortedError(LogError):
+    """A staged append can no longer commit: it was aborted, or its staged data was reaped."""
+
+    code = 540
+
+
+class DuplicateAppendError(LogError):
+    """The same identity and version were used for two different appends in one run."""
+
+    code = 541
+
+
+class UnexpectedError(LogError):
+    """Stored state breaks an invariant; the message says which."""
+
+    code = 600

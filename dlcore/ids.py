@@ -1,0 +1,111 @@
+"""Identities and positions: bookies, ledgers, log names, DLSN."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import dataclass
+from typing import ClassVar, NewType
+
+from dlcore.errors import ConfigurationError, InvalidLogNameError
+
+LedgerId = NewType("LedgerId", int)
+EntryId = NewType("EntryId", int)
+
+INVALID_ENTRY_ID = EntryId(-1)
+"""The entry before the first one; a last add confirmed of -1 means "nothing yet"."""
+
+TXID_MAX = 2**63 - 2
+"""Highest transaction id; 2**63 - 1 is reserved for the end of the stream."""
+
+LOG_NAME_LENGTH_MAX = 512
+_DLSN_TEXT = re.compile(r"(0|[1-9]\d*):(0|[1-9]\d*):(0|[1-9]\d*)")
+_INT64_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class BookieId:
+    """A bookie: its name, and the incarnation of its data.
+
+    The incarnation (a UUID as 32 hex digits) is made with the first cookie, so an empty disk at the
+    same address is another bookie.
+    """
+
+    name: str
+    incarnation: str
+
+    def __str__(self) -> str:
+        return f"{self.name}/{self.incarnation[:8]}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class DLSN:
+    """Position of a record in a log: segment number, entry within it, slot within the entry.
+
+    Totally ordered.  ``entry_id`` counts entries within the segment across its extents, so it does not
+    change when extents are compacted.  Text form: ``3:17:0``.
+    """
+
+    lssn: int
+    entry_id: int
+    slot_id: int
+
+    INITIAL: ClassVar[DLSN]
+
+    def __post_init__(self) -> None:
+        for part in (self.lssn, self.entry_id, self.slot_id):
+            if not 0 <= part <= _INT64_MAX:
+                raise ConfigurationError(f"DLSN parts are in 0 … 2**63-1, not {part}")
+
+    def __str__(self) -> str:
+        return f"{self.lssn}:{self.entry_id}:{self.slot_id}"
+
+    @classmethod
+    def parse(cls, text: str) -> DLSN:
+        """Parse ``lssn:entry:slot``, the inverse of ``str``."""
+        match = _DLSN_TEXT.fullmatch(text)
+        if match is None:
+            raise ConfigurationError(f"expected a DLSN like 3:17:0, not {text!r}")
+        lssn, entry_id, slot_id = (int(part) for part in match.groups())
+        return cls(lssn, entry_id, slot_id)
+
+    def next_slot(self) -> DLSN:
+        """Return the lowest position after this record."""
+        return DLSN(self.lssn, self.entry_id, self.slot_id + 1)
+
+
+DLSN.INITIAL = DLSN(1, 0, 0)
+
+
+def validate_log_name(name: str) -> str:
+    """Return `name` without one leading slash, or raise `InvalidLogNameError` saying what is wrong.
+
+    Names are paths: components joined by ``/``, none of them empty, ``.`` or ``..``; no spaces, control
+    or private characters, ``<`` or ``>``; a name does not start with ``.``.
+    Source: distributedlog.md section 1.4.
+    """
+    stripped = name.removeprefix("/")
+    problem = _log_name_problem(stripped)
+    if problem:
+        raise InvalidLogNameError(f"invalid log name {name!r}: {problem}")
+    return stripped
+
+
+def _log_name_problem(name: str) -> str:
+    if not name:
+        return "it is empty"
+    if len(name.encode("utf-8", "surrogatepass")) > LOG_NAME_LENGTH_MAX:
+        return f"it is longer than {LOG_NAME_LENGTH_MAX} bytes"
+    if name.startswith("."):
+        return "names starting with '.' are reserved"
+    components = name.split("/")
+    if "" in components:
+        return "it has an empty component ('//' or a trailing '/')"
+    if "." in components or ".." in components:
+        return "'.' and '..' are not allowed as components"
+    for character in name:
+        if character in "<> " or unicodedata.category(character) in {"Cc", "Cs", "Co", "Cn", "Cf"}:
+            return f"character {character!r} is not allowed"
+        if "\ufff0" <= character <= "\uffff":
+            return f"character {character!r} is not allowed"
+    return ""

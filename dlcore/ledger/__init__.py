@@ -1,0 +1,1 @@
+"""The ledger layer: one replicated, fenced, append-only sequence of entries."""

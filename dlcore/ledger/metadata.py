@@ -1,0 +1,98 @@
+"""Ledger metadata: state, quorums and ensembles; immutable values and their changes."""
+
+from __future__ import annotations
+
+import bisect
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from dlcore.config import QuorumConfig
+from dlcore.errors import CorruptMetadataError
+from dlcore.ids import BookieId
+
+
+class LedgerState(enum.Enum):
+    """OPEN to its writer, IN_RECOVERY by anyone, or CLOSED for good."""
+
+    OPEN = 1
+    IN_RECOVERY = 2
+    CLOSED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Ensemble:
+    """The bookies of the entries from `first_entry_id` up to the next ensemble's first entry.
+
+    Order matters: positions are what striping refers to.
+    """
+
+    first_entry_id: int
+    bookies: tuple[BookieId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerMetadata:
+    """One ledger as the metadata store knows it.
+
+    `last_entry_id` and `length_bytes` are meaningful when CLOSED (-1 and 0 before).  `token` is the
+    creation token: it tells a creator whose reply was lost whether the ledger is its own.
+    """
+
+    ledger_id: int
+    quorum: QuorumConfig
+    state: LedgerState
+    ensembles: tuple[Ensemble, ...]
+    token: str
+    created_ms: int
+    last_entry_id: int = -1
+    length_bytes: int = 0
+    custom: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        firsts = [ensemble.first_entry_id for ensemble in self.ensembles]
+        if not firsts or firsts[0] != 0 or firsts != sorted(set(firsts)):
+            raise CorruptMetadataError(
+                f"ledger {self.ledger_id}: ensembles must start at entry 0 and ascend, not {firsts}"
+            )
+        for ensemble in self.ensembles:
+            if len(ensemble.bookies) != self.quorum.ensemble_size:
+                raise CorruptMetadataError(
+                    f"ledger {self.ledger_id}: an ensemble of {len(ensemble.bookies)} bookies, "
+                    f"expected {self.quorum.ensemble_size}"
+                )
+            if len(set(ensemble.bookies)) != len(ensemble.bookies):
+                raise CorruptMetadataError(
+                    f"ledger {self.ledger_id}: one bookie twice in the ensemble at entry "
+                    f"{ensemble.first_entry_id}"
+                )
+
+    def ensemble_of(self, entry_id: int) -> Ensemble:
+        """Return the ensemble that stores `entry_id`."""
+        assert entry_id >= 0
+        firsts = [ensemble.first_entry_id for ensemble in self.ensembles]
+        return self.ensembles[bisect.bisect_right(firsts, entry_id) - 1]
+
+    @property
+    def last_ensemble(self) -> Ensemble:
+        """The ensemble that new entries go to."""
+        return self.ensembles[-1]
+
+    def with_last_ensemble(
+        self, *, first_entry_id: int, bookies: tuple[BookieId, ...]
+    ) -> LedgerMetadata:
+        """Return a copy whose entries from `first_entry_id` on are stored by `bookies`.
+
+        An ensemble that starts at that very entry is replaced in place.
+        """
+        assert first_entry_id >= self.last_ensemble.first_entry_id
+        kept = tuple(e for e in self.ensembles if e.first_entry_id < first_entry_id)
+        return replace(self, ensembles=(*kept, Ensemble(first_entry_id, bookies)))
+
+    def closed(self, *, last_entry_id: int, length_bytes: int) -> LedgerMetadata:
+        """Return a copy in state CLOSED, ending with `last_entry_id` (-1: empty)."""
+        assert self.state is not LedgerState.CLOSED
+        return replace(
+            self, state=LedgerState.CLOSED, last_entry_id=last_entry_id, length_bytes=length_bytes
+        )

@@ -1,0 +1,124 @@
+"""The port to bookies: what the ledger client needs of a transport.
+
+An answer about an entry has three values.  *Yes* is a returned frame; *proven no* is `NoSuchEntryError`
+or `NoSuchLedgerError`; every other error is *unknown* and must never be read as "no".
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from dlcore.ids import BookieId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryRange:
+    """Entries `first_entry_id` to `last_entry_id`, both included."""
+
+    first_entry_id: int
+    last_entry_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowUpdate:
+    """What a followed bookie pushes: entries it holds up to its known LAC, in entry order.
+
+    Entries that the bookie does not hold (striping, replicas that missed an add) are left out;
+    `last_add_confirmed` tells the follower how far the ledger goes.
+    """
+
+    frames: Sequence[bytes | memoryview]
+    last_add_confirmed: int
+    fenced: bool
+
+
+class BookieClient(Protocol):
+    """Requests to any bookie; connections are opened at first use and shared.
+
+    Every method may raise `BookieUnavailableError`, `WrongIncarnationError` (another bookie answers
+    there) and `BookieStorageError`.  Frames come back as the bookie sent them: the caller verifies.
+    """
+
+    def add_entry(
+        self, bookie: BookieId, frame: bytes, *, is_recovery: bool = False
+    ) -> Awaitable[None]:
+        """Store `frame`; the result arrives when it is durable there.
+
+        The request is queued before this returns, so calls reach one bookie in call order.  Adding an
+        entry that the bookie already holds succeeds.  A recovery add is accepted on a fenced ledger and
+        on a read-only bookie.
+
+        Raises:
+            LedgerFencedError, BookieReadOnlyError, BookieOverloadedError, EntryTooLargeError,
+            DigestMismatchError, BadRequestError.
+        """
+        ...
+
+    def write_lac(
+        self, bookie: BookieId, *, ledger_id: int, last_add_confirmed: int
+    ) -> Awaitable[None]:
+        """Tell the bookie the ledger's LAC, so that it can serve readers; queued like `add_entry`."""
+        ...
+
+    async def read_lac(self, bookie: BookieId, *, ledger_id: int, fence: bool) -> int:
+        """Return the highest LAC the bookie knows (-1: none), fencing the ledger first if `fence`.
+
+        A fencing request is answered only after the fence is durable, and succeeds (with -1) on a
+        bookie that never saw the ledger.
+
+        Raises:
+            NoSuchLedgerError: without `fence`, the bookie holds nothing of the ledger.
+        """
+        ...
+
+    async def read_entry(
+        self, bookie: BookieId, *, ledger_id: int, entry_id: int, fence: bool
+    ) -> bytes | memoryview:
+        """Return one frame; with `fence`, fence first, and answer ("no" too) only once durable.
+
+        Raises:
+            NoSuchLedgerError, NoSuchEntryError: proven no.
+        """
+        ...
+
+    def read_entries(
+        self,
+        bookie: BookieId,
+        *,
+        ledger_id: int,
+        first_entry_id: int,
+        last_entry_id: int,
+        stride: int = 1,
+    ) -> AsyncIterator[Sequence[bytes | memoryview]]:
+        """Stream the frames of entries first, first + stride, … ≤ last, in order, many per item.
+
+        Raises:
+            NoSuchLedgerError, NoSuchEntryError: at the first entry it does not hold, after yielding
+                all before it.
+        """
+        ...
+
+    def follow(
+        self, bookie: BookieId, *, ledger_id: int, first_entry_id: int
+    ) -> AsyncIterator[FollowUpdate]:
+        """Push updates as the bookie's LAC moves; the first one comes at once; ends when cancelled.
+
+        A bookie that holds nothing of the ledger yet answers with a LAC of -1 and pushes once it does.
+        After an update with `fenced` no further entries will be confirmed by the old writer, and the
+        reader should look at the ledger's metadata.
+        """
+        ...
+
+    async def list_entries(self, bookie: BookieId, *, ledger_id: int) -> Sequence[EntryRange]:
+        """Return the ranges of entries the bookie holds, ascending.
+
+        Raises:
+            NoSuchLedgerError: it holds nothing of the ledger.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Close every connection; pending requests fail with `BookieUnavailableError`."""
+        ...

@@ -1,0 +1,1 @@
+"""The log layer: one unbounded stream of records made of segments."""

@@ -1,0 +1,127 @@
+"""The body of a log's entries: a small header, and one Arrow IPC record batch without its schema.
+
+Header, big-endian, 48 bytes: version u8 | flags u8 | schema id u16 | record count u32 | first txid i64
+| last txid i64 | records before this entry in its extent i64 | write time (epoch ms) i64 | reserved u64.
+
+The batch is an encapsulated Arrow IPC message, so reading is zero-copy; buffer compression is Arrow's
+own.  The schema of a byte log is `BYTE_LOG_SCHEMA`; schema ids other than 0 are reserved for typed logs.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from dlcore.errors import InvalidEntryError
+from dlcore.ledger.digest import BytesLike
+
+ENTRY_HEADER_BYTES = 48
+BYTE_LOG_SCHEMA = pa.schema([("txid", pa.int64()), ("payload", pa.binary())])
+_HEADER = struct.Struct(">BBHIqqqqQ")
+_VERSION = 1
+_SCHEMA_ID_BYTES = 0
+_END_BYTES = 8  # the end-of-stream marker of Arrow's IPC streaming format
+_SCHEMA_MESSAGE_BYTES = BYTE_LOG_SCHEMA.serialize().size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryHeader:
+    """What positioning needs to know of an entry, without decoding its batch."""
+
+    record_count: int
+    first_txid: int
+    last_txid: int
+    records_before: int
+    write_time_ms: int
+
+
+def ipc_options(compression: str) -> pa.ipc.IpcWriteOptions:
+    """Return Arrow's write options for ``none``, ``lz4`` or ``zstd``."""
+    return pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
+
+
+def encode_entry(
+    batch: pa.RecordBatch,
+    *,
+    first_txid: int,
+    last_txid: int,
+    records_before: int,
+    write_time_ms: int,
+    options: pa.ipc.IpcWriteOptions,
+) -> list[BytesLike]:
+    """Return the parts of an entry's body: its header and the serialized `batch`.
+
+    `batch` has `BYTE_LOG_SCHEMA` and at least one record.
+    """
+    assert batch.num_rows > 0
+    header = _HEADER.pack(
+        _VERSION,
+        0,
+        _SCHEMA_ID_BYTES,
+        batch.num_rows,
+        first_txid,
+        last_txid,
+        records_before,
+        write_time_ms,
+        0,
+    )
+    return [header, memoryview(_encapsulate(batch, options))]
+
+
+def _encapsulate(batch: pa.RecordBatch, options: pa.ipc.IpcWriteOptions) -> pa.Buffer:
+    # `RecordBatch.serialize` takes no options; a stream does, and its batch message stands between the
+    # schema message, whose size is known, and the end marker.
+    if options.compression is None:
+        return batch.serialize()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, BYTE_LOG_SCHEMA, options=options) as writer:
+        writer.write_batch(batch)
+    stream = sink.getvalue()
+    return stream.slice(_SCHEMA_MESSAGE_BYTES, stream.size - _SCHEMA_MESSAGE_BYTES - _END_BYTES)
+
+
+def decode_entry_header(body: BytesLike) -> EntryHeader:
+    """Parse the header of an entry's body.
+
+    Raises:
+        InvalidEntryError: not an entry of this version, or of a schema this version does not know.
+    """
+    if memoryview(body).nbytes < ENTRY_HEADER_BYTES:
+        raise InvalidEntryError(
+            f"entry body of {memoryview(body).nbytes} bytes is shorter than its header"
+        )
+    version, _, schema_id, count, first, last, before, write_time_ms, _ = _HEADER.unpack_from(body)
+    if version != _VERSION or schema_id != _SCHEMA_ID_BYTES:
+        raise InvalidEntryError(
+            f"entry of format {version} and schema {schema_id}, expected "
+            f"{_VERSION} and {_SCHEMA_ID_BYTES}"
+        )
+    if count < 1 or before < 0:
+        raise InvalidEntryError(f"entry with {count} records, {before} before it")
+    return EntryHeader(
+        record_count=count,
+        first_txid=first,
+        last_txid=last,
+        records_before=before,
+        write_time_ms=write_time_ms,
+    )
+
+
+def decode_entry_batch(body: BytesLike, header: EntryHeader) -> pa.RecordBatch:
+    """Return the batch of an entry's body, as views into it where it is not compressed.
+
+    Raises:
+        InvalidEntryError: the batch does not parse, or is not what its header says.
+    """
+    view = memoryview(body)[ENTRY_HEADER_BYTES:]
+    try:
+        batch = pa.ipc.read_record_batch(pa.py_buffer(view), BYTE_LOG_SCHEMA)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InvalidEntryError(f"an entry's Arrow batch does not parse: {error}") from error
+    if batch.num_rows != header.record_count:
+        raise InvalidEntryError(
+            f"an entry's batch has {batch.num_rows} records, its header says {header.record_count}"
+        )
+    return batch

@@ -1,0 +1,1 @@
+"""The metadata store: a small versioned tree, in ZooKeeper or in memory."""

@@ -1,0 +1,223 @@
+"""The tree below a namespace's root: every path, in both directions.
+
+    <root>                                          NamespaceBinding
+    <root>/bookies/{available,readonly}/<name>      BookieRegistration, ephemeral
+    <root>/bookies/cookies/<name>                   BookieCookie
+    <root>/ledgers/idgen                            the next ledger id, as decimal text
+    <root>/ledgers/<high>/<middle>/<low>            LedgerMetadata
+    <root>/logs/<2-hex bucket>/<escaped name>       LogMetadata
+        …/max_lssn                                  MaxLssn; every change of the segment list writes it
+        …/max_txid                                  highest committed txid, as decimal text ("-1": none)
+        …/lock                                      LockHolder, ephemeral: the writer that owns the log
+        …/segments/<LSSN>                           LogSegment
+    <root>/commits/<escaped identity>               CommitRecord
+    <root>/staging/<escaped identity>/<ledger id>   StagedLedger
+    <root>/staging-owners/<token>                   ephemeral: the process that stages
+    <root>/proxies/{write,read}/<id>
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+from dlcore.errors import CorruptMetadataError, InvalidNamespaceUriError
+
+_LEDGERS_PER_NODE = 10_000
+_URI = re.compile(r"(?P<scheme>[A-Za-z-]+)://(?P<servers>[^/]+)(?P<root>/.*)?")
+_SCHEMES = ("distributedlog", "distributedlog-bk")
+_SAFE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.=:#@+")
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceUri:
+    """A parsed namespace URI: ZooKeeper's servers (``host:port,host:port``) and the root path."""
+
+    servers: str
+    root: str
+
+    def __str__(self) -> str:
+        return f"distributedlog://{self.servers}{self.root}"
+
+
+def parse_uri(uri: str) -> NamespaceUri:
+    """Parse ``distributedlog[-bk]://zk1:2181,zk2:2181/path`` (``;`` is accepted for ``,``)."""
+    example = "expected distributedlog://host:port[,host:port]/path"
+    match = _URI.fullmatch(uri.strip())
+    if match is None:
+        raise InvalidNamespaceUriError(f"invalid namespace URI {uri!r}: {example}")
+    scheme = match["scheme"].lower()
+    if scheme not in _SCHEMES:
+        raise InvalidNamespaceUriError(
+            f"invalid namespace URI {uri!r}: unknown scheme {scheme!r}, {example}"
+        )
+    servers = [_parse_server(server.strip(), uri) for server in re.split("[,;]", match["servers"])]
+    root = (match["root"] or "").rstrip("/")
+    if not root or "//" in root or any(part in (".", "..") for part in root.split("/")):
+        raise InvalidNamespaceUriError(
+            f"invalid namespace URI {uri!r}: the path {match['root'] or ''!r} is not a node path, "
+            f"{example}"
+        )
+    return NamespaceUri(",".join(servers), root)
+
+
+def _parse_server(server: str, uri: str) -> str:
+    host, _, port = server.rpartition(":") if ":" in server else (server, "", "2181")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InvalidNamespaceUriError(
+            f"invalid namespace URI {uri!r}: {server!r} is not host:port"
+        )
+    return f"{host}:{port}"
+
+
+def escape(name: str) -> str:
+    """Return `name` as one path component: bytes outside a safe set become ``%XX``."""
+    assert name
+    escaped = "".join(
+        chr(byte) if chr(byte) in _SAFE else f"%{byte:02X}" for byte in name.encode()
+    )
+    return f"%2E{escaped[1:]}" if escaped.startswith(".") else escaped
+
+
+def unescape(component: str) -> str:
+    """Invert `escape`."""
+    try:
+        raw = re.sub(
+            rb"%([0-9A-F]{2})", lambda match: bytes([int(match[1], 16)]), component.encode()
+        )
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise CorruptMetadataError(f"{component!r} is not an escaped name") from error
+
+
+@dataclass(frozen=True, slots=True)
+class NamespacePaths:
+    """Paths below one namespace's root."""
+
+    root: str
+
+    @property
+    def bookies_available(self) -> str:
+        """Parent of the registrations of writable bookies."""
+        return f"{self.root}/bookies/available"
+
+    @property
+    def bookies_readonly(self) -> str:
+        """Parent of the registrations of read-only bookies."""
+        return f"{self.root}/bookies/readonly"
+
+    @property
+    def cookies(self) -> str:
+        """Parent of the bookies' cookies."""
+        return f"{self.root}/bookies/cookies"
+
+    def bookie_available(self, name: str) -> str:
+        """Registration of a writable bookie."""
+        return f"{self.bookies_available}/{escape(name)}"
+
+    def bookie_readonly(self, name: str) -> str:
+        """Registration of a read-only bookie."""
+        return f"{self.bookies_readonly}/{escape(name)}"
+
+    def cookie(self, name: str) -> str:
+        """Cookie of a bookie."""
+        return f"{self.cookies}/{escape(name)}"
+
+    @property
+    def ledgers(self) -> str:
+        """Root of the ledgers' tree."""
+        return f"{self.root}/ledgers"
+
+    @property
+    def ledger_idgen(self) -> str:
+        """Counter of ledger ids."""
+        return f"{self.ledgers}/idgen"
+
+    def ledger(self, ledger_id: int) -> str:
+        """Metadata of a ledger; at most 10,000 children per node, ZooKeeper's answers are bounded."""
+        high, low = divmod(ledger_id, _LEDGERS_PER_NODE)
+        high, middle = divmod(high, _LEDGERS_PER_NODE)
+        return f"{self.ledgers}/{high}/{middle:04d}/{low:04d}"
+
+    def ledger_id_of(self, high: str, middle: str, low: str) -> int:
+        """Invert `ledger` for the three components below `ledgers`."""
+        try:
+            return (int(high) * _LEDGERS_PER_NODE + int(middle)) * _LEDGERS_PER_NODE + int(low)
+        except ValueError as error:
+            raise CorruptMetadataError(f"{high}/{middle}/{low} is not a ledger's path") from error
+
+    @property
+    def logs(self) -> str:
+        """Parent of the buckets of logs."""
+        return f"{self.root}/logs"
+
+    def log_bucket(self, name: str) -> str:
+        """The bucket of a log: 256 of them keep every list of names below ZooKeeper's 1 MB."""
+        return f"{self.logs}/{hashlib.sha256(name.encode()).hexdigest()[:2]}"
+
+    def log(self, name: str) -> LogPaths:
+        """Paths of one log."""
+        return LogPaths(f"{self.log_bucket(name)}/{escape(name)}")
+
+    @property
+    def commits(self) -> str:
+        """Parent of the commit records."""
+        return f"{self.root}/commits"
+
+    def commit(self, identity: str) -> str:
+        """Commit record of an identity of atomic appends."""
+        return f"{self.commits}/{escape(identity)}"
+
+    @property
+    def staging(self) -> str:
+        """Parent of staged ledgers, by identity."""
+        return f"{self.root}/staging"
+
+    def staging_of(self, identity: str) -> str:
+        """Parent of the ledgers staged under an identity."""
+        return f"{self.staging}/{escape(identity)}"
+
+    def staged_ledger(self, identity: str, ledger_id: int) -> str:
+        """One staged ledger."""
+        return f"{self.staging_of(identity)}/{ledger_id}"
+
+    @property
+    def staging_owners(self) -> str:
+        """Parent of the ephemeral nodes of staging processes."""
+        return f"{self.root}/staging-owners"
+
+    def staging_owner(self, token: str) -> str:
+        """Ephemeral node of one staging process."""
+        return f"{self.staging_owners}/{token}"
+
+
+@dataclass(frozen=True, slots=True)
+class LogPaths:
+    """Paths of one log."""
+
+    node: str
+
+    @property
+    def max_lssn(self) -> str:
+        """Guard of the segment list."""
+        return f"{self.node}/max_lssn"
+
+    @property
+    def max_txid(self) -> str:
+        """Highest committed transaction id."""
+        return f"{self.node}/max_txid"
+
+    @property
+    def lock(self) -> str:
+        """The writer lock."""
+        return f"{self.node}/lock"
+
+    @property
+    def segments(self) -> str:
+        """Parent of the segments."""
+        return f"{self.node}/segments"
+
+    def segment(self, lssn: int) -> str:
+        """One segment."""
+        return f"{self.segments}/{lssn:019d}"

@@ -1,0 +1,140 @@
+"""The metadata store port: a tree of small versioned values, in ZooKeeper's terms.
+
+Paths are absolute (``/dlog/logs/…``).  A node's version starts at 0 and counts its writes; a node that
+is deleted and created again starts at 0 again.  The parents of a node must exist, except where
+`make_parents` says otherwise.
+
+`MetadataConnectionError` from a write means *unknown*: it may have taken effect.  Callers classify by
+reading back a token or a version; the store never retries a write by itself.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+ANY_VERSION = -1
+"""Write or delete whatever the version is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Versioned:
+    """A node's value and version, and whether it dies with its creator's session."""
+
+    value: bytes
+    version: int
+    ephemeral: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Create `path`; `NodeExistsError` if it exists, `NoNodeError` if its parent does not."""
+
+    path: str
+    value: bytes = b""
+    ephemeral: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Set the value of `path` if it has `version`; `MetadataVersionError` or `NoNodeError` else."""
+
+    path: str
+    value: bytes
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete `path` if it has `version` and no children."""
+
+    path: str
+    version: int = ANY_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Require that `path` exists with `version`."""
+
+    path: str
+    version: int
+
+
+Op: TypeAlias = Create | Put | Delete | Check
+
+
+class SessionState(enum.Enum):
+    """The session's state: SUSPENDED means no contact for now, EXPIRED that ephemerals are gone."""
+
+    CONNECTED = "connected"
+    SUSPENDED = "suspended"
+    EXPIRED = "expired"
+
+
+Unsubscribe: TypeAlias = Callable[[], None]
+
+
+class MetadataStore(Protocol):
+    """A session with the store.  Foreign exceptions never escape: all errors are `MetadataError`s.
+
+    After a session expired the store opens a new one by itself; ephemeral nodes of the old one are gone
+    and are their creators' to make again (`on_session`).
+    """
+
+    async def get(self, path: str) -> Versioned | None:
+        """Return the node, or None if there is none."""
+        ...
+
+    async def get_children(self, path: str) -> list[str] | None:
+        """Return the sorted names of the node's children, or None if there is no node."""
+        ...
+
+    async def create(
+        self, path: str, value: bytes = b"", *, ephemeral: bool = False, make_parents: bool = False
+    ) -> None:
+        """Create a node, at version 0; with `make_parents` also the missing ones above it."""
+        ...
+
+    async def put(self, path: str, value: bytes, *, version: int) -> int:
+        """Compare-and-set the value; return the new version."""
+        ...
+
+    async def delete(self, path: str, *, version: int = ANY_VERSION) -> None:
+        """Delete a node without children."""
+        ...
+
+    async def multi(self, ops: Sequence[Op]) -> None:
+        """Apply all of `ops` in order, or none; raise the error of the first that fails."""
+        ...
+
+    async def sync(self, path: str) -> None:
+        """Make later reads see every write completed before this call, whoever made it."""
+        ...
+
+    def watch(self, path: str, callback: Callable[[], None]) -> Unsubscribe:
+        """Call `callback` on the event loop after the node or its list of children may have changed.
+
+        Level-triggered: it says "look again", not what happened; it is also called after a new session
+        or a reconnection, and once soon after subscribing.  Several changes may give one call.
+        """
+        ...
+
+    def on_session(self, callback: Callable[[SessionState], None]) -> Unsubscribe:
+        """Call `callback` on the event loop with every change of the session's state."""
+        ...
+
+    @property
+    def session_state(self) -> SessionState:
+        """The state right now."""
+        ...
+
+    @property
+    def session_token(self) -> str:
+        """Text that differs between any two sessions."""
+        ...
+
+    async def aclose(self) -> None:
+        """End the session; its ephemeral nodes vanish at once."""
+        ...

@@ -1,0 +1,1 @@
+"""Wire and metadata messages; generated, never edited."""

@@ -1,0 +1,1 @@
+"""How clients and bookies talk: wire forms, gRPC, and an in-memory stand-in."""
