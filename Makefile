@@ -1,1 +1,105 @@
+# Everything a contributor runs. `make` alone explains the targets.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SEEDS ?= 2000
+ONLY ?=
+ARGS ?=
+
+JAVA_HINT := install it, for example: apt-get install openjdk-17-jre-headless
+PYTHON_HINT := install it, for example: apt-get install python3 python3-venv
+
 .DEFAULT_GOAL := help
+.SHELLFLAGS := -eu -c
+.PHONY: help install demo test check lint types layers sim bench proto proto-check requirements clean
+
+##@ Use
+
+help: ## Explain every target.
+	@awk 'BEGIN { FS = ":.*## " } \
+		/^##@/ { printf "\n%s\n", substr($$0, 5) } \
+		/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## Make .venv and install dlog in it, editable, with all tools. Fast the second time.
+
+demo: $(STAMP) ## Run the main job on real data: cluster, write, stream, kill a bookie, compare.
+	@$(BIN)/python -m demo.main $(ARGS)
+
+##@ Prove
+
+test: $(STAMP) ## Run all tests. ARGS="-k name" passes options to pytest.
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: lint types layers proto-check test ## Run lint, types, layers and proto-check, then all tests.
+
+lint: $(STAMP) ## Check rules and format (ruff).
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(STAMP) ## Check types (mypy --strict).
+	@$(BIN)/mypy
+
+layers: $(STAMP) ## Check that no layer imports a higher one (import-linter).
+	@$(BIN)/lint-imports
+
+sim: $(STAMP) ## Simulate more schedules: SEEDS=n runs n seeds, SEED=n replays one.
+	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(ARGS)
+
+bench: $(STAMP) ## Measure each figure beside its limit; ONLY=core_write runs one.
+	@$(BIN)/python -m benchmarks.main $(if $(ONLY),--only $(ONLY)) $(ARGS)
+
+##@ Maintain
+
+PROTO_FILES = $(wildcard dlcore/proto/*.proto)
+PROTOC = $(BIN)/python -m grpc_tools.protoc -I. --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
+	--plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc
+
+# Only bookie.proto declares a service.
+define generate_proto
+	$(PROTOC) --python_out=$(1) --mypy_out=quiet:$(1) $(PROTO_FILES)
+	$(PROTOC) --grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1) dlcore/proto/bookie.proto
+endef
+
+proto: $(STAMP) ## Generate dlcore/proto/*_pb2* from the .proto files.
+	@$(call generate_proto,.)
+
+proto-check: $(STAMP) ## Check that the generated files are those of the .proto files.
+	@folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
+	$(MAKE) --no-print-directory --silent proto-into FOLDER="$$folder"; \
+	for file in "$$folder"/dlcore/proto/*; do \
+		diff -u "dlcore/proto/$${file##*/}" "$$file" || \
+			{ echo "error: dlcore/proto/$${file##*/} is stale; run: make proto" >&2; exit 1; }; \
+	done
+
+.PHONY: proto-into
+proto-into:
+	@$(call generate_proto,$(FOLDER))
+
+clean: ## Remove the virtual environment, caches and built files.
+	rm -rf $(VENV) build dist artifacts spark-warehouse metastore_db derby.log benchmarks/results.json \
+		.mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+requirements:
+	@command -v $(PYTHON) >/dev/null || \
+		{ echo "error: $(PYTHON) not found; dlog needs Python 3.11 or later; $(PYTHON_HINT)" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: $(PYTHON) is $$($(PYTHON) -V); dlog needs Python 3.11 or later;" \
+			"make PYTHON=/path/to/python3.11 chooses another one" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+		{ echo "error: $(PYTHON) cannot make virtual environments; $(PYTHON_HINT)" >&2; exit 1; }
+	@java="$${JAVA_HOME:+$$JAVA_HOME/bin/}java"; command -v "$$java" >/dev/null || \
+		{ echo "error: $$java not found; dlog needs Java 17 or later; $(JAVA_HINT)" >&2; exit 1; }; \
+	major=$$("$$java" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1); \
+	[ "$${major:-0}" -ge 17 ] || \
+		{ echo "error: $$java is version $${major:-unknown}; dlog needs Java 17 or later; $(JAVA_HINT)" >&2; exit 1; }
+
+# --group needs pip 25.1.
+$(STAMP): pyproject.toml | requirements
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	@echo "installing dlog and its tools into $(VENV) (PySpark is large: this takes a few minutes once)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[spark]' --group dev
+	@touch $(STAMP)
