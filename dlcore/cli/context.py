@@ -1,0 +1,82 @@
+"""What every subcommand shares: the namespace to talk to, and how to answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import click
+
+from dlcore.sync import Namespace, open_namespace
+
+DEBUG_KEY = "debug"
+_URI_KEY = "uri"
+_JSON_KEY = "json"
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def common_options(command: _Command) -> _Command:
+    """Add --uri, --json and --debug; given to a group they hold for its subcommands."""
+    for option in (
+        click.option(
+            "--debug",
+            is_flag=True,
+            expose_value=False,
+            callback=_remember_debug,
+            help="Show the traceback of a failure.",
+        ),
+        click.option(
+            "--json",
+            is_flag=True,
+            expose_value=False,
+            callback=_remember(_JSON_KEY),
+            help="Answer in JSON, for programs.",
+        ),
+        click.option(
+            "--uri",
+            metavar="URI",
+            expose_value=False,
+            callback=_remember(_URI_KEY),
+            envvar="DLOG_URI",
+            help="Namespace, like distributedlog://127.0.0.1:2181/dlog; default: $DLOG_URI.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def _remember(key: str) -> Callable[[click.Context, click.Parameter, object], None]:
+    def callback(context: click.Context, parameter: click.Parameter, value: object) -> None:
+        source = context.get_parameter_source(parameter.name or key)
+        by_hand = source is click.core.ParameterSource.COMMANDLINE
+        # The environment must not replace what stands on the command line before the subcommand.
+        if value and (by_hand or key not in context.obj):
+            context.obj[key] = value
+
+    return callback
+
+
+def _remember_debug(context: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        context.obj[DEBUG_KEY][DEBUG_KEY] = True
+
+
+def wants_json() -> bool:
+    """Whether --json was given."""
+    return bool(click.get_current_context().obj.get(_JSON_KEY))
+
+
+@contextmanager
+def connect() -> Iterator[Namespace]:
+    """Open the namespace that --uri or DLOG_URI names.
+
+    Raises:
+        click.UsageError: neither is given.
+    """
+    context = click.get_current_context()
+    uri = context.obj.get(_URI_KEY)
+    if not uri:
+        raise click.UsageError("no namespace: give --uri or set DLOG_URI", context)
+    with open_namespace(uri) as namespace:
+        yield namespace

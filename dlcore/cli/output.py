@@ -1,0 +1,130 @@
+"""How the command answers: tables on a terminal, plain columns in a pipe, JSON for programs."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dlcore.cli.context import wants_json
+
+Row = Mapping[str, object]
+
+
+def show_rows(rows: Sequence[Row], *, columns: Sequence[str], empty: str) -> None:
+    """Show `rows` as a table with `columns`, or all their fields as a JSON array.
+
+    Args:
+        rows: one mapping each; fields that are no column appear in JSON only.
+        columns: field names, in order; they head the table with spaces for underscores.
+        empty: what to say on standard error when there are no rows.
+    """
+    if wants_json():
+        show_json(list(rows))
+        return
+    if not rows:
+        click.echo(empty, err=True)
+        return
+    titles = [column.replace("_", " ") for column in columns]
+    cells = [[cell(row[column]) for column in columns] for row in rows]
+    numeric = [all(isinstance(row[column], int | None) for row in rows) for column in columns]
+    if sys.stdout.isatty():
+        _show_table(titles, cells, numeric)
+    else:
+        _show_columns(titles, cells, numeric)
+
+
+def show_fields(fields: Row) -> None:
+    """Show one thing, a line per field, or as a JSON object."""
+    if wants_json():
+        show_json(dict(fields))
+        return
+    width = max(len(name) for name in fields)
+    for name, value in fields.items():
+        click.echo(f"{name.replace('_', ' '):<{width}}  {cell(value)}".rstrip())
+
+
+def show_done(text: str, fields: Row) -> None:
+    """Say what was done: `text` for people, `fields` as a JSON object for programs."""
+    if wants_json():
+        show_json(dict(fields))
+    else:
+        click.echo(text)
+
+
+def show_json(value: object) -> None:
+    """Print `value` as one line of JSON."""
+    click.echo(json.dumps(value, ensure_ascii=False))
+
+
+def cell(value: object) -> str:
+    """Return `value` as a table shows it."""
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case list() | tuple():
+            return ", ".join(cell(part) for part in value)
+        case _:
+            return printable(str(value))
+
+
+def printable(text: str) -> str:
+    """Return `text` with everything that would move a terminal's cursor escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def payload_text(payload: bytes) -> str:
+    """Return a payload for people: text where it is UTF-8, a bytes literal where it is not."""
+    try:
+        return printable(payload.decode("utf-8"))
+    except UnicodeDecodeError:
+        return repr(payload)
+
+
+def payload_json(payload: bytes) -> dict[str, str]:
+    """Return a payload for programs, without loss: as text, or as base64 where it is not UTF-8."""
+    try:
+        return {"payload": payload.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {"payload_base64": base64.b64encode(payload).decode("ascii")}
+
+
+def time_text(epoch_ms: int) -> str:
+    """Return a time as UTC text with milliseconds, or the bare number where no calendar has it."""
+    try:
+        moment = datetime.fromtimestamp(epoch_ms / 1000, UTC)
+    except (OverflowError, ValueError, OSError):
+        return str(epoch_ms)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _show_table(
+    titles: Sequence[str], cells: Sequence[Sequence[str]], numeric: Sequence[bool]
+) -> None:
+    table = Table(header_style="bold")
+    for title, is_number in zip(titles, numeric, strict=True):
+        table.add_column(title, justify="right" if is_number else "left", overflow="fold")
+    for row in cells:
+        table.add_row(*(Text(text) for text in row))  # Text: names may hold [brackets]
+    Console().print(table)
+
+
+def _show_columns(
+    titles: Sequence[str], cells: Sequence[Sequence[str]], numeric: Sequence[bool]
+) -> None:
+    widths = [max(map(len, column)) for column in zip(titles, *cells, strict=True)]
+    for row in (titles, *cells):
+        line = "  ".join(
+            text.rjust(width) if is_number else text.ljust(width)
+            for text, width, is_number in zip(row, widths, numeric, strict=True)
+        )
+        click.echo(line.rstrip())

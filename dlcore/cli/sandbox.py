@@ -1,0 +1,115 @@
+"""`dlog sandbox`: an embedded cluster in the foreground."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dlcore.cli.context import common_options, wants_json
+from dlcore.cli.output import show_json
+from dlcore.errors import ConfigurationError
+from dlcore.sandbox.cluster import Sandbox
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+
+@click.command(
+    "sandbox", epilog="Example: dlog sandbox --bookies 4 --data-dir ./data --uri-file uri.txt"
+)
+@click.option(
+    "--bookies", type=click.IntRange(min=1), default=3, show_default=True, help="How many bookies."
+)
+@click.option(
+    "--base-port",
+    type=click.IntRange(min=1, max=65_000),
+    metavar="P",
+    help="ZooKeeper listens on P, bookies on P+1, P+2, …; by default on free ports.",
+)
+@click.option(
+    "--data-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep the data here; a restart finds it. By default a temporary folder, removed at the end.",
+)
+@click.option(
+    "--uri-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the namespace URI to this file when the cluster is ready; removed at the end.",
+)
+@common_options
+def sandbox_command(
+    bookies: int, base_port: int | None, data_dir: Path | None, uri_file: Path | None
+) -> None:
+    """Run a ZooKeeper and bookies, each a process of its own, until interrupted.
+
+    Prints the namespace URI when all are ready.  SIGINT (Ctrl-C) and SIGTERM stop them cleanly.
+    """
+    if uri_file is not None:
+        _remove(uri_file)  # of an earlier run: whoever waits for the file must not find that one
+    with _stop_signals() as stopped:
+        try:
+            with Sandbox(bookies=bookies, base_port=base_port, data_dir=data_dir) as sandbox:
+                _announce(sandbox, uri_file)
+                stopped.wait()
+        finally:
+            if uri_file is not None:
+                _remove(uri_file)
+
+
+@contextmanager
+def _stop_signals() -> Iterator[threading.Event]:
+    """Turn SIGINT and SIGTERM into an event, so that a start or stop under way is not torn."""
+    stopped = threading.Event()
+
+    def stop(_: int, __: FrameType | None) -> None:
+        stopped.set()
+
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stopped
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _announce(sandbox: Sandbox, uri_file: Path | None) -> None:
+    if uri_file is not None:
+        _write(uri_file, sandbox.uri)
+    if wants_json():
+        show_json(
+            {
+                "uri": sandbox.uri,
+                "bookies": [
+                    {"name": bookie.name, "address": bookie.address, "pid": bookie.pid}
+                    for bookie in sandbox.bookies
+                ],
+            }
+        )
+        return
+    click.echo(sandbox.uri)
+    for bookie in sandbox.bookies:
+        click.echo(f"{bookie.name} on {bookie.address}, process {bookie.pid}")
+    click.echo(f"export DLOG_URI={sandbox.uri}    # for dlog in another terminal; Ctrl-C stops")
+
+
+def _write(path: Path, uri: str) -> None:
+    # Renamed into place: whoever waits for the file finds all of it.
+    partial = path.with_name(path.name + ".partial")
+    try:
+        partial.write_text(uri + "\n", encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise ConfigurationError(f"uri-file={str(path)!r}: cannot write it: {error}") from error
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"uri-file={str(path)!r}: cannot remove it: {error}") from error

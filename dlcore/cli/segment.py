@@ -1,0 +1,64 @@
+"""`dlog segment`: the segments that a log is made of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from dlcore.cli.context import common_options, connect
+from dlcore.cli.output import show_rows, time_text
+
+if TYPE_CHECKING:
+    from dlcore.log.segment import LogSegment
+
+
+@click.group("segment")
+@common_options
+def segment_group() -> None:
+    """Look at the segments of a log."""
+
+
+@segment_group.command("list", epilog="Example: dlog segment list clicks")
+@click.argument("log")
+@common_options
+def list_segments(log: str) -> None:
+    """List the segments of LOG, oldest first.
+
+    The counts of a segment that is being written leave out what its open extent holds.
+    """
+    with connect() as namespace, namespace.open_log(log) as manager:
+        rows = [_segment_row(segment) for segment in manager.get_log_segments()]
+    show_rows(
+        rows,
+        columns=(
+            "lssn",
+            "state",
+            "truncation",
+            "created",
+            "extents",
+            "entries",
+            "records",
+            "bytes",
+            "first_sequence_id",
+            "ledgers",
+        ),
+        empty=f"log {log} has no segments",
+    )
+
+
+def _segment_row(segment: LogSegment) -> dict[str, object]:
+    return {
+        "lssn": segment.lssn,
+        "state": segment.state.name.lower().replace("_", " "),
+        "truncation": segment.truncation.name.lower().replace("_", " "),
+        "created": time_text(segment.created_ms),
+        "completed": time_text(segment.completed_ms) if segment.completed_ms else None,
+        "extents": len(segment.extents),
+        "entries": segment.closed_entry_count,
+        "records": segment.closed_record_count,
+        "bytes": segment.closed_size_bytes,
+        "first_sequence_id": segment.start_sequence_id,
+        "min_active": str(segment.min_active),
+        "ledgers": list(dict.fromkeys(extent.ledger_id for extent in segment.extents)),
+    }
