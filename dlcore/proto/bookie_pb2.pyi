@@ -61,7 +61,9 @@ Global___Status: _TypeAlias = Status  # noqa: Y015
 
 @_typing.final
 class Handshake(_message.Message):
-    """The first message of a Write stream.  The bookie answers it with a WriteResponse of request id 0."""
+    """The first message of a Write stream, alone in its WriteRequest.  The bookie answers it with a
+    WriteResponse about request id 0, and reads on only if that is OK.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -90,50 +92,22 @@ class Handshake(_message.Message):
 Global___Handshake: _TypeAlias = Handshake  # noqa: Y015
 
 @_typing.final
-class Add(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    REQUEST_ID_FIELD_NUMBER: _builtins.int
-    FRAME_FIELD_NUMBER: _builtins.int
-    IS_RECOVERY_FIELD_NUMBER: _builtins.int
-    request_id: _builtins.int
-    frame: _builtins.bytes
-    is_recovery: _builtins.bool
-    def __init__(
-        self,
-        *,
-        request_id: _builtins.int = ...,
-        frame: _builtins.bytes = ...,
-        is_recovery: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "is_recovery", b"is_recovery", "request_id", b"request_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Add: _TypeAlias = Add  # noqa: Y015
-
-@_typing.final
 class WriteLac(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    REQUEST_ID_FIELD_NUMBER: _builtins.int
     LEDGER_ID_FIELD_NUMBER: _builtins.int
     LAST_ADD_CONFIRMED_FIELD_NUMBER: _builtins.int
-    request_id: _builtins.int
     ledger_id: _builtins.int
     last_add_confirmed: _builtins.int
     def __init__(
         self,
         *,
-        request_id: _builtins.int = ...,
         ledger_id: _builtins.int = ...,
         last_add_confirmed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_add_confirmed", b"last_add_confirmed", "ledger_id", b"ledger_id", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_add_confirmed", b"last_add_confirmed", "ledger_id", b"ledger_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -141,34 +115,46 @@ Global___WriteLac: _TypeAlias = WriteLac  # noqa: Y015
 
 @_typing.final
 class WriteRequest(_message.Message):
+    """Adds, then explicit LACs, carried out in this order.  Each is one request: their ids count up from
+    first_request_id.  `frames` is written and read without protobuf's copies (dlcore/transport/wire.py),
+    in the same wire form.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     HANDSHAKE_FIELD_NUMBER: _builtins.int
-    ADDS_FIELD_NUMBER: _builtins.int
+    FIRST_REQUEST_ID_FIELD_NUMBER: _builtins.int
+    IS_RECOVERY_FIELD_NUMBER: _builtins.int
     LACS_FIELD_NUMBER: _builtins.int
+    FRAMES_FIELD_NUMBER: _builtins.int
+    first_request_id: _builtins.int
+    is_recovery: _builtins.bool
+    """of all frames"""
     @_builtins.property
     def handshake(self) -> Global___Handshake: ...
     @_builtins.property
-    def adds(self) -> _containers.RepeatedCompositeFieldContainer[Global___Add]: ...
-    @_builtins.property
     def lacs(self) -> _containers.RepeatedCompositeFieldContainer[Global___WriteLac]: ...
+    @_builtins.property
+    def frames(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     def __init__(
         self,
         *,
         handshake: Global___Handshake | None = ...,
-        adds: _abc.Iterable[Global___Add] | None = ...,
+        first_request_id: _builtins.int = ...,
+        is_recovery: _builtins.bool = ...,
         lacs: _abc.Iterable[Global___WriteLac] | None = ...,
+        frames: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["handshake", b"handshake"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adds", b"adds", "handshake", b"handshake", "lacs", b"lacs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_request_id", b"first_request_id", "frames", b"frames", "handshake", b"handshake", "is_recovery", b"is_recovery", "lacs", b"lacs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WriteRequest: _TypeAlias = WriteRequest  # noqa: Y015
 
 @_typing.final
-class WriteResult(_message.Message):
+class WriteFailure(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
@@ -190,23 +176,29 @@ class WriteResult(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___WriteResult: _TypeAlias = WriteResult  # noqa: Y015
+Global___WriteFailure: _TypeAlias = WriteFailure  # noqa: Y015
 
 @_typing.final
 class WriteResponse(_message.Message):
+    """What one flush of the bookie's log settled, in any order."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
-    RESULTS_FIELD_NUMBER: _builtins.int
+    OK_REQUEST_IDS_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___WriteResult]: ...
+    def ok_request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___WriteFailure]: ...
     def __init__(
         self,
         *,
-        results: _abc.Iterable[Global___WriteResult] | None = ...,
+        ok_request_ids: _abc.Iterable[_builtins.int] | None = ...,
+        failures: _abc.Iterable[Global___WriteFailure] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failures", b"failures", "ok_request_ids", b"ok_request_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -410,9 +402,9 @@ class FollowResponse(_message.Message):
 
     STATUS_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
-    FRAMES_FIELD_NUMBER: _builtins.int
     LAST_ADD_CONFIRMED_FIELD_NUMBER: _builtins.int
     FENCED_FIELD_NUMBER: _builtins.int
+    FRAMES_FIELD_NUMBER: _builtins.int
     status: Global___Status.ValueType
     detail: _builtins.str
     last_add_confirmed: _builtins.int
@@ -424,9 +416,9 @@ class FollowResponse(_message.Message):
         *,
         status: Global___Status.ValueType = ...,
         detail: _builtins.str = ...,
-        frames: _abc.Iterable[_builtins.bytes] | None = ...,
         last_add_confirmed: _builtins.int = ...,
         fenced: _builtins.bool = ...,
+        frames: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
