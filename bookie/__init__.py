@@ -1,0 +1,3 @@
+"""The storage node: durable ledger entries behind a gRPC service."""
+
+from __future__ import annotations

@@ -1,0 +1,118 @@
+"""Limits of a bookie's storage: frozen values, validated when built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dlcore.config import ENTRY_SIZE_BYTES_MAX, MIB, require
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpaceConfig:
+    """When a filling disk makes the bookie read-only, and when it writes again."""
+
+    read_only_below_bytes: int = 512 * MIB
+    """Less free space than this: ordinary adds are refused, the rest is kept for fences, recovery adds
+    and footers."""
+    writable_above_bytes: int = 768 * MIB
+    """Ordinary adds are taken again from here on; the distance keeps the state from flapping."""
+    minimum_bytes: int = 64 * MIB
+    """Below this recovery adds are refused too: what is left is for fences and footers."""
+    check_interval_s: float = 5.0
+    """How often a read-only bookie looks whether space came back; a writable one looks at each write."""
+
+    def __post_init__(self) -> None:
+        require(
+            condition=0
+            <= self.minimum_bytes
+            <= self.read_only_below_bytes
+            <= self.writable_above_bytes,
+            key="minimum_bytes/read_only_below_bytes/writable_above_bytes",
+            value=(
+                f"{self.minimum_bytes}/{self.read_only_below_bytes}/{self.writable_above_bytes}"
+            ),
+            rule="expected 0 <= minimum <= read-only <= writable",
+        )
+        require(
+            condition=self.check_interval_s > 0,
+            key="check_interval_s",
+            value=self.check_interval_s,
+            rule="expected seconds > 0",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GarbageConfig:
+    """How sure the bookie must be before it drops a deleted ledger's data."""
+
+    age_ms: int = 10 * 60 * 1000
+    """A ledger must look deleted in two passes at least this far apart."""
+    brake_share: float = 0.8
+    """A pass in which more than this share of the ledgers looks newly deleted is refused …"""
+    brake_count: int = 100
+    """… if it is also more than this many ledgers; small bookies may lose all their ledgers at once."""
+
+    def __post_init__(self) -> None:
+        require(
+            condition=self.age_ms >= 0, key="age_ms", value=self.age_ms, rule="expected ms >= 0"
+        )
+        require(
+            condition=0 < self.brake_share <= 1,
+            key="brake_share",
+            value=self.brake_share,
+            rule="expected 0 < share <= 1",
+        )
+        require(
+            condition=self.brake_count >= 0,
+            key="brake_count",
+            value=self.brake_count,
+            rule="expected a number >= 0",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageConfig:
+    """Limits of the entry log; the defaults bound a bookie's memory to well under 300 MB."""
+
+    file_bytes_max: int = 256 * MIB
+    """An entry log file that would grow beyond this is sealed; only the last file is replayed."""
+    file_entries_max: int = 500_000
+    """Likewise by entries, because the index of the unsealed file lives in memory (16 bytes each)."""
+    batch_bytes_max: int = 8 * MIB
+    """Most bytes of one gathered write and fdatasync; it bounds what one flush can delay."""
+    in_flight_bytes_max: int = 64 * MIB
+    """Accepted and not yet durable; beyond it adds are refused with `BookieOverloadedError`."""
+    entry_size_bytes_max: int = ENTRY_SIZE_BYTES_MAX
+    follow_chunk_bytes: int = MIB
+    """Most frame bytes of one follow update (one frame is always let through)."""
+    open_files_max: int = 128
+    """Sealed files kept open, two descriptors each."""
+    settle_interval_s: float = 1.0
+    """Explicit LACs are logged within this time, and proof that the last flush was durable."""
+    space: SpaceConfig = field(default_factory=SpaceConfig)
+    garbage: GarbageConfig = field(default_factory=GarbageConfig)
+
+    def __post_init__(self) -> None:
+        for key in (
+            "file_entries_max",
+            "batch_bytes_max",
+            "in_flight_bytes_max",
+            "entry_size_bytes_max",
+            "follow_chunk_bytes",
+            "open_files_max",
+            "settle_interval_s",
+        ):
+            value = getattr(self, key)
+            require(condition=value > 0, key=key, value=value, rule="expected a number > 0")
+        require(
+            condition=0 < self.file_bytes_max <= 2**31,
+            key="file_bytes_max",
+            value=self.file_bytes_max,
+            rule="expected 1 … 2**31: offsets within a file are 32 bits wide",
+        )
+        require(
+            condition=self.entry_size_bytes_max <= 2**29,
+            key="entry_size_bytes_max",
+            value=self.entry_size_bytes_max,
+            rule="expected at most 2**29",
+        )

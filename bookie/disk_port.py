@@ -1,0 +1,103 @@
+"""The port to one directory of files: what the entry log needs of a disk.
+
+An operation that promises durability has it when it returns.  Every failure of the device is a
+`BookieStorageError`; after a failed write or sync the state of the file is unknown, and the caller
+must not use the file for writing again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ParamSpec, Protocol, TypeVar
+
+from dlcore.ledger.digest import BytesLike
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskSpace:
+    """Bytes of the file system that holds the directory."""
+
+    free_bytes: int
+    total_bytes: int
+
+
+class DiskFile(Protocol):
+    """One open file; appended to by one task at a time, read by any number."""
+
+    @property
+    def name(self) -> str:
+        """The file's name in its directory."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file, un-synced ones included."""
+        ...
+
+    async def append(self, buffers: Sequence[BytesLike]) -> None:
+        """Write `buffers` at the end and make them durable: one gathered write, one fdatasync."""
+        ...
+
+    async def rewrite(self, offset: int, data: BytesLike) -> None:
+        """Write `data` over existing bytes and make them durable."""
+        ...
+
+    async def truncate(self, size: int) -> None:
+        """Cut the file to `size` bytes, durably."""
+        ...
+
+    async def read(self, offset: int, size: int) -> memoryview:
+        """Return exactly `size` bytes; fewer in the file is a `BookieStorageError`."""
+        ...
+
+    def view(self, offset: int, size: int) -> memoryview:
+        """Return a read-only view of bytes that will not change any more; it outlives `close`."""
+        ...
+
+    def close(self) -> None:
+        """Close the file; reads under way are completed first."""
+        ...
+
+
+class Disk(Protocol):
+    """One directory, owned by one process."""
+
+    def space(self) -> DiskSpace:
+        """Return free and total space."""
+        ...
+
+    def list(self) -> list[str]:
+        """Return the names of all files, sorted."""
+        ...
+
+    async def create(self, name: str, content: Sequence[BytesLike]) -> DiskFile:
+        """Create a file that holds `content`; under its name it exists whole or not at all."""
+        ...
+
+    def open(self, name: str) -> DiskFile:
+        """Open an existing file for reading and appending."""
+        ...
+
+    async def delete(self, names: Sequence[str]) -> None:
+        """Delete files durably; one that does not exist is no error."""
+        ...
+
+    async def read_file(self, name: str) -> bytes | None:
+        """Return a small file's content; None if it does not exist."""
+        ...
+
+    async def write_file(self, name: str, data: bytes) -> None:
+        """Set a small file's content atomically and durably."""
+        ...
+
+    async def compute(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run long work that reads files or computes, without holding up the event loop."""
+        ...
+
+    async def aclose(self) -> None:
+        """Give the directory up; files still open are closed."""
+        ...
