@@ -458,13 +458,17 @@ class StagedLedger(_message.Message):
     LOG_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
     COMMITTED_FIELD_NUMBER: _builtins.int
+    CREATED_MS_FIELD_NUMBER: _builtins.int
+    LOG_ID_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     ledger_id: _builtins.int
     log: _builtins.str
     owner: _builtins.str
-    """token of the staging owner's node"""
+    """token of the staging owner's node; empty: nobody appends any more"""
     committed: _builtins.bool
     """some of its entries belong to a log"""
+    created_ms: _builtins.int
+    log_id: _builtins.str
     def __init__(
         self,
         *,
@@ -473,10 +477,12 @@ class StagedLedger(_message.Message):
         log: _builtins.str = ...,
         owner: _builtins.str = ...,
         committed: _builtins.bool = ...,
+        created_ms: _builtins.int = ...,
+        log_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "ledger_id", b"ledger_id", "log", b"log", "owner", b"owner", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "created_ms", b"created_ms", "ledger_id", b"ledger_id", "log", b"log", "log_id", b"log_id", "owner", b"owner", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

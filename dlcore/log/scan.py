@@ -1,0 +1,283 @@
+"""What a log holds at one moment, and the parts of it that are read independently: pure values.
+
+A `LogSnapshot` carries everything that reading needs (segments, extents, ledger ensembles, bookie
+addresses), so whoever gets a `ScanRange` of it, in another process or on another machine, reads the
+records without asking the metadata store.  All values are picklable and do no I/O.
+
+Positions are half-open: a range holds the records from `start` up to but not including `end`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from dlcore.config import require
+from dlcore.errors import ConfigurationError
+from dlcore.ids import DLSN, BookieId
+from dlcore.ledger.metadata import LedgerMetadata
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtentView:
+    """A run of readable entries of one ledger, final or bounded by the LAC that was read.
+
+    `base_entry_id` is the entry id, within the segment, of its first entry.  `start_sequence_id` is the
+    sequence id of the extent's very first record, also in a clipped view: an entry's header counts the
+    records before it from there.  `record_count` and `size_bytes` are exact of whole extents and
+    prorated by entries of clipped ones.  With `txid_assigned` every record has `first_txid`.
+    """
+
+    ledger: LedgerMetadata
+    first_entry_id: int
+    last_entry_id: int
+    base_entry_id: int
+    start_sequence_id: int
+    record_count: int
+    size_bytes: int
+    first_txid: int
+    last_txid: int
+    txid_assigned: bool = False
+    timestamp_floor_ms: int = 0
+    last_timestamp_ms: int = 0
+
+    @property
+    def entry_count(self) -> int:
+        """Number of entries."""
+        return self.last_entry_id - self.first_entry_id + 1
+
+    @property
+    def end_entry_id(self) -> int:
+        """The entry id, within the segment, after its last entry."""
+        return self.base_entry_id + self.entry_count
+
+    def clipped(self, *, first: int, end: int) -> ExtentView | None:
+        """Return the part with entry ids of the segment in [first, end), or None if that is empty."""
+        first = max(first, self.base_entry_id)
+        end = min(end, self.end_entry_id)
+        if first >= end:
+            return None
+        if end - first == self.entry_count:
+            return self
+        skipped = first - self.base_entry_id
+        return replace(
+            self,
+            first_entry_id=self.first_entry_id + skipped,
+            last_entry_id=self.first_entry_id + skipped + (end - first) - 1,
+            base_entry_id=first,
+            record_count=_prorated(self.record_count, end - first, self.entry_count),
+            size_bytes=_prorated(self.size_bytes, end - first, self.entry_count),
+        )
+
+
+def _prorated(amount: int, part: int, whole: int) -> int:
+    return -(-amount * part // whole)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentView:
+    """The readable part of one segment; `entry_count` includes what is truncated at its start."""
+
+    lssn: int
+    start_sequence_id: int
+    extents: tuple[ExtentView, ...]
+
+    @property
+    def entry_count(self) -> int:
+        """Number of entries, and the entry id after the last one."""
+        return self.extents[-1].end_entry_id if self.extents else 0
+
+    @property
+    def record_count(self) -> int:
+        """Number of records, truncated ones included."""
+        return sum(extent.record_count for extent in self.extents)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the entries' bodies."""
+        return sum(extent.size_bytes for extent in self.extents)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanRange:
+    """The records of one segment in [start, end), with all that is needed to read them."""
+
+    log: str
+    lssn: int
+    start: DLSN
+    end: DLSN
+    extents: tuple[ExtentView, ...]
+    cluster_id: str = ""
+    addresses: Mapping[BookieId, str] = field(default_factory=dict)
+
+    @property
+    def entry_count(self) -> int:
+        """Number of entries that are read, those at the edges whole."""
+        return sum(extent.entry_count for extent in self.extents)
+
+    @property
+    def record_count_estimate(self) -> int:
+        """About how many records it holds: exact where it holds whole extents."""
+        return sum(extent.record_count for extent in self.extents)
+
+    @property
+    def size_bytes_estimate(self) -> int:
+        """About how many bytes it reads."""
+        return sum(extent.size_bytes for extent in self.extents)
+
+    def split(self, entries_per_part: int) -> list[ScanRange]:
+        """Return the same records as consecutive ranges of at most `entries_per_part` entries."""
+        require(
+            condition=entries_per_part > 0,
+            key="entries_per_part",
+            value=entries_per_part,
+            rule="expected a number > 0",
+        )
+        if self.entry_count <= entries_per_part:
+            return [self]
+        first, end = self.extents[0].base_entry_id, self.extents[-1].end_entry_id
+        cuts = [
+            self.start,
+            *(DLSN(self.lssn, cut, 0) for cut in range(first + entries_per_part, end, entries_per_part)),
+            self.end,
+        ]
+        return [self._between(start, stop) for start, stop in zip(cuts, cuts[1:], strict=False)]
+
+    def _between(self, start: DLSN, end: DLSN) -> ScanRange:
+        return replace(self, start=start, end=end, extents=_clip(self.extents, start, end))
+
+
+def _clip(extents: tuple[ExtentView, ...], start: DLSN, end: DLSN) -> tuple[ExtentView, ...]:
+    """Return the entries that hold records of [start, end), two positions of one segment."""
+    end_entry_id = end.entry_id + (1 if end.slot_id > 0 else 0)
+    parts = (extent.clipped(first=start.entry_id, end=end_entry_id) for extent in extents)
+    return tuple(part for part in parts if part is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSnapshot:
+    """A log's readable records at one moment.
+
+    `first` is the position of the first record that is not truncated (where the next record will be,
+    when there is none).  `end` is the position after the last readable one, in canonical form: the
+    entry count of the last segment that has readable entries, slot 0; or `first` if there is none.
+    """
+
+    log: str
+    log_id: str
+    first: DLSN
+    end: DLSN
+    segments: tuple[SegmentView, ...]
+    sealed: bool = False
+    cluster_id: str = ""
+    addresses: Mapping[BookieId, str] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no record is readable."""
+        return self.first >= self.end
+
+    def contains(self, dlsn: DLSN) -> bool:
+        """Return whether `dlsn` lies among the readable records: first <= dlsn < end."""
+        return self.first <= dlsn < self.end
+
+    def is_truncated_before(self, dlsn: DLSN) -> bool:
+        """Return whether records at `dlsn` or after it were truncated away."""
+        return dlsn < self.first
+
+    def canonical(self, dlsn: DLSN) -> DLSN:
+        """Return the lowest readable position that is not below `dlsn`, or `end`.
+
+        Positions past the last entry of a segment move to the start of the next one, so that two
+        positions with the same records before them become equal.
+        """
+        position = max(dlsn, self.first)
+        for segment in self.segments:
+            if segment.lssn < position.lssn or segment.entry_count == 0:
+                continue
+            if segment.lssn > position.lssn:
+                return DLSN(segment.lssn, 0, 0)
+            if position.entry_id < segment.entry_count:
+                return position
+        return self.end
+
+    def scans(self, start: DLSN, end: DLSN) -> list[ScanRange]:
+        """Return the readable records in [start, end) as one range per segment, in order.
+
+        What was truncated and what is not readable yet is left out: callers that must not miss
+        records compare `start` with `first` before.
+        """
+        return list(self._scans(max(start, self.first), min(end, self.end)))
+
+    def _scans(self, start: DLSN, end: DLSN) -> Iterator[ScanRange]:
+        for segment in self.segments:
+            low = max(start, DLSN(segment.lssn, 0, 0))
+            high = min(end, DLSN(segment.lssn, segment.entry_count, 0))
+            extents = _clip(segment.extents, low, high) if low < high else ()
+            if not extents:
+                continue
+            bookies = {
+                bookie
+                for extent in extents
+                for ensemble in extent.ledger.ensembles
+                for bookie in ensemble.bookies
+            }
+            yield ScanRange(
+                log=self.log,
+                lssn=segment.lssn,
+                start=low,
+                end=high,
+                extents=extents,
+                cluster_id=self.cluster_id,
+                addresses={b: a for b, a in self.addresses.items() if b in bookies},
+            )
+
+    def count_records(self, start: DLSN, end: DLSN) -> int:
+        """Return how many records are in [start, end).
+
+        Exact where both fall on the edges of extents, an estimate by entries elsewhere;
+        `DistributedLogManager.get_log_record_count` is always exact.
+        """
+        return sum(part.record_count_estimate for part in self.scans(start, end))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedExtent:
+    """Entries that a staging writer made durable and that no log holds yet.
+
+    `first_txid` and `last_txid` are -1 when the records came without transaction ids: they get one when
+    the append commits.
+    """
+
+    log: str
+    log_id: str
+    identity: str
+    ledger_id: int
+    first_entry_id: int
+    last_entry_id: int
+    record_count: int
+    size_bytes: int
+    first_txid: int
+    last_txid: int
+    last_timestamp_ms: int
+
+    def __post_init__(self) -> None:
+        if self.record_count < 1 or not 0 <= self.first_entry_id <= self.last_entry_id:
+            raise ConfigurationError(f"not a staged extent: {self!r}")
+
+    @property
+    def has_txids(self) -> bool:
+        """Whether the records were staged with transaction ids of their own."""
+        return self.first_txid >= 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitResult:
+    """Outcome of a commit: by this call, or found done before (then `logs` is empty).
+
+    `logs` maps each log to the position of the first record appended and the position after the last.
+    """
+
+    committed: bool
+    already_committed: bool
+    logs: Mapping[str, tuple[DLSN, DLSN]] = field(default_factory=dict)
