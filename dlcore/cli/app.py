@@ -1,7 +1,7 @@
 """The root of the `dlog` command, and how its failures reach the shell.
 
-Exit codes: 0 done, 1 the operation failed, 2 the command line was wrong, 130 interrupted.  A failure
-is one line on standard error, `error: …`, without a traceback; `--debug` shows it.
+Exit codes: 0 done, 1 the operation failed, 2 the command line was wrong, 130 interrupted.  A
+failure is one line on standard error, `error: …`, without a traceback; `--debug` shows it.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Keep the data here; a restart finds it. By default a temporary folder, removed at the end.",
+    help="Keep the data here; a restart finds it. By default a temporary folder, then removed.",
 )
 @click.option(
     "--uri-file",
