@@ -11,11 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from dlcore.config import require
 from dlcore.errors import ConfigurationError
 from dlcore.ids import DLSN, BookieId
 from dlcore.ledger.metadata import LedgerMetadata
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +156,27 @@ def _clip(extents: tuple[ExtentView, ...], start: DLSN, end: DLSN) -> tuple[Exte
     end_entry_id = end.entry_id + (1 if end.slot_id > 0 else 0)
     parts = (extent.clipped(first=start.entry_id, end=end_entry_id) for extent in extents)
     return tuple(part for part in parts if part is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanBatch:
+    """Records of one entry, in order: `batch` has the columns txid (int64) and payload (binary).
+
+    The first row is at DLSN(lssn, entry_id, first_slot) and has `sequence_id`; the following rows count
+    up from there.  All rows have `timestamp_ms`, epoch milliseconds.
+    """
+
+    batch: pa.RecordBatch
+    lssn: int
+    entry_id: int
+    first_slot: int
+    sequence_id: int
+    timestamp_ms: int
+
+    @property
+    def first(self) -> DLSN:
+        """Position of the first record."""
+        return DLSN(self.lssn, self.entry_id, self.first_slot)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,555 @@
+"""The blocking face: the same names as the async one, over one background event loop.
+
+Nothing here decides anything: each method runs its async twin on the portal.  Only two things are added:
+`LogWriter.write` buffers records in the calling thread and hands them over in bulk, and `scan` fetches
+ahead while the caller works on what it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dlcore._portal import Portal, close_at_exit, forget, shared_portal
+from dlcore.config import LedgerClientConfig, LogConfig
+from dlcore.errors import EndOfStreamError
+from dlcore.ids import DLSN
+from dlcore.log.scan import (
+    CommitResult,
+    ExtentView,
+    LogSnapshot,
+    ScanBatch,
+    ScanRange,
+    SegmentView,
+    StagedExtent,
+)
+from dlcore.records import LogRecord, LogRecordWithDLSN
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from dlcore import namespace as aio
+    from dlcore.ledger.metadata import LedgerMetadata
+    from dlcore.ledger.registry import BookieInfo
+    from dlcore.log.manager import DistributedLogManager as AsyncManager
+    from dlcore.log.reader import AsyncLogReader
+    from dlcore.log.segment import LogSegment
+    from dlcore.log.staging import StagedAppend as AsyncStagedAppend, StagingWriter as AsyncStaging
+    from dlcore.log.writer import AsyncLogWriter
+
+__all__ = [
+    "CommitResult",
+    "DistributedLogManager",
+    "ExtentView",
+    "LogReader",
+    "LogSnapshot",
+    "LogWriter",
+    "Namespace",
+    "ScanBatch",
+    "ScanRange",
+    "SegmentView",
+    "StagedAppend",
+    "StagedExtent",
+    "StagingWriter",
+    "open_namespace",
+    "scan",
+]
+
+_Self = TypeVar("_Self", bound="_Blocking")
+_Result = TypeVar("_Result")
+_BUFFER_BYTES = 1024 * 1024
+"""`LogWriter.write` hands records over when this much is buffered."""
+_BUFFERED_RECORD_BYTES = 64
+"""What a buffered record costs beyond its payload."""
+_TAKEN_RECORDS = 512
+"""Records that `LogReader` takes over at once, to spare a thread switch per record."""
+_PREFETCH_BYTES = 16 * 1024 * 1024
+"""`scan` keeps about this much fetched ahead of its caller."""
+
+
+class _Blocking:
+    """Something with an async twin: runs coroutines on the portal, closes once, also at exit."""
+
+    def __init__(self, portal: Portal, aclose: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._portal = portal
+        self._aclose = aclose
+        self._closed = False
+
+    def _call(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+        return self._portal.call(coroutine)
+
+    def close(self) -> None:
+        """Close it; harmless when it is closed."""
+        if self._closed:
+            return
+        self._closed = True
+        self._call(self._aclose())
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def open_namespace(
+    uri: str,
+    *,
+    config: LogConfig | None = None,
+    client_config: LedgerClientConfig | None = None,
+    create: bool = False,
+    client_id: str | None = None,
+) -> Namespace:
+    """Open the namespace at `uri`, ``distributedlog://zk1:2181,zk2:2181/path``.
+
+    Args:
+        uri: where the metadata store is, and the namespace's root path in it.
+        config: how logs are written and read, unless `open_log` says otherwise.
+        client_config: how bookies are talked to.
+        create: make the namespace if it does not exist.
+        client_id: how this client calls itself where it owns something; host and process by default.
+
+    Raises:
+        InvalidNamespaceUriError: the URI does not parse.
+        MetadataConnectionError: no answer from the metadata store.
+        ConfigurationError: there is no namespace at that path.
+    """
+    from dlcore.namespace import open_namespace as open_async  # loads grpc and kazoo
+
+    portal = shared_portal()
+    namespace = portal.call(
+        open_async(
+            uri, config=config, client_config=client_config, create=create, client_id=client_id
+        )
+    )
+    return Namespace(portal, namespace)
+
+
+class Namespace(_Blocking):
+    """A collection of logs."""
+
+    def __init__(self, portal: Portal, namespace: aio.Namespace) -> None:
+        super().__init__(portal, namespace.aclose)
+        self._namespace = namespace
+        close_at_exit(self, self.close)
+
+    def close(self) -> None:
+        """Close every connection; writers and readers of the namespace stop working."""
+        forget(self)
+        super().close()
+
+    @property
+    def uri(self) -> str:
+        """The URI it was opened with."""
+        return self._namespace.uri
+
+    def create_log(self, name: str, *, config: LogConfig | None = None) -> None:
+        """Create a log; the quorums of `config` are stored with it."""
+        self._call(self._namespace.create_log(name, config=config))
+
+    def delete_log(self, name: str) -> None:
+        """Delete a log and its data, unless a writer owns it."""
+        self._call(self._namespace.delete_log(name))
+
+    def log_exists(self, name: str) -> bool:
+        """Return whether the log exists."""
+        return self._call(self._namespace.log_exists(name))
+
+    def get_logs(self, prefix: str | None = None) -> list[str]:
+        """Return the sorted names of all logs, or of those that start with `prefix`."""
+        return self._call(self._namespace.get_logs(prefix))
+
+    def open_log(self, name: str, *, config: LogConfig | None = None) -> DistributedLogManager:
+        """Open a log that exists, or raise `LogNotFoundError`."""
+        manager = self._call(self._namespace.open_log(name, config=config))
+        return DistributedLogManager(self._portal, manager)
+
+    def begin_append(self, identity: str, version: int, *, run_id: str = "") -> StagedAppend:
+        """Begin an atomic append to any number of logs; (identity, version) commits once."""
+        append = self._call(self._namespace.begin_append(identity, version, run_id=run_id))
+        return StagedAppend(self._portal, append)
+
+    def open_staging_writer(self, log: str, *, identity: str) -> StagingWriter:
+        """Open a writer whose records enter `log` when an append of `identity` commits them."""
+        writer = self._call(self._namespace.open_staging_writer(log, identity=identity))
+        return StagingWriter(self._portal, writer)
+
+    def get_bookies(self) -> list[BookieInfo]:
+        """Return the bookies that are registered now."""
+        return self._call(self._namespace.get_bookies())
+
+    def get_ledger(self, ledger_id: int) -> LedgerMetadata:
+        """Return the metadata of a ledger."""
+        return self._call(self._namespace.get_ledger(ledger_id))
+
+
+class DistributedLogManager(_Blocking):
+    """One log: its writers, its readers, and what is known about it."""
+
+    def __init__(self, portal: Portal, manager: AsyncManager) -> None:
+        super().__init__(portal, manager.aclose)
+        self._manager = manager
+
+    @property
+    def name(self) -> str:
+        """The log's name."""
+        return self._manager.name
+
+    @property
+    def log_id(self) -> str:
+        """The log's identity; a log that is deleted and created again has another one."""
+        return self._manager.log_id
+
+    def open_writer(self) -> LogWriter:
+        """Take the writer lock, recover what a dead writer left, and return the writer."""
+        return LogWriter(self._portal, self._call(self._manager.open_writer()))
+
+    def open_reader(
+        self,
+        *,
+        dlsn: DLSN | None = None,
+        txid: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> LogReader:
+        """Open a reader at a position; at the first readable record if none is given."""
+        reader = self._call(
+            self._manager.open_reader(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms)
+        )
+        return LogReader(self._portal, reader)
+
+    def get_first_dlsn(self) -> DLSN:
+        """Return the position of the first record, or raise `LogEmptyError`."""
+        return self._call(self._manager.get_first_dlsn())
+
+    def get_last_dlsn(self) -> DLSN:
+        """Return the position of the last readable record, or raise `LogEmptyError`."""
+        return self._call(self._manager.get_last_dlsn())
+
+    def get_last_txid(self) -> int:
+        """Return the transaction id of the last readable record, or raise `LogEmptyError`."""
+        return self._call(self._manager.get_last_txid())
+
+    def get_dlsn_not_less_than_txid(self, txid: int) -> DLSN:
+        """Return the position of the first record with `txid` or more, or the end of the log."""
+        return self._call(self._manager.get_dlsn_not_less_than_txid(txid))
+
+    def get_dlsn_not_less_than_timestamp(self, timestamp_ms: int) -> DLSN:
+        """Return the position of the first record not older than `timestamp_ms`, or the end."""
+        return self._call(self._manager.get_dlsn_not_less_than_timestamp(timestamp_ms))
+
+    def get_log_record_count(self, start: DLSN | None = None, end: DLSN | None = None) -> int:
+        """Return the exact number of readable records, or of those in [start, end)."""
+        return self._call(self._manager.get_log_record_count(start, end))
+
+    def get_log_segments(self) -> list[LogSegment]:
+        """Return the segments, in order."""
+        return self._call(self._manager.get_log_segments())
+
+    def get_snapshot(self) -> LogSnapshot:
+        """Return what is readable now, with all that scans need."""
+        return self._call(self._manager.get_snapshot())
+
+    def is_end_of_stream_marked(self) -> bool:
+        """Return whether the log is sealed."""
+        return self._call(self._manager.is_end_of_stream_marked())
+
+    def recover(self) -> None:
+        """Fence and complete what a dead writer left."""
+        self._call(self._manager.recover())
+
+    def delete(self) -> None:
+        """Delete the log and its data; harmless when it is gone."""
+        self._call(self._manager.delete())
+
+    def truncate(self, dlsn: DLSN) -> bool:
+        """Drop the records below `dlsn`; return whether that changed anything."""
+        return self._call(self._manager.truncate(dlsn))
+
+
+class LogWriter(_Blocking):
+    """The log's writer.  Not thread-safe.
+
+    `write` buffers in the calling thread; `flush`, `commit`, `close` or a full buffer hand records over.
+    An error of a record already handed over is raised by the next call that hands over.
+    """
+
+    def __init__(self, portal: Portal, writer: AsyncLogWriter) -> None:
+        super().__init__(portal, writer.aclose)
+        self._writer = writer
+        self._last_txid = writer.last_txid
+        self._txids: list[int] = []
+        self._payloads: list[bytes] = []
+        self._buffered_bytes = 0
+
+    @property
+    def last_txid(self) -> int:
+        """The highest transaction id written, -1 if there is none."""
+        return self._last_txid
+
+    def write(self, record: LogRecord) -> None:
+        """Buffer a record; raise at once if its transaction id or size is not acceptable."""
+        from dlcore.log.transmit import check_record
+
+        check_record(record.txid, record.payload, last_txid=self._last_txid)
+        self._last_txid = record.txid
+        self._txids.append(record.txid)
+        self._payloads.append(record.payload)
+        self._buffered_bytes += len(record.payload) + _BUFFERED_RECORD_BYTES
+        if self._buffered_bytes >= _BUFFER_BYTES:
+            self._hand_over()
+
+    def write_bulk(self, records: Iterable[LogRecord]) -> int:
+        """Write each of `records`; return how many."""
+        count = 0
+        for record in records:
+            self.write(record)
+            count += 1
+        return count
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        """Write the rows of `batch`, which has the columns txid (int64) and payload (binary)."""
+        self._hand_over()
+        self._call(self._writer.submit_batch(batch))
+        self._last_txid = max(self._last_txid, self._writer.last_txid)
+
+    def flush(self) -> None:
+        """Transmit what is buffered and wait until it is durable."""
+        self._hand_over()
+        self._call(self._writer.flush())
+
+    def commit(self) -> DLSN | None:
+        """Flush and make everything visible; return the last record's position, if there is one."""
+        self._hand_over()
+        return self._call(self._writer.commit())
+
+    def truncate(self, dlsn: DLSN) -> bool:
+        """Drop the records below `dlsn`; return whether that changed anything."""
+        return self._call(self._writer.truncate(dlsn))
+
+    def mark_end_of_stream(self) -> None:
+        """Flush and seal the log: no record can follow."""
+        self._hand_over()
+        self._call(self._writer.mark_end_of_stream())
+
+    def abort(self) -> None:
+        """Give up without flushing, as a crash would; what was acknowledged stays."""
+        self._drop_buffer()
+        self._closed = True
+        self._call(self._writer.abort())
+
+    def close(self) -> None:
+        """Flush, complete the segment, release the lock."""
+        if self._closed:
+            return
+        try:
+            self._hand_over()
+        finally:
+            super().close()
+
+    def _hand_over(self) -> None:
+        if not self._txids:
+            return
+        from dlcore.log.batches import batch_of
+
+        batch = batch_of(self._txids, self._payloads)
+        self._drop_buffer()
+        self._call(self._writer.submit_batch(batch))
+
+    def _drop_buffer(self) -> None:
+        self._txids, self._payloads, self._buffered_bytes = [], [], 0
+
+
+class LogReader(_Blocking):
+    """A reader at a position of the log.  Not thread-safe."""
+
+    def __init__(self, portal: Portal, reader: AsyncLogReader) -> None:
+        super().__init__(portal, reader.aclose)
+        self._reader = reader
+        self._records: deque[LogRecordWithDLSN] = deque()  # taken over from the reader in bulk
+
+    def read_next(self, *, non_blocking: bool = False) -> LogRecordWithDLSN | None:
+        """Return the next record, or None when every readable record has been returned.
+
+        With `non_blocking`, return at once, and None also while the next record is being fetched.
+
+        Raises:
+            EndOfStreamError: the log is sealed, and all of it was read.
+        """
+        if not self._records:
+            taken = self._take(_TAKEN_RECORDS, non_blocking=non_blocking)
+            self._records.extend(taken)
+        return self._records.popleft() if self._records else None
+
+    def read_bulk(self, count: int) -> list[LogRecordWithDLSN]:
+        """Return up to `count` records, fewer only when every readable record has been returned."""
+        records: list[LogRecordWithDLSN] = []
+        while len(records) < count:
+            if not self._records:
+                wanted = max(count - len(records), _TAKEN_RECORDS)
+                self._records.extend(self._take_unless_ended(wanted, ended_is_error=not records))
+            if not self._records:
+                break
+            while self._records and len(records) < count:
+                records.append(self._records.popleft())
+        return records
+
+    def read_batch(self) -> pa.RecordBatch | None:
+        """Return the rest of the current entry as Arrow, or None when caught up."""
+        if self._records:
+            from dlcore.log.batches import read_batch_of
+
+            records = list(self._records)
+            self._records.clear()
+            return read_batch_of(records)
+        return self._call(self._reader.read_batch(until_caught_up=True))
+
+    def _take(self, count: int, *, non_blocking: bool) -> list[LogRecordWithDLSN]:
+        return self._call(self._reader.take(count, non_blocking=non_blocking))
+
+    def _take_unless_ended(self, count: int, *, ended_is_error: bool) -> list[LogRecordWithDLSN]:
+        try:
+            return self._take(count, non_blocking=False)
+        except EndOfStreamError:
+            if ended_is_error:
+                raise
+            return []
+
+
+class StagingWriter(_Blocking):
+    """Writes durable records that no log holds until an append commits them."""
+
+    def __init__(self, portal: Portal, writer: AsyncStaging) -> None:
+        super().__init__(portal, writer.aclose)
+        self._writer = writer
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        """Write the rows of `batch`: payload (binary), and optionally txid (int64)."""
+        self._call(self._writer.write_batch(batch))
+
+    def stage(self) -> StagedExtent | None:
+        """Wait until everything written since the last call is durable; None if nothing was."""
+        return self._call(self._writer.stage())
+
+    def discard(self) -> None:
+        """Forget what was written since the last `stage`."""
+        self._call(self._writer.discard())
+
+    def close(self, *, delete: bool = False) -> None:
+        """Close the ledger; with `delete` drop it, unless a log holds entries of it."""
+        if self._closed:
+            return
+        self._closed = True
+        self._call(self._writer.aclose(delete=delete))
+
+
+class StagedAppend(_Blocking):
+    """One atomic append to any number of logs."""
+
+    def __init__(self, portal: Portal, append: AsyncStagedAppend) -> None:
+        super().__init__(portal, append.aclose)
+        self._append = append
+
+    def open_writer(self, log: str) -> StagingWriter:
+        """Open a staging writer of this append."""
+        return StagingWriter(self._portal, self._call(self._append.open_writer(log)))
+
+    def commit(self, extents: Sequence[StagedExtent] | None = None) -> CommitResult:
+        """Append `extents`, or all that this append's writers staged, to their logs: all or nothing."""
+        return self._call(self._append.commit(extents))
+
+    def abort(self, extents: Sequence[StagedExtent] | None = None) -> None:
+        """Drop what was staged."""
+        self._call(self._append.abort(extents))
+
+
+def scan(
+    scans: Sequence[ScanRange],
+    *,
+    uri: str | None = None,
+    config: LedgerClientConfig | None = None,
+) -> Iterator[ScanBatch]:
+    """Yield the records of `scans`, in order, one `ScanBatch` per entry, fetching ahead.
+
+    Bookies are asked directly; the metadata store at `uri` is contacted only after a read failed, to
+    learn where entries and bookies are now.
+
+    Raises:
+        LedgerReadError: no replica could give an entry.
+    """
+    return _Prefetched(shared_portal(), list(scans), uri, config or LedgerClientConfig())
+
+
+class _Prefetched:
+    """Scan batches fetched on the portal, at most `_PREFETCH_BYTES` ahead."""
+
+    def __init__(
+        self,
+        portal: Portal,
+        scans: list[ScanRange],
+        uri: str | None,
+        config: LedgerClientConfig,
+    ) -> None:
+        self._portal = portal
+        self._items: queue.SimpleQueue[ScanBatch | BaseException | None] = queue.SimpleQueue()
+        self._room = asyncio.Event()
+        self._ahead_bytes = 0
+        self._finished = False
+        self._task = portal.submit(self._fetch(scans, uri, config))
+
+    async def _fetch(
+        self, scans: list[ScanRange], uri: str | None, config: LedgerClientConfig
+    ) -> None:
+        from dlcore.namespace import scan as scan_async
+
+        try:
+            async with contextlib.aclosing(scan_async(scans, uri=uri, config=config)) as batches:
+                async for batch in batches:
+                    self._ahead_bytes += batch.batch.nbytes
+                    self._items.put(batch)
+                    while self._ahead_bytes > _PREFETCH_BYTES:
+                        self._room.clear()
+                        await self._room.wait()
+        except Exception as error:  # noqa: BLE001  # raised in the caller's thread
+            self._items.put(error)
+        else:
+            self._items.put(None)
+
+    def _taken(self, size_bytes: int) -> None:
+        self._ahead_bytes -= size_bytes
+        self._room.set()
+
+    def __iter__(self) -> Iterator[ScanBatch]:
+        return self
+
+    def __next__(self) -> ScanBatch:
+        if self._finished:
+            raise StopIteration
+        item = self._items.get()
+        if item is None:
+            self._finished = True
+            raise StopIteration
+        if isinstance(item, BaseException):
+            self._finished = True
+            raise item
+        size_bytes = item.batch.nbytes
+        self._portal.post(lambda: self._taken(size_bytes))
+        return item
+
+    def close(self) -> None:
+        """Stop fetching."""
+        self._finished = True
+        self._task.cancel()
+
+    def __del__(self) -> None:
+        if not self._finished and self._portal.is_usable:
+            self._task.cancel()
