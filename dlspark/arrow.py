@@ -1,0 +1,150 @@
+"""Between Arrow batches of a log and of Spark: whole columns at a time, never a record.
+
+Small entries are joined into batches of some 64 thousand rows, because Spark's cost of a batch does
+not depend on its size; the payload of a large entry is handed on as it came, without a copy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dlcore.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from dlcore.sync import ScanBatch
+    from dlspark.schema import WriteColumns
+
+ROWS_PER_BATCH = 64 * 1024
+BYTES_PER_BATCH = 8 * 1024 * 1024
+_TIMESTAMP = pa.timestamp("us", tz="UTC")
+_DLSN = pa.struct([("lssn", pa.int64()), ("entry", pa.int64()), ("slot", pa.int64())])
+ROW_SCHEMA = pa.schema(
+    [
+        ("log", pa.string()),
+        ("dlsn", _DLSN),
+        ("txid", pa.int64()),
+        ("sequence_id", pa.int64()),
+        ("timestamp", _TIMESTAMP),
+        ("value", pa.binary()),
+    ]
+)
+"""`dlspark.schema.READ_SCHEMA` in Arrow; Spark requires equality to the letter."""
+
+WRITE_SCHEMA = pa.schema([("payload", pa.binary())])
+WRITE_SCHEMA_WITH_TXID = pa.schema([("txid", pa.int64()), ("payload", pa.binary())])
+
+
+class RowBuilder:
+    """Turns scanned batches of one log into batches of rows for Spark."""
+
+    def __init__(self, log: str) -> None:
+        self._log = log.encode()
+        self._names = pa.array([], pa.string())
+        self._ramp = np.arange(0, dtype=np.int64)
+
+    def build(self, batches: Iterable[ScanBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield rows in the order of `batches`, joining small ones."""
+        waiting: list[ScanBatch] = []
+        rows = size_bytes = 0
+        for scanned in batches:
+            if scanned.batch.num_rows == 0:
+                continue
+            if waiting and (
+                rows + scanned.batch.num_rows > ROWS_PER_BATCH
+                or size_bytes + scanned.batch.nbytes > BYTES_PER_BATCH
+            ):
+                yield self._join(waiting)
+                waiting, rows, size_bytes = [], 0, 0
+            waiting.append(scanned)
+            rows += scanned.batch.num_rows
+            size_bytes += scanned.batch.nbytes
+        if waiting:
+            yield self._join(waiting)
+
+    def _join(self, parts: list[ScanBatch]) -> pa.RecordBatch:
+        counts = np.array([part.batch.num_rows for part in parts], dtype=np.int64)
+        starts = np.array([(part.lssn, part.entry_id, part.first_slot) for part in parts], np.int64)
+        lssn, entry, first_slot = (np.repeat(column, counts) for column in starts.T)
+        row = self._row_numbers(int(counts.sum()))
+        row_in_part = row - np.repeat(np.cumsum(counts) - counts, counts)
+        sequence_id = np.repeat(np.array([part.sequence_id for part in parts], np.int64), counts)
+        timestamp_us = np.array([part.timestamp_ms for part in parts], np.int64) * 1000
+        dlsn = pa.StructArray.from_arrays(
+            [pa.array(lssn), pa.array(entry), pa.array(first_slot + row_in_part)],
+            fields=list(_DLSN),
+        )
+        return pa.RecordBatch.from_arrays(
+            [
+                self._repeated_name(len(row)),
+                dlsn,
+                _joined(parts, "txid"),
+                pa.array(sequence_id + row_in_part),
+                pa.array(np.repeat(timestamp_us, counts)).view(_TIMESTAMP),
+                _joined(parts, "payload"),
+            ],
+            schema=ROW_SCHEMA,
+        )
+
+    def _row_numbers(self, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        if len(self._ramp) < count:
+            self._ramp = np.arange(count, dtype=np.int64)
+        return self._ramp[:count]
+
+    def _repeated_name(self, count: int) -> pa.StringArray:
+        # Spark's schema allows no dictionary encoding, so the name is there once per row; all
+        # batches share one array of it.
+        if len(self._names) < count:
+            ends = np.arange(count + 1, dtype=np.int32) * np.int32(len(self._log))
+            self._names = pa.StringArray.from_buffers(
+                count, pa.py_buffer(ends), pa.py_buffer(self._log * count)
+            )
+        return self._names.slice(0, count)
+
+
+def _joined(parts: list[ScanBatch], column: str) -> pa.Array:
+    arrays = [part.batch.column(column) for part in parts]
+    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
+
+
+def batches_by_log(
+    batch: pa.RecordBatch, columns: WriteColumns, *, log: str | None
+) -> list[tuple[str, pa.RecordBatch]]:
+    """Return what to write to which log: the columns ``payload`` and, if there is one, ``txid``.
+
+    All of it goes to `log` if that is given, else each row where its ``log`` says, in order.
+
+    Raises:
+        ConfigurationError: a value, txid or log is null.
+    """
+    if batch.num_rows == 0:
+        return []
+    arrays = [_required(batch, "value").cast(pa.binary())]
+    if columns.has_txid:
+        arrays.insert(0, _required(batch, "txid"))
+    schema = WRITE_SCHEMA_WITH_TXID if columns.has_txid else WRITE_SCHEMA
+    rows = pa.RecordBatch.from_arrays(arrays, schema=schema)
+    if log is not None:
+        return [(log, rows)]
+    names = _required(batch, "log")
+    distinct = pc.unique(names).to_pylist()
+    if len(distinct) == 1:
+        return [(distinct[0], rows)]
+    return [(name, rows.filter(pc.equal(names, name))) for name in distinct]
+
+
+def _required(batch: pa.RecordBatch, column: str) -> pa.Array:
+    array = batch.column(column)
+    if array.null_count:
+        row = pc.index(array.is_null(), pa.scalar(value=True)).as_py()
+        raise ConfigurationError(
+            f"the column {column!r} is null in {array.null_count} of {batch.num_rows} rows (first "
+            f"in row {row} of its batch), which a log cannot store: filter these rows out, or fill "
+            f"them with coalesce({column}, …); nothing was written"
+        )
+    return array

@@ -1,0 +1,308 @@
+"""A stream's offsets: positions by log as canonical JSON, and how they move on.
+
+An offset holds for every log the next position to read.  Its JSON has sorted keys, because Spark
+compares offsets as text:
+
+    {"ids": {"clicks": "9f…"}, "init": {"clicks": "1:0:0"}, "logs": {"clicks": "3:17:0"},
+     "seq": {"clicks": 52113}, "v": 1}
+
+* ``ids`` tells a log from one that was deleted and created again under the same name.
+* ``init`` holds the resolved start of the logs that the batch ending here reads for the first time.
+  Spark does not store the start of a query's first batch and asks for it again on a restart; with
+  ``init`` the replayed batch is the same.  Logs that a pattern finds later get theirs likewise.
+* ``seq`` is the number of records before the position, where it is known.  With it a position at
+  the end of a segment that was truncated since is known to have lost nothing.
+
+A log once in an offset stays in it, also after it was deleted: were it dropped, a listing that
+misses it for a moment would make it look new, and it would be read from its beginning again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dlcore.errors import AlreadyTruncatedError, ConfigurationError, DLError, LogNotFoundError
+from dlcore.ids import DLSN
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dlcore.sync import LogSnapshot
+
+OFFSET_VERSION = 1
+_KEYS = frozenset({"ids", "init", "logs", "seq", "v"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPosition:
+    """The next position to read in one log, and the number of records before it if known."""
+
+    log_id: str
+    dlsn: DLSN
+    sequence_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogView:
+    """What an offset needs to know of a log's snapshot.
+
+    `first_sequence_id` and `end_sequence_id` count the records before these positions; they are
+    None where the snapshot does not tell.
+    """
+
+    log_id: str
+    first: DLSN
+    end: DLSN
+    first_sequence_id: int | None
+    end_sequence_id: int | None
+
+    @classmethod
+    def of(cls, snapshot: LogSnapshot) -> LogView:
+        """Return the view of a snapshot."""
+        by_lssn = {segment.lssn: segment for segment in snapshot.segments}
+        return cls(
+            log_id=snapshot.log_id,
+            first=snapshot.first,
+            end=snapshot.end,
+            first_sequence_id=_count_before(by_lssn, snapshot.first),
+            end_sequence_id=_count_before(by_lssn, snapshot.end),
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no record is readable."""
+        return self.first >= self.end
+
+    def has_lost_after(self, position: LogPosition) -> bool:
+        """Return whether records at or after `position` were truncated away.
+
+        Where counts are not known, a position below the first readable one counts as a loss.
+        """
+        if position.dlsn >= self.first:
+            return False
+        if position.sequence_id is None or self.first_sequence_id is None:
+            return True
+        return self.first_sequence_id > position.sequence_id
+
+
+def _count_before(by_lssn: Mapping[int, Any], position: DLSN) -> int | None:
+    segment = by_lssn.get(position.lssn)
+    if segment is None:
+        return None
+    start: int = segment.start_sequence_id
+    if (position.entry_id, position.slot_id) == (0, 0):
+        return start
+    if (position.entry_id, position.slot_id) == (segment.entry_count, 0):
+        return start + int(segment.record_count)
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataLoss:
+    """Records that a query should read and that are gone; `str` says it to the user."""
+
+    log: str
+    what: str
+    error: type[DLError]
+
+    def __str__(self) -> str:
+        return f"log {self.log!r}: {self.what}"
+
+    @classmethod
+    def deleted(cls, log: str, position: LogPosition) -> DataLoss:
+        """The log does not exist any more."""
+        return cls(
+            log=log,
+            what=f"it was deleted; the query has read it up to {position.dlsn} (exclusive)",
+            error=LogNotFoundError,
+        )
+
+    @classmethod
+    def recreated(cls, log: str, position: LogPosition, view: LogView) -> DataLoss:
+        """Another log has the name now."""
+        return cls(
+            log=log,
+            what=(
+                f"it was deleted and created again (id {position.log_id}, now {view.log_id}); "
+                f"the query has read the old one up to {position.dlsn} (exclusive), the new one "
+                f"holds {view.first} … {view.end} (exclusive)"
+            ),
+            error=LogNotFoundError,
+        )
+
+    @classmethod
+    def truncated(cls, log: str, start: DLSN, view: LogView) -> DataLoss:
+        """Records from `start` on were truncated away."""
+        return cls(
+            log=log,
+            what=(
+                f"records from {start} up to {view.first} (exclusive) were truncated; it holds "
+                f"{view.first} … {view.end} (exclusive)"
+            ),
+            error=AlreadyTruncatedError,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogRange:
+    """Records of one log that a batch reads: from `start` up to but not including `end`."""
+
+    log: str
+    start: LogPosition
+    end: DLSN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOffset:
+    """An offset of a stream, as described at the head of this module."""
+
+    logs: Mapping[str, LogPosition]
+    init: Mapping[str, DLSN] = field(default_factory=dict)
+
+    @classmethod
+    def initial(cls, logs: Mapping[str, LogPosition]) -> StreamOffset:
+        """Return the offset at which a query starts: nothing read, each log's start resolved."""
+        return cls(logs=logs, init={log: position.dlsn for log, position in logs.items()})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON value whose text is the same for equal offsets."""
+        names = sorted(self.logs)
+        counts = {log: self.logs[log].sequence_id for log in names}
+        value: dict[str, Any] = {"ids": {log: self.logs[log].log_id for log in names}}
+        if self.init:
+            value["init"] = {log: str(self.init[log]) for log in sorted(self.init)}
+        value["logs"] = {log: str(self.logs[log].dlsn) for log in names}
+        if any(count is not None for count in counts.values()):
+            value["seq"] = {log: count for log, count in counts.items() if count is not None}
+        return value | {"v": OFFSET_VERSION}
+
+    @classmethod
+    def from_json(cls, value: object) -> StreamOffset:
+        """Parse what `to_json` made.
+
+        Raises:
+            ConfigurationError: another version or not an offset of this source, as when a
+                checkpoint belongs to another query.
+        """
+        if not isinstance(value, dict) or "v" not in value:
+            raise ConfigurationError(f"not an offset of a dlog source: {value!r}")
+        version = value["v"]
+        if not isinstance(version, int) or version > OFFSET_VERSION:
+            raise ConfigurationError(
+                f"the checkpoint holds a dlog offset of version {version}, this dlog reads up to "
+                f"{OFFSET_VERSION}: it was written by a newer one, use that or another checkpoint"
+            )
+        if not value.keys() <= _KEYS:
+            raise ConfigurationError(f"not an offset of a dlog source: {value!r}")
+        try:
+            return cls._parse(value)
+        except (KeyError, TypeError, AttributeError, ConfigurationError) as error:
+            raise ConfigurationError(f"not an offset of a dlog source: {value!r}") from error
+
+    @classmethod
+    def _parse(cls, value: Mapping[str, Any]) -> StreamOffset:
+        counts = value.get("seq", {})
+        logs = {
+            log: LogPosition(
+                log_id=value["ids"][log], dlsn=DLSN.parse(text), sequence_id=counts.get(log)
+            )
+            for log, text in value["logs"].items()
+        }
+        init = {log: DLSN.parse(text) for log, text in value.get("init", {}).items()}
+        if not init.keys() <= logs.keys():
+            raise ConfigurationError(f"init names other logs than logs: {sorted(init)}")
+        return cls(logs=logs, init=init)
+
+    def advanced(self, views: Mapping[str, LogView | None]) -> tuple[StreamOffset, list[DataLoss]]:
+        """Return the offset after all that `views` hold, and what was lost since this one.
+
+        A view of None says that the log does not exist; logs without a view are not read any more
+        and keep their position.  The offset goes on from what is there, for callers that accept
+        the loss.  It equals this one when there is nothing new, also when a segment was merely
+        rolled.
+        """
+        step = _Step(self)
+        for log in sorted(self.logs.keys() | views.keys()):
+            known = self.logs.get(log)
+            if log in views:
+                step.take(log, known, views[log])
+            elif known is not None:
+                step.keep(log, known)
+        moved = StreamOffset(logs=step.logs, init=step.init)
+        return (self if moved.logs == self.logs else moved), step.losses
+
+    def ranges_to(self, end: StreamOffset) -> list[LogRange]:
+        """Return what the batch from here to `end` reads, by log name, without empty ranges."""
+        if self.to_json() == end.to_json():
+            return []
+        ranges = []
+        for log in sorted(end.logs):
+            start, stop = self._start_of(log, end), end.logs[log].dlsn
+            if start is not None and start.dlsn < stop:
+                ranges.append(LogRange(log=log, start=start, end=stop))
+        return ranges
+
+    def _start_of(self, log: str, end: StreamOffset) -> LogPosition | None:
+        position, known = end.logs[log], self.logs.get(log)
+        if log in end.init:
+            if known is not None and known.dlsn == end.init[log]:
+                return known
+            return LogPosition(log_id=position.log_id, dlsn=end.init[log])
+        if known is None or known.log_id != position.log_id:
+            raise ConfigurationError(
+                f"the offset {end.to_json()} does not follow {self.to_json()}: it has no start for "
+                f"log {log!r}; the checkpoint was changed by hand, or belongs to another query"
+            )
+        return known
+
+
+class _Step:
+    """Collects the positions after one step of `StreamOffset.advanced`."""
+
+    def __init__(self, start: StreamOffset) -> None:
+        self.logs: dict[str, LogPosition] = {}
+        self.init: dict[str, DLSN] = {}
+        self.losses: list[DataLoss] = []
+        self._start = start
+
+    def take(self, log: str, known: LogPosition | None, view: LogView | None) -> None:
+        """Move one log on."""
+        if known is None:
+            if view is not None:
+                self._begin(log, view)
+        elif view is None:
+            self.losses.append(DataLoss.deleted(log, known))
+            self.keep(log, known)
+        elif view.log_id != known.log_id:
+            self.losses.append(DataLoss.recreated(log, known, view))
+            self._begin(log, view)
+        else:
+            self._move(log, known, view)
+
+    def _begin(self, log: str, view: LogView) -> None:
+        if view.first_sequence_id:
+            self.losses.append(DataLoss.truncated(log, DLSN.INITIAL, view))
+        self.init[log] = view.first
+        self.logs[log] = LogPosition(
+            log_id=view.log_id, dlsn=view.end, sequence_id=view.end_sequence_id
+        )
+
+    def keep(self, log: str, known: LogPosition) -> None:
+        """Leave one log where it is."""
+        self.logs[log] = known
+        if self._start.init.get(log) == known.dlsn:
+            self.init[log] = known.dlsn
+
+    def _move(self, log: str, known: LogPosition, view: LogView) -> None:
+        # Without a readable record a loss cannot be told yet, and nothing is skipped before.
+        if not view.is_empty and view.has_lost_after(known):
+            self.losses.append(DataLoss.truncated(log, known.dlsn, view))
+        if view.is_empty or view.end <= known.dlsn:
+            self.keep(log, known)
+            return
+        self.logs[log] = LogPosition(
+            log_id=view.log_id, dlsn=view.end, sequence_id=view.end_sequence_id
+        )
+        if self._start.init.get(log) == known.dlsn:
+            self.init[log] = known.dlsn

@@ -1,0 +1,106 @@
+"""The reading half of both sources: what logs hold, where positions are, and the scan in a task."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from dlcore.errors import LogNotFoundError
+from dlcore.ids import DLSN
+from dlspark.arrow import RowBuilder
+from dlspark.planning import DlogPartition
+from dlspark.positions import Bound, Edge, PositionsByLog, TimestampBound, TxidBound
+from dlspark.sessions import describe_missing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    import pyarrow as pa
+    from pyspark.sql.datasource import InputPartition
+
+    from dlcore.sync import LogSnapshot, Namespace
+    from dlspark.offsets import DataLoss
+    from dlspark.options import LogSelection
+
+logger = logging.getLogger(__name__)
+_SNAPSHOTS_AT_ONCE = 8
+
+
+def list_selected(namespace: Namespace, selection: LogSelection) -> list[str]:
+    """Return the names of the selected logs; for a pattern, of those that exist."""
+    if selection.pattern is None:
+        return list(selection.names)
+    return [log for log in namespace.get_logs() if selection.matches(log)]
+
+
+def take_snapshots(namespace: Namespace, logs: Iterable[str]) -> dict[str, LogSnapshot | None]:
+    """Return what each log holds now; None for those that do not exist."""
+    names = list(logs)
+    if len(names) <= 1:
+        return {log: _take_snapshot(namespace, log) for log in names}
+    with ThreadPoolExecutor(_SNAPSHOTS_AT_ONCE, thread_name_prefix="dlog-snapshots") as pool:
+        found = pool.map(lambda log: _take_snapshot(namespace, log), names)
+        return dict(zip(names, found, strict=True))
+
+
+def _take_snapshot(namespace: Namespace, log: str) -> LogSnapshot | None:
+    try:
+        with namespace.open_log(log) as manager:
+            return manager.get_snapshot()
+    except LogNotFoundError:
+        return None
+
+
+def require_all(snapshots: Mapping[str, LogSnapshot | None], uri: str) -> dict[str, LogSnapshot]:
+    """Return `snapshots`, or raise `LogNotFoundError` for a log that does not exist."""
+    existing = {}
+    for log, snapshot in snapshots.items():
+        if snapshot is None:
+            raise LogNotFoundError(describe_missing(log, uri))
+        existing[log] = snapshot
+    return existing
+
+
+def resolve(namespace: Namespace, snapshot: LogSnapshot, bound: Bound) -> DLSN:
+    """Return the position that `bound` means in a log; for what lies after its records, its end."""
+    match bound:
+        case PositionsByLog(positions):
+            return resolve(namespace, snapshot, positions.get(snapshot.log, Edge.EARLIEST))
+        case DLSN():
+            return bound
+        case Edge.EARLIEST:
+            return snapshot.first
+        case Edge.LATEST:
+            return snapshot.end
+        case TxidBound(txid):
+            with namespace.open_log(snapshot.log) as manager:
+                return manager.get_dlsn_not_less_than_txid(txid)
+        case TimestampBound(timestamp_ms):
+            with namespace.open_log(snapshot.log) as manager:
+                return manager.get_dlsn_not_less_than_timestamp(timestamp_ms)
+
+
+def report_losses(losses: Iterable[DataLoss], *, fail: bool) -> None:
+    """Raise for the first loss if `fail`, else log each of them as a warning."""
+    for loss in losses:
+        if fail:
+            raise loss.error(
+                f"{loss}. The query stops because failOnDataLoss is true; set the option "
+                "failOnDataLoss to false to go on with what is there"
+            )
+        logger.warning("data loss: %s; going on, because failOnDataLoss is false", loss)
+
+
+def read_rows(partition: InputPartition | None, *, uri: str) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a partition as Arrow batches.
+
+    Spark passes a partition of its own when there is nothing to read.
+    """
+    if not isinstance(partition, DlogPartition):
+        return
+    from dlcore.sync import scan
+
+    for log, scans in groupby(partition.scans, key=lambda part: part.log):
+        yield from RowBuilder(log).build(scan(list(scans), uri=uri))

@@ -1,0 +1,130 @@
+"""The rows of a byte log in Spark: what is read, and what a written DataFrame must have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from dlcore.errors import ConfigurationError
+
+DLSN_TYPE = StructType(
+    [
+        StructField("lssn", LongType()),
+        StructField("entry", LongType()),
+        StructField("slot", LongType()),
+    ]
+)
+READ_SCHEMA = StructType(
+    [
+        StructField("log", StringType()),
+        StructField("dlsn", DLSN_TYPE),
+        StructField("txid", LongType()),
+        StructField("sequence_id", LongType()),
+        StructField("timestamp", TimestampType()),
+        StructField("value", BinaryType()),
+    ]
+)
+"""All fields are nullable: Spark compares the Arrow schema of a batch with this one exactly."""
+
+_READ_ONLY = ("dlsn", "sequence_id", "timestamp")
+_WRITTEN: dict[str, tuple[type[DataType], ...]] = {
+    "value": (StringType, BinaryType),
+    "txid": (LongType,),
+    "log": (StringType,),
+}
+_EXPECTED = "expected value string or binary, and optionally txid bigint and log string"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteColumns:
+    """Which optional columns a written DataFrame has."""
+
+    has_txid: bool
+    has_log: bool
+
+
+def check_read_schema(schema: StructType) -> None:
+    """Raise `ConfigurationError` unless `schema`, perhaps given by the user, is `READ_SCHEMA`."""
+    if schema == READ_SCHEMA:
+        return
+    for given, expected in zip(schema.fields, READ_SCHEMA.fields, strict=False):
+        if given != expected:
+            difference = f"{_describe(given)} stands where {_describe(expected)} belongs"
+            break
+    else:
+        difference = f"{len(schema.fields)} columns instead of {len(READ_SCHEMA.fields)}"
+    raise ConfigurationError(
+        f"the schema of a dlog read is fixed, leave .schema(...) out: {difference}; "
+        f"expected {READ_SCHEMA.simpleString()}"
+    )
+
+
+def check_write_schema(schema: StructType, *, needs_log: bool) -> WriteColumns:
+    """Check the columns of a DataFrame to write; columns are found by their exact names.
+
+    Columns that only a read fills in are accepted with their exact types and ignored, so that what
+    was read can be written back.
+
+    Raises:
+        ConfigurationError: a column is missing, unknown, there twice, or of another type.
+    """
+    names = schema.fieldNames()
+    for field in schema.fields:
+        if names.count(field.name) > 1:
+            raise ConfigurationError(f"the column {field.name!r} occurs more than once")
+        _check_field(field)
+    if "value" not in names:
+        raise ConfigurationError(
+            f"the column 'value' is missing: {_EXPECTED}; found {_list(names)}"
+        )
+    if needs_log and "log" not in names:
+        raise ConfigurationError(
+            'the log to write to is missing: give .option("log", NAME) or a string column log'
+        )
+    return WriteColumns(has_txid="txid" in names, has_log="log" in names)
+
+
+def _check_field(field: StructField) -> None:
+    if field.name in _WRITTEN:
+        if not isinstance(field.dataType, _WRITTEN[field.name]):
+            expected = " or ".join(kind.typeName() for kind in _WRITTEN[field.name])
+            raise ConfigurationError(
+                f"column {field.name!r} is {field.dataType.simpleString()}, expected {expected}"
+                f"{' (bigint)' if field.name == 'txid' else ''}"
+            )
+    elif field.name in _READ_ONLY:
+        if _nullable(field.dataType) != READ_SCHEMA[field.name].dataType:
+            raise ConfigurationError(
+                f"column {field.name!r} is {field.dataType.simpleString()}; it is filled in by the "
+                f"log and ignored in a write, but only as "
+                f"{READ_SCHEMA[field.name].dataType.simpleString()}: drop or rename it"
+            )
+    else:
+        raise ConfigurationError(
+            f"a log has no column {field.name!r}: {_EXPECTED}; pack what else there is into value, "
+            "for example with to_json(struct(...))"
+        )
+
+
+def _nullable(kind: DataType) -> DataType:
+    # Expressions may have made parts of a struct non-nullable; to ignore it that does not matter.
+    if not isinstance(kind, StructType):
+        return kind
+    return StructType([StructField(f.name, _nullable(f.dataType)) for f in kind.fields])
+
+
+def _describe(field: StructField) -> str:
+    return f"{field.name} {field.dataType.simpleString()}{'' if field.nullable else ' not null'}"
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(names) or "no column"

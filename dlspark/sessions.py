@@ -1,0 +1,121 @@
+"""What this process keeps open between calls of Spark: namespaces and staging writers.
+
+Spark pickles readers and writers and forks the processes that run them, so neither holds a
+connection: they ask here, when they are called.  Everything is keyed by process id; a forked child
+sees nothing of its parent's.  `dlcore.sync` is imported at first use, because what lies below it
+must not be loaded in a process that Spark forks from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from dlcore.errors import DLError, LogNotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dlcore.sync import Namespace, StagingWriter
+
+WRITERS_KEPT_MAX = 16
+"""Staging writers a process keeps open; the one unused for longest is closed for another."""
+
+_lock = threading.RLock()
+_namespaces: dict[tuple[int, str], Namespace] = {}
+_writers: OrderedDict[tuple[int, str, str, str], StagingWriter] = OrderedDict()
+_known_logs: set[tuple[int, str, str]] = set()
+
+
+def open_shared_namespace(uri: str) -> Namespace:
+    """Return this process's namespace at `uri`, opened at the first call."""
+    from dlcore.sync import open_namespace
+
+    with _lock:
+        key = (os.getpid(), uri)
+        if key not in _namespaces:
+            _namespaces[key] = open_namespace(uri)
+        return _namespaces[key]
+
+
+def close_shared_namespace(uri: str) -> None:
+    """Close this process's namespace at `uri`, if it is open."""
+    with _lock:
+        namespace = _namespaces.pop((os.getpid(), uri), None)
+        for key in [key for key in _writers if key[:2] == (os.getpid(), uri)]:
+            _close_quietly(_writers.pop(key))
+    if namespace is not None:
+        namespace.close()
+
+
+def require_log(uri: str, log: str) -> None:
+    """Raise `LogNotFoundError` unless `log` exists; a log once found is not looked up again."""
+    key = (os.getpid(), uri, log)
+    if key in _known_logs:
+        return
+    if not open_shared_namespace(uri).log_exists(log):
+        raise LogNotFoundError(describe_missing(log, uri))
+    _known_logs.add(key)
+
+
+def describe_missing(log: str, uri: str) -> str:
+    """Return what to tell who names a log that does not exist."""
+    return f"there is no log {log!r} in {uri}; create it with: dlog log create {log}"
+
+
+@contextlib.contextmanager
+def staging_writer(uri: str, log: str, *, identity: str, keep: bool) -> Iterator[StagingWriter]:
+    """Lend a staging writer; what an interrupted use wrote since its last `stage` is dropped.
+
+    With `keep` the writer stays open for the next use in this process, so that the number of
+    ledgers does not grow with the number of micro-batches.
+    """
+    key = (os.getpid(), uri, identity, log)
+    with _lock:
+        writer = _writers.pop(key, None)
+    if writer is None:
+        try:
+            writer = open_shared_namespace(uri).open_staging_writer(log, identity=identity)
+        except LogNotFoundError as error:
+            raise LogNotFoundError(describe_missing(log, uri)) from error
+    try:
+        yield writer
+    except BaseException:
+        _give_up(key, writer, keep=keep)
+        raise
+    if keep:
+        _put_back(key, writer)
+    else:
+        writer.close()
+
+
+def _give_up(key: tuple[int, str, str, str], writer: StagingWriter, *, keep: bool) -> None:
+    if not keep:
+        _close_quietly(writer, delete=True)
+        return
+    # Earlier tasks of the same batch may have staged extents in this ledger that are not committed
+    # yet, so it must not be deleted, only what came after them forgotten.
+    try:
+        writer.discard()
+    except DLError:
+        _close_quietly(writer)
+    else:
+        _put_back(key, writer)
+
+
+def _put_back(key: tuple[int, str, str, str], writer: StagingWriter) -> None:
+    with _lock:
+        _writers[key] = writer
+        unused = [_writers.popitem(last=False)[1] for _ in range(len(_writers) - WRITERS_KEPT_MAX)]
+    for other in unused:
+        _close_quietly(other)
+
+
+def _close_quietly(writer: StagingWriter, *, delete: bool = False) -> None:
+    # Whoever calls this has an error of its own to report, or nothing to lose: what stays behind is
+    # reaped with the other leftovers of dead processes.
+    with contextlib.suppress(DLError):
+        writer.close(delete=delete)

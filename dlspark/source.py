@@ -1,0 +1,90 @@
+"""The Spark data source ``dlog``: checks what it is given, and makes readers and writers.
+
+Readers and writers, and with them pyarrow, are imported when they are asked for: Spark imports
+every ``pyspark_*`` module in the process that looks data sources up.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+from dlcore.errors import ConfigurationError
+from dlspark.options import Mode, ReadOptions, WriteOptions
+from dlspark.schema import READ_SCHEMA, check_read_schema, check_write_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from dlspark.batch import DlogReader, DlogWriter
+    from dlspark.stream import DlogStreamReader, DlogStreamWriter
+
+
+class DistributedLogDataSource(DataSource):
+    """``format("dlog")`` of batch and stream, reading and writing.
+
+    Its options are described in `dlspark.options`.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "dlog"
+
+    def schema(self) -> StructType:
+        """Return the schema of a read, after a first check of the options."""
+        ReadOptions.parse(self.options, Mode.LOAD)
+        return READ_SCHEMA
+
+    def reader(self, schema: StructType) -> DlogReader:
+        """Return the reader of a batch."""
+        from dlspark.batch import DlogReader
+
+        options = ReadOptions.parse(self.options, Mode.BATCH)
+        check_read_schema(schema)
+        return DlogReader(options)
+
+    def streamReader(self, schema: StructType) -> DlogStreamReader:
+        """Return the reader of a stream."""
+        from dlspark.stream import DlogStreamReader
+
+        options = ReadOptions.parse(self.options, Mode.STREAM)
+        check_read_schema(schema)
+        return DlogStreamReader(options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DlogWriter:
+        """Return the writer of a batch."""
+        from dlspark.batch import DlogWriter
+        from dlspark.sessions import require_log
+
+        if overwrite:
+            raise ConfigurationError(
+                'a log can only be appended to, not overwritten: use .mode("append"); to start '
+                "afresh, truncate the log or write to another one"
+            )
+        options = WriteOptions.parse(self.options, Mode.BATCH)
+        columns = check_write_schema(schema, needs_log=options.log is None)
+        if options.log is not None:
+            require_log(options.uri, options.log)
+        return DlogWriter(options, columns)
+
+    def streamWriter(
+        self,
+        schema: StructType,
+        overwrite: bool,
+    ) -> DlogStreamWriter:
+        """Return the writer of a stream."""
+        from dlspark.sessions import require_log
+        from dlspark.stream import DlogStreamWriter
+
+        if overwrite:
+            raise ConfigurationError(
+                'a log can only be appended to: use .outputMode("append"); for the complete result '
+                "of an aggregation, write what changed inside foreachBatch"
+            )
+        options = WriteOptions.parse(self.options, Mode.STREAM)
+        columns = check_write_schema(schema, needs_log=options.log is None)
+        if options.log is not None:
+            require_log(options.uri, options.log)
+        return DlogStreamWriter(options, columns)

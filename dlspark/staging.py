@@ -1,0 +1,131 @@
+"""The writing half of both sinks: tasks stage rows in ledgers of their own, a driver commits them.
+
+Nothing that a task writes is visible before `commit_staged` appends all of it in one transaction,
+so failed attempts, late ones and aborted batches leave no record in a log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+from dlcore.errors import DuplicateAppendError, TransactionIdOutOfOrderError
+from dlspark.arrow import batches_by_log
+from dlspark.commit import AppendIdentity, StagedTask, join_messages
+from dlspark.sessions import open_shared_namespace, staging_writer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql.datasource import WriterCommitMessage
+
+    from dlcore.sync import StagingWriter
+    from dlspark.options import WriteOptions
+    from dlspark.schema import WriteColumns
+
+logger = logging.getLogger(__name__)
+
+
+def stage_rows(
+    batches: Iterable[pa.RecordBatch],
+    *,
+    options: WriteOptions,
+    columns: WriteColumns,
+    append: AppendIdentity,
+    partition_id: int,
+) -> StagedTask:
+    """Stage the rows of one task; return the message for the driver.
+
+    Raises:
+        ConfigurationError: a row has no value, txid or log; nothing of the task is kept.
+        LogNotFoundError: a log named by a row does not exist.
+        TransactionIdOutOfOrderError: transaction ids decrease within the task.
+    """
+    with contextlib.ExitStack() as stack, _advice_on_txids():
+        writers: dict[str, StagingWriter] = {}
+        for batch in batches:
+            for log, rows in batches_by_log(batch, columns, log=options.log):
+                if log not in writers:
+                    writers[log] = stack.enter_context(
+                        staging_writer(
+                            options.uri, log, identity=append.identity, keep=append.recurs
+                        )
+                    )
+                writers[log].write_batch(rows)
+        extents = [writers[log].stage() for log in sorted(writers)]
+        return StagedTask(
+            append=append,
+            partition_id=partition_id,
+            extents=[extent for extent in extents if extent is not None],
+        )
+
+
+def commit_staged(messages: Sequence[WriterCommitMessage | None], *, uri: str) -> None:
+    """Append all that the tasks staged, in the order of partitions, all or nothing, once.
+
+    An append that was committed before, by an earlier run of the same batch, is skipped.
+
+    Raises:
+        DuplicateAppendError: the same run has written to the log in the same batch already.
+        TransactionIdOutOfOrderError: transaction ids decrease between partitions, or are below
+        those
+            that the log holds.
+    """
+    joined = join_messages(messages)
+    if joined is None:
+        return
+    append, extents = joined
+    if append.is_unique and not extents:
+        return
+    with (
+        _advice_on_txids(),
+        _advice_on_duplicates(),
+        open_shared_namespace(uri).begin_append(
+            append.identity, append.version, run_id=append.run_id
+        ) as staged,
+    ):
+        result = staged.commit(extents)
+    if result.already_committed:
+        logger.info(
+            "append=%s version=%d was committed before, skipped", append.identity, append.version
+        )
+    else:
+        logger.info(
+            "append=%s version=%d committed: %s", append.identity, append.version, result.logs
+        )
+
+
+def abort_staged(messages: Sequence[WriterCommitMessage | None], *, uri: str) -> None:
+    """Drop what the tasks of a failed write staged, unless it was committed after all."""
+    joined = join_messages(messages)
+    if joined is None:
+        return
+    append, extents = joined
+    namespace = open_shared_namespace(uri)
+    with namespace.begin_append(append.identity, append.version, run_id=append.run_id) as staged:
+        staged.abort(extents)
+    logger.info("append=%s version=%d aborted", append.identity, append.version)
+
+
+@contextlib.contextmanager
+def _advice_on_txids() -> Iterator[None]:
+    try:
+        yield
+    except TransactionIdOutOfOrderError as error:
+        raise TransactionIdOutOfOrderError(
+            f'{error}. A log takes transaction ids in order only: sort with orderBy("txid") before '
+            "the write, or leave the column txid out to have them assigned"
+        ) from error
+
+
+@contextlib.contextmanager
+def _advice_on_duplicates() -> Iterator[None]:
+    try:
+        yield
+    except DuplicateAppendError as error:
+        raise DuplicateAppendError(
+            f"{error}. Inside foreachBatch a batch writes once to each log; to write more often, "
+            "give every write its own txnAppId, and the batch id as txnVersion"
+        ) from error

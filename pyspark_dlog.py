@@ -1,0 +1,7 @@
+"""Makes ``format("dlog")`` known: Spark registers the `DefaultSource` of every ``pyspark_*`` module."""
+
+from __future__ import annotations
+
+from dlspark.source import DistributedLogDataSource as DefaultSource
+
+__all__ = ["DefaultSource"]
