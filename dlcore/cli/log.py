@@ -148,8 +148,12 @@ def truncate_log(log: str, dlsn: str) -> None:
     """Drop the records of LOG before position DLSN, for good."""
     position = DLSN.parse(dlsn)
     with connect() as namespace, namespace.open_log(log) as manager:
-        manager.truncate(position)
-    show_done(f"truncated log {log} before {position}", {"log": log, "dlsn": str(position)})
+        changed = manager.truncate(position)
+    fields = {"log": log, "dlsn": str(position), "changed": changed}
+    if changed:
+        show_done(f"truncated log {log} before {position}", fields)
+    else:
+        show_done(f"log {log} has nothing before {position}", fields)
 
 
 @log_group.command("delete", epilog="Example: dlog log delete clicks --yes")

@@ -1,0 +1,3 @@
+"""The main job on real data; `make demo` runs it."""
+
+from __future__ import annotations
