@@ -1,0 +1,174 @@
+"""Figures of the log library: bulk writes, the time of one append, the time to a tailing reader."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.figures import Figure, Target, measure
+from benchmarks.limits import MIB, bare_server, disk_rate, round_trip_ms
+from dlcore.config import LogConfig, QuorumConfig
+from dlcore.ids import DLSN
+from dlcore.namespace import open_namespace as open_namespace_async
+from dlcore.records import LogRecord
+from dlcore.sync import open_namespace
+
+if TYPE_CHECKING:
+    from dlcore.sandbox.cluster import Sandbox
+
+COPIES = 3
+CONFIG = LogConfig(quorum=QuorumConfig.of_replication_factor(COPIES))
+"""All three copies are acknowledged, so that all three are in the time measured."""
+
+WRITE_BYTES = 128 * MIB
+RECORD_BYTES = 1024
+_BATCH_RECORDS = 1024
+_LATENCY_COUNT = 300
+_MEMORY_MB_MAX = 300
+
+
+def record_batches(*, total_bytes: int, record_bytes: int) -> list[pa.RecordBatch]:
+    """Return records of `record_bytes` random bytes each, in batches, txids from 0."""
+    batches = []
+    offsets = pa.array(np.arange(_BATCH_RECORDS + 1, dtype=np.int32) * record_bytes)
+    for first in range(0, total_bytes // record_bytes, _BATCH_RECORDS):
+        payload = pa.BinaryArray.from_buffers(
+            pa.binary(),
+            _BATCH_RECORDS,
+            [None, offsets.buffers()[1], pa.py_buffer(os.urandom(_BATCH_RECORDS * record_bytes))],
+        )
+        txid = pa.array(np.arange(first, first + _BATCH_RECORDS, dtype=np.int64))
+        batches.append(pa.RecordBatch.from_arrays([txid, payload], names=["txid", "payload"]))
+    return batches
+
+
+def write_log(uri: str, batches: list[pa.RecordBatch]) -> tuple[str, float]:
+    """Write `batches` into a new log; return its name, and the seconds until all was durable."""
+    name = f"bench/{uuid4().hex}"
+    with open_namespace(uri) as namespace:
+        namespace.create_log(name, config=CONFIG)
+        with namespace.open_log(name, config=CONFIG) as log, log.open_writer() as writer:
+            started = time.perf_counter()
+            for batch in batches:
+                writer.write_batch(batch)
+            writer.flush()
+            seconds = time.perf_counter() - started
+    return name, seconds
+
+
+def drop_log(uri: str, name: str) -> None:
+    """Delete a log, so that rounds do not fill the disk."""
+    with open_namespace(uri) as namespace:
+        namespace.delete_log(name)
+
+
+def core_write(sandbox: Sandbox, folder: Path) -> list[Figure]:
+    """1 KB records through one writer, beside the disk's rate divided by the copies."""
+    batches = record_batches(total_bytes=WRITE_BYTES, record_bytes=RECORD_BYTES)
+
+    def value() -> float:
+        name, seconds = write_log(sandbox.uri, batches)
+        drop_log(sandbox.uri, name)
+        return WRITE_BYTES / 1e6 / seconds
+
+    figure = measure(
+        name="core_write",
+        unit="MB/s",
+        target=Target(ratio=0.5, is_rate=True),
+        value=value,
+        limit=lambda: disk_rate(folder, WRITE_BYTES * COPIES) / COPIES,
+    )
+    memory = Figure(
+        name="bookie_peak_memory",
+        unit="MB",
+        value=max(peak_memory_mb(bookie.pid) for bookie in sandbox.bookies),
+        limit=float(_MEMORY_MB_MAX),
+        target=Target(ratio=1.0, is_rate=False),
+    )
+    return [figure, memory]
+
+
+def peak_memory_mb(pid: int) -> float:
+    """Return the largest resident size that a process ever had."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024 / 1e6
+    raise AssertionError(f"the kernel tells no VmHWM of process {pid}")
+
+
+def append_latency(sandbox: Sandbox, folder: Path) -> list[Figure]:
+    """One record at a time, durable on three bookies, beside a gRPC call with one fdatasync."""
+    with bare_server(folder) as address:
+        figure = measure(
+            name="append_latency",
+            unit="ms",
+            target=Target(ratio=2.0, is_rate=False),
+            value=lambda: asyncio.run(_append_ms(sandbox.uri)),
+            limit=lambda: asyncio.run(
+                round_trip_ms(address, durable=True, size_bytes=RECORD_BYTES, count=_LATENCY_COUNT)
+            ),
+        )
+    return [figure]
+
+
+async def _append_ms(uri: str) -> float:
+    name = f"bench/{uuid4().hex}"
+    times = []
+    async with await open_namespace_async(uri) as namespace:
+        await namespace.create_log(name, config=CONFIG)
+        async with (
+            await namespace.open_log(name, config=CONFIG) as log,
+            await log.open_writer() as writer,
+        ):
+            payload = os.urandom(RECORD_BYTES)
+            await writer.write(LogRecord(0, payload))
+            for txid in range(_LATENCY_COUNT):
+                started = time.perf_counter()
+                await writer.write(LogRecord(txid, payload))
+                times.append(time.perf_counter() - started)
+    return statistics.median(times) * 1000
+
+
+def tail_latency(sandbox: Sandbox, folder: Path) -> list[Figure]:
+    """From a record being durable to a tailing reader having it, beside a bare gRPC round trip."""
+    with bare_server(folder) as address:
+        figure = measure(
+            name="tail_latency",
+            unit="ms",
+            target=Target(ratio=3.0, is_rate=False),
+            value=lambda: asyncio.run(_tail_ms(sandbox.uri)),
+            limit=lambda: asyncio.run(
+                round_trip_ms(address, durable=False, size_bytes=RECORD_BYTES, count=_LATENCY_COUNT)
+            ),
+        )
+    return [figure]
+
+
+async def _tail_ms(uri: str) -> float:
+    name = f"bench/{uuid4().hex}"
+    times = []
+    async with await open_namespace_async(uri) as namespace:
+        await namespace.create_log(name, config=CONFIG)
+        async with (
+            await namespace.open_log(name, config=CONFIG) as log,
+            await log.open_writer() as writer,
+            await log.open_reader(dlsn=DLSN.INITIAL) as reader,
+        ):
+            payload = os.urandom(RECORD_BYTES)
+            for txid in range(_LATENCY_COUNT):
+                waiting = asyncio.create_task(reader.read_next())
+                position = await writer.write(LogRecord(txid, payload))
+                durable = time.perf_counter()
+                record = await waiting
+                times.append(time.perf_counter() - durable)
+                assert record is not None
+                assert record.dlsn == position
+    return statistics.median(times[1:]) * 1000  # the first one opens the reader's streams

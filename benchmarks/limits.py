@@ -1,0 +1,70 @@
+"""What the machine can do at most: its disk, and a bare gRPC round trip."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import grpc
+
+from benchmarks.bare_server import ECHO, WRITE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MIB = 1024 * 1024
+_BLOCK = os.urandom(MIB)
+
+
+def disk_rate(folder: Path, size_bytes: int) -> float:
+    """Return MB/s of writing a new file of `size_bytes` in order, with one fdatasync at the end."""
+    path = folder / "raw"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        started = time.perf_counter()
+        for _ in range(size_bytes // MIB):
+            os.write(descriptor, _BLOCK)
+        os.fdatasync(descriptor)
+        seconds = time.perf_counter() - started
+    finally:
+        os.close(descriptor)
+        path.unlink()
+    return size_bytes / 1e6 / seconds
+
+
+@contextmanager
+def bare_server(folder: Path) -> Iterator[str]:
+    """Run the bare server, a process of its own; yield its address."""
+    command = [sys.executable, "-m", "benchmarks.bare_server", str(folder)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield f"127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait(timeout=30)
+
+
+async def round_trip_ms(address: str, *, durable: bool, size_bytes: int, count: int) -> float:
+    """Return the median time of `count` calls, one after the other, that carry `size_bytes`."""
+    payload = os.urandom(size_bytes)
+    times = []
+    async with grpc.aio.insecure_channel(address) as channel:
+        method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+            WRITE if durable else ECHO
+        )
+        await method(payload)
+        for _ in range(count):
+            started = time.perf_counter()
+            await method(payload)
+            times.append(time.perf_counter() - started)
+    return statistics.median(times) * 1000

@@ -1,0 +1,87 @@
+"""Runs the benchmarks on a cluster of their own, prints a table, writes benchmarks/results.json.
+
+`python -m benchmarks.main [--only NAME] [--data-dir FOLDER]`.  The data folder should be on the disk
+that is meant: by default `artifacts/` in the working directory, as a temporary folder may be memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import core, spark
+from dlcore.sandbox.cluster import Sandbox
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from benchmarks.figures import Figure
+
+BOOKIES = 3
+RESULTS = Path("benchmarks/results.json")
+BENCHMARKS: dict[str, Callable[[Sandbox, Path], list[Figure]]] = {
+    "core_write": core.core_write,
+    "append_latency": core.append_latency,
+    "tail_latency": core.tail_latency,
+    "spark_batch_read": spark.batch_read,
+    "spark_batch_write": spark.batch_write,
+    "stream_trigger": spark.stream_trigger,
+}
+
+
+def main() -> None:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
+    parser.add_argument("--only", choices=sorted(BENCHMARKS), help="run one benchmark")
+    parser.add_argument("--data-dir", type=Path, default=Path("artifacts"))
+    arguments = parser.parse_args()
+    names = [arguments.only] if arguments.only else list(BENCHMARKS)
+    arguments.data_dir.mkdir(parents=True, exist_ok=True)
+    console = Console(highlight=False)
+    figures: list[Figure] = []
+    for name in names:
+        console.print(f"{name}: {BENCHMARKS[name].__doc__}")
+        figures += run(name, arguments.data_dir)
+    RESULTS.write_text(json.dumps([figure.as_json() for figure in figures], indent=2) + "\n")
+    console.print(table_of(figures))
+    console.print(f"written to {RESULTS}")
+
+
+def run(name: str, data_dir: Path) -> list[Figure]:
+    """Run one benchmark on a fresh cluster, so that none inherits memory or files of another."""
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-", dir=data_dir) as temporary,
+        Sandbox(bookies=BOOKIES, data_dir=Path(temporary) / "cluster") as sandbox,
+    ):
+        folder = Path(temporary) / "work"
+        folder.mkdir()
+        return BENCHMARKS[name](sandbox, folder)
+
+
+def table_of(figures: list[Figure]) -> Table:
+    """Return the figures as a table."""
+    table = Table("figure", "unit", header_style="bold")
+    for column in ("value", "limit", "ratio", "to reach"):
+        table.add_column(column, justify="right")
+    table.add_column("reached")
+    for figure in figures:
+        table.add_row(
+            figure.name,
+            figure.unit,
+            f"{figure.value:,.1f}",
+            f"{figure.limit:,.1f}",
+            f"{figure.ratio:.2f}",
+            str(figure.target),
+            "yes" if figure.target.is_met_by(figure.ratio) else "no",
+        )
+    return table
+
+
+if __name__ == "__main__":
+    main()

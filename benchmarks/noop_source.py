@@ -1,0 +1,144 @@
+"""A Python data source and sink that do nothing: what Spark itself costs.
+
+The source has the schema of a byte log and yields ready-made Arrow batches without any I/O; the
+sink drops what it gets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
+    WriterCommitMessage,
+)
+
+from dlspark.arrow import ROW_SCHEMA, ROWS_PER_BATCH
+from dlspark.schema import READ_SCHEMA
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql.types import StructType
+
+VALUE_BYTES = 100
+
+
+def ready_made_batch(row_count: int) -> pa.RecordBatch:
+    """Return rows like those of a log."""
+    numbers = np.arange(row_count, dtype=np.int64)
+    zeros = np.zeros(row_count, dtype=np.int64)
+    dlsn = pa.StructArray.from_arrays(
+        [pa.array(zeros), pa.array(zeros), pa.array(numbers)], fields=list(ROW_SCHEMA.field(1).type)
+    )
+    columns = [
+        pa.array(["bench"] * row_count),
+        dlsn,
+        pa.array(numbers),
+        pa.array(numbers),
+        pa.array(numbers, pa.timestamp("us", tz="UTC")),
+        pa.array([b"x" * VALUE_BYTES] * row_count),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA)
+
+
+@dataclass(frozen=True)
+class Rows(InputPartition):
+    """So many rows."""
+
+    count: int
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield one batch again and again."""
+        batch = ready_made_batch(min(self.count, ROWS_PER_BATCH))
+        for first in range(0, self.count, batch.num_rows):
+            yield batch.slice(0, min(batch.num_rows, self.count - first))
+
+
+class NoopReader(DataSourceReader):
+    """Yields rows without I/O."""
+
+    def __init__(self, rows: int, partitions: int) -> None:
+        self._partitions = [Rows(rows // partitions) for _ in range(partitions)]
+
+    def partitions(self) -> list[Rows]:
+        """Return equal parts."""
+        return self._partitions
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one part."""
+        assert isinstance(partition, Rows)
+        return partition.batches()
+
+
+class NoopStreamReader(DataSourceStreamReader):
+    """Has one new row at every trigger."""
+
+    def __init__(self) -> None:
+        self._latest = 0
+
+    def initialOffset(self) -> dict[str, int]:
+        """Return the start."""
+        return {"row": 0}
+
+    def latestOffset(self) -> dict[str, int]:  # type: ignore[override]  # the form without limits
+        """Return a later end than the last time."""
+        self._latest += 1
+        return {"row": self._latest}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[Rows]:
+        """Return one part."""
+        return [Rows(end["row"] - start["row"])] if end["row"] > start["row"] else []
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one part."""
+        assert isinstance(partition, Rows)
+        return partition.batches()
+
+
+class NoopStreamWriter(DataSourceStreamArrowWriter):
+    """Drops every row."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Take the rows and forget them."""
+        for _ in iterator:
+            pass
+        return WriterCommitMessage()
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Do nothing."""
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Do nothing."""
+
+
+class NoopDataSource(DataSource):
+    """``format("bench_noop")``; options ``rows`` and ``partitions``."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "bench_noop"
+
+    def schema(self) -> StructType:
+        """Return the schema of a byte log."""
+        return READ_SCHEMA
+
+    def reader(self, schema: StructType) -> NoopReader:
+        """Return the batch reader."""
+        return NoopReader(int(self.options["rows"]), int(self.options["partitions"]))
+
+    def streamReader(self, schema: StructType) -> NoopStreamReader:
+        """Return the stream reader."""
+        return NoopStreamReader()
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NoopStreamWriter:
+        """Return the stream writer."""
+        return NoopStreamWriter()

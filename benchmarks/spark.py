@@ -1,0 +1,207 @@
+"""Figures of the Spark data source: batch read, batch write, the time of a streaming trigger."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from pyspark.sql import SparkSession, functions as F
+
+from benchmarks.core import CONFIG, COPIES, WRITE_BYTES, drop_log, record_batches, write_log
+from benchmarks.figures import Figure, Target, measure
+from benchmarks.limits import disk_rate
+from benchmarks.noop_source import VALUE_BYTES, NoopDataSource
+from dlcore.records import LogRecord
+from dlcore.sync import open_namespace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from dlcore.sandbox.cluster import Sandbox
+
+CORES = 2
+READ_RECORDS = 2 * 1024 * 1024
+WRITE_RECORD_BYTES = 1024
+_TRIGGERS = 20
+_TRIGGERS_WARMING_UP = 3
+_TRIGGER_ROUNDS = 3
+_APPEND_INTERVAL_S = 0.02
+_STREAM_TIMEOUT_S = 180.0
+_POLL_S = 0.05
+
+
+@contextmanager
+def spark_session(folder: Path) -> Iterator[SparkSession]:
+    """Run Spark in this process with two task slots."""
+    builder = SparkSession.Builder().master(f"local[{CORES}]").appName("dlog benchmarks")
+    settings = {
+        "spark.driver.memory": "1g",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.local.dir": str(folder / "spark"),
+    }
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    spark.dataSource.register(NoopDataSource)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def batch_read(sandbox: Sandbox, folder: Path) -> list[Figure]:
+    """100-byte records from a log, beside a source that has its batches ready."""
+    batches = record_batches(total_bytes=READ_RECORDS * VALUE_BYTES, record_bytes=VALUE_BYTES)
+    log, _ = write_log(sandbox.uri, batches)
+    del batches
+    with spark_session(folder) as spark:
+        # The same number of parts for both, one for each task slot.
+        ours = (
+            spark.read.format("dlog")
+            .option("uri", sandbox.uri)
+            .option("log", log)
+            .option("minPartitions", CORES)
+            .load()
+        )
+        bare = (
+            spark.read.format("bench_noop")
+            .option("rows", READ_RECORDS)
+            .option("partitions", CORES)
+            .load()
+        )
+        assert ours.count() == READ_RECORDS
+        figure = measure(
+            name="spark_batch_read",
+            unit="records/s",
+            target=Target(ratio=0.4, is_rate=True),
+            value=lambda: _read_rate(ours),
+            limit=lambda: _read_rate(bare),
+        )
+    drop_log(sandbox.uri, log)
+    return [figure]
+
+
+def _read_rate(rows: DataFrame) -> float:
+    started = time.perf_counter()
+    rows.write.format("noop").mode("overwrite").save()
+    return READ_RECORDS / (time.perf_counter() - started)
+
+
+def batch_write(sandbox: Sandbox, folder: Path) -> list[Figure]:
+    """1 KB records into a log, beside the disk's rate divided by the copies."""
+    with spark_session(folder) as spark:
+        rows = spark.range(0, WRITE_BYTES // WRITE_RECORD_BYTES, 1, CORES).select(
+            F.repeat(F.lit("0123456789abcdef"), WRITE_RECORD_BYTES // 16).alias("value")
+        )
+
+        def value() -> float:
+            name = f"bench/{uuid4().hex}"
+            with open_namespace(sandbox.uri) as namespace:
+                namespace.create_log(name, config=CONFIG)
+                started = time.perf_counter()
+                target = rows.write.format("dlog").option("uri", sandbox.uri).option("log", name)
+                target.mode("append").save()
+                seconds = time.perf_counter() - started
+                with namespace.open_log(name) as log:
+                    assert log.get_log_record_count() == WRITE_BYTES // WRITE_RECORD_BYTES
+                namespace.delete_log(name)
+            return WRITE_BYTES / 1e6 / seconds
+
+        figure = measure(
+            name="spark_batch_write",
+            unit="MB/s",
+            target=Target(ratio=0.5, is_rate=True),
+            value=value,
+            limit=lambda: disk_rate(folder, WRITE_BYTES * COPIES) / COPIES,
+        )
+    return [figure]
+
+
+def stream_trigger(sandbox: Sandbox, folder: Path) -> list[Figure]:
+    """Triggers with a few new records each, from log to log, beside a no-op source and sink."""
+    with spark_session(folder) as spark, _growing_log(sandbox.uri) as log:
+        figure = measure(
+            name="stream_trigger",
+            unit="ms",
+            target=Target(ratio=1.3, is_rate=False),
+            value=lambda: _trigger_ms(spark, folder, "dlog", {"uri": sandbox.uri, "log": log}),
+            limit=lambda: _trigger_ms(spark, folder, "bench_noop", {}),
+            rounds=_TRIGGER_ROUNDS,
+        )
+    return [figure]
+
+
+@contextmanager
+def _growing_log(uri: str) -> Iterator[str]:
+    """Append to a new log from a thread, so that every trigger finds something."""
+    name = f"bench/{uuid4().hex}"
+    stopped = threading.Event()
+    with open_namespace(uri) as namespace:
+        namespace.create_log(name, config=CONFIG)
+        namespace.create_log(name + "/copy", config=CONFIG)
+
+        def grow() -> None:
+            with namespace.open_log(name) as log, log.open_writer() as writer:
+                txid = 0
+                while not stopped.wait(_APPEND_INTERVAL_S):
+                    writer.write(LogRecord(txid, b"x" * VALUE_BYTES))
+                    writer.commit()
+                    txid += 1
+
+        thread = threading.Thread(target=grow, name="grow")
+        thread.start()
+        try:
+            yield name
+        finally:
+            stopped.set()
+            thread.join()
+
+
+def _trigger_ms(spark: SparkSession, folder: Path, kind: str, options: dict[str, str]) -> float:
+    source = spark.readStream.format(kind).options(**options).load().select("value")
+    sink_options = options | ({"log": options["log"] + "/copy"} if "log" in options else {})
+    checkpoint = tempfile.mkdtemp(dir=folder)
+    query = (
+        source.writeStream.format(kind)
+        .options(**sink_options)
+        .option("checkpointLocation", checkpoint)
+        .start()
+    )
+    try:
+        return statistics.median(_trigger_times(query))
+    finally:
+        query.stop()
+
+
+def _trigger_times(query: StreamingQuery) -> list[int]:
+    """Return the milliseconds of the triggers that had something to do, the first ones left out."""
+    deadline = time.monotonic() + _STREAM_TIMEOUT_S
+    while True:
+        error = query.exception()
+        if error is not None:
+            raise error
+        times = [
+            int(progress["durationMs"]["triggerExecution"])
+            for progress in query.recentProgress
+            if int(progress["numInputRows"]) > 0
+        ]
+        if len(times) >= _TRIGGERS + _TRIGGERS_WARMING_UP:
+            return times[_TRIGGERS_WARMING_UP:]
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{len(times)} triggers in {_STREAM_TIMEOUT_S:.0f} s")
+        time.sleep(_POLL_S)

@@ -1,0 +1,214 @@
+"""The command line against a real cluster: each command, its text, its JSON, its failures."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pytest
+
+from dlcore.cli.app import EXIT_FAILED, run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dlcore.sandbox.cluster import Sandbox
+
+pytestmark = pytest.mark.integration
+
+WAIT_S = 60
+
+
+class Shell:
+    """Runs commands in this process and keeps what they print."""
+
+    def __init__(self, uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+        self.uri = uri
+        self._capsys = capsys
+
+    def text(self, *arguments: str) -> str:
+        """Run a command that must succeed; return its standard output."""
+        exit_code, out, err = self.outcome(*arguments)
+        assert exit_code == 0, err
+        return out
+
+    def json(self, *arguments: str) -> Any:
+        """Run a command that must succeed with --json; return its one value."""
+        return json.loads(self.text(*arguments, "--json"))
+
+    def outcome(self, *arguments: str) -> tuple[int, str, str]:
+        """Run a command; return its exit code and what it printed."""
+        self._capsys.readouterr()
+        exit_code = run(["--uri", self.uri, *arguments])
+        captured = self._capsys.readouterr()
+        return exit_code, captured.out, captured.err
+
+
+@pytest.fixture
+def shell(sandbox: Sandbox, capsys: pytest.CaptureFixture[str]) -> Shell:
+    """A shell whose namespace is the shared cluster's."""
+    return Shell(sandbox.uri, capsys)
+
+
+@pytest.fixture
+def log(shell: Shell) -> str:
+    """A fresh empty log."""
+    name = f"cli/{uuid4().hex}"
+    shell.text("log", "create", name, "--replication-factor", "3")
+    return name
+
+
+def lines_file(folder: Path, *lines: bytes) -> str:
+    """Write `lines` to a file and return its path."""
+    path = folder / "lines"
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    return str(path)
+
+
+def test_a_log_from_creation_to_deletion(shell: Shell, log: str, tmp_path: Path) -> None:
+    """Each step is seen by the commands after it."""
+    assert {"log": log} in shell.json("log", "list")
+    assert {"log": log} in shell.json("log", "list", log[:12])
+    assert shell.json("log", "list", "no-such-prefix") == []
+    shown = shell.json("log", "show", log)
+    assert (shown["records"], shown["first_dlsn"], shown["sealed"]) == (0, None, False)
+
+    path = lines_file(tmp_path, b"one", b"", b"\xff\x00", b"four")
+    wrote = shell.json("log", "write", log, "--file", path, "--txid", "line-number")
+    assert wrote["records"] == 4
+    assert shell.text("log", "count", log) == "4\n"
+    tail = [json.loads(line) for line in shell.text("log", "tail", log, "--json").splitlines()]
+    assert [record["txid"] for record in tail] == [1, 2, 3, 4]
+    assert [record["sequence_id"] for record in tail] == [0, 1, 2, 3]
+    assert [record.get("payload") for record in tail] == ["one", "", None, "four"]
+    assert base64.b64decode(tail[2]["payload_base64"]) == b"\xff\x00"
+    assert tail[-1]["dlsn"] == wrote["last_dlsn"]
+
+    shell.text("log", "truncate", log, tail[2]["dlsn"])
+    shown = shell.json("log", "show", log)
+    assert (shown["records"], shown["first_dlsn"]) == (2, tail[2]["dlsn"])
+    assert (shown["last_dlsn"], shown["last_txid"]) == (tail[3]["dlsn"], 4)
+
+    shell.text("log", "delete", log, "--yes")
+    assert {"log": log} not in shell.json("log", "list")
+
+
+def test_tail_takes_the_end_or_a_start(shell: Shell, log: str, tmp_path: Path) -> None:
+    """-n counts from the end; with a start it counts from there.
+
+    Several writers leave several segments, so the start of the tail is looked for across them.
+    """
+    for first in (1, 41, 81):
+        path = lines_file(tmp_path, *(str(n).encode() for n in range(first, first + 40)))
+        shell.text("log", "write", log, "--file", path)
+
+    def payloads(*arguments: str) -> list[int]:
+        out = shell.text("log", "tail", log, "--json", *arguments)
+        return [int(json.loads(line)["payload"]) for line in out.splitlines()]
+
+    assert payloads() == list(range(111, 121))
+    assert payloads("-n", "40") == list(range(81, 121))
+    assert payloads("-n", "41") == list(range(80, 121))
+    assert payloads("-n", "1000") == list(range(1, 121))
+    assert payloads("-n", "0") == []
+    assert payloads("--from-txid", "0", "-n", "3") == [1, 2, 3]
+    assert payloads("--from-dlsn", "2:0:0") == list(range(41, 121))
+
+
+def test_segments_ledgers_and_bookies(shell: Shell, log: str, tmp_path: Path) -> None:
+    """From a log down to the bookies that hold it."""
+    shell.text("log", "write", log, "--file", lines_file(tmp_path, b"a", b"b"))
+    (segment,) = shell.json("segment", "list", log)
+    assert (segment["lssn"], segment["state"], segment["records"]) == (1, "completed", 2)
+    ledger = shell.json("ledger", "show", str(segment["ledgers"][0]))
+    assert (ledger["state"], ledger["ensemble_size"], ledger["ack_quorum"]) == ("closed", 3, 3)
+    bookies = {row["name"] for row in shell.json("bookie", "list")}
+    assert {text.split("/")[0] for text in ledger["ensembles"][0]["bookies"]} <= bookies
+    assert len(bookies) == 4
+
+
+def test_pipes_get_plain_columns(shell: Shell, log: str, tmp_path: Path) -> None:
+    """Without a terminal there are no boxes and no colours, and one line per row."""
+    shell.text("log", "write", log, "--file", lines_file(tmp_path, b"a"))
+    for arguments in (["bookie", "list"], ["segment", "list", log], ["log", "show", log]):
+        out = shell.text(*arguments)
+        assert out.isascii()
+        assert "\x1b" not in out
+    assert shell.text("segment", "list", log).splitlines()[0].split()[:2] == ["lssn", "state"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["log", "show", "no-such-log"],
+        ["log", "count", "no-such-log"],
+        ["log", "tail", "no-such-log"],
+        ["log", "write", "no-such-log", "--file", os.devnull],
+        ["log", "delete", "no-such-log", "--yes"],
+        ["segment", "list", "no-such-log"],
+        ["ledger", "show", "999999999"],
+    ],
+)
+def test_failures_are_one_line_and_exit_code_1(shell: Shell, arguments: list[str]) -> None:
+    """The line names what is missing."""
+    exit_code, out, err = shell.outcome(*arguments)
+    assert (exit_code, out) == (EXIT_FAILED, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert arguments[2] in err
+
+
+def test_creating_twice_and_going_back_in_txid_fail(shell: Shell, log: str, tmp_path: Path) -> None:
+    """Refusals change nothing."""
+    exit_code, _, err = shell.outcome("log", "create", log)
+    assert exit_code == EXIT_FAILED
+    assert log in err
+    path = lines_file(tmp_path, b"a", b"b")
+    shell.text("log", "write", log, "--file", path, "--txid", "line-number")
+    exit_code, _, err = shell.outcome("log", "write", log, "--file", path, "--txid", "line-number")
+    assert exit_code == EXIT_FAILED
+    assert "1" in err
+    assert shell.text("log", "count", log) == "2\n"
+
+
+def test_debug_shows_the_traceback(shell: Shell) -> None:
+    """--debug is for those who mend dlog."""
+    with pytest.raises(Exception, match="no-such-log"):
+        shell.outcome("--debug", "log", "show", "no-such-log")
+
+
+def dlog_process(uri: str, *arguments: str) -> subprocess.Popen[bytes]:
+    """Start the command as a shell would."""
+    return subprocess.Popen(
+        [sys.executable, "-c", "from dlcore.cli import main; main()", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"DLOG_URI": uri},
+    )
+
+
+def test_follow_sees_each_line_as_it_is_written(sandbox: Sandbox, log: str) -> None:
+    """Two processes: a line piped into one comes out of the other while both keep running."""
+    with (
+        dlog_process(sandbox.uri, "log", "write", log) as writer,
+        dlog_process(sandbox.uri, "log", "tail", log, "-f", "--json") as reader,
+    ):
+        try:
+            assert writer.stdin is not None
+            assert reader.stdout is not None
+            for text in (b"first", b"second"):
+                writer.stdin.write(text + b"\n")
+                writer.stdin.flush()
+                assert json.loads(reader.stdout.readline())["payload"] == text.decode()
+            writer.stdin.close()
+            assert writer.wait(WAIT_S) == 0
+            reader.send_signal(2)
+            assert reader.wait(WAIT_S) == 130
+        finally:
+            for process in (writer, reader):
+                process.kill()

@@ -1,0 +1,117 @@
+"""`dlog sandbox` as a process: it announces itself, stops cleanly, and finds its data again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dlcore.records import LogRecord
+from dlcore.sync import open_namespace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.integration
+
+WAIT_S = 120
+
+
+@contextmanager
+def sandbox_process(*arguments: str, stop: signal.Signals) -> Iterator[dict[str, object]]:
+    """Run `dlog sandbox --json`, yield what it announced, end it with `stop`: exit code 0."""
+    command = [sys.executable, "-c", "from dlcore.cli import main; main()", "sandbox", "--json"]
+    with subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            announced = json.loads(process.stdout.readline())
+            yield announced
+            process.send_signal(stop)
+            assert process.wait(WAIT_S) == 0
+        finally:
+            process.kill()
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    """Wait until none of `pids` runs."""
+    deadline = time.monotonic() + WAIT_S
+    while any(is_running(pid) for pid in pids):
+        assert time.monotonic() < deadline, f"still running: {[p for p in pids if is_running(p)]}"
+        time.sleep(0.05)
+
+
+def pids_of(announced: dict[str, object]) -> list[int]:
+    """Return the bookies' process ids."""
+    bookies = announced["bookies"]
+    assert isinstance(bookies, list)
+    return [bookie["pid"] for bookie in bookies]
+
+
+def test_a_restart_on_the_same_folder_finds_all_data(tmp_path: Path) -> None:
+    """Stopped by Ctrl-C the first time, by SIGTERM the second."""
+    options = ("--bookies", "3", "--data-dir", str(tmp_path / "data"))
+    uri_file = tmp_path / "uri"
+    with sandbox_process(*options, "--uri-file", str(uri_file), stop=signal.SIGINT) as announced:
+        assert uri_file.read_text().strip() == announced["uri"]
+        with open_namespace(str(announced["uri"])) as namespace:
+            namespace.create_log("kept")
+            with namespace.open_log("kept") as log, log.open_writer() as writer:
+                writer.write(LogRecord(txid=7, payload=b"kept"))
+        pids = pids_of(announced)
+        assert len(pids) == 3
+        assert all(is_running(pid) for pid in pids)
+    wait_until_gone(pids)
+    assert not uri_file.exists()
+
+    with (
+        sandbox_process(*options, stop=signal.SIGTERM) as announced,
+        open_namespace(str(announced["uri"])) as namespace,
+        namespace.open_log("kept") as log,
+        log.open_reader() as reader,
+    ):
+        record = reader.read_next()
+        assert record is not None
+        assert (record.txid, record.payload) == (7, b"kept")
+    wait_until_gone(pids_of(announced))
+
+
+def test_a_folder_or_port_that_is_taken_is_refused(tmp_path: Path) -> None:
+    """The refusal names it; the cluster that has it goes on."""
+    folder = tmp_path / "data"
+    with sandbox_process(
+        "--bookies", "1", "--data-dir", str(folder), stop=signal.SIGTERM
+    ) as announced:
+        port = str(announced["uri"]).split(":")[2].split("/")[0]
+        for options, name in (
+            (["--data-dir", str(folder)], str(folder)),
+            (["--base-port", port], port),
+        ):
+            refused = subprocess.run(
+                [sys.executable, "-c", "from dlcore.cli import main; main()", "sandbox", *options],
+                capture_output=True,
+                text=True,
+                timeout=WAIT_S,
+                check=False,
+                env=os.environ | {"PYTHONWARNINGS": "error"},
+            )
+            assert refused.returncode in (1, 2)
+            assert refused.stderr.startswith("error: "), refused.stderr
+            assert refused.stderr.count("\n") == 1
+            assert name in refused.stderr
+        assert all(is_running(pid) for pid in pids_of(announced))
