@@ -1,0 +1,123 @@
+"""Which bookies are there, and at which address."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dlcore.errors import (
+    BookieUnavailableError,
+    MetadataConnectionError,
+    MetadataSessionExpiredError,
+    WrongIncarnationError,
+)
+from dlcore.ledger.codec import BookieRegistration, decode_registration
+
+if TYPE_CHECKING:
+    from dlcore.ids import BookieId
+    from dlcore.metadata.paths import NamespacePaths
+    from dlcore.metadata.port import MetadataStore, Unsubscribe
+
+
+@dataclass(frozen=True, slots=True)
+class BookieInfo:
+    """A registered bookie: who, where, and whether it takes ordinary writes."""
+
+    bookie: BookieId
+    address: str
+    read_only: bool
+
+
+class BookieRegistry:
+    """The registrations of one namespace's bookies.
+
+    Registration is discovery only: no safety rests on it.  Addresses are cached until the list of
+    bookies changes, and an old address is better than none while the metadata store is away.
+    """
+
+    def __init__(self, store: MetadataStore, paths: NamespacePaths) -> None:
+        self._store = store
+        self._paths = paths
+        self._addresses: dict[BookieId, str] = {}
+        self._fresh: set[BookieId] = set()  # those read since the list last changed
+        self._changes = 0
+        self._unsubscribes: list[Unsubscribe] = []
+
+    async def get_bookies(self) -> list[BookieInfo]:
+        """Read all registered bookies afresh, ordered by name.
+
+        A bookie that is on its way between writable and read-only counts as read-only.
+        """
+        await self._store.sync(self._paths.bookies_available)
+        directories = (self._paths.bookies_available, self._paths.bookies_readonly)
+        lists = await asyncio.gather(*(self._read_directory(each) for each in directories))
+        found: dict[BookieId, BookieInfo] = {}
+        for registration in (*lists[0], *lists[1]):
+            bookie = registration.bookie
+            found[bookie] = BookieInfo(bookie, registration.address, registration.read_only)
+        return [found[bookie] for bookie in sorted(found)]
+
+    async def resolve(self, bookie: BookieId) -> str:
+        """Return the address (``host:port``) of `bookie`.
+
+        Raises:
+            BookieUnavailableError: it is not registered, or that could not be found out.
+            WrongIncarnationError: another incarnation is registered under its name.
+        """
+        if bookie in self._fresh:
+            return self._addresses[bookie]
+        self._watch()
+        changes = self._changes
+        try:
+            address = await self._look_up(bookie)
+        except (MetadataConnectionError, MetadataSessionExpiredError) as error:
+            if bookie in self._addresses:
+                return self._addresses[bookie]
+            raise BookieUnavailableError(
+                f"the address of bookie {bookie} is unknown: no answer from the metadata store"
+            ) from error
+        self._addresses[bookie] = address
+        if changes == self._changes:  # else the list changed while we read
+            self._fresh.add(bookie)
+        return address
+
+    def close(self) -> None:
+        """Stop watching the list of bookies."""
+        while self._unsubscribes:
+            self._unsubscribes.pop()()
+
+    async def _look_up(self, bookie: BookieId) -> str:
+        paths = (
+            self._paths.bookie_available(bookie.name),
+            self._paths.bookie_readonly(bookie.name),
+        )
+        registrations = [
+            each for each in await asyncio.gather(*map(self._read, paths)) if each is not None
+        ]
+        for registration in registrations:
+            if registration.bookie == bookie:
+                return registration.address
+        if registrations:
+            raise WrongIncarnationError(
+                f"bookie {bookie} is gone: {registrations[0].bookie} is registered under its name"
+            )
+        raise BookieUnavailableError(f"bookie {bookie} is not registered")
+
+    async def _read_directory(self, path: str) -> list[BookieRegistration]:
+        names = await self._store.get_children(path) or ()
+        read = await asyncio.gather(*(self._read(f"{path}/{name}") for name in names))
+        return [registration for registration in read if registration is not None]
+
+    async def _read(self, path: str) -> BookieRegistration | None:
+        node = await self._store.get(path)
+        return None if node is None else decode_registration(node.value, source=path)
+
+    def _watch(self) -> None:
+        if not self._unsubscribes:
+            for path in (self._paths.bookies_available, self._paths.bookies_readonly):
+                self._unsubscribes.append(self._store.watch(path, self._on_change))
+
+    def _on_change(self) -> None:
+        self._changes += 1
+        self._fresh.clear()

@@ -1,0 +1,219 @@
+"""Ledger metadata in the metadata store: ids, compare-and-set, and whose write it was.
+
+A write whose reply was lost is never guessed about: it is read back and classified by its creation
+token or by value and version, and sent again only once it is known not to have happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dlcore.errors import (
+    CorruptMetadataError,
+    LedgerExistsError,
+    LedgerNotFoundError,
+    MetadataConnectionError,
+    MetadataVersionError,
+    NodeExistsError,
+    NoNodeError,
+)
+from dlcore.ledger.codec import decode_ledger, encode_ledger
+from dlcore.metadata.port import (
+    ANY_VERSION,
+    Create,
+    MetadataStore,
+    Op,
+    Unsubscribe,
+    Versioned,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from dlcore.ledger.metadata import LedgerMetadata
+    from dlcore.metadata.paths import NamespacePaths
+
+_ATTEMPTS_MAX = 5
+"""How often one write meets a lost reply before the caller is told: unknown."""
+_ID_CONFLICTS_MAX = 10_000
+"""Each conflict means that somebody else got an id; more than this is not contention."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionedLedger:
+    """A ledger's metadata and the version to compare-and-set it with."""
+
+    metadata: LedgerMetadata
+    version: int
+
+
+class LedgerStore:
+    """The ledgers of one namespace."""
+
+    def __init__(self, store: MetadataStore, paths: NamespacePaths) -> None:
+        self._store = store
+        self._paths = paths
+        self._id_lock = asyncio.Lock()  # one process does not compete with itself for ids
+        self._parents: set[str] = set()  # parents of ledgers, known to exist
+
+    async def new_ledger_id(self) -> int:
+        """Return an id that no ledger has or had; ids are never used twice."""
+        path = self._paths.ledger_idgen
+        lost_replies = 0
+        async with self._id_lock:
+            for _ in range(_ID_CONFLICTS_MAX):
+                node = await self._store.get(path)
+                if node is None:
+                    raise NoNodeError(f"{path} does not exist: {self._paths.root} is no namespace")
+                ledger_id = _parse_id(node.value, path)
+                try:
+                    await self._store.put(path, b"%d" % (ledger_id + 1), version=node.version)
+                except MetadataVersionError:
+                    continue
+                except MetadataConnectionError:
+                    # Taken or not, the next read decides; an id that is skipped harms nobody.
+                    lost_replies += 1
+                    if lost_replies == _ATTEMPTS_MAX:
+                        raise
+                    continue
+                return ledger_id
+        raise MetadataVersionError(f"{path} changed {_ID_CONFLICTS_MAX} times in a row")
+
+    async def create(
+        self, metadata: LedgerMetadata, *, extra_ops: Sequence[Op] = ()
+    ) -> VersionedLedger:
+        """Create the ledger and apply `extra_ops`, in one transaction.
+
+        Raises:
+            LedgerExistsError: the ledger exists and is not this creator's.
+            MetadataError: of the first of `extra_ops` that failed, or the store's own.
+        """
+        path = self._paths.ledger(metadata.ledger_id)
+        value = encode_ledger(metadata)
+        await self._make_parent(path)
+        for attempt in range(1, _ATTEMPTS_MAX + 1):
+            try:
+                await self._store.multi([Create(path, value), *extra_ops])
+            except NodeExistsError as error:
+                found = await self._find(metadata.ledger_id)
+                if found is None:
+                    raise  # the node that exists is one of extra_ops
+                raise LedgerExistsError(f"ledger {metadata.ledger_id} exists") from error
+            except MetadataConnectionError:
+                found = await self._find(metadata.ledger_id)
+                if found is not None and found.metadata.token == metadata.token:
+                    return found
+                if attempt == _ATTEMPTS_MAX:
+                    raise
+            else:
+                return VersionedLedger(metadata, 0)
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def read(self, ledger_id: int) -> VersionedLedger:
+        """Return the ledger's metadata, or raise `LedgerNotFoundError`."""
+        found = await self._read_if_exists(ledger_id)
+        if found is None:
+            raise LedgerNotFoundError(f"ledger {ledger_id} does not exist")
+        return found
+
+    async def write(self, metadata: LedgerMetadata, *, version: int) -> int:
+        """Compare-and-set the ledger's metadata; return the new version.
+
+        Raises:
+            MetadataVersionError: somebody else changed it: read it and decide again.
+            LedgerNotFoundError: it was deleted.
+        """
+        ledger_id = metadata.ledger_id
+        path = self._paths.ledger(ledger_id)
+        value = encode_ledger(metadata)
+        for attempt in range(1, _ATTEMPTS_MAX + 1):
+            try:
+                return await self._store.put(path, value, version=version)
+            except NoNodeError as error:
+                raise LedgerNotFoundError(f"ledger {ledger_id} does not exist") from error
+            except MetadataConnectionError:
+                node = await self._read_back(path)
+                if node is None:
+                    raise LedgerNotFoundError(f"ledger {ledger_id} does not exist") from None
+                if node.version == version + 1 and node.value == value:
+                    return node.version
+                if attempt == _ATTEMPTS_MAX:
+                    raise
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def delete(self, ledger_id: int, *, version: int = ANY_VERSION) -> None:
+        """Delete the ledger's metadata; bookies drop its entries some time later."""
+        path = self._paths.ledger(ledger_id)
+        for attempt in range(1, _ATTEMPTS_MAX + 1):
+            try:
+                return await self._store.delete(path, version=version)
+            except NoNodeError as error:
+                raise LedgerNotFoundError(f"ledger {ledger_id} does not exist") from error
+            except MetadataConnectionError:
+                if await self._read_back(path) is None:
+                    return None
+                if attempt == _ATTEMPTS_MAX:
+                    raise
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def list_ledgers(self) -> AsyncIterator[int]:
+        """Yield the ids of all ledgers, ascending; each list is read when it is reached."""
+        ledgers = self._paths.ledgers
+        names = await self._store.get_children(ledgers)
+        idgen = self._paths.ledger_idgen.rpartition("/")[2]
+        for high in sorted((name for name in names or () if name != idgen), key=_as_number):
+            for middle in await self._store.get_children(f"{ledgers}/{high}") or ():
+                for low in await self._store.get_children(f"{ledgers}/{high}/{middle}") or ():
+                    yield self._paths.ledger_id_of(high, middle, low)
+
+    def watch(self, ledger_id: int, callback: Callable[[], None]) -> Unsubscribe:
+        """Call `callback` after the ledger's metadata may have changed; level-triggered."""
+        return self._store.watch(self._paths.ledger(ledger_id), callback)
+
+    async def _make_parent(self, path: str) -> None:
+        parent = path.rpartition("/")[0]
+        if parent in self._parents:
+            return
+        for attempt in range(1, _ATTEMPTS_MAX + 1):
+            try:
+                await self._store.create(parent, make_parents=True)
+            except NodeExistsError:
+                pass
+            except MetadataConnectionError:
+                if attempt == _ATTEMPTS_MAX:
+                    raise
+                continue
+            self._parents.add(parent)
+            return
+
+    async def _find(self, ledger_id: int) -> VersionedLedger | None:
+        await self._store.sync(self._paths.ledger(ledger_id))
+        return await self._read_if_exists(ledger_id)
+
+    async def _read_if_exists(self, ledger_id: int) -> VersionedLedger | None:
+        path = self._paths.ledger(ledger_id)
+        node = await self._store.get(path)
+        if node is None:
+            return None
+        metadata = decode_ledger(node.value, source=path)
+        if metadata.ledger_id != ledger_id:
+            raise CorruptMetadataError(f"{path} holds the metadata of {metadata.ledger_id}")
+        return VersionedLedger(metadata, node.version)
+
+    async def _read_back(self, path: str) -> Versioned | None:
+        await self._store.sync(path)
+        return await self._store.get(path)
+
+
+def _parse_id(value: bytes, path: str) -> int:
+    if not value.isdigit():
+        raise CorruptMetadataError(f"{path}: expected a decimal number, not {value[:40]!r}")
+    return int(value)
+
+
+def _as_number(name: str) -> int:
+    if not name.isdecimal():
+        raise CorruptMetadataError(f"{name!r} is not part of a ledger's path")
+    return int(name)
