@@ -1,4 +1,4 @@
-"""Makes ``format("dlog")`` known: Spark registers the `DefaultSource` of every ``pyspark_*`` module."""
+"""Makes ``format("dlog")`` known: Spark registers `DefaultSource` of every ``pyspark_*`` module."""
 
 from __future__ import annotations
 

@@ -1,0 +1,195 @@
+"""Arrow: rows as Spark wants them, joined or not, and rows as a log takes them.
+
+Goal: every column of every row is right however entries are joined.  Method: compare with rows made
+one by one in plain Python, on random entries.
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from dlcore.errors import ConfigurationError
+from dlcore.sync import ScanBatch
+from dlspark.arrow import (
+    BYTES_PER_BATCH,
+    ROW_SCHEMA,
+    ROWS_PER_BATCH,
+    WRITE_SCHEMA,
+    WRITE_SCHEMA_WITH_TXID,
+    RowBuilder,
+    batches_by_log,
+)
+from dlspark.schema import WriteColumns
+
+EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+def scanned(
+    payloads: list[bytes], *, lssn: int = 1, entry: int = 0, slot: int = 0, sequence_id: int = 0
+) -> ScanBatch:
+    """Return an entry with these payloads; transaction ids and times follow from its position."""
+    batch = pa.RecordBatch.from_arrays(
+        [
+            pa.array([entry * 10 + row for row in range(len(payloads))], pa.int64()),
+            pa.array(payloads, pa.binary()),
+        ],
+        names=["txid", "payload"],
+    )
+    return ScanBatch(
+        batch=batch,
+        lssn=lssn,
+        entry_id=entry,
+        first_slot=slot,
+        sequence_id=sequence_id,
+        timestamp_ms=1_700_000_000_000 + entry,
+    )
+
+
+def expected_rows(log: str, part: ScanBatch) -> list[dict[str, Any]]:
+    """Return the rows of one entry, made one by one."""
+    return [
+        {
+            "log": log,
+            "dlsn": {"lssn": part.lssn, "entry": part.entry_id, "slot": part.first_slot + row},
+            "txid": part.batch.column("txid")[row].as_py(),
+            "sequence_id": part.sequence_id + row,
+            "timestamp": EPOCH + datetime.timedelta(milliseconds=part.timestamp_ms),
+            "value": part.batch.column("payload")[row].as_py(),
+        }
+        for row in range(part.batch.num_rows)
+    ]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.binary(max_size=5), max_size=6),
+            st.integers(0, 2**40),
+            st.integers(0, 100),
+            st.integers(0, 2**50),
+        ),
+        max_size=12,
+    )
+)
+def test_rows_are_those_made_one_by_one(
+    entries: list[tuple[list[bytes], int, int, int]],
+) -> None:
+    """All columns, over any sequence of entries, empty ones too."""
+    parts = [
+        scanned(payloads, lssn=3, entry=entry, slot=slot, sequence_id=sequence_id)
+        for payloads, entry, slot, sequence_id in entries
+    ]
+    batches = list(RowBuilder("clïcks").build(iter(parts)))
+    assert all(batch.schema.equals(ROW_SCHEMA) for batch in batches)
+    for batch in batches:
+        batch.validate(full=True)
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    assert rows == [row for part in parts for row in expected_rows("clïcks", part)]
+
+
+def test_small_entries_are_joined_and_batches_bounded() -> None:
+    """Rows and bytes are bounded, unless a single entry has more."""
+    small = [scanned([b"x"] * 1000, entry=number) for number in range(200)]
+    rows = [batch.num_rows for batch in RowBuilder("a").build(small)]
+    assert sum(rows) == 200_000
+    assert max(rows) <= ROWS_PER_BATCH
+    assert min(rows[:-1]) > ROWS_PER_BATCH - 1000
+    wide = [scanned([b"x" * (1 << 20)] * 3, entry=number) for number in range(6)]
+    sizes = [batch.column("value").nbytes for batch in RowBuilder("a").build(wide)]
+    assert len(sizes) == 3
+    assert max(sizes) <= BYTES_PER_BATCH
+    big = [scanned([b"x"] * (ROWS_PER_BATCH + 1))]
+    assert [batch.num_rows for batch in RowBuilder("a").build(big)] == [ROWS_PER_BATCH + 1]
+
+
+def test_a_single_entry_is_not_copied() -> None:
+    """The payload that Spark gets is the memory that was received."""
+    part = scanned([b"abc"] * 10)
+    (batch,) = RowBuilder("a").build([part])
+    given_buffer = part.batch.column("payload").buffers()[2]
+    assert batch.column("value").buffers()[2].address == given_buffer.address
+
+
+def test_reading_is_lazy() -> None:
+    """Rows go out while later entries are not fetched yet."""
+    taken = []
+
+    def entries() -> Any:
+        for number in range(100):
+            taken.append(number)
+            yield scanned([b"x"] * ROWS_PER_BATCH, entry=number)
+
+    rows = RowBuilder("a").build(entries())
+    next(rows)
+    assert len(taken) <= 2
+
+
+def written(to: str | None = "clicks", /, **columns: Any) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows by log of a batch to write."""
+    batch = pa.RecordBatch.from_pydict(columns)
+    kinds = WriteColumns(has_txid="txid" in columns, has_log="log" in columns)
+    return {name: rows.to_pylist() for name, rows in batches_by_log(batch, kinds, log=to)}
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.binary(), pa.large_string(), pa.large_binary()])
+def test_values_of_any_string_or_binary_type(kind: pa.DataType) -> None:
+    """Strings become their UTF-8 bytes."""
+    values = pa.array(["a", "ü"], pa.string()).cast(kind)
+    batch = pa.RecordBatch.from_arrays([values], names=["value"])
+    kinds = WriteColumns(has_txid=False, has_log=False)
+    ((log, rows),) = batches_by_log(batch, kinds, log="clicks")
+    assert log == "clicks"
+    assert rows.schema.equals(WRITE_SCHEMA)
+    assert rows.column("payload").to_pylist() == [b"a", "ü".encode()]
+
+
+def test_txids_go_along() -> None:
+    """In the order of the columns that a log wants."""
+    rows = written(value=["a"], txid=pa.array([5], pa.int64()))
+    assert rows == {"clicks": [{"txid": 5, "payload": b"a"}]}
+    assert WRITE_SCHEMA_WITH_TXID.names == ["txid", "payload"]
+
+
+def test_rows_go_where_their_log_column_says() -> None:
+    """In their order; the option wins over the column."""
+    columns = {"value": list("abcd"), "log": ["x", "y", "x", "y"]}
+    assert written(None, **columns) == {
+        "x": [{"payload": b"a"}, {"payload": b"c"}],
+        "y": [{"payload": b"b"}, {"payload": b"d"}],
+    }
+    assert list(written("z", **columns)) == ["z"]
+    assert written(None, value=["a", "b"], log=["x", "x"]) == {
+        "x": [{"payload": b"a"}, {"payload": b"b"}]
+    }
+
+
+def test_empty_batches_write_nothing() -> None:
+    """Spark may send them."""
+    empty = pa.array([], pa.string())
+    assert written(value=empty) == {}
+
+
+@pytest.mark.parametrize("column", ["value", "txid", "log"])
+def test_nulls_are_refused(column: str) -> None:
+    """The message names the column and the row."""
+    columns: dict[str, Any] = {
+        "value": ["a", "b"],
+        "txid": pa.array([1, 2], pa.int64()),
+        "log": ["x", "x"],
+    }
+    columns[column] = pa.array([columns[column][0], None], pa.array(columns[column]).type)
+    with pytest.raises(
+        ConfigurationError, match=f"'{column}' is null in 1 of 2 rows .first in row 1"
+    ):
+        written(None, **columns)
+
+
+def test_null_in_an_ignored_log_column() -> None:
+    """With the option log the column does not matter."""
+    assert written("z", value=["a"], log=pa.array([None], pa.string()))

@@ -1,0 +1,266 @@
+"""Offsets: canonical text, exact replay of first batches, and what counts as lost.
+
+Goal: no record is read twice or skipped, whatever Spark asks again.  Method: exact cases, and a
+random walk over growing, rolling and truncated logs against a model that keeps every record's
+number.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from dlcore.errors import AlreadyTruncatedError, ConfigurationError, LogNotFoundError
+from dlcore.ids import DLSN
+from dlspark.offsets import LogPosition, LogView, StreamOffset
+
+
+def view(
+    end: str, *, first: str = "1:0:0", log_id: str = "i", counts: tuple[Any, Any] = (None, None)
+) -> LogView:
+    """Return a view of a log with records from `first` to `end`."""
+    return LogView(
+        log_id=log_id,
+        first=DLSN.parse(first),
+        end=DLSN.parse(end),
+        first_sequence_id=counts[0],
+        end_sequence_id=counts[1],
+    )
+
+
+def initial(**positions: str) -> StreamOffset:
+    """Return an initial offset."""
+    return StreamOffset.initial(
+        {log: LogPosition(log_id="i", dlsn=DLSN.parse(dlsn)) for log, dlsn in positions.items()}
+    )
+
+
+def as_text(ranges: list[Any]) -> list[str]:
+    """Return ranges in a readable form."""
+    return [f"{r.log} {r.start.dlsn}-{r.end}" for r in ranges]
+
+
+def through_spark(offset: StreamOffset) -> StreamOffset:
+    """Return what comes back when Spark stores an offset and gives it back."""
+    return StreamOffset.from_json(json.loads(json.dumps(offset.to_json())))
+
+
+def test_json_is_canonical() -> None:
+    """Equal offsets have one text, whatever order their logs came in."""
+    one, two = initial(b="1:0:0", a="2:1:0"), initial(a="2:1:0", b="1:0:0")
+    text = (
+        '{"ids": {"a": "i", "b": "i"}, "init": {"a": "2:1:0", "b": "1:0:0"}, '
+        '"logs": {"a": "2:1:0", "b": "1:0:0"}, "v": 1}'
+    )
+    assert json.dumps(one.to_json()) == json.dumps(two.to_json()) == text
+    assert through_spark(one).to_json() == one.to_json()
+
+
+def test_nothing_new_gives_the_same_offset() -> None:
+    """Spark starts a batch for every change of the text: an idle or rolled log changes nothing."""
+    first, _ = initial(a="1:0:0").advanced({"a": view("2:5:0", counts=(0, 40))})
+    again, losses = through_spark(first).advanced({"a": view("2:5:0", counts=(0, None))})
+    assert again.to_json() == first.to_json()
+    assert not losses
+
+
+def test_replay_of_the_first_batch_ignores_the_new_initial_offset() -> None:
+    """Spark asks for the initial offset again after a crash; the logged end knows the old one."""
+    end, _ = initial(a="1:5:0").advanced({"a": view("1:9:0")})
+    replayed = through_spark(end)
+    for asked_again in ("1:2:0", "1:9:0", "3:0:0"):  # before, at and after the end
+        assert as_text(initial(a=asked_again).ranges_to(replayed)) == ["a 1:5:0-1:9:0"]
+
+
+def test_empty_first_batch_and_the_one_after_it() -> None:
+    """A query at the latest position runs an empty batch first; then it reads what came, once."""
+    start = initial(a="1:5:0")
+    empty, _ = start.advanced({"a": view("1:5:0")})
+    assert start.ranges_to(empty) == []
+    assert initial(a="1:8:0").ranges_to(empty) == []
+    second, _ = empty.advanced({"a": view("1:7:0")})
+    assert as_text(empty.ranges_to(second)) == ["a 1:5:0-1:7:0"]
+    third, _ = second.advanced({"a": view("1:9:0")})
+    assert as_text(second.ranges_to(third)) == ["a 1:7:0-1:9:0"]
+    assert not third.init
+
+
+def test_start_equal_to_end_reads_nothing() -> None:
+    """Also when that offset carries the start of the first batch."""
+    end, _ = initial(a="1:0:0").advanced({"a": view("1:9:0")})
+    assert end.init
+    assert end.ranges_to(through_spark(end)) == []
+
+
+def test_second_batch_does_not_read_the_first_again_for_another_log() -> None:
+    """The start of a log's first batch is dropped once that batch is over, log by log."""
+    first, _ = initial(a="1:0:0", b="1:0:0").advanced({"a": view("1:5:0"), "b": view("1:0:0")})
+    second, _ = first.advanced({"a": view("1:5:0"), "b": view("1:3:0")})
+    assert as_text(first.ranges_to(second)) == ["b 1:0:0-1:3:0"]
+
+
+def test_new_log_is_read_from_its_beginning_and_replayed_so() -> None:
+    """A log found by a pattern starts at its first record, which the offset remembers."""
+    start, _ = initial(a="1:5:0").advanced({"a": view("1:5:0")})
+    end, losses = start.advanced({"a": view("1:5:0"), "b": view("1:4:0", counts=(0, 9))})
+    assert not losses
+    assert as_text(start.ranges_to(through_spark(end))) == ["b 1:0:0-1:4:0"]
+
+
+def test_no_log_at_all_and_one_later() -> None:
+    """An offset without logs is not a reason to start anything again."""
+    nothing = initial()
+    assert nothing.advanced({})[0].to_json() == nothing.to_json()
+    end, _ = nothing.advanced({"a": view("1:4:0")})
+    assert as_text(nothing.ranges_to(end)) == ["a 1:0:0-1:4:0"]
+    kept, _ = end.advanced({})
+    assert kept.to_json() == end.to_json(), "a log that a listing misses keeps its position"
+    back, _ = kept.advanced({"a": view("1:6:0")})
+    assert as_text(kept.ranges_to(back)) == ["a 1:4:0-1:6:0"]
+
+
+def test_deleted_log_is_a_loss_and_keeps_its_position() -> None:
+    """The loss names the log; going on leaves the offset as it is."""
+    start, _ = initial(a="1:0:0").advanced({"a": view("1:5:0")})
+    end, losses = start.advanced({"a": None})
+    assert end.to_json() == start.to_json()
+    assert losses[0].error is LogNotFoundError
+    assert "log 'a': it was deleted" in str(losses[0])
+
+
+def test_recreated_log_is_a_loss_and_is_read_from_its_beginning() -> None:
+    """Positions of the old log mean nothing in the new one, even where they exist in both."""
+    start, _ = initial(a="1:0:0").advanced({"a": view("1:5:0")})
+    end, losses = start.advanced({"a": view("1:9:0", log_id="j")})
+    assert "created again (id i, now j)" in str(losses[0])
+    assert as_text(start.ranges_to(through_spark(end))) == ["a 1:0:0-1:9:0"]
+    assert end.logs["a"].log_id == "j"
+
+
+@pytest.mark.parametrize(
+    ("position", "first", "counts", "is_loss"),
+    [
+        ("1:5:0", "1:5:0", (None, None), False),
+        ("1:5:0", "1:6:0", (None, None), True),
+        ("1:5:0", "2:0:0", (40, 90), False),  # all 40 records before were read
+        ("1:5:0", "2:0:0", (41, 90), True),
+        ("1:5:0", "2:1:0", (None, 90), True),
+        ("3:0:0", "2:0:0", (40, 90), False),
+    ],
+)
+def test_truncation_is_a_loss_only_where_records_were_not_read(
+    position: str, first: str, counts: tuple[Any, Any], *, is_loss: bool
+) -> None:
+    """Counts tell that a position at the end of a dropped segment has lost nothing."""
+    start = StreamOffset(
+        logs={"a": LogPosition(log_id="i", dlsn=DLSN.parse(position), sequence_id=40)}
+    )
+    _, losses = start.advanced({"a": view("4:9:0", first=first, counts=counts)})
+    assert bool(losses) == is_loss
+    if is_loss:
+        assert losses[0].error is AlreadyTruncatedError
+        assert first in str(losses[0])
+        assert position in str(losses[0])
+
+
+def test_wholly_truncated_log_is_no_loss_until_something_follows() -> None:
+    """With no readable record nothing is skipped yet."""
+    start = StreamOffset(logs={"a": LogPosition(log_id="i", dlsn=DLSN(1, 5, 0), sequence_id=40)})
+    same, losses = start.advanced({"a": view("2:0:0", first="2:0:0")})
+    assert not losses
+    assert same.to_json() == start.to_json()
+
+
+def test_position_beyond_the_end_waits() -> None:
+    """A start beyond what a log holds is kept until the log gets there."""
+    start = initial(a="5:0:0")
+    same, losses = start.advanced({"a": view("1:9:0")})
+    assert same.to_json() == start.to_json()
+    assert not losses
+    assert start.ranges_to(same) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"v": 2, "logs": {}}, ["version 2", "up to 1"]),
+        ({"v": "1"}, ["version 1"]),
+        ({"logs": {}}, ["not an offset"]),
+        ([1], ["not an offset"]),
+        ({"v": 1, "logs": {"a": "1:0:0"}}, ["not an offset"]),
+        ({"v": 1, "logs": {"a": "1:0"}, "ids": {"a": "i"}}, ["not an offset"]),
+        ({"v": 1, "logs": {}, "ids": {}, "init": {"a": "1:0:0"}}, ["not an offset"]),
+        ({"v": 1, "logs": {}, "ids": {}, "limits": {}}, ["not an offset"]),
+    ],
+)
+def test_foreign_offsets_are_refused(value: object, words: list[str]) -> None:
+    """A checkpoint of another source, or of a newer version, is named as such."""
+    with pytest.raises(ConfigurationError) as caught:
+        StreamOffset.from_json(value)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_offsets_that_do_not_follow_each_other_are_refused() -> None:
+    """A log in the end without any start means that the checkpoint is not this query's."""
+    start, _ = initial(a="1:0:0").advanced({"a": view("1:5:0")})
+    end = StreamOffset(logs={"b": LogPosition(log_id="i", dlsn=DLSN(1, 1, 0))})
+    with pytest.raises(ConfigurationError, match="does not follow"):
+        start.ranges_to(end)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_walk_reads_every_record_once(seed: int) -> None:
+    """Logs grow, roll and appear; batches are replayed at random from re-asked initial offsets."""
+    rng = random.Random(seed)
+    logs: dict[str, list[int]] = {"a": [0], "b": [0]}  # entries by segment, segments from 1 on
+
+    def views() -> dict[str, LogView | None]:
+        found: dict[str, LogView | None] = {}
+        for log, segments in logs.items():
+            filled = [number for number, count in enumerate(segments, 1) if count]
+            end = DLSN(filled[-1], segments[filled[-1] - 1], 0) if filled else DLSN.INITIAL
+            found[log] = view(str(end), counts=(0, sum(segments)))
+        return found
+
+    def positions() -> dict[str, LogPosition]:
+        return {log: LogPosition(log_id="i", dlsn=v.end) for log, v in views().items() if v}
+
+    def read(start: StreamOffset, end: StreamOffset) -> list[tuple[str, int, int]]:
+        return [
+            (part.log, segment, entry)
+            for part in start.ranges_to(end)
+            for segment, count in enumerate(logs[part.log], 1)
+            for entry in range(count)
+            if part.start.dlsn <= DLSN(segment, entry, 0) < part.end
+        ]
+
+    offset = StreamOffset.initial(positions())
+    batches: list[list[tuple[str, int, int]]] = []
+    for _ in range(30):
+        for segments in logs.values():
+            if rng.random() < 0.3:
+                segments.append(0)
+            segments[-1] += rng.choice([0, 0, 1, 3])
+        if rng.random() < 0.1:
+            logs.setdefault(f"c{rng.randrange(3)}", [0])
+        end, losses = through_spark(offset).advanced(views())
+        assert not losses
+        batch = read(offset, end)
+        if batches:
+            assert read(through_spark(offset), through_spark(end)) == batch
+        else:
+            assert read(StreamOffset.initial(positions()), end) == batch
+        batches.append(batch)
+        offset = end
+    seen = [record for batch in batches for record in batch]
+    every = [
+        (log, segment, entry)
+        for log, segments in logs.items()
+        for segment, count in enumerate(segments, 1)
+        for entry in range(count)
+    ]
+    assert sorted(seen) == sorted(every)

@@ -1,0 +1,190 @@
+"""Planning: whatever options say, partitions hold exactly the ranges asked for, in order.
+
+Goal: no record is dropped, doubled or moved by splitting and grouping.  Method: exact cases, and
+random segments and options (Hypothesis) whose entries are listed before and after.
+"""
+
+from __future__ import annotations
+
+import pickle
+
+from hypothesis import given, settings, strategies as st
+
+from dlcore.config import QuorumConfig
+from dlcore.ids import DLSN, BookieId
+from dlcore.ledger.metadata import Ensemble, LedgerMetadata, LedgerState
+from dlcore.sync import ExtentView, LogSnapshot, ScanRange, SegmentView
+from dlspark.planning import PARTITIONS_BEFORE_GROUPING, DlogPartition, plan_partitions
+
+BOOKIES = tuple(BookieId(f"bookie-{n}", f"{n}" * 32) for n in (1, 2, 3))
+
+
+def snapshot_of(
+    *segments: tuple[int, ...], log: str = "clicks", records_per_entry: int = 10
+) -> LogSnapshot:
+    """Return a snapshot whose segments have extents with these numbers of entries."""
+    views = []
+    sequence_id = 0
+    for lssn, sizes in enumerate(segments, 1):
+        extents = []
+        base = 0
+        for number, size in enumerate(sizes):
+            records = size * records_per_entry
+            ledger = LedgerMetadata(
+                ledger_id=lssn * 1000 + number,
+                quorum=QuorumConfig(),
+                state=LedgerState.CLOSED,
+                ensembles=(Ensemble(0, BOOKIES),),
+                token="t",
+                created_ms=0,
+                last_entry_id=size - 1,
+            )
+            extents.append(
+                ExtentView(
+                    ledger=ledger,
+                    first_entry_id=0,
+                    last_entry_id=size - 1,
+                    base_entry_id=base,
+                    start_sequence_id=sequence_id,
+                    record_count=records,
+                    size_bytes=records * 100,
+                    first_txid=0,
+                    last_txid=0,
+                )
+            )
+            base += size
+            sequence_id += records
+        views.append(
+            SegmentView(
+                lssn=lssn,
+                start_sequence_id=extents[0].start_sequence_id if extents else sequence_id,
+                extents=tuple(extents),
+            )
+        )
+    filled = [segment for segment in views if segment.entry_count]
+    end = DLSN(filled[-1].lssn, filled[-1].entry_count, 0) if filled else DLSN.INITIAL
+    return LogSnapshot(
+        log=log,
+        log_id="i",
+        first=DLSN.INITIAL,
+        end=end,
+        segments=tuple(views),
+        addresses={bookie: f"host:{n}" for n, bookie in enumerate(BOOKIES)},
+    )
+
+
+def scans_of(*segments: tuple[int, ...], log: str = "clicks") -> list[ScanRange]:
+    """Return the ranges of everything in such a snapshot."""
+    snapshot = snapshot_of(*segments, log=log)
+    return snapshot.scans(snapshot.first, snapshot.end)
+
+
+def plan(
+    scans: list[ScanRange], *, least: int | None = None, most: int | None = None
+) -> list[DlogPartition]:
+    """Plan, and check that the entries are the same, in order."""
+    partitions = plan_partitions(scans, min_partitions=least, max_records_per_partition=most)
+    planned = [scan for partition in partitions for scan in partition.scans]
+    assert list_entries(planned) == list_entries(scans)
+    for partition in partitions:
+        assert len({scan.log for scan in partition.scans}) == 1
+    return partitions
+
+
+def list_entries(scans: list[ScanRange]) -> list[tuple[str, int, int]]:
+    """Return (log, segment, entry) of every entry read."""
+    return [
+        (scan.log, scan.lssn, entry)
+        for scan in scans
+        for extent in scan.extents
+        for entry in range(extent.base_entry_id, extent.end_entry_id)
+    ]
+
+
+def test_one_partition_per_segment_by_default() -> None:
+    """Many extents in a segment are one partition; a segment without entries is none."""
+    partitions = plan(scans_of((5, 7, 1), (3,), (), (900,)))
+    assert [len(partition.scans) for partition in partitions] == [1, 1, 1]
+
+
+def test_nothing_to_read_is_no_partition() -> None:
+    """Also with options."""
+    assert plan([]) == []
+    assert plan([], least=4, most=10) == []
+
+
+def test_min_partitions_splits_the_biggest_most() -> None:
+    """In proportion to bytes; small segments stay whole."""
+    partitions = plan(scans_of((100,), (10,), (1,)), least=12)
+    by_segment = [partition.scans[0].lssn for partition in partitions]
+    assert len(partitions) == 12
+    assert (by_segment.count(1), by_segment.count(2), by_segment.count(3)) == (10, 1, 1)
+
+
+def test_min_partitions_cannot_split_an_entry() -> None:
+    """Fewer entries than partitions asked for: one entry each."""
+    assert len(plan(scans_of((2,), (1,)), least=50)) == 3
+
+
+def test_partitions_are_of_even_size() -> None:
+    """Ten entries in six parts: one or two entries each."""
+    sizes = [
+        sum(scan.entry_count for scan in partition.scans)
+        for partition in plan(scans_of((10,)), least=6)
+    ]
+    assert sorted(sizes) == [1, 1, 2, 2, 2, 2]
+
+
+def test_max_records_per_partition() -> None:
+    """Ten records per entry: at most three entries for 35 records, never less than one entry."""
+    assert [p.scans[0].entry_count for p in plan(scans_of((10,)), most=35)] == [3, 3, 3, 1]
+    assert len(plan(scans_of((10,)), most=1)) == 10
+
+
+def test_small_segments_are_grouped_when_there_are_many() -> None:
+    """A log of a thousand small segments does not need a thousand tasks; logs are not mixed."""
+    many = [(1,)] * 1000
+    scans = scans_of(*many) + scans_of((1,), log="views")
+    partitions = plan(scans)
+    assert PARTITIONS_BEFORE_GROUPING // 2 <= len(partitions) <= PARTITIONS_BEFORE_GROUPING * 2
+    assert [p.scans[0].log for p in partitions].count("views") == 1
+    assert len(plan(scans, least=300)) >= 300
+    limited = plan(scans, most=50)
+    assert all(sum(s.record_count_estimate for s in p.scans) <= 50 for p in limited)
+
+
+def test_partitions_are_picklable_and_readable() -> None:
+    """They cross to other processes, and show up in error messages."""
+    partition = plan(scans_of((5,), (3,)))[0]
+    again = pickle.loads(pickle.dumps(partition))
+    assert again.scans == partition.scans
+    assert repr(again) == "DlogPartition(clicks 1:0:0 … 1:5:0)"
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    segments=st.lists(st.lists(st.integers(1, 40), max_size=4).map(tuple), min_size=1, max_size=90),
+    least=st.none() | st.integers(1, 120),
+    most=st.none() | st.integers(1, 500),
+    cut=st.tuples(st.integers(1, 20), st.integers(0, 30), st.integers(0, 9)),
+)
+def test_any_plan_holds_what_was_asked_for(
+    segments: list[tuple[int, ...]],
+    least: int | None,
+    most: int | None,
+    cut: tuple[int, int, int],
+) -> None:
+    """Every entry once and in order, edges kept, options obeyed as far as entries allow."""
+    snapshot = snapshot_of(*segments)
+    scans = snapshot.scans(DLSN(*cut), snapshot.end)
+    partitions = plan(scans, least=least, most=most)
+    planned = [scan for partition in partitions for scan in partition.scans]
+    if scans:
+        assert planned[0].start == scans[0].start
+        assert planned[-1].end == scans[-1].end
+    if least is not None:
+        assert len(partitions) >= min(least, sum(scan.entry_count for scan in scans))
+    if most is not None:
+        for partition in partitions:
+            records = sum(scan.record_count_estimate for scan in partition.scans)
+            assert records <= most or sum(s.entry_count for s in partition.scans) == 1
