@@ -7,7 +7,6 @@ contradicts itself is `CorruptMetadataError`, whatever a caller passes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -99,7 +98,7 @@ def decode_ledger(value: bytes, *, source: str = "ledger metadata") -> LedgerMet
             created_ms=message.created_ms,
             last_entry_id=message.last_entry_id,
             length_bytes=message.length_bytes,
-            custom=MappingProxyType(dict(message.custom)),
+            custom=dict(message.custom),
         )
     except (ConfigurationError, CorruptMetadataError, ValueError) as error:
         raise CorruptMetadataError(f"{source}: {error}") from error

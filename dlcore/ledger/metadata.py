@@ -6,7 +6,6 @@ import bisect
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 
 from dlcore.config import QuorumConfig
 from dlcore.errors import CorruptMetadataError
@@ -48,7 +47,7 @@ class LedgerMetadata:
     created_ms: int
     last_entry_id: int = -1
     length_bytes: int = 0
-    custom: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    custom: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         firsts = [ensemble.first_entry_id for ensemble in self.ensembles]
