@@ -1,7 +1,7 @@
 """Runs the benchmarks on a cluster of their own, prints a table, writes benchmarks/results.json.
 
-`python -m benchmarks.main [--only NAME] [--data-dir FOLDER]`.  The data folder should be on the disk
-that is meant: by default `artifacts/` in the working directory, as a temporary folder may be memory.
+`python -m benchmarks.main [--only NAME] [--data-dir FOLDER]`.  The data folder should be on
+the disk that is meant: by default `artifacts/`, since a temporary folder may be in memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import core, spark
+from benchmarks import logs, spark
 from dlcore.sandbox.cluster import Sandbox
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 BOOKIES = 3
 RESULTS = Path("benchmarks/results.json")
 BENCHMARKS: dict[str, Callable[[Sandbox, Path], list[Figure]]] = {
-    "core_write": core.core_write,
-    "append_latency": core.append_latency,
-    "tail_latency": core.tail_latency,
+    "core_write": logs.core_write,
+    "append_latency": logs.append_latency,
+    "tail_latency": logs.tail_latency,
     "spark_batch_read": spark.batch_read,
     "spark_batch_write": spark.batch_write,
     "stream_trigger": spark.stream_trigger,

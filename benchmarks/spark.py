@@ -12,9 +12,9 @@ from uuid import uuid4
 
 from pyspark.sql import SparkSession, functions as F
 
-from benchmarks.core import CONFIG, COPIES, WRITE_BYTES, drop_log, record_batches, write_log
 from benchmarks.figures import Figure, Target, measure
 from benchmarks.limits import disk_rate
+from benchmarks.logs import CONFIG, COPIES, WRITE_BYTES, drop_log, record_batches, write_log
 from benchmarks.noop_source import VALUE_BYTES, NoopDataSource
 from dlcore.records import LogRecord
 from dlcore.sync import open_namespace

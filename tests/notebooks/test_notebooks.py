@@ -1,0 +1,75 @@
+"""Each notebook runs once from top to bottom, as its reader runs it, and is kept without output."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+pytestmark = pytest.mark.notebook
+
+FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+PUBLIC_MODULES = {"dlcore", "dlcore.sync", "dlcore.sandbox", "pyspark.sql"}
+CELL_TIMEOUT_S = 120
+
+
+def load(path: Path) -> nbformat.NotebookNode:
+    """Read a notebook."""
+    notebook: nbformat.NotebookNode
+    notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]  # nbformat is
+    return notebook
+
+
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def test_there_are_notebooks() -> None:
+    """A wrong folder would let everything pass."""
+    assert "01_write_and_tail" in {path.stem for path in NOTEBOOKS}
+
+
+@each_notebook
+def test_it_runs(path: Path) -> None:
+    """Every cell succeeds in a fresh kernel."""
+    notebook = load(path)
+    client = NotebookClient(notebook, timeout=CELL_TIMEOUT_S, resources={"metadata": {"path": "."}})
+    client.execute()
+    assert all(
+        output.output_type != "error"
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+        for output in cell.outputs
+    )
+
+
+@each_notebook
+def test_it_is_stripped_and_says_first_what_it_shows(path: Path) -> None:
+    """Outputs would be noise in every diff; the first cell is text."""
+    notebook = load(path)
+    nbformat.validate(notebook)
+    assert notebook.cells[0].cell_type == "markdown"
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            assert not cell.outputs
+            assert cell.execution_count is None
+
+
+@each_notebook
+def test_it_imports_public_names_only(path: Path) -> None:
+    """A notebook shows what a user may rely on."""
+    notebook = load(path)
+    code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    for node in ast.walk(ast.parse(code)):
+        modules: list[str] = []
+        if isinstance(node, ast.ImportFrom):
+            modules = [node.module or ""]
+        elif isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        for module in modules:
+            package = module.split(".")[0]
+            assert package not in {"bookie", "dlspark"}
+            assert package not in {"dlcore", "pyspark"} or module in PUBLIC_MODULES, module

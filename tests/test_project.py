@@ -1,0 +1,40 @@
+"""What stands outside the code and must stay true: settings, targets, examples."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_each_spark_setting_is_explained() -> None:
+    """A comment stands above every setting, and every setting has a name and a value."""
+    lines = (ROOT / "spark-conf" / "spark-defaults.conf").read_text().splitlines()
+    settings = [number for number, line in enumerate(lines) if line and not line.startswith("#")]
+    assert settings
+    for number in settings:
+        assert lines[number - 1].startswith("#"), lines[number]
+        name, value = lines[number].split()
+        assert name.startswith("spark.")
+        assert value
+
+
+def test_make_help_explains_every_target() -> None:
+    """A target that people may run has an explanation, and `make` alone prints it."""
+    makefile = (ROOT / "Makefile").read_text()
+    explained = set(re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE))
+    assert {
+        "help", "install", "demo", "test", "check", "sim", "bench", "proto", "proto-check", "clean",
+    } <= explained  # fmt: skip
+    shown = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for target in explained:
+        assert f"make {target} " in shown
+
+
+def test_links_in_the_documents_lead_somewhere() -> None:
+    """Relative links of the documents name files that exist."""
+    for document in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.name}: {target}"
