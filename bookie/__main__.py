@@ -1,0 +1,149 @@
+"""The bookie process: `python -m bookie --name bookie-1 --metadata-uri … --data-dir …`.
+
+Exit status: 0 after SIGTERM, SIGINT or the end of `--watch-parent`'s stdin; 1 when the bookie
+failed; 2 when it refused to start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+import tomllib
+from pathlib import Path
+
+from bookie.server import BookieServer
+from bookie.server_config import BookieConfig, option_types
+from dlcore.clock import SystemClock
+from dlcore.errors import ConfigurationError, DLError
+from dlcore.metadata.paths import parse_uri
+from dlcore.metadata.zookeeper import ZooKeeperStore
+
+EXIT_STOPPED, EXIT_FAILED, EXIT_REFUSED = 0, 1, 2
+
+_EXAMPLE = """example:
+  python -m bookie --name bookie-1 --metadata-uri distributedlog://127.0.0.1:2181/dlog \\
+      --data-dir /var/lib/dlog/bookie-1
+
+The TOML file of --config has the same keys with underscores, for example
+  name = "bookie-1"
+  garbage_interval_s = 60
+Options of the command line override it."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one bookie until it is told to stop; return the exit status."""
+    if sys.flags.optimize:
+        return _refuse("python -O removes the checks that guard the data: start without it")
+    options = vars(_parser().parse_args(arguments))
+    watch_parent = bool(options.pop("watch_parent"))
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+    try:
+        config = _read_config(options)
+    except ConfigurationError as error:
+        return _refuse(str(error))
+    return asyncio.run(_run(config, watch_parent=watch_parent))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bookie",
+        description="Run one bookie: a storage node of a dlog cluster.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", help="TOML file with options", metavar="FILE")
+    parser.add_argument(
+        "--watch-parent", action="store_true", help="stop when standard input reaches its end"
+    )
+    for key, kind in option_types().items():
+        parser.add_argument(
+            f"--{key.replace('_', '-')}",
+            dest=key,
+            metavar=kind.__name__.upper(),
+            default=argparse.SUPPRESS,
+        )
+    return parser
+
+
+def _read_config(options: dict[str, object]) -> BookieConfig:
+    file = options.pop("config")
+    from_file: dict[str, object] = {}
+    if file is not None:
+        try:
+            from_file = tomllib.loads(Path(str(file)).read_text())
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"--config {file}: {error}") from error
+    return BookieConfig.from_options({**from_file, **options})
+
+
+async def _run(config: BookieConfig, *, watch_parent: bool) -> int:
+    """Serve until stopped; stopping cancels the serving task, which then shuts down in order."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signal_number, stop.set)
+    if watch_parent:
+        _call_at_end_of_stdin(loop, stop)
+    serving = asyncio.create_task(_serve(config))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    serving.cancel()
+    try:
+        error = await serving
+    except asyncio.CancelledError:
+        return EXIT_STOPPED
+    except ConfigurationError as refusal:
+        return _refuse(str(refusal))
+    except DLError as caught:
+        error = caught
+    sys.stderr.write(f"bookie {config.name} failed: {error}\n")
+    return EXIT_FAILED
+
+
+async def _serve(config: BookieConfig) -> DLError:
+    """Serve until cancelled, or return why the bookie failed."""
+    store = await ZooKeeperStore.connect(
+        parse_uri(config.metadata_uri).servers, session_timeout_s=config.session_timeout_s
+    )
+    try:
+        async with await BookieServer.start(config, store=store, clock=SystemClock()) as server:
+            incarnation = server.bookie.incarnation
+            sys.stdout.write(
+                f"bookie {config.name} (incarnation {incarnation}) serving on {server.address}\n"
+            )
+            sys.stdout.flush()
+            return await server.wait_failed()
+    finally:
+        await store.aclose()
+
+
+def _call_at_end_of_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """Set `stop` when the parent, which holds the other end, is gone."""
+
+    def watch() -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(stop.set)
+
+    threading.Thread(target=watch, name="watch-parent", daemon=True).start()
+
+
+def _refuse(reason: str) -> int:
+    sys.stderr.write(f"bookie refuses to start: {reason}\n")
+    return EXIT_REFUSED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

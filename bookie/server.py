@@ -1,0 +1,250 @@
+"""One bookie from start to stop: identity, storage, service, registration, garbage collection.
+
+Starting goes up in that order and stopping goes down in the reverse: a bookie is registered only
+while it serves, and serves only what it has replayed.  A storage that failed, or another process
+under the same identity, ends the bookie (`wait_failed`): it never goes on with half its promises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+import grpc
+
+from bookie.disk import RealDisk
+from bookie.registration import Registrar, confirm_identity, establish_identity
+from bookie.service import BookieService
+from bookie.storage import LedgerStorage, StorageState
+from dlcore.errors import (
+    BookieStorageError,
+    ConfigurationError,
+    CorruptMetadataError,
+    DLError,
+)
+from dlcore.metadata.binding import ensure_namespace, read_binding
+from dlcore.metadata.paths import NamespacePaths, parse_uri
+from dlcore.transport import wire
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from bookie.server_config import BookieConfig
+    from dlcore.clock import Clock
+    from dlcore.ids import BookieId
+    from dlcore.metadata.port import MetadataStore
+
+logger = logging.getLogger(__name__)
+
+_READS_GRACE_S = 2.0
+"""For reads under way when the bookie stops."""
+_REGISTER_PATIENCE_S = 2.0
+_KEEPALIVE_MS = 10_000
+_PING_INTERVAL_MIN_MS = 100
+
+_SERVER_OPTIONS = [
+    ("grpc.max_receive_message_length", wire.REQUEST_BYTES_MAX),
+    ("grpc.max_send_message_length", wire.RESPONSE_BYTES_MAX),
+    # Two processes on one port would share its clients between them.
+    ("grpc.so_reuseport", 0),
+    # Clients ping to notice a dead bookie, some of them often; a bookie pings to drop dead clients.
+    ("grpc.http2.min_ping_interval_without_data_ms", _PING_INTERVAL_MIN_MS),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", _KEEPALIVE_MS),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+
+
+class BookieServer:
+    """A running bookie; made by `start`, ended by `aclose`."""
+
+    bookie: BookieId
+    """Who it is."""
+    address: str
+    """What clients connect to, host:port."""
+    storage: LedgerStorage
+
+    def __init__(self, config: BookieConfig, *, store: MetadataStore, clock: Clock) -> None:
+        self._config = config
+        self._store = store
+        self._clock = clock
+        self._paths = NamespacePaths(parse_uri(config.metadata_uri).root)
+        self._cluster_id = ""
+        self._failure: asyncio.Future[DLError] = asyncio.get_running_loop().create_future()
+        self._running = AsyncExitStack()
+
+    def __repr__(self) -> str:
+        return f"<BookieServer {self.bookie} at {self.address} {self.storage.state.value}>"
+
+    @classmethod
+    async def start(
+        cls, config: BookieConfig, *, store: MetadataStore, clock: Clock
+    ) -> BookieServer:
+        """Start a bookie; `store` stays the caller's, and is closed after the bookie.
+
+        Raises:
+            ConfigurationError: the data folder is in use or another bookie's, the port is taken.
+            BookieStorageError: data that was acknowledged may be damaged or missing.
+        """
+        server = cls(config, store=store, clock=clock)
+        try:
+            await server._open_storage()
+            await server._serve()
+            await server._register()
+            server._collect_garbage()
+        except BaseException:
+            await server.aclose()
+            raise
+        return server
+
+    async def wait_failed(self) -> DLError:
+        """Wait until the bookie can no longer serve, and return why."""
+        return await asyncio.shield(self._failure)
+
+    async def aclose(self) -> None:
+        """Unregister, finish what is in flight, stop; safe to call twice."""
+        await self._running.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def _open_storage(self) -> None:
+        binding = await ensure_namespace(self._store, self._paths, self._clock)
+        self._cluster_id = binding.cluster_id
+        disk = RealDisk(self._config.data_dir)
+        self._running.push_async_callback(disk.aclose)
+        cookie = await establish_identity(
+            disk,
+            self._store,
+            self._paths,
+            name=self._config.name,
+            cluster_id=self._cluster_id,
+            clock=self._clock,
+        )
+        self.bookie = cookie.bookie
+        self.storage = await LedgerStorage.open(
+            disk,
+            self._config.storage,
+            clock=self._clock,
+            owner=f"{self._cluster_id}/{self.bookie.incarnation}",
+        )
+        self._running.push_async_callback(self.storage.aclose)
+        await confirm_identity(disk, cookie)
+
+    async def _serve(self) -> None:
+        config = self._config
+        service = BookieService(
+            self.storage,
+            bookie=self.bookie,
+            cluster_id=self._cluster_id,
+            connection_bytes_max=config.connection_bytes_max,
+        )
+        server = grpc.aio.server(options=_SERVER_OPTIONS)
+        server.add_generic_rpc_handlers((service.rpc_handler(),))
+        try:
+            port = server.add_insecure_port(_host_port(config.host, config.port))
+        except RuntimeError as error:
+            raise ConfigurationError(
+                f"cannot listen on host={config.host!r} port={config.port}: the port is taken, or "
+                "the host is no address of this machine"
+            ) from error
+        await server.start()
+        self.address = _host_port(config.advertised_host or config.host, port)
+
+        async def stop() -> None:
+            try:
+                async with asyncio.timeout(config.drain_timeout_s):
+                    await service.drain()
+            except TimeoutError:
+                logger.warning("clients did not take their results bookie=%s", self.bookie)
+            await server.stop(_READS_GRACE_S)
+
+        self._running.push_async_callback(stop)
+
+    async def _register(self) -> None:
+        registrar = Registrar(
+            self._store,
+            self._paths,
+            bookie=self.bookie,
+            address=self.address,
+            on_conflict=self._fail,
+        )
+        self._running.push_async_callback(registrar.aclose)
+
+        def follow_state(state: StorageState) -> None:
+            logger.info("storage state=%s bookie=%s", state.value, self.bookie)
+            if state is StorageState.FAILED:
+                self._fail(BookieStorageError(f"bookie {self.bookie}: the storage failed"))
+            else:
+                registrar.set_read_only(is_read_only=state is StorageState.READ_ONLY)
+
+        self.storage.on_state(follow_state)
+        await registrar.register(
+            is_read_only=self.storage.state is StorageState.READ_ONLY,
+            patience_s=self._config.session_timeout_s + _REGISTER_PATIENCE_S,
+        )
+
+    def _fail(self, error: DLError) -> None:
+        logger.error("bookie fails: %s", error)
+        if not self._failure.done():
+            self._failure.set_result(error)
+
+    def _collect_garbage(self) -> None:
+        task = asyncio.create_task(self._collect_forever(), name="bookie-garbage-collector")
+
+        async def stop() -> None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        self._running.push_async_callback(stop)
+
+    async def _collect_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.garbage_interval_s)
+            try:
+                await self._collect_once()
+            except DLError as error:
+                logger.warning("garbage collection failed bookie=%s: %s", self.bookie, error)
+
+    async def _collect_once(self) -> None:
+        binding = await read_binding(self._store, self._paths)
+        if binding.cluster_id != self._cluster_id:
+            raise CorruptMetadataError(
+                f"the namespace is now cluster {binding.cluster_id}, this bookie belongs to "
+                f"{self._cluster_id}: no ledger counts as deleted"
+            )
+        report = await self.storage.collect_garbage(self._is_ledger_deleted)
+        if report.refused:
+            logger.warning("garbage collection refused bookie=%s: %s", self.bookie, report.refused)
+        elif report.ledgers_deleted:
+            logger.info(
+                "garbage collected bookie=%s ledgers=%d files=%d bytes=%d",
+                self.bookie,
+                report.ledgers_deleted,
+                report.files_deleted,
+                report.bytes_freed,
+            )
+
+    async def _is_ledger_deleted(self, ledger_id: int) -> bool:
+        """Return whether the ledger has no metadata, read twice: the second time after a sync."""
+        path = self._paths.ledger(ledger_id)
+        if await self._store.get(path) is not None:
+            return False
+        await self._store.sync(path)
+        return await self._store.get(path) is None
+
+
+def _host_port(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"

@@ -1,0 +1,147 @@
+"""Configuration of a bookie process, and the one parser of its options.
+
+Options are flat: those of the process by their own names, those of the storage likewise, those of
+the storage's parts with the part's name before (`garbage_age_ms`).  The command line and the TOML
+file use the same keys.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from bookie.config import GarbageConfig, SpaceConfig, StorageConfig
+from dlcore.config import MIB, require
+from dlcore.errors import ConfigurationError
+from dlcore.metadata.paths import parse_uri
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_NAME_LENGTH_MAX = 128
+_ANY_HOST = ("", "0.0.0.0", "::", "[::]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookieConfig:
+    """One bookie process."""
+
+    name: str
+    """The bookie's name in the cluster; its data folder belongs to this name for good."""
+    metadata_uri: str
+    """The namespace: distributedlog://zk1:2181,zk2:2181/path."""
+    data_dir: Path
+    """Made if missing; one process at a time."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = 0
+    """Port to listen on; 0 takes a free one."""
+    advertised_host: str = ""
+    """What clients connect to; empty: `host`."""
+    session_timeout_s: float = 10.0
+    """After this long without contact the metadata store drops the registration."""
+    connection_bytes_max: int = 16 * MIB
+    """Entry bytes of one write stream not yet durable, beyond which it is not read: two batches."""
+    garbage_interval_s: float = 300.0
+    """How often the bookie looks for deleted ledgers."""
+    drain_timeout_s: float = 10.0
+    """How long a stopping bookie waits for what is in flight."""
+    storage: StorageConfig = field(default_factory=StorageConfig)
+
+    def __post_init__(self) -> None:
+        parse_uri(self.metadata_uri)
+        require(
+            condition=0 < len(self.name) <= _NAME_LENGTH_MAX and self.name.isprintable(),
+            key="name",
+            value=self.name,
+            rule=f"expected 1 … {_NAME_LENGTH_MAX} printable characters",
+        )
+        require(
+            condition=0 <= self.port < 2**16,
+            key="port",
+            value=self.port,
+            rule="expected 0 … 65535",
+        )
+        require(
+            condition=bool(self.advertised_host) or self.host not in _ANY_HOST,
+            key="advertised_host",
+            value=self.advertised_host,
+            rule=f"expected the address that clients connect to, since host={self.host!r} is none",
+        )
+        for key in (
+            "session_timeout_s",
+            "connection_bytes_max",
+            "garbage_interval_s",
+            "drain_timeout_s",
+        ):
+            value = getattr(self, key)
+            require(condition=value > 0, key=key, value=value, rule="expected a number > 0")
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, object]) -> BookieConfig:
+        """Return the configuration that flat `options` describe; text is parsed.
+
+        Raises:
+            ConfigurationError: a key is unknown or missing, or a value is wrong; it names the key.
+        """
+        known = option_types()
+        for key in options:
+            if key not in known:
+                raise ConfigurationError(
+                    f"unknown option {key!r}: expected one of {', '.join(sorted(known))}"
+                )
+        values = {key: _parse(key, value, known[key]) for key, value in options.items()}
+        for key in ("name", "metadata_uri", "data_dir"):
+            if key not in values:
+                raise ConfigurationError(f"option {key!r} is missing")
+        storage = StorageConfig(
+            **_take(StorageConfig, "", values),
+            space=SpaceConfig(**_take(SpaceConfig, "space_", values)),
+            garbage=GarbageConfig(**_take(GarbageConfig, "garbage_", values)),
+        )
+        return cls(**_take(cls, "", values), storage=storage)
+
+
+def option_types() -> dict[str, type]:
+    """Return every option's key and type: str, int, float or Path."""
+    return {
+        **_scalars(BookieConfig, ""),
+        **_scalars(StorageConfig, ""),
+        **_scalars(SpaceConfig, "space_"),
+        **_scalars(GarbageConfig, "garbage_"),
+    }
+
+
+def _scalars(config: type, prefix: str) -> dict[str, type]:
+    types = get_type_hints(config)
+    return {
+        prefix + each.name: types[each.name]
+        for each in dataclasses.fields(config)
+        if types[each.name] in (str, int, float, Path)
+    }
+
+
+def _take(config: type, prefix: str, values: Mapping[str, object]) -> dict[str, Any]:
+    return {
+        key.removeprefix(prefix): values[key] for key in _scalars(config, prefix) if key in values
+    }
+
+
+def _parse(key: str, value: object, kind: type) -> object:
+    """Return `value` as `kind`; a TOML value must have the type already, text is parsed."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, float, Path)):
+        raise ConfigurationError(f"{key}={value!r}: expected {_KIND_NAMES[kind]}")
+    if kind in (str, Path) and not isinstance(value, (str, Path)):
+        raise ConfigurationError(f"{key}={value!r}: expected {_KIND_NAMES[kind]}")
+    if kind is int and isinstance(value, float):
+        raise ConfigurationError(f"{key}={value!r}: expected {_KIND_NAMES[kind]}")
+    try:
+        parsed: object = kind(value)
+    except ValueError as error:
+        raise ConfigurationError(f"{key}={value!r}: expected {_KIND_NAMES[kind]}") from error
+    return parsed
+
+
+_KIND_NAMES = {str: "text", Path: "a path", int: "a whole number", float: "a number"}
