@@ -12,14 +12,14 @@ class SpaceConfig:
     """When a filling disk makes the bookie read-only, and when it writes again."""
 
     read_only_below_bytes: int = 512 * MIB
-    """Less free space than this: ordinary adds are refused, the rest is kept for fences, recovery adds
-    and footers."""
+    """With less free space ordinary adds are refused; the rest is for fences, recovery adds and
+    footers."""
     writable_above_bytes: int = 768 * MIB
     """Ordinary adds are taken again from here on; the distance keeps the state from flapping."""
     minimum_bytes: int = 64 * MIB
     """Below this recovery adds are refused too: what is left is for fences and footers."""
     check_interval_s: float = 5.0
-    """How often a read-only bookie looks whether space came back; a writable one looks at each write."""
+    """How often a read-only bookie looks for space; a writable one looks after each write."""
 
     def __post_init__(self) -> None:
         require(
@@ -50,7 +50,7 @@ class GarbageConfig:
     brake_share: float = 0.8
     """A pass in which more than this share of the ledgers looks newly deleted is refused …"""
     brake_count: int = 100
-    """… if it is also more than this many ledgers; small bookies may lose all their ledgers at once."""
+    """… if it is also more than this many ledgers: a small bookie may lose all of them at once."""
 
     def __post_init__(self) -> None:
         require(
@@ -77,7 +77,7 @@ class StorageConfig:
     file_bytes_max: int = 256 * MIB
     """An entry log file that would grow beyond this is sealed; only the last file is replayed."""
     file_entries_max: int = 500_000
-    """Likewise by entries, because the index of the unsealed file lives in memory (16 bytes each)."""
+    """Likewise by entries: the index of the unsealed file is in memory, 16 bytes for each."""
     batch_bytes_max: int = 8 * MIB
     """Most bytes of one gathered write and fdatasync; it bounds what one flush can delay."""
     in_flight_bytes_max: int = 64 * MIB

@@ -7,11 +7,13 @@ must not use the file for writing again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
-from dlcore.ledger.digest import BytesLike
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dlcore.ledger.digest import BytesLike
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -70,7 +72,7 @@ class Disk(Protocol):
         """Return free and total space."""
         ...
 
-    def list(self) -> list[str]:
+    def names(self) -> list[str]:
         """Return the names of all files, sorted."""
         ...
 

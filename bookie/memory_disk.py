@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from bookie.disk_port import DiskSpace
 from dlcore.errors import BookieStorageError
-from dlcore.ledger.digest import BytesLike
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dlcore.ledger.digest import BytesLike
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -73,12 +76,13 @@ class _Inode:
 class MemoryDisk:
     """One directory in memory, deterministic on any event loop; no threads.
 
-    `crash` ends the running owner: its handles fail from then on, un-synced bytes are lost or torn by
-    sector, and names that were not yet durable vanish.  The next owner opens the same object.
+    `crash` ends the running owner: its handles fail from then on, un-synced bytes are lost or torn
+    by sector, and name changes that were not yet durable may vanish.  The next owner opens the same
+    object.
 
-    Faults and costs are plain attributes: `write_error`, `sync_error` and `read_error` are raised by
-    the next such operation and then cleared; `crash_at_step` crashes at the n-th step from now on;
-    `latency_s` is drawn for every write and every sync.
+    Faults and costs are plain attributes: the next write, sync or read fails with `write_error`,
+    `sync_error` or `read_error` and clears it; the disk crashes when `steps` reaches
+    `crash_at_step`; `latency_s` is drawn for every step.
     """
 
     def __init__(
@@ -101,3 +105,201 @@ class MemoryDisk:
         self.sync_error: str | None = None
         self.read_error: str | None = None
         self.crash_at_step: int | None = None
+
+    def crash(self, *, keep_cache: bool = False) -> None:
+        """End the running owner: handles fail from now on.
+
+        Args:
+            keep_cache: only the process dies (SIGKILL); otherwise the machine does (power).
+        """
+        self._generation += 1
+        self.crash_at_step = None
+        if keep_cache:
+            return
+        for name in sorted(self._names.keys() | self._durable_names.keys()):
+            if self._names.get(name) is not self._durable_names.get(name):
+                kept = self._rng.choice((self._names, self._durable_names)).get(name)
+                self._set_durable_name(name, kept)
+        self._names = dict(self._durable_names)
+        for name in sorted(self._names):
+            self._names[name].lose(self._rng)
+
+    def corrupt(self, name: str, offset: int, data: bytes) -> None:
+        """Change bytes behind everybody's back, on the device and in the cache."""
+        inode = self._names[name]
+        inode.cache[offset : offset + len(data)] = data
+        inode.durable[offset : offset + len(data)] = data
+
+    @property
+    def steps(self) -> int:
+        """Writes, syncs and name changes so far; `crash_at_step` counts in these."""
+        return self._steps
+
+    def space(self) -> DiskSpace:
+        """Return free and total space."""
+        used = sum(len(inode.cache) for inode in self._names.values()) + self.filler_bytes
+        return DiskSpace(free_bytes=max(0, self.total_bytes - used), total_bytes=self.total_bytes)
+
+    def names(self) -> list[str]:
+        """Return the names of all files, sorted."""
+        return sorted(self._names)
+
+    async def create(self, name: str, content: Sequence[BytesLike]) -> MemoryFile:
+        """Create a file that holds `content`; under its name it exists whole or not at all."""
+        if name in self._names:
+            raise BookieStorageError(f"cannot create {name}: it exists")
+        await self._place(name, b"".join(content))
+        return self.open(name)
+
+    def open(self, name: str) -> MemoryFile:
+        """Open an existing file for reading and appending."""
+        inode = self._names.get(name)
+        if inode is None:
+            raise BookieStorageError(f"cannot open {name}: no such file")
+        return MemoryFile(self, name, inode, self._generation)
+
+    async def delete(self, names: Sequence[str]) -> None:
+        """Delete files durably; one that does not exist is no error."""
+        generation = self._generation
+        await self.step(generation)
+        for name in names:
+            self._names.pop(name, None)
+        await self.step(generation)
+        self._durable_names = dict(self._names)
+
+    async def read_file(self, name: str) -> bytes | None:
+        """Return a small file's content; None if it does not exist."""
+        inode = self._names.get(name)
+        return None if inode is None else bytes(inode.cache)
+
+    async def write_file(self, name: str, data: bytes) -> None:
+        """Set a small file's content atomically and durably."""
+        await self._place(name, data)
+
+    async def compute(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run the work at once: no threads here."""
+        return function(*args, **kwargs)
+
+    async def aclose(self) -> None:
+        """Give the directory up; its content stays for the next owner."""
+        self._generation += 1
+
+    async def step(self, generation: int) -> None:
+        """Pass one point at which the machine can crash, and wait the device's latency."""
+        self.check_alive(generation)
+        self._steps += 1
+        if self.crash_at_step is not None and self._steps >= self.crash_at_step:
+            self.crash()
+        self.check_alive(generation)
+        if self.latency_s is not None:
+            await asyncio.sleep(self.latency_s())
+            self.check_alive(generation)
+
+    def check_alive(self, generation: int) -> None:
+        """Raise `BookieStorageError` if the handle's owner is dead."""
+        if generation != self._generation:
+            raise BookieStorageError("the disk's owner crashed or closed it")
+
+    async def write(self, inode: _Inode, offset: int, data: bytes, generation: int) -> None:
+        """Write into the cache and sync, a step each, failing as told."""
+        await self.step(generation)
+        if len(inode.cache) < offset + len(data) and self.space().free_bytes < len(data):
+            raise BookieStorageError("cannot write: no space left on device")
+        if self.write_error is not None:
+            message, self.write_error = self.write_error, None
+            inode.write(offset, data[: self._rng.randrange(len(data) + 1)])
+            raise BookieStorageError(f"cannot write: {message}")
+        inode.write(offset, data)
+        await self.sync(inode, generation)
+
+    async def sync(self, inode: _Inode, generation: int) -> None:
+        """Make a file durable; a failed sync loses some bytes and marks all clean, as on Linux."""
+        await self.step(generation)
+        if self.sync_error is not None:
+            message, self.sync_error = self.sync_error, None
+            cached = bytes(inode.cache)
+            inode.lose(self._rng)
+            inode.cache[:] = cached
+            raise BookieStorageError(f"cannot sync: {message}")
+        inode.sync()
+
+    def check_read(self) -> None:
+        """Fail a read if told to."""
+        if self.read_error is not None:
+            message, self.read_error = self.read_error, None
+            raise BookieStorageError(f"cannot read: {message}")
+
+    def _set_durable_name(self, name: str, inode: _Inode | None) -> None:
+        if inode is None:
+            self._durable_names.pop(name, None)
+        else:
+            self._durable_names[name] = inode
+
+    async def _place(self, name: str, data: bytes) -> None:
+        generation = self._generation
+        inode = _Inode()
+        await self.write(inode, 0, data, generation)
+        self._names[name] = inode
+        await self.step(generation)
+        self._durable_names = dict(self._names)
+
+
+class MemoryFile:
+    """An open file of a `MemoryDisk`."""
+
+    def __init__(self, disk: MemoryDisk, name: str, inode: _Inode, generation: int) -> None:
+        self._disk = disk
+        self._name = name
+        self._inode = inode
+        self._generation = generation
+        self._is_closed = False
+
+    @property
+    def name(self) -> str:
+        """The file's name in its directory."""
+        return self._name
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file, un-synced ones included."""
+        return len(self._inode.cache)
+
+    async def append(self, buffers: Sequence[BytesLike]) -> None:
+        """Write `buffers` at the end and make them durable."""
+        self._check_open()
+        await self._disk.write(self._inode, self.size, b"".join(buffers), self._generation)
+
+    async def rewrite(self, offset: int, data: BytesLike) -> None:
+        """Write `data` over existing bytes and make them durable."""
+        self._check_open()
+        await self._disk.write(self._inode, offset, bytes(data), self._generation)
+
+    async def truncate(self, size: int) -> None:
+        """Cut the file to `size` bytes, durably."""
+        self._check_open()
+        await self._disk.step(self._generation)
+        self._inode.truncate(size)
+        await self._disk.sync(self._inode, self._generation)
+
+    async def read(self, offset: int, size: int) -> memoryview:
+        """Return exactly `size` bytes."""
+        self._check_open()
+        self._disk.check_alive(self._generation)
+        self._disk.check_read()
+        return self.view(offset, size)
+
+    def view(self, offset: int, size: int) -> memoryview:
+        """Return a copy, which therefore never changes."""
+        if offset + size > self.size:
+            raise BookieStorageError(
+                f"{self._name} has {self.size} bytes, not {size} at offset {offset}"
+            )
+        return memoryview(bytes(self._inode.cache[offset : offset + size]))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._is_closed = True
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise BookieStorageError(f"{self._name} is closed")

@@ -1,16 +1,54 @@
-"""A bookie's storage: what it holds, what it refuses, and what it answers."""
+"""A bookie's storage: what it holds, what it refuses, and what it answers.
+
+An add is decided when it is called, in one step with giving it its place in the log; so an add
+called before a fence is in the log before the fence, and one called after it is refused.  A fencing
+request is answered when everything accepted before it is durable: no entry that it calls absent can
+appear any more, but by recovery.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import logging
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
-from bookie.config import StorageConfig
-from bookie.disk_port import Disk
-from dlcore.clock import Clock
+from bookie.entry_log import EntryLog, EntryLogEvents, Location
+from bookie.entry_log_format import file_name, owner_digest
+from bookie.entry_reader import EntryReader
+from bookie.followers import Followers
+from bookie.garbage import GarbageJudge
+from bookie.ledger_state import LedgerState
+from bookie.replay import open_entry_log
+from bookie.space import SpaceGuard
+from dlcore.errors import (
+    BadRequestError,
+    BookieError,
+    BookieOverloadedError,
+    BookieReadOnlyError,
+    BookieUnavailableError,
+    EntryTooLargeError,
+    LedgerFencedError,
+    NoSuchEntryError,
+    NoSuchLedgerError,
+)
+from dlcore.ids import INVALID_ENTRY_ID
+from dlcore.ledger.digest import EntryFrame, decode_frame
 from dlcore.ledger.port import EntryRange, FollowUpdate
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+
+    from bookie.config import StorageConfig
+    from bookie.disk_port import Disk, DiskFile
+    from bookie.index import FileIndex, LedgerSummary
+    from bookie.replay import OpenedLog
+    from dlcore.clock import Clock
+    from dlcore.ledger.digest import BytesLike
+
+logger = logging.getLogger(__name__)
+_ID_MAX = 2**63 - 1
 
 
 class StorageState(Enum):
@@ -48,8 +86,8 @@ class GarbageReport:
 class LedgerStorage:
     """Every entry this bookie holds; used on one event loop only.
 
-    Requests raise `BookieUnavailableError` after `aclose` and, as far as they need the disk's writing
-    half, `BookieStorageError` once a write or sync has failed.
+    Requests raise `BookieUnavailableError` after `aclose` and, as far as they need the disk's
+    writing half, `BookieStorageError` once a write or sync has failed.
     """
 
     @classmethod
@@ -63,23 +101,89 @@ class LedgerStorage:
         Raises:
             BookieStorageError: data that was acknowledged may be damaged or missing.
         """
-        raise NotImplementedError
+        digest = owner_digest(owner)
+        opened = await open_entry_log(disk, owner=digest)
+        return cls(disk, config, opened, owner=digest, clock=clock)
 
-    def add_entry(self, frame: bytes, *, is_recovery: bool = False) -> asyncio.Future[None]:
-        """Accept or refuse `frame` now; the future is done when it is durable, or holds the refusal.
+    def __init__(
+        self,
+        disk: Disk,
+        config: StorageConfig,
+        opened: OpenedLog,
+        *,
+        owner: bytes,
+        clock: Clock,
+    ) -> None:
+        self._disk = disk
+        self._config = config
+        self._clock = clock
+        self._ledgers: dict[int, LedgerState] = {}
+        self._sealed_bytes: dict[int, int] = {}
+        self._log = EntryLog(
+            disk,
+            config,
+            opened,
+            owner=owner,
+            events=EntryLogEvents(self._on_durable, self._on_sealed, self._on_failed),
+        )
+        self._reader = EntryReader(
+            disk, self._log, self._ledgers, open_files_max=config.open_files_max
+        )
+        for sealed in opened.sealed:
+            self._take_sealed(
+                sealed.number, sealed.summaries, size=sealed.size, end=sealed.records_end
+            )
+        for summary in opened.index.summaries():
+            self._ledger(summary.ledger_id).note_summary(summary)
+        self._space = SpaceGuard(config.space, free_bytes=disk.space().free_bytes)
+        self._judge = GarbageJudge(config.garbage)
+        self._garbage_lock = asyncio.Lock()
+        self._followers = Followers()
+        self._unlogged_lacs: set[int] = set()
+        self._comparisons: set[asyncio.Task[None]] = set()
+        self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
+        self._state_callbacks: list[Callable[[StorageState], None]] = []
+        self._is_closing = False
+        self._has_failed = False
+        self._state = self._current_state()
+        self._writer = asyncio.get_running_loop().create_task(
+            self._log.run(), name="bookie entry log"
+        )
+        self._watch_space()
 
-        Adding identical bytes again succeeds.
+    def __repr__(self) -> str:
+        return f"<LedgerStorage {self._state.value} ledgers={len(self._ledgers)}>"
 
-        Raises:
-            Nothing: the future holds LedgerFencedError, BookieReadOnlyError, BookieOverloadedError,
-            EntryTooLargeError, DigestMismatchError, BadRequestError (other bytes for a held entry),
-            BookieStorageError or BookieUnavailableError.
+    def add_entry(self, frame: BytesLike, *, is_recovery: bool = False) -> asyncio.Future[None]:
+        """Accept or refuse `frame` now; the future is done when it is durable or was refused.
+
+        Adding identical bytes again succeeds.  Nothing is raised here: the future may hold
+        LedgerFencedError, BookieReadOnlyError, BookieOverloadedError, EntryTooLargeError,
+        DigestMismatchError, BadRequestError (other bytes for a held entry), BookieStorageError or
+        BookieUnavailableError.
         """
-        raise NotImplementedError
+        try:
+            return self._add_entry(frame, is_recovery=is_recovery)
+        except BookieError as error:
+            refusal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            refusal.set_exception(error)
+            return refusal
 
     def write_lac(self, ledger_id: int, last_add_confirmed: int) -> None:
-        """Remember the LAC, wake followers, and log it lazily."""
-        raise NotImplementedError
+        """Remember the LAC, wake followers, and log it within `settle_interval_s`.
+
+        Raises:
+            BadRequestError: an id out of range.
+        """
+        self._check_open()
+        self._log.check()
+        _check_id("ledger", ledger_id)
+        if last_add_confirmed != INVALID_ENTRY_ID:
+            _check_id("entry", last_add_confirmed)
+        if self._ledger(ledger_id).note_lac(last_add_confirmed):
+            self._unlogged_lacs.add(ledger_id)
+            self._call_later(self._config.settle_interval_s, self._settle)
+            self._followers.wake(ledger_id)
 
     async def read_lac(self, ledger_id: int, *, fence: bool) -> int:
         """Return the highest LAC known, -1 for none; with `fence`, fence first and durably.
@@ -87,7 +191,8 @@ class LedgerStorage:
         Raises:
             NoSuchLedgerError: without `fence`, for a ledger it knows nothing of.
         """
-        raise NotImplementedError
+        await self._prepare_read(ledger_id, fence=fence)
+        return self._known_ledger(ledger_id).last_add_confirmed
 
     async def read_entry(self, ledger_id: int, entry_id: int, *, fence: bool) -> memoryview:
         """Return one verified frame; with `fence`, any answer comes after the fence is durable.
@@ -96,9 +201,15 @@ class LedgerStorage:
             NoSuchLedgerError, NoSuchEntryError: proven no.
             BookieStorageError: the entry cannot be read or is damaged.
         """
-        raise NotImplementedError
+        _check_id("entry", entry_id)
+        await self._prepare_read(ledger_id, fence=fence)
+        location = self._reader.find(ledger_id, entry_id)
+        if location is None:
+            raise self._absent(ledger_id, entry_id)
+        await self._wait_durable([location])
+        return (await self._reader.read(ledger_id, [location]))[0]
 
-    def read_entries(
+    async def read_entries(
         self,
         ledger_id: int,
         *,
@@ -106,25 +217,62 @@ class LedgerStorage:
         last_entry_id: int,
         stride: int = 1,
         chunk_bytes: int,
-    ) -> AsyncIterator[list[memoryview]]:
+    ) -> AsyncGenerator[list[memoryview], None]:
         """Stream verified frames of entries first, first + stride, … ≤ last, in chunks.
+
+        A chunk has at most `chunk_bytes` bytes, or one frame.
 
         Raises:
             NoSuchLedgerError, NoSuchEntryError: at the first entry it does not hold, after yielding
                 all before it.
         """
-        raise NotImplementedError
+        _check_id("ledger", ledger_id)
+        _check_id("entry", first_entry_id)
+        if stride < 1 or chunk_bytes < 1:
+            raise BadRequestError(f"stride={stride} chunk_bytes={chunk_bytes}: expected >= 1")
+        next_entry_id = first_entry_id
+        while next_entry_id <= last_entry_id:
+            self._check_open()
+            wanted = range(next_entry_id, last_entry_id + 1, stride)
+            chunk = self._reader.find_all(ledger_id, wanted, bytes_max=chunk_bytes)
+            if not chunk:
+                raise self._absent(ledger_id, next_entry_id)
+            await self._wait_durable(chunk)
+            yield await self._reader.read(ledger_id, chunk)
+            next_entry_id = chunk[-1].entry_id + stride
 
-    def follow(self, ledger_id: int, *, first_entry_id: int) -> AsyncIterator[FollowUpdate]:
-        """Push updates as the LAC moves; the first one comes at once.
+    async def follow(
+        self, ledger_id: int, *, first_entry_id: int
+    ) -> AsyncGenerator[FollowUpdate, None]:
+        """Push updates as the LAC moves; the first one comes at once; ends when closed.
 
-        Each update is complete up to its own `last_add_confirmed`: an entry at or below it that came in
-        no update is not held here.  A follower that is far behind gets the LAC in steps.
+        Each update is complete up to its own `last_add_confirmed`: an entry at or below it that
+        came in no update is not held here.  A follower that is far behind gets the LAC in steps.
 
         Raises:
-            BookieStorageError: the storage failed; everything readable was delivered before.
+            BookieStorageError: the storage failed; what could be read was delivered before.
         """
-        raise NotImplementedError
+        _check_id("ledger", ledger_id)
+        _check_id("entry", first_entry_id)
+        next_entry_id = first_entry_id
+        told: tuple[int, bool] | None = None
+        with self._followers.watch(ledger_id) as changed:
+            while True:
+                changed.clear()
+                self._check_open()
+                state = self._ledgers.get(ledger_id)
+                fenced = state is not None and state.is_fence_durable
+                locations, confirmed = self._reader.find_confirmed(
+                    ledger_id, next_entry_id, bytes_max=self._config.follow_chunk_bytes
+                )
+                if locations or told != (confirmed, fenced):
+                    frames = await self._reader.read(ledger_id, locations)
+                    yield FollowUpdate(frames=frames, last_add_confirmed=confirmed, fenced=fenced)
+                    told = confirmed, fenced
+                    next_entry_id = max(next_entry_id, confirmed + 1)
+                else:
+                    self._log.check()
+                    await changed.wait()
 
     def list_entries(self, ledger_id: int) -> list[EntryRange]:
         """Return the ranges of durable entries, ascending.
@@ -132,31 +280,310 @@ class LedgerStorage:
         Raises:
             NoSuchLedgerError: it knows nothing of the ledger.
         """
-        raise NotImplementedError
+        _check_id("ledger", ledger_id)
+        self._check_open()
+        self._known_ledger(ledger_id)
+        return [
+            EntryRange(first_entry_id=first, last_entry_id=last)
+            for first, last in self._reader.durable_ranges(ledger_id)
+        ]
 
     def ledgers(self) -> list[int]:
-        """Return the ledgers it knows, ascending."""
-        raise NotImplementedError
+        """Return the ledgers it knows, ascending, without those proven deleted."""
+        return sorted(
+            ledger_id for ledger_id, state in self._ledgers.items() if not state.is_deleted
+        )
 
     def stats(self) -> StorageStats:
         """Return counts and space."""
-        raise NotImplementedError
+        space = self._disk.space()
+        return StorageStats(
+            ledger_count=len(self._ledgers),
+            stored_bytes=sum(self._sealed_bytes.values()) + self._log.written_bytes,
+            disk_free_bytes=space.free_bytes,
+            disk_total_bytes=space.total_bytes,
+            is_read_only=self._space.is_read_only,
+            failed=self._has_failed,
+        )
 
     @property
     def state(self) -> StorageState:
         """What the storage accepts now."""
-        raise NotImplementedError
+        return self._state
 
     def on_state(self, callback: Callable[[StorageState], None]) -> None:
         """Call `callback` at every change of `state`, from the event loop."""
-        raise NotImplementedError
+        self._state_callbacks.append(callback)
 
     async def collect_garbage(
         self, is_ledger_deleted: Callable[[int], Awaitable[bool]]
     ) -> GarbageReport:
-        """Ask about every ledger, and drop files whose ledgers are all proven deleted."""
-        raise NotImplementedError
+        """Ask about every ledger, and drop files whose ledgers are all proven deleted.
+
+        An error of `is_ledger_deleted` ends the pass, and the pass counts for nothing.
+        """
+        async with self._garbage_lock:
+            self._check_open()
+            seen = self.ledgers()
+            looks_deleted = [each for each in seen if await is_ledger_deleted(each)]
+            verdict = self._judge.judge(
+                seen=seen, looks_deleted=looks_deleted, now_ms=self._clock.now_ms()
+            )
+            if verdict.refused:
+                logger.warning("garbage collection refused: %s", verdict.refused)
+            for ledger_id in verdict.deleted:
+                self._ledgers[ledger_id].is_deleted = True
+            dropped = await self._drop_dead_files()
+        return GarbageReport(
+            ledgers_seen=len(seen),
+            ledgers_deleted=len(verdict.deleted),
+            files_deleted=len(dropped),
+            bytes_freed=sum(dropped.values()),
+            refused=verdict.refused,
+        )
 
     async def aclose(self) -> None:
-        """Take no more, make everything accepted durable, stop; the disk stays open (its opener's)."""
-        raise NotImplementedError
+        """Take no more, make what was accepted durable, and stop; the disk stays open."""
+        if self._is_closing:
+            await asyncio.wait([self._writer])
+            return
+        self._is_closing = True
+        for timer in self._timers.values():
+            timer.cancel()
+        try:
+            if not self._has_failed:
+                self._log_settled()
+                await self._log.flush()
+            if self._comparisons:
+                await asyncio.wait(self._comparisons)
+        except BookieError as error:
+            logger.warning("closing after a failure: %s", error)
+        finally:
+            self._writer.cancel()
+            await asyncio.wait([self._writer])
+            self._followers.wake_all()
+            self._reader.close()
+            self._log.close_files()
+        if not self._writer.cancelled():
+            self._writer.result()
+
+    # Adding
+
+    def _add_entry(self, frame: BytesLike, *, is_recovery: bool) -> asyncio.Future[None]:
+        self._check_open()
+        self._log.check()
+        if len(frame) > self._config.entry_size_bytes_max:
+            raise EntryTooLargeError(
+                f"entry of {len(frame)} bytes, expected at most {self._config.entry_size_bytes_max}"
+            )
+        entry = decode_frame(frame)
+        _check_frame(entry)
+        state = self._ledgers.get(entry.ledger_id)
+        if state is not None:
+            if not state.accepts(is_recovery=is_recovery):
+                raise LedgerFencedError(f"ledger {entry.ledger_id} is fenced")
+            if entry.entry_id <= state.last_entry_id:
+                held = self._reader.find(entry.ledger_id, entry.entry_id)
+                if held is not None:
+                    return self._compare_with_held(held, entry)
+        self._check_room(len(frame), is_recovery=is_recovery)
+        durable = self._log.append_entry(entry)
+        if self._ledger(entry.ledger_id).note_entry(entry.entry_id, entry.last_add_confirmed):
+            self._followers.wake(entry.ledger_id)
+        return durable
+
+    def _check_room(self, size: int, *, is_recovery: bool) -> None:
+        pending = self._log.pending_bytes
+        if not self._space.allows(size, pending_bytes=pending, is_recovery=is_recovery):
+            self._watch_space()
+            raise BookieReadOnlyError("the bookie is read-only: its disk is full")
+        if pending and pending + size > self._config.in_flight_bytes_max:
+            raise BookieOverloadedError(
+                f"{pending} bytes are not durable yet, the limit is "
+                f"{self._config.in_flight_bytes_max}"
+            )
+
+    def _compare_with_held(self, held: Location, entry: EntryFrame) -> asyncio.Future[None]:
+        task = asyncio.get_running_loop().create_task(self._compare(held, entry))
+        self._comparisons.add(task)
+        task.add_done_callback(self._comparisons.discard)
+        return task
+
+    async def _compare(self, held: Location, entry: EntryFrame) -> None:
+        await self._wait_durable([held])
+        (frame,) = await self._reader.read(entry.ledger_id, [held])
+        if frame != memoryview(entry.data):
+            raise BadRequestError(
+                f"entry {entry.ledger_id}:{entry.entry_id} is held with other bytes"
+            )
+
+    # Fencing and reading
+
+    async def _prepare_read(self, ledger_id: int, *, fence: bool) -> None:
+        _check_id("ledger", ledger_id)
+        self._check_open()
+        if not fence:
+            return
+        self._log.check()
+        state = self._ledger(ledger_id)
+        if not state.fenced:
+            self._log.append_fence(ledger_id)
+            state.fenced = True
+        await self._log.flush()
+        if not state.is_fence_durable:
+            state.is_fence_durable = True
+            self._followers.wake(ledger_id)
+
+    async def _wait_durable(self, locations: list[Location]) -> None:
+        if not all(self._log.is_durable(location) for location in locations):
+            await self._log.flush()
+
+    def _known_ledger(self, ledger_id: int) -> LedgerState:
+        state = self._ledgers.get(ledger_id)
+        if state is None:
+            self._log.check()
+            raise NoSuchLedgerError(f"ledger {ledger_id} is unknown here")
+        return state
+
+    def _absent(self, ledger_id: int, entry_id: int) -> BookieError:
+        """Return the proven no, unless the log failed: then nothing absent is proven."""
+        self._log.check()
+        if ledger_id not in self._ledgers:
+            return NoSuchLedgerError(f"ledger {ledger_id} is unknown here")
+        return NoSuchEntryError(f"entry {ledger_id}:{entry_id} is not held here")
+
+    # Garbage
+
+    async def _drop_dead_files(self) -> dict[int, int]:
+        """Delete sealed files that only deleted ledgers need; return their sizes."""
+        needed = {
+            number
+            for state in self._ledgers.values()
+            if not state.is_deleted
+            for number in state.files()
+        }
+        dead = sorted(self._sealed_bytes.keys() - needed)
+        if not dead:
+            return {}
+        self._log.append_garbage(dead)
+        dropped = {number: self._sealed_bytes.pop(number) for number in dead}
+        for number in dead:
+            self._reader.forget(number)
+        self._forget_ledgers(set(dead))
+        await self._log.flush()
+        await self._disk.delete([file_name(number) for number in dead])
+        logger.info("dropped dead files=%s", dead)
+        return dropped
+
+    def _forget_ledgers(self, dead: set[int]) -> None:
+        unsealed = self._log.unsealed_indexes()
+        for ledger_id, state in list(self._ledgers.items()):
+            if not state.is_deleted:
+                continue
+            state.forget_files(dead)
+            if not state.has_files and all(each.entries(ledger_id) is None for each in unsealed):
+                del self._ledgers[ledger_id]
+
+    # What happens to the log
+
+    def _on_durable(self, ledger_ids: set[int]) -> None:
+        for ledger_id in self._followers.ledgers() & ledger_ids:
+            self._followers.wake(ledger_id)
+        if not self._log.is_marked:
+            self._call_later(self._config.settle_interval_s, self._settle)
+        self._watch_space()
+
+    def _on_sealed(self, index: FileIndex, file: DiskFile, footer_offset: int) -> None:
+        self._take_sealed(index.number, index.summaries(), size=file.size, end=footer_offset)
+        file.close()
+
+    def _on_failed(self, error: BookieError) -> None:
+        self._followers.wake_all()
+        if self._is_closing:
+            return
+        self._has_failed = True
+        logger.error("the entry log failed, nothing will be written any more: %s", error)
+        self._update_state()
+
+    def _take_sealed(
+        self, number: int, summaries: Iterable[LedgerSummary], *, size: int, end: int
+    ) -> None:
+        self._reader.add_sealed(number, footer_offset=end)
+        self._sealed_bytes[number] = size
+        for summary in summaries:
+            ledger_id = summary.ledger_id
+            state = self._ledgers.get(ledger_id)
+            if state is None:
+                state = self._ledgers[ledger_id] = LedgerState()
+            state.note_sealed(number, summary)
+
+    def _settle(self) -> None:
+        if not self._has_failed:
+            self._log_settled()
+
+    def _log_settled(self) -> None:
+        """Log explicit LACs, or if there is none, proof that the last flush was durable."""
+        for ledger_id in sorted(self._unlogged_lacs):
+            self._log.append_lac(ledger_id, self._ledgers[ledger_id].last_add_confirmed)
+        if not self._unlogged_lacs and not self._log.is_marked:
+            self._log.append_mark()
+        self._unlogged_lacs.clear()
+
+    # State and timers
+
+    def _watch_space(self) -> None:
+        self._space.observe(self._disk.space().free_bytes)
+        if self._space.is_read_only:
+            self._call_later(self._config.space.check_interval_s, self._watch_space)
+        self._update_state()
+
+    def _current_state(self) -> StorageState:
+        if self._has_failed:
+            return StorageState.FAILED
+        return StorageState.READ_ONLY if self._space.is_read_only else StorageState.WRITABLE
+
+    def _update_state(self) -> None:
+        state = self._current_state()
+        if state is not self._state:
+            logger.info("storage is %s now, it was %s", state.value, self._state.value)
+            self._state = state
+            for callback in self._state_callbacks:
+                callback(state)
+
+    def _call_later(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Call `action` once after `delay_s`, unless that is already due or the storage closes."""
+        if action in self._timers or self._is_closing:
+            return
+
+        def run() -> None:
+            del self._timers[action]
+            action()
+
+        self._timers[action] = asyncio.get_running_loop().call_later(delay_s, run)
+
+    def _ledger(self, ledger_id: int) -> LedgerState:
+        """Return the ledger's state for a change to it; one thought deleted is in use again."""
+        state = self._ledgers.get(ledger_id)
+        if state is None:
+            state = self._ledgers[ledger_id] = LedgerState()
+        state.is_deleted = False
+        return state
+
+    def _check_open(self) -> None:
+        if self._is_closing:
+            raise BookieUnavailableError("the bookie's storage is closed")
+
+
+def _check_id(kind: str, value: int) -> None:
+    if not 0 <= value <= _ID_MAX:
+        raise BadRequestError(f"{kind} id {value}: expected 0 … {_ID_MAX}")
+
+
+def _check_frame(entry: EntryFrame) -> None:
+    _check_id("ledger", entry.ledger_id)
+    _check_id("entry", entry.entry_id)
+    if not INVALID_ENTRY_ID <= entry.last_add_confirmed < entry.entry_id:
+        raise BadRequestError(
+            f"entry {entry.ledger_id}:{entry.entry_id} says the last add confirmed is "
+            f"{entry.last_add_confirmed}, expected -1 … {entry.entry_id - 1}"
+        )

@@ -1,0 +1,351 @@
+"""The write half of the entry log: group commit, rolling, sealing, and stopping for good.
+
+Every record gets its place when it is accepted, so the order of acceptance is the order on disk.
+One task writes: while one batch is written and synced, newcomers collect for the next; there is no
+timer.  A file that is full is sealed with its footer, and only then is the next one made and
+written to; so a batch is durable only when everything accepted before it is.
+
+After any failed write or sync nothing is written any more: what the device holds is unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+import crc32c
+
+from bookie.entry_log_format import (
+    RECORD_HEADER_BYTES,
+    RecordType,
+    decode_file_header,
+    encode_fence,
+    encode_file_header,
+    encode_garbage,
+    encode_lac,
+    encode_record_header,
+    file_name,
+    frame_crc,
+)
+from bookie.index import FileIndex, encode_footer_record
+from bookie.replay import WritePosition
+from dlcore.errors import BookieStorageError, BookieUnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from bookie.config import StorageConfig
+    from bookie.disk_port import Disk, DiskFile
+    from bookie.replay import OpenedLog
+    from dlcore.errors import BookieError
+    from dlcore.ledger.digest import BytesLike, EntryFrame
+
+
+_OFFSET_MAX = 2**32
+
+
+class Location(NamedTuple):
+    """Where an entry's frame is."""
+
+    entry_id: int
+    file_number: int
+    offset: int
+    size: int
+
+
+class _Batch:
+    """Records of one file that become durable together."""
+
+    __slots__ = ("buffers", "file_number", "futures", "ledger_ids", "offset", "size")
+
+    def __init__(self, file_number: int, offset: int) -> None:
+        self.file_number = file_number
+        self.offset = offset
+        self.size = 0
+        self.buffers: list[BytesLike] = []
+        self.ledger_ids: set[int] = set()
+        self.futures: list[asyncio.Future[None]] = []
+
+
+class EntryLogEvents(NamedTuple):
+    """Whom the log tells, on the event loop."""
+
+    on_durable: Callable[[set[int]], None]
+    """A batch with records of these ledgers is durable."""
+    on_sealed: Callable[[FileIndex, DiskFile, int], None]
+    """A file got its footer at that offset; the receiver owns the file handle from then on."""
+    on_failed: Callable[[BookieError], None]
+    """Nothing will become durable any more."""
+
+
+class _UnsealedFile:
+    """A file that takes records, or took them and waits for its footer."""
+
+    __slots__ = ("content", "file", "index", "position")
+
+    def __init__(
+        self, index: FileIndex, position: WritePosition, content: bytes, file: DiskFile | None
+    ) -> None:
+        self.index = index
+        self.position = position
+        self.content = content
+        self.file = file
+
+
+class EntryLog:
+    """Records in, durability out; one event loop, and one task that runs `run`."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        config: StorageConfig,
+        opened: OpenedLog,
+        *,
+        owner: bytes,
+        events: EntryLogEvents,
+    ) -> None:
+        self._disk = disk
+        self._config = config
+        self._owner = owner
+        self._events = events
+        self._current = _UnsealedFile(opened.index, opened.position, b"", opened.file)
+        self._unsealed = {opened.index.number: self._current}
+        self._records_ends = {each.number: each.records_end for each in opened.sealed}
+        self._batches: deque[_Batch] = deque()
+        self._writing: _Batch | None = None
+        self._wakeup = asyncio.Event()
+        self._failure: BookieError | None = None
+        self._durable = (opened.index.number, opened.position.offset)
+        self.pending_bytes = 0
+        """Accepted and not yet durable."""
+        self.is_marked = opened.position.sequence == 0
+        """The last record accepted is a MARK, or there is none."""
+
+    def check(self) -> None:
+        """Raise why nothing can be written any more, if that is so."""
+        if self._failure is not None:
+            raise _again(self._failure)
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes accepted for files that are not sealed."""
+        return sum(each.position.offset for each in self._unsealed.values())
+
+    def is_durable(self, location: Location) -> bool:
+        """Return whether the record at `location` survives a crash."""
+        return (location.file_number, location.offset) < self._durable
+
+    def durable_offset(self, number: int) -> int:
+        """Return the offset in file `number` below which everything is durable."""
+        durable_number, offset = self._durable
+        if number == durable_number:
+            return offset
+        return 0 if number > durable_number else _OFFSET_MAX
+
+    def unsealed_indexes(self) -> list[FileIndex]:
+        """Return the indexes of the files not yet sealed, oldest first."""
+        return [each.index for each in self._unsealed.values()]
+
+    def file(self, number: int) -> DiskFile | None:
+        """Return the handle of a file not yet sealed."""
+        unsealed = self._unsealed.get(number)
+        return None if unsealed is None else unsealed.file
+
+    def append_entry(self, frame: EntryFrame) -> asyncio.Future[None]:
+        """Accept a verified frame; the future is done when it is durable."""
+        current = self._append(
+            RecordType.ENTRY, frame.data, payload_crc=frame_crc(frame.data), ledger=frame.ledger_id
+        )
+        current.index.add_entry(
+            ledger_id=frame.ledger_id,
+            entry_id=frame.entry_id,
+            offset=current.position.offset - len(frame.data),
+            size=len(frame.data),
+            last_add_confirmed=frame.last_add_confirmed,
+        )
+        return self._watch_last_batch()
+
+    def append_fence(self, ledger_id: int) -> None:
+        """Accept a fence."""
+        self._append_small(RecordType.FENCE, encode_fence(ledger_id), ledger_id).note_fence(
+            ledger_id
+        )
+
+    def append_lac(self, ledger_id: int, last_add_confirmed: int) -> None:
+        """Accept an explicit last add confirmed."""
+        payload = encode_lac(ledger_id, last_add_confirmed)
+        self._append_small(RecordType.LAC, payload, ledger_id).note_lac(
+            ledger_id, last_add_confirmed
+        )
+
+    def append_garbage(self, numbers: Sequence[int]) -> None:
+        """Accept that sealed files are garbage, before they are deleted."""
+        index = self._append_small(RecordType.GARBAGE, encode_garbage(numbers), None)
+        index.deleted_files.extend(numbers)
+        for number in numbers:
+            del self._records_ends[number]
+
+    def append_mark(self) -> None:
+        """Accept a record that proves, once written, that all before it was durable."""
+        self._append_small(RecordType.MARK, b"", None)
+        self.is_marked = True
+
+    async def flush(self) -> None:
+        """Wait until everything accepted so far is durable.
+
+        Raises:
+            BookieError: it will not be.
+        """
+        self.check()
+        if self._batches:
+            await self._watch_last_batch()
+        elif self._writing is not None:
+            future = asyncio.get_running_loop().create_future()
+            self._writing.futures.append(future)
+            await future
+
+    async def run(self) -> None:
+        """Write batches until cancelled or failed; the owner's task."""
+        try:
+            while True:
+                await self._wakeup.wait()
+                while self._batches:
+                    await self._write_batch(self._batches.popleft())
+                self._wakeup.clear()
+        except BookieStorageError as error:
+            self._fail(error)
+        finally:
+            self._fail(BookieUnavailableError("the bookie's storage was closed"))
+
+    def close_files(self) -> None:
+        """Close the handles of files not yet sealed."""
+        for each in self._unsealed.values():
+            if each.file is not None:
+                each.file.close()
+
+    def _append_small(self, kind: RecordType, payload: bytes, ledger: int | None) -> FileIndex:
+        crc = crc32c.crc32c(payload)
+        return self._append(kind, payload, payload_crc=crc, ledger=ledger).index
+
+    def _append(
+        self, kind: RecordType, payload: BytesLike, *, payload_crc: int, ledger: int | None
+    ) -> _UnsealedFile:
+        self.check()
+        size = RECORD_HEADER_BYTES + len(payload)
+        self._roll_if_full(size)
+        current = self._current
+        position = current.position
+        batch = self._batch_for(size)
+        header = encode_record_header(
+            kind,
+            payload_bytes=len(payload),
+            payload_crc=payload_crc,
+            sequence=position.sequence,
+            number=current.index.number,
+            offset=position.offset,
+            batch_offset=batch.offset,
+            seed=position.header.seed,
+        )
+        batch.buffers += (header, payload)
+        batch.size += size
+        if ledger is not None:
+            batch.ledger_ids.add(ledger)
+        position.offset += size
+        position.sequence += 1
+        self.pending_bytes += size
+        self.is_marked = False
+        return current
+
+    def _batch_for(self, size: int) -> _Batch:
+        """Return the batch that takes the next record: the last one, unless it is full."""
+        number = self._current.index.number
+        if self._batches:
+            last = self._batches[-1]
+            if last.file_number == number and last.size + size <= self._config.batch_bytes_max:
+                return last
+        batch = _Batch(number, self._current.position.offset)
+        self._batches.append(batch)
+        self._wakeup.set()
+        return batch
+
+    def _watch_last_batch(self) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._batches[-1].futures.append(future)
+        return future
+
+    def _roll_if_full(self, size: int) -> None:
+        """Direct the next records to a new file; the writer makes it when it gets there."""
+        current = self._current
+        position = current.position
+        is_full = (
+            position.offset + size > self._config.file_bytes_max
+            or current.index.entry_count >= self._config.file_entries_max
+        )
+        if not is_full or position.sequence == 0:
+            return
+        self._records_ends[current.index.number] = position.offset
+        number = current.index.number + 1
+        content = encode_file_header(number, owner=self._owner, live_files=self._records_ends)
+        header = decode_file_header(memoryview(content), number=number, owner=self._owner)
+        self._current = _UnsealedFile(
+            FileIndex(number),
+            WritePosition(header=header, offset=header.size, sequence=0),
+            content,
+            None,
+        )
+        self._unsealed[number] = self._current
+
+    async def _write_batch(self, batch: _Batch) -> None:
+        self._writing = batch
+        target = self._unsealed[batch.file_number]
+        if target.file is None:
+            await self._seal(self._unsealed[batch.file_number - 1])
+            target.file = await self._disk.create(file_name(batch.file_number), [target.content])
+        if target.file.size != batch.offset:
+            raise BookieStorageError(
+                f"{target.file.name} has {target.file.size} bytes, expected {batch.offset}"
+            )
+        await target.file.append(batch.buffers)
+        self._writing = None
+        self._durable = (batch.file_number, batch.offset + batch.size)
+        self.pending_bytes -= batch.size
+        for future in batch.futures:
+            if not future.done():
+                future.set_result(None)
+        self._events.on_durable(batch.ledger_ids)
+
+    async def _seal(self, full: _UnsealedFile) -> None:
+        assert full.file is not None  # files are made in order
+        position = full.position
+        footer = await self._disk.compute(
+            encode_footer_record,
+            full.index,
+            position.header,
+            offset=position.offset,
+            sequence=position.sequence,
+        )
+        await full.file.append(footer)
+        del self._unsealed[full.index.number]
+        self._events.on_sealed(full.index, full.file, position.offset)
+
+    def _fail(self, error: BookieError) -> None:
+        if self._failure is not None:
+            return
+        self._failure = error
+        pending = [self._writing] if self._writing is not None else []
+        pending += self._batches
+        self._batches.clear()
+        self._writing = None
+        for batch in pending:
+            for future in batch.futures:
+                if not future.done():
+                    future.set_exception(_again(error))
+        self._events.on_failed(error)
+
+
+def _again(error: BookieError) -> BookieError:
+    """Return a copy to raise: an exception raised over and over collects every traceback."""
+    copy = type(error)(*error.args)
+    copy.__cause__ = error
+    return copy

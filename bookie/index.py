@@ -1,0 +1,275 @@
+"""Where entries are: the index of the file being written, and the footer of a sealed one.
+
+Both answer the same question, `entries(ledger_id)`, with the same three columns, ascending by entry
+id.  The footer is little-endian and 8-byte aligned in the file, so that its columns are used as
+they lie in the mapped file:
+
+    magic 4s | version u16 | reserved u16 | ledgers u32 | entries u32 | deleted files u32
+    | reserved u32 | reserved u64
+    | ledger ids i64[] | ledger rows[] | entry ids i64[] | deleted files u64[]
+    | offsets u32[] | sizes u32[]
+"""
+
+from __future__ import annotations
+
+import bisect
+import struct
+from array import array
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import crc32c
+import numpy as np
+
+from bookie.entry_log_format import (
+    RECORD_HEADER_BYTES,
+    FileHeader,
+    RecordType,
+    encode_record_header,
+    read_record_header,
+)
+from dlcore.errors import BookieStorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+_FIXED = struct.Struct("<4sHHIIIIQ")
+_MAGIC = b"FOOT"
+_VERSION = 1
+_LEDGER_ROW = np.dtype(
+    [
+        ("last_add_confirmed", "<i8"),
+        ("start", "<u4"),
+        ("count", "<u4"),
+        ("fenced", "<u4"),
+        ("reserved", "<u4"),
+    ]
+)
+_ALIGNMENT_BYTES = 8
+
+
+class LedgerSummary(NamedTuple):
+    """What one file says about one ledger; first > last: it holds no entry of it."""
+
+    ledger_id: int
+    first_entry_id: int
+    last_entry_id: int
+    last_add_confirmed: int
+    fenced: bool
+
+
+class LedgerEntries(NamedTuple):
+    """Entries of one ledger in one file: ids ascending, with the place and size of their frames."""
+
+    entry_ids: array[int] | NDArray[np.int64]
+    offsets: array[int] | NDArray[np.uint32]
+    sizes: array[int] | NDArray[np.uint32]
+
+    def between(
+        self, first_entry_id: int, last_entry_id: int, count_max: int
+    ) -> Iterator[tuple[int, int, int]]:
+        """Return (entry id, offset, size) of the first `count_max` entries of the range."""
+        start = bisect.bisect_left(self.entry_ids, first_entry_id)
+        stop = bisect.bisect_right(self.entry_ids, last_entry_id, start)
+        stop = min(stop, start + count_max)
+        return zip(
+            self.entry_ids[start:stop].tolist(),
+            self.offsets[start:stop].tolist(),
+            self.sizes[start:stop].tolist(),
+            strict=True,
+        )
+
+
+class _Ledger:
+    """One ledger's part of the file being written."""
+
+    __slots__ = ("entries", "fenced", "last_add_confirmed")
+
+    def __init__(self) -> None:
+        self.entries = LedgerEntries(array("q"), array("I"), array("I"))
+        self.fenced = False
+        self.last_add_confirmed = -1
+
+
+class FileIndex:
+    """The index of one file while it is written: append-only, 16 bytes per entry."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.entry_count = 0
+        self.deleted_files: list[int] = []
+        self._ledgers: dict[int, _Ledger] = {}
+
+    def add_entry(
+        self,
+        *,
+        ledger_id: int,
+        entry_id: int,
+        offset: int,
+        size: int,
+        last_add_confirmed: int,
+    ) -> None:
+        """Note an entry; `offset` and `size` are its frame's."""
+        ledger = self._ledger(ledger_id)
+        entry_ids, offsets, sizes = ledger.entries
+        if not entry_ids or entry_id > entry_ids[-1]:
+            position = len(entry_ids)
+        else:
+            position = bisect.bisect_left(entry_ids, entry_id)
+        for column, value in ((entry_ids, entry_id), (offsets, offset), (sizes, size)):
+            column.insert(position, value)  # type: ignore[union-attr]  # ours are arrays
+        self.entry_count += 1
+        self.note_lac(ledger_id, last_add_confirmed)
+
+    def note_fence(self, ledger_id: int) -> None:
+        """Note that the ledger is fenced."""
+        self._ledger(ledger_id).fenced = True
+
+    def note_lac(self, ledger_id: int, last_add_confirmed: int) -> None:
+        """Note a last add confirmed; lower ones than known change nothing."""
+        ledger = self._ledger(ledger_id)
+        if last_add_confirmed > ledger.last_add_confirmed:
+            ledger.last_add_confirmed = last_add_confirmed
+
+    def entries(self, ledger_id: int) -> LedgerEntries | None:
+        """Return the ledger's entries in this file; None if it is not in the file."""
+        ledger = self._ledgers.get(ledger_id)
+        return None if ledger is None else ledger.entries
+
+    def summaries(self) -> Iterator[LedgerSummary]:
+        """Return what the file says about each of its ledgers."""
+        for ledger_id, ledger in self._ledgers.items():
+            ids = ledger.entries.entry_ids
+            first, last = (int(ids[0]), int(ids[-1])) if len(ids) else (0, -1)
+            yield LedgerSummary(ledger_id, first, last, ledger.last_add_confirmed, ledger.fenced)
+
+    def encode_footer(self) -> bytes:
+        """Return the footer, whose first byte belongs at an aligned offset."""
+        ledger_ids = sorted(self._ledgers)
+        ledgers = [self._ledgers[ledger_id] for ledger_id in ledger_ids]
+        rows = np.zeros(len(ledgers), _LEDGER_ROW)
+        counts = np.fromiter((len(each.entries.entry_ids) for each in ledgers), np.int64)
+        rows["count"] = counts
+        rows["start"] = np.cumsum(counts) - counts
+        rows["last_add_confirmed"] = [each.last_add_confirmed for each in ledgers]
+        rows["fenced"] = [each.fenced for each in ledgers]
+        return b"".join(
+            (
+                _FIXED.pack(
+                    _MAGIC,
+                    _VERSION,
+                    0,
+                    len(ledgers),
+                    self.entry_count,
+                    len(self.deleted_files),
+                    0,
+                    0,
+                ),
+                np.array(ledger_ids, "<i8").tobytes(),
+                rows.tobytes(),
+                _column([each.entries.entry_ids for each in ledgers], "q", "<i8"),
+                np.array(self.deleted_files, "<u8").tobytes(),
+                _column([each.entries.offsets for each in ledgers], "I", "<u4"),
+                _column([each.entries.sizes for each in ledgers], "I", "<u4"),
+            )
+        )
+
+    def _ledger(self, ledger_id: int) -> _Ledger:
+        ledger = self._ledgers.get(ledger_id)
+        if ledger is None:
+            ledger = self._ledgers[ledger_id] = _Ledger()
+        return ledger
+
+
+def _column(parts: Sequence[object], typecode: str, stored: str) -> bytes:
+    joined = b"".join(parts)  # type: ignore[arg-type]  # arrays are buffers
+    return np.frombuffer(joined, typecode).astype(stored, copy=False).tobytes()
+
+
+class SealedIndex:
+    """The footer of a sealed file, used in place; its checksum was verified when it was opened."""
+
+    def __init__(self, payload: memoryview) -> None:
+        if len(payload) < _FIXED.size:
+            raise BookieStorageError(f"a footer of {len(payload)} bytes is too short")
+        magic, version, _, ledgers, entries, deleted, _, _ = _FIXED.unpack_from(payload)
+        if magic != _MAGIC or version != _VERSION:
+            raise BookieStorageError(
+                f"footer of magic {magic!r} version {version}, expected {_MAGIC!r} {_VERSION}"
+            )
+        self._payload = payload
+        self._offset = _FIXED.size
+        self._ledger_ids = self._take("<i8", ledgers)
+        self._rows = self._take(_LEDGER_ROW, ledgers)
+        self._entry_ids = self._take("<i8", entries)
+        self.deleted_files: list[int] = self._take("<u8", deleted).tolist()
+        self._offsets = self._take("<u4", entries)
+        self._sizes = self._take("<u4", entries)
+
+    def entries(self, ledger_id: int) -> LedgerEntries | None:
+        """Return the ledger's entries in this file; None if it is not in the file."""
+        position = int(np.searchsorted(self._ledger_ids, ledger_id))
+        if position == len(self._ledger_ids) or self._ledger_ids[position] != ledger_id:
+            return None
+        row = self._rows[position]
+        start = int(row["start"])
+        part = slice(start, start + int(row["count"]))
+        return LedgerEntries(self._entry_ids[part], self._offsets[part], self._sizes[part])
+
+    def summaries(self) -> Iterator[LedgerSummary]:
+        """Return what the file says about each of its ledgers."""
+        for ledger_id, (lac, start, count, fenced, _) in zip(
+            self._ledger_ids.tolist(), self._rows.tolist(), strict=True
+        ):
+            first, last = 0, -1
+            if count:
+                first = int(self._entry_ids[start])
+                last = int(self._entry_ids[start + count - 1])
+            yield LedgerSummary(ledger_id, first, last, lac, bool(fenced))
+
+    def _take(self, dtype: str | np.dtype[np.void], count: int) -> NDArray[Any]:
+        column = np.dtype(dtype)
+        if self._offset + column.itemsize * count > len(self._payload):
+            raise BookieStorageError("a footer is shorter than its own counts say")
+        values = np.frombuffer(self._payload, column, count, self._offset)
+        self._offset += column.itemsize * count
+        return values
+
+
+def encode_footer_record(
+    index: FileIndex, header: FileHeader, *, offset: int, sequence: int
+) -> list[bytes]:
+    """Return the FOOTER record that seals the file at `offset`."""
+    payload = bytes(_padding(offset)) + index.encode_footer()
+    record = encode_record_header(
+        RecordType.FOOTER,
+        payload_bytes=len(payload),
+        payload_crc=crc32c.crc32c(payload),
+        sequence=sequence,
+        number=index.number,
+        offset=offset,
+        batch_offset=offset,
+        seed=header.seed,
+    )
+    return [record, payload]
+
+
+def read_footer(view: memoryview, *, offset: int, header: FileHeader) -> SealedIndex | None:
+    """Return the footer in `view`, the file from `offset` to its end; None if it is damaged."""
+    record = read_record_header(view, offset, header, view_offset=offset)
+    if record is None or record.type is not RecordType.FOOTER or record.end != offset + len(view):
+        return None
+    payload = view[RECORD_HEADER_BYTES:]
+    if crc32c.crc32c(payload) != record.payload_crc:
+        return None
+    return SealedIndex(payload[_padding(offset) :])
+
+
+def open_footer(view: memoryview, *, offset: int) -> SealedIndex:
+    """Return the footer in `view` as `read_footer` does, trusting that it was verified before."""
+    return SealedIndex(view[RECORD_HEADER_BYTES + _padding(offset) :])
+
+
+def _padding(offset: int) -> int:
+    return -(offset + RECORD_HEADER_BYTES) % _ALIGNMENT_BYTES

@@ -1,0 +1,99 @@
+"""What a bookie knows of one ledger beside its entries, and the decisions that follow from it."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterator
+
+    from bookie.index import LedgerSummary
+
+_SPAN_FIELDS = 3
+
+
+class LedgerState:
+    """Fence, last add confirmed and whereabouts of one ledger.
+
+    `fenced` is set when the fence is accepted, so that no later add slips in; `is_fence_durable`
+    follows once its record is on disk, and only then may anybody be told.
+    """
+
+    __slots__ = (
+        "_spans",
+        "fenced",
+        "is_deleted",
+        "is_fence_durable",
+        "last_add_confirmed",
+        "last_entry_id",
+    )
+
+    def __init__(self) -> None:
+        self.fenced = False
+        self.is_fence_durable = False
+        self.is_deleted = False
+        """The ledger's metadata was proven gone; its files go when no other ledger needs them."""
+        self.last_add_confirmed = -1
+        self.last_entry_id = -1
+        """Highest entry accepted; an add above it cannot be a repeated one."""
+        self._spans: array[int] = array("q")
+
+    def note_sealed(self, number: int, summary: LedgerSummary) -> None:
+        """Take over what sealed file `number` says about the ledger."""
+        self._spans.extend((number, summary.first_entry_id, summary.last_entry_id))
+        self.note_summary(summary)
+
+    def note_summary(self, summary: LedgerSummary) -> None:
+        """Take over what a replayed file says about the ledger."""
+        self.note_entry(summary.last_entry_id, summary.last_add_confirmed)
+        if summary.fenced:
+            self.fenced = True
+            self.is_fence_durable = True
+
+    def note_entry(self, entry_id: int, last_add_confirmed: int) -> bool:
+        """Remember an accepted entry and the LAC it carries; return whether the LAC moved."""
+        self.last_entry_id = max(self.last_entry_id, entry_id)
+        return self.note_lac(last_add_confirmed)
+
+    def note_lac(self, last_add_confirmed: int) -> bool:
+        """Raise the last add confirmed; return whether it moved."""
+        if last_add_confirmed <= self.last_add_confirmed:
+            return False
+        self.last_add_confirmed = last_add_confirmed
+        return True
+
+    def accepts(self, *, is_recovery: bool) -> bool:
+        """Return whether an add may still be taken."""
+        return is_recovery or not self.fenced
+
+    def forget_files(self, numbers: Container[int]) -> None:
+        """Forget deleted files."""
+        kept: array[int] = array("q")
+        for span in self._iterate():
+            if span[0] not in numbers:
+                kept.extend(span)
+        self._spans = kept
+
+    @property
+    def has_files(self) -> bool:
+        """Whether any sealed file says anything about the ledger."""
+        return len(self._spans) > 0
+
+    def files(self) -> Iterator[int]:
+        """Return the sealed files that say anything about the ledger."""
+        return iter(self._spans[::_SPAN_FIELDS])
+
+    def files_between(self, first_entry_id: int, last_entry_id: int) -> list[tuple[int, int]]:
+        """Return (lowest entry id, file) of sealed files that may hold entries of the range."""
+        return [
+            (first, number)
+            for number, first, last in self._iterate()
+            if first <= last_entry_id and last >= first_entry_id
+        ]
+
+    def _iterate(self) -> Iterator[tuple[int, int, int]]:
+        spans = self._spans
+        return zip(
+            spans[::_SPAN_FIELDS], spans[1::_SPAN_FIELDS], spans[2::_SPAN_FIELDS], strict=True
+        )

@@ -1,0 +1,276 @@
+"""Opening the entry log: the whole is taken, a never acknowledged tail is cut, all else refused.
+
+The newest file's header names every file that must exist.  Sealed files are known by their footers;
+one whose footer is damaged is read from its records.  Only the newest file is always read whole.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import crc32c
+
+from bookie.entry_log_format import (
+    FileHeader,
+    Record,
+    RecordType,
+    decode_fence,
+    decode_file_header,
+    decode_garbage,
+    decode_lac,
+    encode_file_header,
+    file_name,
+    file_number,
+    find_record_after,
+    frame_crc,
+    read_record_header,
+)
+from bookie.index import (
+    FileIndex,
+    LedgerSummary,
+    encode_footer_record,
+    read_footer,
+)
+from dlcore.errors import BookieStorageError, DigestMismatchError
+from dlcore.ledger.digest import decode_frame
+
+if TYPE_CHECKING:
+    from bookie.disk_port import Disk, DiskFile
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class WritePosition:
+    """Where the next record of a file goes."""
+
+    header: FileHeader
+    offset: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealedFile:
+    """A sealed file as replay found it."""
+
+    number: int
+    size: int
+    records_end: int
+    summaries: list[LedgerSummary]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedLog:
+    """Everything the directory holds, and the file to go on writing."""
+
+    sealed: list[SealedFile]
+    file: DiskFile
+    index: FileIndex
+    position: WritePosition
+
+
+@dataclass(slots=True)
+class _Replayed:
+    """What reading one file's records gave."""
+
+    header: FileHeader
+    index: FileIndex
+    records_end: int
+    sequence: int = 0
+    batch_offset: int = 0
+    footer: Record | None = None
+
+
+async def open_entry_log(disk: Disk, *, owner: bytes) -> OpenedLog:
+    """Replay the directory, repair its end, and return it ready for writing.
+
+    Raises:
+        BookieStorageError: a file is missing, foreign, or damaged where it was acknowledged.
+    """
+    numbers = [number for name in disk.names() if (number := file_number(name)) is not None]
+    if not numbers:
+        return await _start_file(disk, 1, owner=owner, sealed=[])
+    newest = max(numbers)
+    file = disk.open(file_name(newest))
+    view = file.view(0, file.size)
+    replayed = await disk.compute(_replay_newest, view, newest, owner)
+    deleted = set(replayed.index.deleted_files)
+    live = {
+        number: end for number, end in replayed.header.live_files.items() if number not in deleted
+    }
+    await _delete_garbage(disk, [n for n in numbers if n != newest and n not in live])
+    missing = sorted(live.keys() - set(numbers))
+    if missing:
+        raise BookieStorageError(
+            f"{file_name(missing[0])} is missing: {file_name(newest)} says it holds live entries"
+        )
+    sealed = [await _open_sealed(disk, number, live[number], owner) for number in sorted(live)]
+    if replayed.footer is not None:
+        summaries = list(replayed.index.summaries())
+        sealed.append(
+            SealedFile(
+                number=newest,
+                size=file.size,
+                records_end=replayed.records_end,
+                summaries=summaries,
+            )
+        )
+        file.close()
+        return await _start_file(disk, newest + 1, owner=owner, sealed=sealed)
+    await _settle_tail(file, replayed)
+    position = WritePosition(
+        header=replayed.header, offset=replayed.records_end, sequence=replayed.sequence
+    )
+    return OpenedLog(sealed=sealed, file=file, index=replayed.index, position=position)
+
+
+async def _start_file(
+    disk: Disk, number: int, *, owner: bytes, sealed: list[SealedFile]
+) -> OpenedLog:
+    live_files = {each.number: each.records_end for each in sealed}
+    content = encode_file_header(number, owner=owner, live_files=live_files)
+    file = await disk.create(file_name(number), [content])
+    header = decode_file_header(memoryview(content), number=number, owner=owner)
+    return OpenedLog(
+        sealed=sealed,
+        file=file,
+        index=FileIndex(number),
+        position=WritePosition(header=header, offset=header.size, sequence=0),
+    )
+
+
+async def _delete_garbage(disk: Disk, numbers: list[int]) -> None:
+    """Finish deletions that a crash interrupted; they were logged as garbage before."""
+    if numbers:
+        logger.info("deleting garbage left by a crash files=%s", numbers)
+        await disk.delete([file_name(number) for number in numbers])
+
+
+async def _settle_tail(file: DiskFile, replayed: _Replayed) -> None:
+    """Cut what was never acknowledged, and make sure of the last batch.
+
+    The last batch may be in the page cache only: a process that died after a failed sync leaves
+    pages that look written and are not.  Writing its bytes again makes them durable for certain.
+    """
+    if file.size > replayed.records_end:
+        logger.warning(
+            "cutting an unacknowledged tail file=%s offset=%d bytes=%d",
+            file.name,
+            replayed.records_end,
+            file.size - replayed.records_end,
+        )
+        await file.truncate(replayed.records_end)
+    if replayed.batch_offset:
+        size = replayed.records_end - replayed.batch_offset
+        await file.rewrite(replayed.batch_offset, await file.read(replayed.batch_offset, size))
+
+
+async def _open_sealed(disk: Disk, number: int, records_end: int, owner: bytes) -> SealedFile:
+    file = disk.open(file_name(number))
+    try:
+        view = file.view(0, file.size)
+        summaries = await disk.compute(_read_footer, view, number, records_end, owner)
+        if summaries is None:
+            logger.warning("making a damaged footer again file=%s", file.name)
+            replayed = await disk.compute(_replay_sealed, view, number, records_end, owner)
+            await file.truncate(records_end)
+            footer = encode_footer_record(
+                replayed.index, replayed.header, offset=records_end, sequence=replayed.sequence
+            )
+            await file.append(footer)
+            summaries = list(replayed.index.summaries())
+        return SealedFile(
+            number=number, size=file.size, records_end=records_end, summaries=summaries
+        )
+    finally:
+        file.close()
+
+
+def _read_footer(
+    view: memoryview, number: int, records_end: int, owner: bytes
+) -> list[LedgerSummary] | None:
+    """Return what the footer says, None if it is damaged."""
+    header = decode_file_header(view, number=number, owner=owner)
+    index = read_footer(view[records_end:], offset=records_end, header=header)
+    return None if index is None else list(index.summaries())
+
+
+def _replay_sealed(view: memoryview, number: int, records_end: int, owner: bytes) -> _Replayed:
+    """Read a sealed file's records, all of which were acknowledged."""
+    replayed = _replay(view[:records_end], number, owner)
+    if replayed.records_end != records_end:
+        raise BookieStorageError(
+            f"{file_name(number)}: its footer and its record at offset {replayed.records_end} are "
+            "damaged; the file was sealed, so this was acknowledged data"
+        )
+    return replayed
+
+
+def _replay_newest(view: memoryview, number: int, owner: bytes) -> _Replayed:
+    """Read the newest file's records up to its torn tail, if it has one."""
+    replayed = _replay(view, number, owner)
+    if replayed.footer is None and replayed.records_end < len(view):
+        proof = find_record_after(view, replayed.records_end, replayed.header)
+        if proof is not None:
+            raise BookieStorageError(
+                f"{file_name(number)}: the record at offset {replayed.records_end} is damaged; the "
+                f"one at offset {proof.offset} was written after it had been acknowledged"
+            )
+    return replayed
+
+
+def _replay(view: memoryview, number: int, owner: bytes) -> _Replayed:
+    header = decode_file_header(view, number=number, owner=owner)
+    replayed = _Replayed(header, FileIndex(number), records_end=header.size)
+    while replayed.footer is None:
+        record = read_record_header(view, replayed.records_end, header)
+        if record is None or record.end > len(view) or record.sequence != replayed.sequence:
+            return replayed
+        payload = view[record.payload_offset : record.end]
+        if record.type is RecordType.FOOTER and crc32c.crc32c(payload) == record.payload_crc:
+            replayed.footer = record
+        elif _index_record(replayed.index, record, payload):
+            replayed.records_end = record.end
+            replayed.sequence += 1
+            replayed.batch_offset = record.batch_offset
+        else:
+            return replayed
+    return replayed
+
+
+def _index_record(index: FileIndex, record: Record, payload: memoryview) -> bool:
+    """Take the record into the index; return False if its payload is damaged."""
+    if record.type is RecordType.ENTRY:
+        return _index_entry(index, record, payload)
+    if crc32c.crc32c(payload) != record.payload_crc:
+        return False
+    match record.type:
+        case RecordType.FENCE:
+            index.note_fence(decode_fence(payload))
+        case RecordType.LAC:
+            ledger_id, last_add_confirmed = decode_lac(payload)
+            index.note_lac(ledger_id, last_add_confirmed)
+        case RecordType.GARBAGE:
+            index.deleted_files.extend(decode_garbage(payload))
+        case RecordType.MARK | RecordType.FOOTER:
+            pass
+    return True
+
+
+def _index_entry(index: FileIndex, record: Record, payload: memoryview) -> bool:
+    try:
+        frame = decode_frame(payload)
+    except DigestMismatchError:
+        return False
+    if frame_crc(payload) != record.payload_crc:
+        return False
+    index.add_entry(
+        ledger_id=frame.ledger_id,
+        entry_id=frame.entry_id,
+        offset=record.payload_offset,
+        size=record.payload_bytes,
+        last_add_confirmed=frame.last_add_confirmed,
+    )
+    return True
