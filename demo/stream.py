@@ -68,26 +68,8 @@ class FlightJobs:
             .option("startingOffsets", "earliest")
             .load()
         )
-        flights = records.select(
-            F.timestamp_millis("txid").alias("scheduled"),
-            F.from_json(F.col("value").cast("string"), FLIGHT_SCHEMA).alias("flight"),
-        ).select("scheduled", "flight.carrier", "flight.dep_delay", "flight.arr_delay")
-        hours = (
-            flights.withWatermark("scheduled", "1 hour")
-            .groupBy("carrier", F.window("scheduled", "1 hour").alias("hour"))
-            .agg(
-                F.count("*").alias("flights"),
-                F.count("dep_delay").alias("departed"),
-                F.min("dep_delay").alias("dep_delay_min"),
-                F.max("dep_delay").alias("dep_delay_max"),
-                F.avg("dep_delay").alias("dep_delay_mean"),
-                F.count("arr_delay").alias("arrived"),
-                F.avg("arr_delay").alias("arr_delay_mean"),
-            )
-            .withColumn("hour_ms", F.unix_millis("hour.start"))
-        )
         return (
-            hours.select(F.to_json(F.struct(*_STATISTIC_FIELDS)).alias("value"))
+            statistics_of(records)
             .writeStream.format("dlog")
             .queryName("delays")
             .option("uri", self._uri)
@@ -111,6 +93,29 @@ class FlightJobs:
         table = records.orderBy("dlsn").select("sequence_id", "txid", parsed)
         # Over Arrow, so that a gap in a column of whole numbers does not turn it into floats.
         return _nullable(table.select("sequence_id", "txid", "parsed.*").toArrow())
+
+
+def statistics_of(records: DataFrame) -> DataFrame:
+    """Return one JSON value per carrier and hour, from the rows of the log `flights`."""
+    flights = records.select(
+        F.timestamp_millis("txid").alias("scheduled"),
+        F.from_json(F.col("value").cast("string"), FLIGHT_SCHEMA).alias("flight"),
+    ).select("scheduled", "flight.carrier", "flight.dep_delay", "flight.arr_delay")
+    hours = (
+        flights.withWatermark("scheduled", "1 hour")
+        .groupBy("carrier", F.window("scheduled", "1 hour").alias("hour"))
+        .agg(
+            F.count("*").alias("flights"),
+            F.count("dep_delay").alias("departed"),
+            F.min("dep_delay").alias("dep_delay_min"),
+            F.max("dep_delay").alias("dep_delay_max"),
+            F.avg("dep_delay").alias("dep_delay_mean"),
+            F.count("arr_delay").alias("arrived"),
+            F.avg("arr_delay").alias("arr_delay_mean"),
+        )
+        .withColumn("hour_ms", F.unix_millis("hour.start"))
+    )
+    return hours.select(F.to_json(F.struct(*_STATISTIC_FIELDS)).alias("value"))
 
 
 def _nullable(table: pa.Table) -> pd.DataFrame:
