@@ -45,7 +45,7 @@ _REGISTER_PATIENCE_S = 2.0
 _KEEPALIVE_MS = 10_000
 _PING_INTERVAL_MIN_MS = 100
 
-_SERVER_OPTIONS = [
+SERVER_OPTIONS = [
     ("grpc.max_receive_message_length", wire.REQUEST_BYTES_MAX),
     ("grpc.max_send_message_length", wire.RESPONSE_BYTES_MAX),
     # Two processes on one port would share its clients between them.
@@ -151,7 +151,7 @@ class BookieServer:
             cluster_id=self._cluster_id,
             connection_bytes_max=config.connection_bytes_max,
         )
-        server = grpc.aio.server(options=_SERVER_OPTIONS)
+        server = grpc.aio.server(options=SERVER_OPTIONS)
         server.add_generic_rpc_handlers((service.rpc_handler(),))
         try:
             port = server.add_insecure_port(_host_port(config.host, config.port))
