@@ -52,11 +52,11 @@ class _Inode:
         self.dirty.clear()
 
     def lose(self, rng: random.Random) -> None:
-        """Keep an arbitrary part of the un-synced sectors, and one of the possible lengths."""
-        kept = sorted(sector for sector in self.dirty if rng.random() < 0.5)
-        size = rng.randint(
-            min(len(self.durable), len(self.cache)), max(len(self.durable), len(self.cache))
-        )
+        """Keep none, some or all of the un-synced sectors, and one of the possible lengths."""
+        share = rng.choice((0.0, 0.5, 1.0))
+        kept = sorted(sector for sector in self.dirty if rng.random() < share)
+        shorter, longer = sorted((len(self.durable), len(self.cache)))
+        size = rng.choice((shorter, longer, rng.randint(shorter, longer)))
         self._copy_sectors(kept)
         if len(self.durable) < size:
             self.durable.extend(bytes(size - len(self.durable)))

@@ -1,0 +1,118 @@
+"""The disk in memory forgets what a machine forgets, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from bookie.disk import MemoryDisk
+from dlcore.errors import BookieStorageError
+
+
+def test_a_power_cut_keeps_synced_bytes_and_tears_the_rest() -> None:
+    """Goal: over many seeds an unfinished append is lost, whole and torn; what was synced stays."""
+    outcomes = set()
+    for seed in range(60):
+
+        async def main(seed: int = seed) -> bytes:
+            disk = MemoryDisk(random.Random(seed))
+            file = await disk.create("a", [b"A" * 700])
+            disk.crash_at_step = disk.steps + 2  # the append's sync
+            with pytest.raises(BookieStorageError):
+                await file.append([b"B" * 1500])
+            with pytest.raises(BookieStorageError):
+                await file.read(0, 1)
+            content = await disk.read_file("a")
+            assert content is not None
+            return content
+
+        content = asyncio.run(main())
+        assert content[:700] == b"A" * 700
+        rest = content[700:]
+        assert set(rest) <= {0, ord("B")}
+        outcomes.add("lost" if not rest else "torn" if 0 in rest or len(rest) < 1500 else "whole")
+    assert outcomes == {"lost", "torn", "whole"}
+
+
+def test_a_name_without_directory_sync_may_vanish() -> None:
+    """Goal: both outcomes of a crash between rename and directory sync occur, but never half."""
+    outcomes = set()
+    for seed in range(20):
+
+        async def main(seed: int = seed) -> list[str]:
+            disk = MemoryDisk(random.Random(seed))
+            await disk.create("a", [b"1"])
+            disk.crash_at_step = disk.steps + 3
+            with pytest.raises(BookieStorageError):
+                await disk.create("b", [b"2"])
+            return disk.names()
+
+        outcomes.add(tuple(asyncio.run(main())))
+    assert outcomes == {("a",), ("a", "b")}
+
+
+def test_a_killed_process_leaves_the_cache() -> None:
+    """Goal: SIGKILL is not a power cut."""
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        file = await disk.create("a", [b"1"])
+        disk.sync_error = "Input/output error"
+        with pytest.raises(BookieStorageError, match="Input/output error"):
+            await file.append([b"2" * 5000])
+        disk.crash(keep_cache=True)
+        assert await disk.read_file("a") == b"1" + b"2" * 5000
+        with pytest.raises(BookieStorageError):
+            await file.append([b"3"])
+
+    asyncio.run(main())
+
+
+def test_a_failed_sync_is_not_mended_by_the_next_one() -> None:
+    """Goal: pages are marked clean by a failed sync, as on Linux; a retry hides the loss."""
+
+    async def main() -> None:
+        disk = MemoryDisk(random.Random(1))
+        file = await disk.create("a", [b""])
+        disk.sync_error = "Input/output error"
+        with pytest.raises(BookieStorageError):
+            await file.append([b"2" * 5120])
+        await file.append([b"3" * 512])
+        disk.crash()
+        content = await disk.read_file("a")
+        assert content is not None
+        assert content[:5120] != b"2" * 5120
+        assert content[5120:] == b"3" * 512
+
+    asyncio.run(main())
+
+
+def test_a_full_disk_refuses_growth_only() -> None:
+    """Goal: no space left is an error of appends, not of rewriting what is there."""
+
+    async def main() -> None:
+        disk = MemoryDisk(total_bytes=1000)
+        file = await disk.create("a", [b"1" * 900])
+        with pytest.raises(BookieStorageError, match="no space"):
+            await file.append([b"2" * 200])
+        await file.rewrite(0, b"3" * 900)
+        disk.filler_bytes = 100
+        assert disk.space().free_bytes == 0
+
+    asyncio.run(main())
+
+
+def test_latency_is_waited_on_the_loop() -> None:
+    """Goal: other tasks run while the device works."""
+
+    async def main() -> None:
+        disk = MemoryDisk(latency_s=lambda: 0.001)
+        file = await disk.create("a", [b"1"])
+        append = asyncio.create_task(file.append([b"2"]))
+        await asyncio.sleep(0)
+        assert not append.done()
+        await append
+
+    asyncio.run(main())

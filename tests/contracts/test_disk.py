@@ -1,0 +1,194 @@
+"""One suite for the disk port: the directory in memory and the real one behave alike."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bookie.disk import Disk, MemoryDisk, RealDisk
+from dlcore.errors import BookieStorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    OpenDisk = Callable[[], Disk]
+
+
+@pytest.fixture(params=["memory", "real"])
+def open_disk(request: pytest.FixtureRequest, tmp_path: Path) -> OpenDisk:
+    """Return a function that opens the same directory again and again."""
+    if request.param == "real":
+        return lambda: RealDisk(tmp_path / "made" / "here")
+    memory = MemoryDisk()
+    return lambda: memory
+
+
+def run(open_disk: OpenDisk, test: Callable[[Disk], Awaitable[None]]) -> None:
+    async def main() -> None:
+        disk = open_disk()
+        try:
+            await test(disk)
+        finally:
+            await disk.aclose()
+
+    asyncio.run(main())
+
+
+def test_created_content_and_appends_are_there_for_the_next_owner(open_disk: OpenDisk) -> None:
+    """Goal: bytes survive a change of owner.  Many small and one big buffer go both write paths."""
+    small = [bytes([i % 256]) * 3 for i in range(1500)]
+    big = b"x" * 400_000
+
+    async def write(disk: Disk) -> None:
+        file = await disk.create("a", [b"he", b"ad"])
+        assert (file.name, file.size) == ("a", 4)
+        await file.append(small)
+        await file.append([big, memoryview(b""), b"end", *small])
+        assert file.size == 4 + 4500 + 400_003 + 4500
+
+    async def read(disk: Disk) -> None:
+        file = disk.open("a")
+        expected = b"head" + b"".join(small) + big + b"end" + b"".join(small)
+        assert file.size == len(expected)
+        assert await file.read(0, file.size) == expected
+        assert file.view(0, file.size) == expected
+        assert file.view(5000, 10) == expected[5000:5010]
+
+    run(open_disk, write)
+    run(open_disk, read)
+
+
+def test_reading_beyond_the_end_is_an_error(open_disk: OpenDisk) -> None:
+    """Goal: a short file never gives fewer bytes than asked for."""
+
+    async def test(disk: Disk) -> None:
+        file = await disk.create("a", [b"12345"])
+        assert await file.read(5, 0) == b""
+        with pytest.raises(BookieStorageError):
+            await file.read(3, 3)
+        with pytest.raises(BookieStorageError):
+            file.view(3, 3)
+
+    run(open_disk, test)
+
+
+def test_rewrite_and_truncate_change_what_is_there(open_disk: OpenDisk) -> None:
+    """Goal: the two in-place changes that replay makes; appending goes on at the new end."""
+
+    async def write(disk: Disk) -> None:
+        file = await disk.create("a", [b"0123456789"])
+        await file.rewrite(2, b"ab")
+        await file.truncate(6)
+        assert file.size == 6
+        await file.append([b"!"])
+
+    async def read(disk: Disk) -> None:
+        assert await disk.open("a").read(0, 7) == b"01ab45!"
+
+    run(open_disk, write)
+    run(open_disk, read)
+
+
+def test_names_are_listed_and_deleted(open_disk: OpenDisk) -> None:
+    """Goal: deletion reaches the next owner; deleting twice is fine; a view outlives the name."""
+
+    async def write(disk: Disk) -> None:
+        assert disk.names() == []
+        file = await disk.create("b", [b"bb"])
+        await disk.create("a", [])
+        await disk.create("c", [b"c"])
+        view = file.view(0, 2)
+        await disk.delete(["b", "missing"])
+        file.close()
+        assert view == b"bb"
+        assert disk.names() == ["a", "c"]
+        with pytest.raises(BookieStorageError):
+            disk.open("b")
+
+    async def read(disk: Disk) -> None:
+        assert disk.names() == ["a", "c"]
+
+    run(open_disk, write)
+    run(open_disk, read)
+
+
+def test_a_name_is_created_once(open_disk: OpenDisk) -> None:
+    """Goal: an existing file is never overwritten by creating it."""
+
+    async def test(disk: Disk) -> None:
+        await disk.create("a", [b"1"])
+        with pytest.raises(BookieStorageError):
+            await disk.create("a", [b"2"])
+        assert await disk.open("a").read(0, 1) == b"1"
+
+    run(open_disk, test)
+
+
+def test_small_files_are_replaced_whole(open_disk: OpenDisk) -> None:
+    """Goal: the cookie's way to disk."""
+
+    async def write(disk: Disk) -> None:
+        assert await disk.read_file("cookie") is None
+        await disk.write_file("cookie", b"first, and longer")
+        await disk.write_file("cookie", b"second")
+
+    async def read(disk: Disk) -> None:
+        assert await disk.read_file("cookie") == b"second"
+
+    run(open_disk, write)
+    run(open_disk, read)
+
+
+def test_space_shrinks_no_further_than_the_total(open_disk: OpenDisk) -> None:
+    """Goal: both numbers are bytes of the same thing."""
+
+    async def test(disk: Disk) -> None:
+        space = disk.space()
+        assert 0 < space.free_bytes <= space.total_bytes
+
+    run(open_disk, test)
+
+
+def test_a_closed_file_does_nothing_more(open_disk: OpenDisk) -> None:
+    """Goal: a handle kept by mistake cannot reach another file."""
+
+    async def test(disk: Disk) -> None:
+        file = await disk.create("a", [b"1"])
+        file.close()
+        file.close()
+        with pytest.raises(BookieStorageError):
+            await file.append([b"2"])
+        with pytest.raises(BookieStorageError):
+            await file.truncate(0)
+        with pytest.raises(BookieStorageError):
+            await file.read(0, 1)
+        assert await disk.open("a").read(0, 1) == b"1"
+
+    run(open_disk, test)
+
+
+def test_a_closed_disk_does_nothing_more(open_disk: OpenDisk) -> None:
+    """Goal: after `aclose` the directory is the next owner's."""
+
+    async def test(disk: Disk) -> None:
+        file = await disk.create("a", [b"1"])
+        await disk.aclose()
+        with pytest.raises(BookieStorageError):
+            await file.append([b"2"])
+        await disk.aclose()
+
+    run(open_disk, test)
+
+
+def test_compute_returns_and_raises_what_the_function_does(open_disk: OpenDisk) -> None:
+    """Goal: long work is called with its arguments, and its error is not lost."""
+
+    async def test(disk: Disk) -> None:
+        assert await disk.compute(divmod, 7, 3) == (2, 1)
+        with pytest.raises(ZeroDivisionError):
+            await disk.compute(divmod, 7, 0)
+
+    run(open_disk, test)
