@@ -1,0 +1,128 @@
+"""What makes a node a namespace: its binding, and the tree below it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from google.protobuf.message import DecodeError
+
+from dlcore.errors import (
+    ConfigurationError,
+    CorruptMetadataError,
+    MetadataConnectionError,
+    MetadataVersionError,
+    NodeExistsError,
+)
+from dlcore.metadata.port import Create, MetadataStore, Op, Put, Versioned
+from dlcore.proto import metadata_pb2
+
+if TYPE_CHECKING:
+    from dlcore.clock import Clock
+    from dlcore.metadata.paths import NamespacePaths
+
+LAYOUT_VERSION = 1
+_ATTEMPTS_MAX = 5
+"""Lost races and lost replies before giving up; each race that is lost shows somebody's success."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamespaceBinding:
+    """The identity of a namespace; bookies refuse data of another cluster."""
+
+    cluster_id: str
+    created_ms: int
+
+
+async def ensure_namespace(
+    store: MetadataStore, paths: NamespacePaths, clock: Clock
+) -> NamespaceBinding:
+    """Return the namespace's binding, creating the namespace if there is none.
+
+    Binding and tree are made in one transaction: a namespace is whole or is not there.
+    """
+    for attempt in range(1, _ATTEMPTS_MAX + 1):
+        await store.sync(paths.root)
+        node = await store.get(paths.root)
+        if node is not None and node.value:
+            return _decode(node.value, paths)
+        binding = NamespaceBinding(cluster_id=clock.new_token(), created_ms=clock.now_ms())
+        try:
+            if node is None:
+                await _make_ancestors(store, paths)
+            await store.multi(_creation(paths, binding, node))
+        except (NodeExistsError, MetadataVersionError, MetadataConnectionError):
+            # Somebody else was first, or it was us and the reply was lost: look again.
+            if attempt == _ATTEMPTS_MAX:
+                raise
+        else:
+            return binding
+    raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+async def read_binding(store: MetadataStore, paths: NamespacePaths) -> NamespaceBinding:
+    """Return the binding of an existing namespace.
+
+    Raises:
+        ConfigurationError: there is no namespace at this path.
+        CorruptMetadataError: the binding does not parse, or is of another layout version.
+    """
+    node = await store.get(paths.root)
+    if node is None or not node.value:
+        await store.sync(paths.root)  # this server may be behind the one that it was made on
+        node = await store.get(paths.root)
+    if node is None or not node.value:
+        raise ConfigurationError(
+            f"there is no dlog namespace at {paths.root}: the path is wrong, or it was not created"
+        )
+    return _decode(node.value, paths)
+
+
+async def _make_ancestors(store: MetadataStore, paths: NamespacePaths) -> None:
+    above = paths.root.rpartition("/")[0]
+    if above and await store.get(above) is None:
+        await store.create(above, make_parents=True)
+
+
+def _creation(
+    paths: NamespacePaths, binding: NamespaceBinding, existing: Versioned | None
+) -> list[Op]:
+    value = metadata_pb2.NamespaceBinding(
+        version=LAYOUT_VERSION, cluster_id=binding.cluster_id, created_ms=binding.created_ms
+    ).SerializeToString(deterministic=True)
+    # An empty node is one that was made only to stand above another.
+    root: Op = (
+        Create(paths.root, value) if existing is None else Put(paths.root, value, existing.version)
+    )
+    proxies = f"{paths.root}/proxies"
+    return [
+        root,
+        Create(paths.bookies_available.rpartition("/")[0]),
+        Create(paths.bookies_available),
+        Create(paths.bookies_readonly),
+        Create(paths.cookies),
+        Create(paths.ledgers),
+        Create(paths.ledger_idgen, b"0"),
+        Create(paths.logs),
+        Create(paths.commits),
+        Create(paths.staging),
+        Create(paths.staging_owners),
+        Create(proxies),
+        Create(f"{proxies}/write"),
+        Create(f"{proxies}/read"),
+    ]
+
+
+def _decode(value: bytes, paths: NamespacePaths) -> NamespaceBinding:
+    message = metadata_pb2.NamespaceBinding()
+    try:
+        message.ParseFromString(value)
+    except DecodeError as error:
+        raise CorruptMetadataError(f"{paths.root} is not a dlog namespace") from error
+    if message.version != LAYOUT_VERSION:
+        raise CorruptMetadataError(
+            f"{paths.root}: layout version {message.version}, this release reads {LAYOUT_VERSION}"
+        )
+    if not message.cluster_id:
+        raise CorruptMetadataError(f"{paths.root}: the cluster id is missing")
+    return NamespaceBinding(cluster_id=message.cluster_id, created_ms=message.created_ms)

@@ -1,0 +1,513 @@
+"""The metadata store on ZooKeeper: the only file that knows kazoo.
+
+kazoo works in threads of its own; everything it says is carried to the event loop with
+`call_soon_threadsafe`, and nothing here waits for it.  Requests leave in the order they were made,
+only while connected, and at most `_OUTSTANDING_MAX` at a time: kazoo wakes its thread through a
+socket that would block the loop if too many were queued.
+
+A write whose reply is lost is never sent again (`MetadataConnectionError`: unknown), reads are.
+`MetadataSessionExpiredError` from a write means that ZooKeeper refused it: it did not happen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, assert_never
+
+from kazoo import exceptions as kazoo_errors
+from kazoo.client import KazooClient
+from kazoo.exceptions import KazooException
+from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
+from kazoo.protocol.states import EventType, KazooState, KeeperState, WatchedEvent
+from kazoo.retry import KazooRetry
+
+from dlcore.errors import (
+    AlreadyClosedError,
+    ConfigurationError,
+    MetadataConnectionError,
+    MetadataError,
+    MetadataSessionExpiredError,
+    MetadataVersionError,
+    NodeExistsError,
+    NodeNotEmptyError,
+    NoNodeError,
+)
+from dlcore.metadata.port import (
+    ANY_VERSION,
+    Check,
+    Create,
+    Delete,
+    Op,
+    Put,
+    SessionState,
+    Unsubscribe,
+    Versioned,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+logger = logging.getLogger(__name__)
+
+_OUTSTANDING_MAX = 100
+"""Linux lets about 270 wake-up bytes wait in kazoo's socket pair before a send blocks."""
+_READ_ATTEMPTS_MAX = 4
+_RECONNECT_DELAY_MAX_S = 1.0
+"""kazoo's own default grows to an hour."""
+_NOT_TO_BLAME = (kazoo_errors.RolledBackError, kazoo_errors.RuntimeInconsistency)
+"""What ZooKeeper says of the operations of a failed transaction that are not to blame."""
+_ERRORS: tuple[tuple[type[Exception], type[MetadataError]], ...] = (
+    (kazoo_errors.NoNodeError, NoNodeError),
+    (kazoo_errors.NodeExistsError, NodeExistsError),
+    (kazoo_errors.BadVersionError, MetadataVersionError),
+    (kazoo_errors.NotEmptyError, NodeNotEmptyError),
+    (kazoo_errors.ConnectionClosedError, MetadataConnectionError),  # a SessionExpiredError to kazoo
+    (kazoo_errors.SessionExpiredError, MetadataSessionExpiredError),
+    (kazoo_errors.ConnectionLoss, MetadataConnectionError),
+    (kazoo_errors.OperationTimeoutError, MetadataConnectionError),
+    (kazoo_errors.RequestTimeoutError, MetadataConnectionError),
+    (KazooTimeoutError, MetadataConnectionError),
+)
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    what: str  # operation and path, for errors
+    start: Callable[[], Any]  # gives kazoo's IAsyncResult
+    reply: asyncio.Future[Any]
+    is_answered: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Watch:
+    callback: Callable[[], None]
+    is_due: bool = False
+
+
+class ZooKeeperStore:
+    """A session with ZooKeeper; implements `MetadataStore`.  Made by `connect`."""
+
+    def __init__(self, servers: str, *, session_timeout_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._request_timeout_s = session_timeout_s
+        self._state = SessionState.SUSPENDED
+        self._session_token = ""
+        self._is_closed = False
+        self._closing: asyncio.Task[None] | None = None
+        self._reviving: asyncio.Task[None] | None = None
+        self._backlog: deque[_Request] = deque()
+        self._outstanding: set[_Request] = set()
+        self._watches: dict[str, dict[_Watch, None]] = {}
+        self._session_callbacks: dict[object, Callable[[SessionState], None]] = {}
+        self._is_connected = asyncio.Event()
+        handler = SequentialThreadingHandler()
+        kazoo_logger = logging.getLogger(f"{__name__}.kazoo")
+        if kazoo_logger.level == logging.NOTSET:
+            kazoo_logger.setLevel(logging.ERROR)  # what matters is reported here, once
+        self._client = KazooClient(
+            hosts=servers,
+            timeout=session_timeout_s,
+            handler=handler,
+            connection_retry=KazooRetry(
+                max_tries=-1, max_delay=_RECONNECT_DELAY_MAX_S, sleep_func=handler.sleep_func
+            ),
+            logger=kazoo_logger,
+        )
+        self._servers = servers
+        # kazoo compares watchers for equality: one object for all keeps its sets small.
+        self._watcher = self._on_watch_event
+
+    @classmethod
+    async def connect(
+        cls, servers: str, *, session_timeout_s: float = 10, connect_timeout_s: float = 10
+    ) -> ZooKeeperStore:
+        """Open a session with ZooKeeper at `servers` (``host:port,host:port``).
+
+        `session_timeout_s` is also how long a request waits for its answer.
+
+        Raises:
+            MetadataConnectionError: no server answered within `connect_timeout_s`.
+        """
+        for key, value in (
+            ("session_timeout_s", session_timeout_s),
+            ("connect_timeout_s", connect_timeout_s),
+        ):
+            if value <= 0:
+                raise ConfigurationError(f"{key}={value!r}: expected seconds > 0")
+        store = cls(servers, session_timeout_s=session_timeout_s)
+        try:
+            store._client.add_listener(store._on_kazoo_state)
+            store._client.start_async()
+            async with asyncio.timeout(connect_timeout_s):
+                await store._is_connected.wait()
+        except TimeoutError:
+            await store.aclose()
+            raise MetadataConnectionError(
+                f"no ZooKeeper answers at {servers} (waited {connect_timeout_s:g} s)"
+            ) from None
+        except BaseException:
+            await store.aclose()
+            raise
+        return store
+
+    def __repr__(self) -> str:
+        return f"<ZooKeeperStore {self._servers} {self._session_token} {self._state.name}>"
+
+    # MetadataStore
+
+    async def get(self, path: str) -> Versioned | None:
+        """Return the node, or None if there is none."""
+        try:
+            value, stat = await self._read(f"get {path}", lambda: self._client.get_async(path))
+        except NoNodeError:
+            return None
+        return Versioned(value, stat.version, stat.ephemeralOwner != 0)
+
+    async def get_children(self, path: str) -> list[str] | None:
+        """Return the sorted names of the node's children, or None if there is no node."""
+        try:
+            names = await self._read(
+                f"get children of {path}", lambda: self._client.get_children_async(path)
+            )
+        except NoNodeError:
+            return None
+        return sorted(names)
+
+    async def create(
+        self, path: str, value: bytes = b"", *, ephemeral: bool = False, make_parents: bool = False
+    ) -> None:
+        """Create a node, at version 0; with `make_parents` also the missing ones above it."""
+
+        def start() -> Any:
+            return self._client.create_async(path, value, ephemeral=ephemeral)
+
+        try:
+            await self._write(f"create {path}", start)
+        except NoNodeError as error:
+            above = path.rpartition("/")[0]
+            if not make_parents or not above:
+                raise NoNodeError(f"cannot create {path}: {above} does not exist") from error
+            await self._make_parents(above)
+            await self._write(f"create {path}", start)
+
+    async def _make_parents(self, path: str) -> None:
+        try:
+            await self.create(path, make_parents=True)
+        except NodeExistsError:
+            logger.debug("made by somebody else: path=%s", path)
+
+    async def put(self, path: str, value: bytes, *, version: int) -> int:
+        """Compare-and-set the value; return the new version."""
+        stat = await self._write(
+            f"put {path}", lambda: self._client.set_async(path, value, version)
+        )
+        return int(stat.version)
+
+    async def delete(self, path: str, *, version: int = ANY_VERSION) -> None:
+        """Delete a node without children."""
+        await self._write(f"delete {path}", lambda: self._client.delete_async(path, version))
+
+    async def multi(self, ops: Sequence[Op]) -> None:
+        """Apply all of `ops` in order, or none; raise the error of the first that fails."""
+        if not ops:
+            return
+        frozen = tuple(ops)
+        results = await self._write(
+            f"a transaction of {len(frozen)} operations from {frozen[0].path}",
+            lambda: _transaction(self._client, frozen).commit_async(),
+        )
+        for op, result in zip(frozen, results, strict=True):
+            if isinstance(result, Exception) and not isinstance(result, _NOT_TO_BLAME):
+                raise _translate(result, f"{type(op).__name__.lower()} {op.path}") from result
+        if any(isinstance(result, Exception) for result in results):
+            raise MetadataError(f"a transaction of {len(frozen)} operations failed: {results}")
+
+    async def sync(self, path: str) -> None:
+        """Make later reads see every write completed before this call, whoever made it."""
+        await self._read(f"sync {path}", lambda: self._client.sync_async(path))
+
+    def watch(self, path: str, callback: Callable[[], None]) -> Unsubscribe:
+        """Call `callback` on the loop after `path` or its list of children may have changed."""
+        self._require_open()
+        watch = _Watch(callback)
+        self._watches.setdefault(path, {})[watch] = None
+        self._arm(path)
+        self._make_due(path, watch)
+
+        def unsubscribe() -> None:
+            watches = self._watches.get(path, {})
+            watches.pop(watch, None)
+            if not watches:
+                self._watches.pop(path, None)
+
+        return unsubscribe
+
+    def on_session(self, callback: Callable[[SessionState], None]) -> Unsubscribe:
+        """Call `callback` on the loop with every change of the session's state."""
+        self._require_open()
+        key = object()
+        self._session_callbacks[key] = callback
+
+        def unsubscribe() -> None:
+            self._session_callbacks.pop(key, None)
+
+        return unsubscribe
+
+    @property
+    def session_state(self) -> SessionState:
+        """The state right now."""
+        return self._state
+
+    @property
+    def session_token(self) -> str:
+        """Text that differs between any two sessions."""
+        return self._session_token
+
+    async def aclose(self) -> None:
+        """End the session; its ephemeral nodes vanish at once."""
+        if self._closing is None:
+            self._is_closed = True
+            self._state = SessionState.EXPIRED
+            self._watches.clear()
+            self._session_callbacks.clear()
+            self._closing = asyncio.create_task(self._close())
+        # A caller that is cancelled does not leave kazoo's threads behind.
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        if self._reviving is not None:
+            await asyncio.wait([self._reviving])
+        await asyncio.to_thread(self._stop_client)
+        for request in (*self._outstanding, *self._backlog):
+            if not request.reply.done():
+                request.reply.set_exception(
+                    MetadataConnectionError("the metadata store was closed: result unknown")
+                )
+        self._outstanding.clear()
+        self._backlog.clear()
+
+    def _stop_client(self) -> None:
+        try:
+            self._client.stop()
+            self._client.close()
+        except (KazooException, OSError) as error:
+            # The session then ends by its time-out; the threads are daemons.
+            logger.warning("kazoo did not stop cleanly: servers=%s error=%r", self._servers, error)
+
+    # Requests
+
+    async def _read(self, what: str, start: Callable[[], Any]) -> Any:
+        async with _answer_in_time(what, self._request_timeout_s):
+            for _ in range(_READ_ATTEMPTS_MAX - 1):
+                try:
+                    return await self._send(what, start)
+                except (MetadataConnectionError, MetadataSessionExpiredError):
+                    logger.debug("read again: operation=%s", what)
+            return await self._send(what, start)
+
+    async def _write(self, what: str, start: Callable[[], Any]) -> Any:
+        async with _answer_in_time(what, self._request_timeout_s):
+            return await self._send(what, start)
+
+    async def _send(self, what: str, start: Callable[[], Any]) -> Any:
+        self._require_open()
+        return await self._enqueue(what, start)
+
+    def _enqueue(self, what: str, start: Callable[[], Any]) -> asyncio.Future[Any]:
+        request = _Request(what, start, self._loop.create_future())
+        self._backlog.append(request)
+        self._pump()
+        return request.reply
+
+    def _pump(self) -> None:
+        while (
+            self._backlog
+            and self._state is SessionState.CONNECTED
+            and len(self._outstanding) < _OUTSTANDING_MAX
+        ):
+            request = self._backlog.popleft()
+            if request.reply.done():
+                continue  # nobody waits for it any more, so it is never sent
+            self._outstanding.add(request)
+            try:
+                request.start().rawlink(partial(self._on_kazoo_answer, request))
+            except Exception as error:  # noqa: BLE001  # kazoo checks arguments by raising anything
+                self._on_answer(request, None, error)
+
+    def _on_kazoo_answer(self, request: _Request, answer: Any) -> None:
+        # In a thread of kazoo's, and sometimes twice for one request.
+        self._post(self._on_answer, request, answer.value, answer.exception)
+
+    def _on_answer(self, request: _Request, value: Any, error: Exception | None) -> None:
+        if request not in self._outstanding:
+            return
+        self._outstanding.remove(request)
+        if not request.reply.done():
+            if error is None:
+                request.reply.set_result(value)
+            else:
+                translated = _translate(error, request.what)
+                translated.__cause__ = error
+                request.reply.set_exception(translated)
+        self._pump()
+
+    # Watches
+
+    def _arm(self, path: str) -> None:
+        if self._state is not SessionState.CONNECTED:
+            return  # the connection arms every watch
+        for what, start in (
+            ("watch", lambda: self._client.exists_async(path, watch=self._watcher)),
+            (
+                "watch children of",
+                lambda: self._client.get_children_async(path, watch=self._watcher),
+            ),
+        ):
+            self._enqueue(f"{what} {path}", start).add_done_callback(self._on_armed)
+
+    def _on_armed(self, reply: asyncio.Future[Any]) -> None:
+        error = None if reply.cancelled() else reply.exception()
+        # A node that is not there has no children to watch; without a connection there is nothing
+        # to watch with, and the next one arms every watch again.
+        expected = (NoNodeError, MetadataConnectionError, MetadataSessionExpiredError)
+        if error is not None and not isinstance(error, expected):
+            logger.error("a watch is not armed: error=%s", error)
+
+    def _on_watch_event(self, event: WatchedEvent) -> None:
+        # In a thread of kazoo's.  NONE tells of a lost connection, which comes as a state as well.
+        if event.type != EventType.NONE:
+            self._post(self._on_change, event.path)
+
+    def _on_change(self, path: str) -> None:
+        if path in self._watches:
+            # Armed before the callbacks run: what they read is at least as new as the watch.
+            self._arm(path)
+            self._make_all_due(path)
+
+    def _make_all_due(self, path: str) -> None:
+        for watch in self._watches[path]:
+            self._make_due(path, watch)
+
+    def _make_due(self, path: str, watch: _Watch) -> None:
+        if not watch.is_due:
+            watch.is_due = True
+            self._loop.call_soon(self._tell, path, watch)
+
+    def _tell(self, path: str, watch: _Watch) -> None:
+        watch.is_due = False
+        if watch in self._watches.get(path, {}):
+            watch.callback()
+
+    # The session
+
+    def _on_kazoo_state(self, state: str) -> None:
+        # In kazoo's connection thread, so the session id belongs to this very state.
+        session = self._client.client_id
+        token = "" if session is None else f"zookeeper-{session[0]:016x}"
+        is_dead = self._client.client_state == KeeperState.CLOSED
+        self._post(self._on_state, state, token, is_dead)
+
+    def _on_state(self, state: str, token: str, is_dead: bool) -> None:
+        if self._is_closed:
+            return
+        if state == KazooState.CONNECTED:
+            self._session_token = token
+            self._set_state(SessionState.CONNECTED)
+            for path in self._watches:
+                self._arm(path)
+                self._make_all_due(path)
+            self._is_connected.set()
+            self._pump()
+        elif state == KazooState.SUSPENDED:
+            self._set_state(SessionState.SUSPENDED)
+        else:
+            self._set_state(SessionState.EXPIRED)
+            if is_dead:
+                self._reviving = asyncio.create_task(self._revive())
+
+    async def _revive(self) -> None:
+        logger.error("kazoo's connection thread died, starting another: servers=%s", self._servers)
+        await asyncio.to_thread(self._client.start_async)
+
+    def _set_state(self, state: SessionState) -> None:
+        level = logging.INFO if state is SessionState.CONNECTED else logging.WARNING
+        logger.log(
+            level,
+            "metadata session: state=%s servers=%s session=%s",
+            state.value,
+            self._servers,
+            self._session_token,
+        )
+        self._state = state
+        for key in list(self._session_callbacks):
+            self._loop.call_soon(self._tell_state, key, state)
+
+    def _tell_state(self, key: object, state: SessionState) -> None:
+        callback = self._session_callbacks.get(key)
+        if callback is not None:
+            callback(state)
+
+    def _post(self, callback: Callable[..., None], *arguments: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, *arguments)
+        except RuntimeError:
+            # The loop ended without aclose: nobody is left to tell.
+            if not self._loop.is_closed():
+                raise
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise AlreadyClosedError("the metadata store is closed")
+
+
+@asynccontextmanager
+async def _answer_in_time(what: str, timeout_s: float) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except TimeoutError:
+        raise MetadataConnectionError(
+            f"{what}: no answer from ZooKeeper within {timeout_s:g} s, result unknown"
+        ) from None
+
+
+def _transaction(client: KazooClient, ops: Sequence[Op]) -> Any:
+    transaction = client.transaction()
+    for op in ops:
+        match op:
+            case Create():
+                transaction.create(op.path, op.value, ephemeral=op.ephemeral)
+            case Put():
+                transaction.set_data(op.path, op.value, op.version)
+            case Delete():
+                transaction.delete(op.path, op.version)
+            case Check():
+                transaction.check(op.path, op.version)
+            case _:
+                assert_never(op)
+    return transaction
+
+
+def _translate(error: Exception, what: str) -> MetadataError:
+    for foreign, ours in _ERRORS:
+        if isinstance(error, foreign):
+            return ours(f"{what}: {_describe(ours, error)}")
+    return MetadataError(f"{what}: {type(error).__name__} {error}".rstrip())
+
+
+def _describe(ours: type[MetadataError], error: Exception) -> str:
+    reasons: dict[type[MetadataError], str] = {
+        NoNodeError: "the node does not exist",
+        NodeExistsError: "the node exists",
+        MetadataVersionError: "the node has another version",
+        NodeNotEmptyError: "the node has children",
+        MetadataSessionExpiredError: "the session expired",
+        MetadataConnectionError: f"no answer from ZooKeeper ({type(error).__name__}), "
+        "result unknown",
+    }
+    return reasons[ours]
