@@ -1,0 +1,320 @@
+"""Reopening a real directory after every kind of damage: cut the torn, refuse the damaged."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bookie.disk import RealDisk
+from bookie.entry_log_format import RECORD_HEADER_BYTES
+from bookie.storage import LedgerStorage
+from dlcore.errors import BookieStorageError, NoSuchEntryError
+from tests.fixtures.storage import ManualClock, make_frame, read_all, small_config
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+LEDGER = 7
+ONE_FILE = small_config(file_bytes_max=2**20)
+FIRST = "0000000001.log"
+HEADER_BYTES = 44 + 4  # fixed part and checksum; the first file lists no others
+RECORD_BYTES = RECORD_HEADER_BYTES + len(make_frame(LEDGER, 1))
+
+
+def with_storage(
+    directory: Path,
+    test: Callable[[LedgerStorage], Awaitable[None]],
+    *,
+    owner: str = "",
+    crash: bool = False,
+    small_files: bool = False,
+) -> None:
+    """Run `test` on the directory's storage; `crash` leaves it without closing, as SIGKILL would."""
+
+    async def main() -> None:
+        disk = RealDisk(directory)
+        try:
+            config = small_config() if small_files else ONE_FILE
+            storage = await LedgerStorage.open(disk, config, clock=ManualClock(), owner=owner)
+            try:
+                await test(storage)
+            finally:
+                if crash:
+                    await disk.aclose()
+                await storage.aclose()
+        finally:
+            await disk.aclose()
+
+    asyncio.run(main())
+
+
+async def add_one_by_one(storage: LedgerStorage, entry_ids: range) -> None:
+    """Add entries, each in a batch of its own."""
+    for entry_id in entry_ids:
+        await storage.add_entry(make_frame(LEDGER, entry_id))
+
+
+def expect_entries(directory: Path, count: int) -> None:
+    """Check that exactly the first `count` entries are there and that writing goes on."""
+
+    async def test(storage: LedgerStorage) -> None:
+        frames = await read_all(storage, LEDGER, first=0, last=count - 1)
+        assert frames == [make_frame(LEDGER, entry_id) for entry_id in range(count)]
+        with pytest.raises(NoSuchEntryError):
+            await storage.read_entry(LEDGER, count, fence=False)
+        await add_one_by_one(storage, range(count, count + 2))
+
+    with_storage(directory, test, crash=True)
+
+    async def again(storage: LedgerStorage) -> None:
+        assert len(await read_all(storage, LEDGER, first=0, last=count + 1)) == count + 2
+
+    with_storage(directory, again, crash=True)
+
+
+def expect_refusal(directory: Path, *messages: str) -> None:
+    """Check that the directory is refused with a message that has all of `messages`."""
+
+    async def test(storage: LedgerStorage) -> None:
+        pytest.fail(f"opened {storage}")
+
+    with pytest.raises(BookieStorageError) as caught:
+        with_storage(directory, test)
+    for message in messages:
+        assert message in str(caught.value)
+
+
+@pytest.fixture
+def one_file(tmp_path: Path) -> Path:
+    """Entries 0 to 4, each of its own batch, in one file that was not closed."""
+    directory = tmp_path / "original"
+    with_storage(directory, lambda storage: add_one_by_one(storage, range(5)), crash=True)
+    assert (directory / FIRST).stat().st_size == HEADER_BYTES + 5 * RECORD_BYTES
+    return directory
+
+
+@pytest.fixture
+def many_files(tmp_path: Path) -> Path:
+    """Entries 0 to 99 over several sealed files and one that is not."""
+    directory = tmp_path / "original"
+    with_storage(
+        directory,
+        lambda storage: add_one_by_one(storage, range(100)),
+        crash=True,
+        small_files=True,
+    )
+    assert len(list(directory.glob("*.log"))) >= 3
+    return directory
+
+
+def test_the_tail_is_cut_at_every_byte(one_file: Path, tmp_path: Path) -> None:
+    """Goal: whatever part of the last two records reached the disk, what is whole is kept.
+
+    Method: the file is cut at every length from the end of record 2 on.
+    """
+    content = (one_file / FIRST).read_bytes()
+    for size in range(HEADER_BYTES + 3 * RECORD_BYTES, len(content) + 1):
+        directory = tmp_path / "cut"
+        directory.mkdir()
+        (directory / FIRST).write_bytes(content[:size])
+        expect_entries(directory, (size - HEADER_BYTES) // RECORD_BYTES)
+        shutil.rmtree(directory)
+
+
+def test_a_torn_tail_of_zeros_or_garbage_is_cut(one_file: Path, tmp_path: Path) -> None:
+    """Goal: a file may have grown without its bytes, or hold what was there before."""
+    content = (one_file / FIRST).read_bytes()
+    start = HEADER_BYTES + 4 * RECORD_BYTES
+    for tail in (bytes(5000), b"\xb1\x0c" * 2000, content[:start]):
+        directory = tmp_path / "torn"
+        directory.mkdir()
+        (directory / FIRST).write_bytes(content[:start] + tail)
+        expect_entries(directory, 4)
+        shutil.rmtree(directory)
+
+
+def test_every_flipped_byte_before_the_last_batch_is_refused(
+    one_file: Path, tmp_path: Path
+) -> None:
+    """Goal: damage to acknowledged data is noticed wherever it is, and named, never skipped.
+
+    Method: each byte of the file header and of the first four records is flipped.
+    """
+    content = bytearray((one_file / FIRST).read_bytes())
+    directory = tmp_path / "flipped"
+    directory.mkdir()
+    for position in range(HEADER_BYTES + 4 * RECORD_BYTES):
+        content[position] ^= 0x10
+        (directory / FIRST).write_bytes(content)
+        content[position] ^= 0x10
+        if position < HEADER_BYTES:
+            expect_refusal(directory, FIRST)
+        else:
+            record = (position - HEADER_BYTES) // RECORD_BYTES
+            offset = HEADER_BYTES + record * RECORD_BYTES
+            expect_refusal(directory, FIRST, f"offset {offset} is damaged")
+    expect_unchanged = bytes(content)
+    (directory / FIRST).write_bytes(expect_unchanged)
+    expect_entries(directory, 5)
+
+
+def test_every_flipped_byte_of_the_last_batch_is_noticed(one_file: Path, tmp_path: Path) -> None:
+    """Goal: nothing proves that the last batch was acknowledged; it is cut, never served damaged."""
+    content = bytearray((one_file / FIRST).read_bytes())
+    directory = tmp_path / "flipped"
+    for position in range(HEADER_BYTES + 4 * RECORD_BYTES, len(content)):
+        directory.mkdir()
+        content[position] ^= 0x10
+        (directory / FIRST).write_bytes(content)
+        content[position] ^= 0x10
+        expect_entries(directory, 4)
+        shutil.rmtree(directory)
+
+
+def test_a_closed_storage_proves_its_last_batch(tmp_path: Path) -> None:
+    """Goal: after a clean stop damage to the very last entry is refused too."""
+    with_storage(tmp_path, lambda storage: add_one_by_one(storage, range(3)))
+    content = bytearray((tmp_path / FIRST).read_bytes())
+    content[HEADER_BYTES + 3 * RECORD_BYTES - 1] ^= 1
+    (tmp_path / FIRST).write_bytes(content)
+    expect_refusal(tmp_path, f"offset {HEADER_BYTES + 2 * RECORD_BYTES} is damaged")
+
+
+@pytest.mark.parametrize("sector", [bytes(512), b"\xff" * 512])
+def test_a_garbled_sector_before_valid_data_is_refused(many_files: Path, sector: bytes) -> None:
+    """Goal: the same on whole sectors, in the newest file."""
+
+    async def add_more(storage: LedgerStorage) -> None:
+        await add_one_by_one(storage, range(100, 120))
+
+    with_storage(many_files, add_more, crash=True)
+    newest = sorted(many_files.glob("*.log"))[-1]
+    content = bytearray(newest.read_bytes())
+    assert len(content) > 1536
+    content[512:1024] = sector
+    newest.write_bytes(content)
+    expect_refusal(many_files, newest.name, "is damaged")
+
+
+def test_records_of_one_torn_batch_do_not_prove_each_other(tmp_path: Path) -> None:
+    """Goal: a power cut may lose the first page of a batch and keep the second; that is no damage.
+
+    Method: three entries in one batch; the first record is wiped, the others are intact.
+    """
+
+    async def add(storage: LedgerStorage) -> None:
+        await add_one_by_one(storage, range(2))
+        await asyncio.gather(*(storage.add_entry(make_frame(LEDGER, e)) for e in range(2, 5)))
+
+    with_storage(tmp_path, add, crash=True)
+    content = bytearray((tmp_path / FIRST).read_bytes())
+    start = HEADER_BYTES + 2 * RECORD_BYTES
+    content[start : start + 20] = bytes(20)
+    (tmp_path / FIRST).write_bytes(content)
+    expect_entries(tmp_path, 2)
+
+
+def test_damaged_footers_are_made_again(many_files: Path) -> None:
+    """Goal: the records are the truth.  Method: every sealed file loses its footer in another way."""
+    damages: list[Callable[[bytes], bytes]] = [
+        lambda content: content[:-1],
+        lambda content: content[:-100] + bytes(100),
+        lambda content: content + b"more",
+        lambda content: content[: content.index(b"FOOT")] + b"foot",
+    ]
+    sealed = sorted(many_files.glob("*.log"))[:-1]
+    originals = [path.read_bytes() for path in sealed]
+    for path, damage in zip(sealed, damages * len(sealed), strict=False):
+        path.write_bytes(damage(path.read_bytes()))
+    expect_entries(many_files, 100)
+    assert [path.read_bytes() for path in sealed] == originals
+
+
+def test_damage_in_a_sealed_file_is_an_error_on_read_and_never_a_no(many_files: Path) -> None:
+    """Goal: a flipped byte of a sealed body: unknown for that entry, all others are served."""
+    path = many_files / FIRST
+    content = bytearray(path.read_bytes())
+    position = content.index(b"ledger 7 entry 3")
+    content[position] ^= 1
+    path.write_bytes(content)
+
+    async def test(storage: LedgerStorage) -> None:
+        with pytest.raises(BookieStorageError, match=f"entry 7:3 is damaged at offset .* {FIRST}"):
+            await storage.read_entry(LEDGER, 3, fence=False)
+        with pytest.raises(BookieStorageError, match="entry 7:3 is damaged"):
+            await read_all(storage, LEDGER, first=0, last=5)
+        assert len(await read_all(storage, LEDGER, first=4, last=99)) == 96
+
+    with_storage(many_files, test)
+
+
+def test_damaged_records_and_a_damaged_footer_together_are_refused(many_files: Path) -> None:
+    """Goal: a footer is not made from what is left."""
+    path = many_files / FIRST
+    content = bytearray(path.read_bytes())
+    content[content.index(b"ledger 7 entry 3")] ^= 1
+    path.write_bytes(content[:-1])
+    expect_refusal(many_files, FIRST, "was sealed, so this was acknowledged")
+
+
+def test_a_missing_file_is_refused(many_files: Path) -> None:
+    """Goal: entries of a lost file are unknown, not absent."""
+    (many_files / "0000000002.log").unlink()
+    expect_refusal(many_files, "0000000002.log is missing")
+
+
+def test_files_of_another_bookie_are_refused(tmp_path: Path) -> None:
+    """Goal: a directory mounted at the wrong bookie is noticed before anything is written."""
+
+    async def nothing(_: LedgerStorage) -> None:
+        return
+
+    with_storage(tmp_path, nothing, owner="cluster/one")
+    with_storage(tmp_path, nothing, owner="cluster/one")
+    with pytest.raises(BookieStorageError, match="another bookie"):
+        with_storage(tmp_path, nothing, owner="cluster/two")
+
+
+def test_a_file_under_another_name_is_refused(many_files: Path) -> None:
+    """Goal: names and headers agree."""
+    (many_files / "0000000002.log").rename(many_files / "0000000777.log")
+    expect_refusal(many_files, "0000000777.log: its header says it is file 2")
+
+
+def test_a_record_type_of_the_future_is_refused(one_file: Path) -> None:
+    """Goal: an intact record that this version cannot read is neither cut nor skipped."""
+    import crc32c
+
+    content = bytearray((one_file / FIRST).read_bytes())
+    seed = struct.unpack_from(">I", content, HEADER_BYTES - 4)[0]
+    content[HEADER_BYTES + 2] = 99
+    header = bytes(content[HEADER_BYTES : HEADER_BYTES + RECORD_HEADER_BYTES - 4])
+    struct.pack_into(
+        ">I",
+        content,
+        HEADER_BYTES + RECORD_HEADER_BYTES - 4,
+        crc32c.crc32c(header, seed),
+    )
+    (one_file / FIRST).write_bytes(content)
+    expect_refusal(one_file, f"offset {HEADER_BYTES} has the unknown type 99")
+
+
+def test_an_empty_or_foreign_file_is_refused(tmp_path: Path) -> None:
+    """Goal: a log file appears whole by renaming, so an incomplete header is damage."""
+    for content in (b"", b"short", b"x" * 200):
+        (tmp_path / FIRST).write_bytes(content)
+        expect_refusal(tmp_path, FIRST)
+
+
+def test_other_files_are_left_alone(tmp_path: Path) -> None:
+    """Goal: the cookie, notes of an administrator, names that only look like ours."""
+    for name in ("cookie", "1.log", "0000000001.log.bak", "notes.txt"):
+        (tmp_path / name).write_bytes(b"mine")
+    with_storage(tmp_path, lambda storage: add_one_by_one(storage, range(2)))
+    assert (tmp_path / "1.log").read_bytes() == b"mine"
+    expect_entries(tmp_path, 2)
