@@ -1,0 +1,121 @@
+"""What a user gets wrong in Spark is refused at once, in words that name it.
+
+Goal: an error comes before any task runs, and says what was given and what is right.  Method: real
+DataFrames with one mistake each; none of these needs a cluster that answers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fixtures.spark import message_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+NOWHERE = "distributedlog://127.0.0.1:1/dlog"
+LOG = {"uri": NOWHERE, "log": "clicks"}
+
+
+def rows(spark: SparkSession, columns: str = "'a' AS value") -> DataFrame:
+    """Return one row."""
+    return spark.sql(f"SELECT {columns}")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"startingOffset": "earliest"}, ["unknown option", "startingoffset", "startingOffsets?"]),
+        ({"startingOffsets": "3:17"}, ["startingOffsets='3:17'", "3:17:0"]),
+        ({"logs": "a,b"}, ["exactly one", "log and logs"]),
+        ({"failOnDataLoss": "1"}, ["failOnDataLoss='1'", "true or false"]),
+        ({"uri": "zk://x"}, ["uri='zk://x'", "distributedlog://"]),
+        ({"txnVersion": "1"}, ["txnversion", "for writing"]),
+    ],
+)
+def test_wrong_read_option_at_load(
+    spark: SparkSession, options: dict[str, str], words: list[str]
+) -> None:
+    """Both kinds of reads refuse it when they are described, before they run."""
+    for reader in (spark.read, spark.readStream):
+        text = message_of(lambda r=reader: r.format("dlog").options(**(LOG | options)).load())  # type: ignore[misc]
+        assert all(word in text for word in words), text
+
+
+def test_path_is_not_a_log(spark: SparkSession) -> None:
+    """`load("clicks")` hands over an option that a log source has no use for."""
+    text = message_of(lambda: spark.read.format("dlog").options(uri=NOWHERE).load("clicks"))
+    assert '.option("log", ' in text
+    text = message_of(
+        lambda: rows(spark).write.format("dlog").options(uri=NOWHERE).mode("append").save("clicks")
+    )
+    assert '.option("log", ' in text
+
+
+def test_other_schema_for_a_read(spark: SparkSession) -> None:
+    """The schema is fixed; a part of it is not it."""
+    frame = spark.read.format("dlog").options(**LOG).schema("value STRING").load()
+    assert "value string stands where log string belongs" in message_of(frame.collect)
+
+
+def test_latest_start_of_a_batch(spark: SparkSession) -> None:
+    """Such a read would always be empty."""
+    frame = spark.read.format("dlog").options(**LOG, startingOffsets="latest").load()
+    assert "startingOffsets='latest' is not allowed" in message_of(frame.collect)
+
+
+def test_end_of_a_stream(spark: SparkSession, tmp_path: Path) -> None:
+    """A stream has none."""
+    frame = spark.readStream.format("dlog").options(**LOG, endingTxid="5").load()
+    query = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
+    assert "endingTxid='5' is not allowed here" in message_of(lambda: query.awaitTermination(60))
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "words"),
+    [
+        ("'a' AS key", {}, ["no column 'key'"]),
+        ("1L AS txid", {}, ["'value' is missing"]),
+        ("1 AS value", {}, ["'value' is int", "string or binary"]),
+        ("'a' AS value, 1 AS txid", {}, ["'txid' is int", "bigint"]),
+        ("'a' AS value, 'b' AS dlsn", {}, ["'dlsn' is string"]),
+        ("'a' AS value", {"log": None}, ["the log to write to is missing", "column log"]),
+        ("'a' AS value", {"txnAppId": "x"}, ["txnVersion is missing"]),
+        ("'a' AS value", {"mergeSchema": "true"}, ["unknown option mergeschema"]),
+    ],
+)
+def test_wrong_write(
+    spark: SparkSession, columns: str, options: dict[str, str | None], words: list[str]
+) -> None:
+    """Columns and options are checked before a task runs."""
+    given = {key: value for key, value in (LOG | options).items() if value is not None}
+    frame = rows(spark, columns)
+    text = message_of(lambda: frame.write.format("dlog").options(**given).mode("append").save())
+    assert all(word in text for word in words), text
+
+
+def test_overwrite_is_refused(spark: SparkSession) -> None:
+    """A log is only ever appended to."""
+    writer = rows(spark).write.format("dlog").options(**LOG)
+    assert '.mode("append")' in message_of(lambda: writer.mode("overwrite").save())
+    assert "Append" in message_of(lambda: writer.mode("ignore").save())
+
+
+def test_complete_output_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """An aggregation cannot replace what a log holds."""
+    counts = spark.readStream.format("rate").load().selectExpr("string(value) AS value")
+    query = (
+        counts.groupBy("value")
+        .count()
+        .select("value")
+        .writeStream.format("dlog")
+        .options(**LOG, checkpointLocation=str(tmp_path))
+        .outputMode("complete")
+        .start()
+    )
+    assert '.outputMode("append")' in message_of(lambda: query.awaitTermination(120))

@@ -1,0 +1,276 @@
+"""Stream writes on a real session and cluster: each batch once, whatever fails in between.
+
+Goal: exactly once over restarts, failing tasks and commits, with the sink and in foreachBatch.
+Method: a stream from one log into another; failures are injected by subclasses of the source.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark import TaskContext
+from pyspark.sql import functions as F
+
+from dlspark import DistributedLogDataSource
+from dlspark.stream import DlogStreamWriter
+from tests.fixtures.spark import message_of
+from tests.fixtures.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.datasource import WriterCommitMessage
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.types import StructType
+
+    from tests.fixtures.spark import LogBench
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+TIMEOUT_S = 120
+
+
+def append(logs: LogBench, log: str, numbers: range) -> None:
+    """Append numbers as one segment."""
+    logs.append(log, [(n, b"%d" % n) for n in numbers])
+
+
+def as_bytes(numbers: range) -> list[bytes]:
+    """Return the payloads of numbers."""
+    return [b"%d" % n for n in numbers]
+
+
+def start(
+    logs: LogBench, frame: DataFrame, checkpoint: Path, *, source: str = "dlog", **options: str
+) -> StreamingQuery:
+    """Start a stream into a log."""
+    return (
+        frame.writeStream.format(source)
+        .options(uri=logs.uri, checkpointLocation=str(checkpoint), **options)
+        .trigger(processingTime="50 milliseconds")
+        .start()
+    )
+
+
+def start_each(
+    frame: DataFrame, take: Callable[[DataFrame, int], None], checkpoint: Path
+) -> StreamingQuery:
+    """Start a stream into a function."""
+    writer = frame.writeStream.foreachBatch(take)
+    return writer.option("checkpointLocation", str(checkpoint)).start()
+
+
+def wait_for(logs: LogBench, query: StreamingQuery, log: str, count: int) -> None:
+    """Wait until the log holds `count` records."""
+
+    def is_done() -> bool:
+        return len(logs.payloads(log)) >= count or not query.isActive
+
+    wait_until(is_done, timeout_s=TIMEOUT_S)
+    assert query.isActive, query.exception()
+
+
+def stop(query: StreamingQuery) -> None:
+    """Stop a query and wait for its end."""
+    query.stop()
+    query.awaitTermination(TIMEOUT_S)
+
+
+def message_of_failure(query: StreamingQuery) -> str:
+    """Wait until a query has failed; return why."""
+    return message_of(lambda: query.awaitTermination(TIMEOUT_S))
+
+
+def ledgers_of(logs: LogBench, log: str) -> set[int]:
+    """Return the ledgers that a log's segments are made of."""
+    with logs.namespace.open_log(log) as manager:
+        return {
+            extent.ledger_id for segment in manager.get_log_segments() for extent in segment.extents
+        }
+
+
+def test_stream_over_restarts(logs: LogBench, tmp_path: Path) -> None:
+    """Batch after batch in order, over a stop; ledgers and segments do not grow with batches."""
+    source, target = logs.create("in"), logs.create("out")
+    frame = logs.stream(log=source, startingOffsets="earliest")
+    query = start(logs, frame, tmp_path, log=target)
+    for batch in range(8):
+        append(logs, source, range(batch * 10, batch * 10 + 10))
+        wait_for(logs, query, target, batch * 10 + 10)
+    stop(query)
+    append(logs, source, range(80, 100))
+    query = start(logs, frame, tmp_path, log=target)
+    wait_for(logs, query, target, 100)
+    stop(query)
+    records = logs.read(target)
+    assert [record.payload for record in records] == as_bytes(range(100))
+    assert [record.txid for record in records] == list(range(100))
+    assert {record.dlsn.lssn for record in records} == {1}
+    # Each worker process keeps its ledger open: at most one for each of two cores and each run.
+    assert len(ledgers_of(logs, target)) <= 4
+
+
+def test_values_as_strings_to_several_logs(logs: LogBench, tmp_path: Path) -> None:
+    """The column log says where; one batch commits to all of them."""
+    source = logs.create("in")
+    names = sorted(logs.create(letter) for letter in "ab")
+    append(logs, source, range(20))
+    frame = logs.stream(log=source, startingOffsets="earliest").select(
+        F.concat(F.lit("n"), F.col("value").cast("string")).alias("value"),
+        F.when(F.col("txid") < 15, names[0]).otherwise(names[1]).alias("log"),
+    )
+    query = start(logs, frame, tmp_path)
+    wait_for(logs, query, names[1], 5)
+    stop(query)
+    assert logs.payloads(names[0]) == [b"n%d" % n for n in range(15)]
+    assert logs.payloads(names[1]) == [b"n%d" % n for n in range(15, 20)]
+
+
+def test_wrong_sinks_stop_the_query(logs: LogBench, tmp_path: Path) -> None:
+    """A missing log, a wrong column, an option that is not for streams."""
+    source = logs.create("in")
+    frame = logs.stream(log=source)
+    for number, (wrong, options, words) in enumerate(
+        [
+            (frame, {"log": "absent"}, "dlog log create absent"),
+            (frame.withColumn("key", F.lit(1)), {"log": source}, "no column 'key'"),
+            (frame, {"log": source, "txnAppId": "a", "txnVersion": "1"}, "batch id"),
+        ]
+    ):
+        query = start(logs, wrong, tmp_path / str(number), **options)
+        assert words in message_of_failure(query)
+
+
+class FlakyStreamWriter(DlogStreamWriter):
+    """Fails once, after staging or after committing; a file remembers that it did."""
+
+    def __init__(self, inner: DlogStreamWriter, folder: str, plan: str) -> None:
+        self.__dict__.update(inner.__dict__)
+        self._marker = Path(folder, plan)
+        self._plan = plan
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        """Stage, then fail where planned."""
+        message = super().write(iterator)
+        context = TaskContext.get()
+        assert context is not None
+        if self._plan == "stage" and context.attemptNumber() == 0:
+            self._marker.touch()
+            raise RuntimeError("failed after staging")
+        return message
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Commit, then fail where planned."""
+        if self._plan == "before" and not self._marker.exists():
+            self._marker.touch()
+            raise RuntimeError("failed before committing")
+        super().commit(messages, batchId)
+        if self._plan == "after" and not self._marker.exists():
+            self._marker.touch()
+            raise RuntimeError("failed after committing")
+
+
+class FlakyStreamDataSource(DistributedLogDataSource):
+    """The source with a writer that fails."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return a name of its own."""
+        return "dlog_flaky_stream"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DlogStreamWriter:
+        """Return the failing writer; its options are not dlog's."""
+        folder, plan = self.options["folder"], self.options["plan"]
+        own = {key: value for key, value in self.options.items() if key not in ("folder", "plan")}
+        inner = DistributedLogDataSource(own).streamWriter(schema, overwrite)
+        return FlakyStreamWriter(inner, folder, plan)
+
+
+@pytest.mark.parametrize("plan", ["before", "after"])
+def test_failed_commit_is_retried_once(
+    spark: SparkSession, logs: LogBench, tmp_path: Path, plan: str
+) -> None:
+    """Spark aborts and the query ends; its restart replays the batch, which is there once."""
+    spark.dataSource.register(FlakyStreamDataSource)
+    source, target = logs.create("in"), logs.create("out")
+    append(logs, source, range(50))
+    frame = logs.stream(log=source, startingOffsets="earliest")
+    options = {"source": "dlog_flaky_stream", "log": target, "folder": str(tmp_path), "plan": plan}
+    query = start(logs, frame, tmp_path / "checkpoint", **options)
+    assert f"failed {plan} committing" in message_of_failure(query)
+    assert len(logs.payloads(target)) == (50 if plan == "after" else 0)
+    append(logs, source, range(50, 60))
+    query = start(logs, frame, tmp_path / "checkpoint", **options)
+    wait_for(logs, query, target, 60)
+    stop(query)
+    assert logs.payloads(target) == as_bytes(range(60))
+
+
+def test_task_that_fails_after_staging(spark: SparkSession, logs: LogBench, tmp_path: Path) -> None:
+    """Only what the second attempt staged is committed."""
+    spark.dataSource.register(FlakyStreamDataSource)
+    source, target = logs.create("in"), logs.create("out")
+    for segment in range(2):
+        append(logs, source, range(segment * 50, segment * 50 + 50))
+    frame = logs.stream(log=source, startingOffsets="earliest")
+    query = start(
+        logs,
+        frame,
+        tmp_path / "checkpoint",
+        source="dlog_flaky_stream",
+        log=target,
+        folder=str(tmp_path),
+        plan="stage",
+    )
+    wait_for(logs, query, target, 100)
+    stop(query)
+    assert (tmp_path / "stage").exists()
+    assert logs.payloads(target) == as_bytes(range(100))
+
+
+def test_foreach_batch_writes_once(logs: LogBench, tmp_path: Path) -> None:
+    """A batch whose function fails after the write is replayed, and its write skipped."""
+    source, target = logs.create("in"), logs.create("out")
+    append(logs, source, range(30))
+    frame = logs.stream(log=source, startingOffsets="earliest")
+    failures = ["after the write"]
+
+    def take(batch: DataFrame, batch_id: int) -> None:
+        logs.save(batch, log=target)
+        if failures:
+            raise RuntimeError(failures.pop())
+
+    assert "after the write" in message_of_failure(start_each(frame, take, tmp_path))
+    assert logs.payloads(target) == as_bytes(range(30))
+    append(logs, source, range(30, 40))
+    query = start_each(frame, take, tmp_path)
+    wait_for(logs, query, target, 40)
+    stop(query)
+    assert logs.payloads(target) == as_bytes(range(40))
+
+
+def test_two_writes_to_one_log_in_a_batch(logs: LogBench, tmp_path: Path) -> None:
+    """The second is refused with the way out, and with that way both are written."""
+    source, target = logs.create("in"), logs.create("out")
+    append(logs, source, range(10))
+    frame = logs.stream(log=source, startingOffsets="earliest")
+
+    def write_twice(batch: DataFrame, batch_id: int) -> None:
+        logs.save(batch, log=target)
+        logs.save(batch.drop("txid"), log=target)
+
+    def write_both(batch: DataFrame, batch_id: int) -> None:
+        for part in ("one", "two"):
+            identity = {"txnAppId": f"{target}-{part}", "txnVersion": str(batch_id)}
+            logs.save(batch.drop("txid"), log=target, **identity)
+
+    query = start_each(frame, write_twice, tmp_path / "1")
+    message = message_of_failure(query)
+    assert "txnAppId" in message
+    assert logs.payloads(target) == as_bytes(range(10))
+    query = start_each(frame, write_both, tmp_path / "2")
+    wait_for(logs, query, target, 30)
+    stop(query)
+    assert logs.payloads(target) == as_bytes(range(10)) * 3
