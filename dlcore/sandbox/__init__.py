@@ -1,0 +1,8 @@
+"""A cluster on this machine: ZooKeeper and bookies as child processes, behind a blocking face."""
+
+from __future__ import annotations
+
+from dlcore.sandbox.cluster import Bookie, Sandbox
+from dlcore.sandbox.zookeeper import EmbeddedZooKeeper
+
+__all__ = ["Bookie", "EmbeddedZooKeeper", "Sandbox"]

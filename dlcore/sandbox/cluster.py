@@ -1,0 +1,358 @@
+"""The embedded cluster: one ZooKeeper and some bookies, each a process with a folder of its own.
+
+<data dir>/sandbox.lock                 held while a sandbox, or what it left, runs on the folder
+<data dir>/zookeeper/{zoo.cfg,zookeeper.log,data}
+<data dir>/bookie-<n>, bookie-<n>.log
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import importlib.util
+import os
+import re
+import shutil
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from dlcore.clock import SystemClock
+from dlcore.config import require
+from dlcore.errors import BookieUnavailableError, ConfigurationError
+from dlcore.metadata.binding import ensure_namespace
+from dlcore.metadata.paths import NamespacePaths
+from dlcore.metadata.zookeeper import ZooKeeperStore
+from dlcore.sandbox.process import HOST, ChildProcess, PortReservation, Warden, wait_until
+from dlcore.sandbox.zookeeper import EmbeddedZooKeeper
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
+
+ROOT = "/dlog"
+"""The path of a sandbox's namespace."""
+
+_START_TIMEOUT_S = 90.0
+"""A bookie takes about a second; several at once on a busy machine take longer."""
+_LOCK_TIMEOUT_S = 3.0
+"""Long enough for what a killed sandbox left to die, short enough to refuse a folder in use."""
+_SERVING = re.compile(r"^bookie (\S+) \(incarnation (\S+)\) serving on (\S+:\d+)$", re.MULTILINE)
+
+
+class Bookie:
+    """One bookie process of a sandbox."""
+
+    def __init__(
+        self, name: str, *, folder: Path, port: int, options: Sequence[str], cluster: Sandbox
+    ) -> None:
+        self.name = name
+        self.folder = folder
+        self._port = port
+        self._options = tuple(options)
+        self._cluster = cluster
+        self._child: ChildProcess | None = None
+        self._address = ""
+        self._incarnation = ""
+
+    def __repr__(self) -> str:
+        state = f"pid={self.pid}" if self.is_running else "stopped"
+        return f"<Bookie {self.name} {self._address} {state}>"
+
+    @property
+    def pid(self) -> int:
+        """The id of its latest process."""
+        return self._latest_child.pid
+
+    @property
+    def address(self) -> str:
+        """Where it answers or last answered: ``host:port``."""
+        return self._address
+
+    @property
+    def incarnation(self) -> str:
+        """The incarnation of its data."""
+        return self._incarnation
+
+    @property
+    def log_path(self) -> Path:
+        """The file with its output."""
+        return self.folder.with_name(f"{self.name}.log")
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process runs."""
+        return self._child is not None and self._child.is_running
+
+    def kill(self) -> None:
+        """Kill it with SIGKILL, as a crash would, and wait until the process is gone."""
+        self._latest_child.kill()
+
+    def terminate(self) -> None:
+        """Stop it in order with SIGTERM and wait until the process is gone."""
+        self._latest_child.terminate()
+
+    def pause(self) -> None:
+        """Let it stand still (SIGSTOP)."""
+        self._latest_child.pause()
+
+    def resume(self) -> None:
+        """Let it go on after `pause`."""
+        self._latest_child.resume()
+
+    def restart(self) -> None:
+        """Start it again on its folder, stopping it first if it runs; wait until it serves."""
+        self.terminate()
+        self._spawn()
+        self._wait_until_serving()
+
+    def _spawn(self) -> None:
+        command = [sys.executable, "-m", "bookie"]
+        command += ["--name", self.name, "--metadata-uri", self._cluster.uri]
+        command += ["--data-dir", str(self.folder), "--host", HOST, "--port", str(self._port)]
+        self._child = ChildProcess(
+            [*command, "--watch-parent", *self._options],
+            log_path=self.log_path,
+            warden=self._cluster._running_warden,
+            environment={"PYTHONPATH": _python_path(), "PYTHONUNBUFFERED": "1"},
+        )
+
+    def _wait_until_serving(self) -> None:
+        child = self._latest_child
+        has_settled = wait_until(
+            lambda: not child.is_running or _SERVING.search(child.output()) is not None,
+            timeout_s=_START_TIMEOUT_S,
+        )
+        served = _SERVING.search(child.output())
+        if served is None or not child.is_running:
+            problem = "ended" if has_settled else f"does not serve after {_START_TIMEOUT_S:g} s"
+            raise BookieUnavailableError(f"{self.name} {problem}: {child.describe_end()}")
+        self._incarnation, self._address = served[2], served[3]
+
+    @property
+    def _latest_child(self) -> ChildProcess:
+        if self._child is None:
+            raise ConfigurationError(f"{self.name} is not started")
+        return self._child
+
+
+class Sandbox:
+    """A whole cluster for one's own work, for tests and for demonstrations.
+
+    Its processes end with this one, however this one ends.  Without `data_dir` the data lives in a
+    temporary folder until `stop`; with it, a later sandbox on the same folder finds all of it, and
+    starts as many bookies as it had if that is more than `bookies`.  With `base_port` ZooKeeper
+    listens there and the bookies on the ports after it, otherwise free ports are taken.
+
+    Raises (from `start`):
+        ConfigurationError: Java is missing, the folder or a port is taken.
+        MetadataConnectionError, BookieUnavailableError: a process did not come up; says why.
+    """
+
+    def __init__(
+        self,
+        bookies: int = 3,
+        base_port: int | None = None,
+        data_dir: Path | str | None = None,
+        *,
+        bookie_options: Sequence[str] = (),
+        report: Callable[[str], None] | None = None,
+    ) -> None:
+        require(condition=bookies >= 1, key="bookies", value=bookies, rule="expected 1 or more")
+        if base_port is not None:
+            require(
+                condition=1 <= base_port <= 65535 - bookies,
+                key="base_port",
+                value=base_port,
+                rule=f"expected 1 … {65535 - bookies}: the bookies take the ports after it",
+            )
+        self._bookies_min = bookies
+        self._base_port = base_port
+        self._data_dir = None if data_dir is None else Path(data_dir).absolute()
+        self._bookie_options = tuple(bookie_options)
+        self._report = report
+        self._temporary_dir: Path | None = None
+        self._lock: IO[str] | None = None
+        self._warden: Warden | None = None
+        self._zookeeper: EmbeddedZooKeeper | None = None
+        self._bookies: list[Bookie] = []
+
+    def __repr__(self) -> str:
+        state = self.uri if self._zookeeper is not None else "stopped"
+        return f"<Sandbox {state} bookies={len(self._bookies)}>"
+
+    def __enter__(self) -> Sandbox:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def uri(self) -> str:
+        """The URI of the sandbox's namespace."""
+        return f"distributedlog://{self.zookeeper.servers}{ROOT}"
+
+    @property
+    def zookeeper(self) -> EmbeddedZooKeeper:
+        """The sandbox's ZooKeeper."""
+        if self._zookeeper is None:
+            raise ConfigurationError("the sandbox is not started")
+        return self._zookeeper
+
+    @property
+    def bookies(self) -> Sequence[Bookie]:
+        """The bookies, ``bookie-1`` first."""
+        return tuple(self._bookies)
+
+    @property
+    def data_dir(self) -> Path:
+        """The folder with all data and logs."""
+        folder = self._data_dir or self._temporary_dir
+        if folder is None:
+            raise ConfigurationError("the sandbox is not started")
+        return folder
+
+    def start(self) -> None:
+        """Start everything; return when all bookies are registered and serve."""
+        if self._zookeeper is not None:
+            return
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self) -> None:
+        if self._data_dir is None:
+            self._temporary_dir = Path(tempfile.mkdtemp(prefix="dlog-sandbox-"))
+        lock = self._lock = _take_folder(self.data_dir)
+        ports = self._choose_ports()
+        self._warden = Warden(held_open=[lock.fileno()])
+        self._tell("starting ZooKeeper")
+        self._zookeeper = EmbeddedZooKeeper(
+            self.data_dir / "zookeeper", port=self._base_port, warden=self._warden
+        )
+        self._zookeeper.start()
+        _make_namespace(self._zookeeper.servers)
+        self._bookies = [
+            Bookie(
+                f"bookie-{number}",
+                folder=self.data_dir / f"bookie-{number}",
+                port=port,
+                options=self._bookie_options,
+                cluster=self,
+            )
+            for number, port in enumerate(ports, start=1)
+        ]
+        self._tell(f"starting {len(self._bookies)} bookies")
+        for bookie in self._bookies:
+            bookie._spawn()
+        for bookie in self._bookies:
+            bookie._wait_until_serving()
+            self._tell(f"{bookie.name} serves on {bookie.address}")
+
+    def _choose_ports(self) -> list[int]:
+        numbers = [
+            int(match[1])
+            for path in self.data_dir.iterdir()
+            if path.is_dir() and (match := re.fullmatch(r"bookie-(\d+)", path.name))
+        ]
+        count = max([self._bookies_min, *numbers])
+        if self._base_port is None:
+            return [0] * count
+        ports = [self._base_port + number for number in range(1, count + 1)]
+        for port in (self._base_port, *ports):
+            PortReservation(port).release()
+        return ports
+
+    def stop(self) -> None:
+        """Stop everything and wait until no process is left; nothing happens if it does not run."""
+        children = [bookie._child for bookie in self._bookies if bookie._child is not None]
+        try:
+            for child in children:
+                child.ask_to_stop()
+            for child in children:
+                child.terminate()
+            if self._zookeeper is not None:
+                self._tell("stopping ZooKeeper")
+                self._zookeeper.stop()
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._zookeeper = None
+        self._bookies = []
+        if self._warden is not None:
+            self._warden.close()  # kills what an interrupted stop has left
+            self._warden = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+        if self._temporary_dir is not None:
+            shutil.rmtree(self._temporary_dir)
+            self._temporary_dir = None
+
+    @property
+    def _running_warden(self) -> Warden:
+        if self._warden is None:
+            raise ConfigurationError("the sandbox is not started")
+        return self._warden
+
+    def _tell(self, progress: str) -> None:
+        if self._report is not None:
+            self._report(progress)
+
+
+def _take_folder(folder: Path) -> IO[str]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "sandbox.lock").open("a+")
+    except OSError as error:
+        raise ConfigurationError(f"cannot use the folder {folder}: {error.strerror}") from error
+
+    def is_taken() -> bool:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    if not wait_until(is_taken, timeout_s=_LOCK_TIMEOUT_S):
+        lock.seek(0)
+        holder = lock.read().strip()
+        lock.close()
+        raise ConfigurationError(f"the folder {folder} is used by another sandbox, pid {holder}")
+    lock.truncate(0)
+    lock.write(f"{os.getpid()}\n")
+    lock.flush()
+    return lock
+
+
+def _make_namespace(servers: str) -> None:
+    async def make() -> None:
+        store = await ZooKeeperStore.connect(servers)
+        try:
+            await ensure_namespace(store, NamespacePaths(ROOT), SystemClock())
+        finally:
+            await store.aclose()
+
+    # In a thread of its own: the caller (a notebook) may run an event loop.
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(asyncio.run, make()).result()
+
+
+def _python_path() -> str:
+    spec = importlib.util.find_spec("bookie")
+    if spec is None or spec.origin is None:
+        raise ConfigurationError("the package bookie is not installed: pip install dlog")
+    folder = str(Path(spec.origin).parent.parent)
+    rest = os.environ.get("PYTHONPATH")
+    return f"{folder}{os.pathsep}{rest}" if rest else folder

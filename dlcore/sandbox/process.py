@@ -1,0 +1,184 @@
+"""Child processes that cannot outlive this one, and ports for them to listen on."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from dlcore.errors import ConfigurationError
+from dlcore.sandbox import warden
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+HOST = "127.0.0.1"
+_POLL_INTERVAL_S = 0.02
+_TERMINATION_TIMEOUT_S = 15.0
+_LOG_TAIL_BYTES = 2000
+
+
+class Warden:
+    """Kills the processes put under its watch when this process ends, even by SIGKILL.
+
+    It is a process of its own.  `PR_SET_PDEATHSIG` would not do: it follows the *thread* that
+    started a child.
+    """
+
+    def __init__(self, *, held_open: Sequence[int] = ()) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", warden.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=held_open,
+            start_new_session=True,
+        )
+
+    def watch(self, pid: int) -> None:
+        """Put the child `pid` under watch."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"%d\n" % pid)
+        self._process.stdin.flush()
+
+    def close(self) -> None:
+        """Let it kill what is left and end."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait()
+
+
+class ChildProcess:
+    """One child: its output goes to a log file, its standard input ends when this process does."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        log_path: Path,
+        warden: Warden,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.log_path = log_path
+        self._log_start = log_path.stat().st_size if log_path.exists() else 0
+        with log_path.open("ab") as log:
+            # The gate opens only once the warden knows the process: it can never be missed.
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", 'read -r go && exec "$@"', "sh", *command],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(environment or {})},
+                # Ctrl-C is for this process alone, which then stops its children in order.
+                start_new_session=True,
+            )
+        warden.watch(self._process.pid)
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"go\n")
+        self._process.stdin.flush()
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    @property
+    def exit_status(self) -> int | None:
+        """The exit status (negative: the signal that ended it), or None while it runs."""
+        return self._process.poll()
+
+    def kill(self) -> None:
+        """Kill it (SIGKILL) and wait until it is gone."""
+        self._process.kill()
+        self._process.wait()
+        self._close_stdin()
+
+    def ask_to_stop(self) -> None:
+        """Send SIGTERM, waking it if it is paused, without waiting."""
+        if self.is_running:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.terminate()
+
+    def terminate(self, *, timeout_s: float = _TERMINATION_TIMEOUT_S) -> None:
+        """Stop it with SIGTERM and wait; one that does not end in time is killed."""
+        self.ask_to_stop()
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._close_stdin()
+
+    def pause(self) -> None:
+        """Stop it with SIGSTOP; return when it stands still."""
+        self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def resume(self) -> None:
+        """Let it go on after `pause`."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def output(self) -> str:
+        """Return what it has written to its log since it was started."""
+        with self.log_path.open("rb") as log:
+            log.seek(self._log_start)
+            return log.read().decode(errors="replace")
+
+    def describe_end(self) -> str:
+        """Return its exit status and last output, for an error message."""
+        tail = self.output()[-_LOG_TAIL_BYTES:].strip()
+        return f"exit status {self.exit_status}; the end of {self.log_path}:\n{tail}"
+
+    def _close_stdin(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+
+class PortReservation:
+    """Holds a port of the loopback interface without listening until a child has taken it over.
+
+    Linux lets a child that sets SO_REUSEADDR (as ZooKeeper does) bind and listen meanwhile, while
+    nobody is given the port as a free one.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self._socket.bind((HOST, port))
+        except OSError as error:
+            self._socket.close()
+            if error.errno != errno.EADDRINUSE:
+                raise ConfigurationError(f"port {port} of {HOST}: {error.strerror}") from error
+            raise ConfigurationError(f"port {port} of {HOST} is taken") from error
+        except OverflowError as error:
+            self._socket.close()
+            raise ConfigurationError(f"port {port}: expected 0 … 65535") from error
+        self.port: int = self._socket.getsockname()[1]
+
+    def release(self) -> None:
+        """Give the port up."""
+        self._socket.close()
+
+
+def wait_until(condition: Callable[[], bool], *, timeout_s: float) -> bool:
+    """Return True as soon as `condition` holds, or False when `timeout_s` have passed."""
+    # Blocking code has no event loop to ask for the time.
+    deadline = time.perf_counter() + timeout_s
+    while not condition():
+        if time.perf_counter() >= deadline:
+            return False
+        time.sleep(_POLL_INTERVAL_S)
+    return True

@@ -1,0 +1,223 @@
+"""An embedded ZooKeeper: a child process from the jars that PySpark brings."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dlcore.errors import ConfigurationError, MetadataConnectionError
+from dlcore.sandbox.process import HOST, ChildProcess, PortReservation, Warden, wait_until
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+_START_TIMEOUT_S = 60.0
+"""It takes half a second; a busy machine takes longer, and a process that ended is seen at once."""
+_PORT_ATTEMPTS_MAX = 5
+_ANSWER_TIMEOUT_S = 1.0
+_JARS = (
+    "zookeeper-[0-9]*.jar",
+    "zookeeper-jute-*.jar",
+    "metrics-core-*.jar",
+    "snappy-java-*.jar",
+    "slf4j-api-*.jar",
+    "netty-common-*.jar",
+    "netty-buffer-*.jar",
+    "netty-handler-*.jar",
+    "netty-transport-[0-9]*.jar",
+    "log4j-api-*.jar",
+    "log4j-core-*.jar",
+    "log4j-slf4j2-impl-*.jar",
+)
+_JVM_OPTIONS = (
+    "-Xmx128m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",  # starts faster and needs less memory
+    "-XX:-UsePerfData",
+    "-Djava.awt.headless=true",
+    "-Dlog4j2.level=WARN",
+    "-Djute.maxbuffer=4194304",
+    "-Dzookeeper.preAllocSize=1024",
+    "-Dzookeeper.audit.enable=false",
+)
+# Short ticks let a session expire after one second where a test asks for it.  The only command
+# word is the one by which `_answers` tells this server from a stranger on its port.
+_CONFIG = """\
+dataDir={data_dir}
+clientPort={port}
+clientPortAddress={host}
+tickTime=500
+minSessionTimeout=1000
+maxSessionTimeout=60000
+maxClientCnxns=0
+autopurge.purgeInterval=1
+admin.enableServer=false
+4lw.commands.whitelist=conf
+"""
+
+
+class EmbeddedZooKeeper:
+    """One ZooKeeper server on the loopback interface, with its data and log under `data_dir`.
+
+    Without `port` a free one is taken at the first start and kept from then on.
+
+    Raises (from `start`):
+        ConfigurationError: Java or PySpark is missing, or the port is taken.
+        MetadataConnectionError: the server ended, or did not answer in time.
+    """
+
+    def __init__(
+        self, data_dir: Path | str, *, port: int | None = None, warden: Warden | None = None
+    ) -> None:
+        self._data_dir = Path(data_dir).absolute()
+        self._port = port
+        self._given_warden = warden
+        self._warden: Warden | None = None
+        self._child: ChildProcess | None = None
+
+    def __repr__(self) -> str:
+        state = "running" if self.is_running else "stopped"
+        return f"<EmbeddedZooKeeper {HOST}:{self._port} {state}>"
+
+    def __enter__(self) -> EmbeddedZooKeeper:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def servers(self) -> str:
+        """What a client connects to: ``host:port``."""
+        assert self._port is not None
+        return f"{HOST}:{self._port}"
+
+    @property
+    def pid(self) -> int:
+        """The server's process id."""
+        return self._running_child.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process runs."""
+        return self._child is not None and self._child.is_running
+
+    def start(self) -> None:
+        """Start the server and wait until it answers."""
+        if self.is_running:
+            return
+        command = [find_java(), *_JVM_OPTIONS, "-cp", _class_path()]
+        self._data_dir.mkdir(parents=True, exist_ok=True)
+        if self._given_warden is None and self._warden is None:
+            self._warden = Warden()
+        try:
+            self._start_on_a_port(command)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start_on_a_port(self, command: list[str]) -> None:
+        is_free_choice = self._port is None
+        for attempt in range(1, _PORT_ATTEMPTS_MAX + 1):
+            reservation = PortReservation(self._port or 0)
+            try:
+                if self._start_and_wait(command, reservation.port):
+                    self._port = reservation.port
+                    return
+            finally:
+                reservation.release()
+            if not is_free_choice or attempt == _PORT_ATTEMPTS_MAX:
+                raise ConfigurationError(f"port {reservation.port} of {HOST} is taken")
+
+    def _start_and_wait(self, command: list[str], port: int) -> bool:
+        """Return whether the server answers; False if its port is taken."""
+        config = self._data_dir / "zoo.cfg"
+        config.write_text(_CONFIG.format(data_dir=self._data_dir / "data", port=port, host=HOST))
+        warden = self._given_warden or self._warden
+        assert warden is not None
+        child = self._child = ChildProcess(
+            [*command, "org.apache.zookeeper.server.quorum.QuorumPeerMain", str(config)],
+            log_path=self._data_dir / "zookeeper.log",
+            warden=warden,
+        )
+        has_settled = wait_until(
+            lambda: not child.is_running or self._answers(port), timeout_s=_START_TIMEOUT_S
+        )
+        if has_settled and child.is_running:
+            return True
+        if "Address already in use" in child.output():
+            return False
+        problem = "ended" if has_settled else f"did not answer within {_START_TIMEOUT_S:g} s"
+        raise MetadataConnectionError(f"the embedded ZooKeeper {problem}: {child.describe_end()}")
+
+    def _answers(self, port: int) -> bool:
+        with contextlib.suppress(OSError):
+            with socket.create_connection((HOST, port), timeout=_ANSWER_TIMEOUT_S) as connection:
+                connection.sendall(b"conf")
+                answer = b"".join(iter(lambda: connection.recv(4096), b"")).decode()
+            return f"dataDir={self._data_dir / 'data'}/" in answer
+        return False
+
+    def stop(self) -> None:
+        """Stop the server; nothing happens if it does not run."""
+        if self._child is not None:
+            self._child.terminate()
+            self._child = None
+        if self._warden is not None:
+            self._warden.close()
+            self._warden = None
+
+    def kill(self) -> None:
+        """Kill the server (SIGKILL); `start` brings it back on the same port with its data."""
+        self._running_child.kill()
+
+    def pause(self) -> None:
+        """Let the server stand still (SIGSTOP)."""
+        self._running_child.pause()
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._running_child.resume()
+
+    @property
+    def _running_child(self) -> ChildProcess:
+        if self._child is None:
+            raise ConfigurationError("the embedded ZooKeeper is not started")
+        return self._child
+
+
+def find_java() -> str:
+    """Return the path of `java`, or raise `ConfigurationError` saying what to install."""
+    # JAVA_HOME is how a machine names its Java to PySpark too; the same one is used here.
+    home = os.environ.get("JAVA_HOME")
+    candidate = shutil.which("java", path=f"{home}/bin") if home else None
+    java = candidate or shutil.which("java")
+    if java is None:
+        raise ConfigurationError(
+            "java was not found in JAVA_HOME or PATH: install Java 17 or later, "
+            "for example: apt-get install openjdk-17-jre-headless"
+        )
+    return java
+
+
+def _class_path() -> str:
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigurationError(
+            "PySpark, whose jars hold ZooKeeper, is not installed: pip install 'dlog[spark]'"
+        )
+    folder = Path(spec.submodule_search_locations[0]) / "jars"
+    jars = [jar for pattern in _JARS for jar in sorted(folder.glob(pattern))]
+    if not any(jar.name.startswith("zookeeper-jute") for jar in jars):
+        raise ConfigurationError(f"there are no ZooKeeper jars in {folder}: reinstall pyspark")
+    return os.pathsep.join(map(str, jars))
