@@ -19,12 +19,12 @@ from dlspark.offsets import DataLoss, LogPosition, LogView
 from dlspark.planning import plan_partitions
 from dlspark.positions import Edge
 from dlspark.reading import (
+    LogSnapshots,
     list_selected,
     read_rows,
     report_losses,
     require_all,
     resolve,
-    take_snapshots,
 )
 from dlspark.sessions import open_shared_namespace
 from dlspark.staging import abort_staged, commit_staged, stage_rows
@@ -58,7 +58,7 @@ class DlogReader(DataSourceReader):
             raise LogNotFoundError(
                 f"no log in {self._options.uri} matches logsPattern={self._options.logs.pattern!r}"
             )
-        snapshots = require_all(take_snapshots(namespace, logs), self._options.uri)
+        snapshots = require_all(LogSnapshots(namespace).take(logs), self._options.uri)
         scans = [part for log in logs for part in self._scans(namespace, snapshots[log])]
         return list(
             plan_partitions(

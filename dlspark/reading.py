@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.datasource import InputPartition
 
-    from dlcore.sync import LogSnapshot, Namespace
+    from dlcore.sync import DistributedLogManager, LogSnapshot, Namespace
     from dlspark.offsets import DataLoss
     from dlspark.options import LogSelection
 
@@ -35,22 +35,35 @@ def list_selected(namespace: Namespace, selection: LogSelection) -> list[str]:
     return [log for log in namespace.get_logs() if selection.matches(log)]
 
 
-def take_snapshots(namespace: Namespace, logs: Iterable[str]) -> dict[str, LogSnapshot | None]:
-    """Return what each log holds now; None for those that do not exist."""
-    names = list(logs)
-    if len(names) <= 1:
-        return {log: _take_snapshot(namespace, log) for log in names}
-    with ThreadPoolExecutor(_SNAPSHOTS_AT_ONCE, thread_name_prefix="dlog-snapshots") as pool:
-        found = pool.map(lambda log: _take_snapshot(namespace, log), names)
-        return dict(zip(names, found, strict=True))
+class LogSnapshots:
+    """Takes snapshots of logs, keeping what is known of each for the next one."""
 
+    def __init__(self, namespace: Namespace) -> None:
+        self._namespace = namespace
+        self._open: dict[str, DistributedLogManager] = {}
 
-def _take_snapshot(namespace: Namespace, log: str) -> LogSnapshot | None:
-    try:
-        with namespace.open_log(log) as manager:
-            return manager.get_snapshot()
-    except LogNotFoundError:
-        return None
+    def take(self, logs: Iterable[str]) -> dict[str, LogSnapshot | None]:
+        """Return what each log holds now; None for those that do not exist."""
+        names = list(logs)
+        if len(names) <= 1:
+            return {log: self._take(log) for log in names}
+        with ThreadPoolExecutor(_SNAPSHOTS_AT_ONCE, thread_name_prefix="dlog-snapshots") as pool:
+            return dict(zip(names, pool.map(self._take, names), strict=True))
+
+    def _take(self, log: str) -> LogSnapshot | None:
+        manager = self._open.pop(log, None)
+        try:
+            snapshot = None if manager is None else manager.get_snapshot()
+        except LogNotFoundError:
+            manager = snapshot = None  # deleted, or created again
+        if manager is None or snapshot is None:
+            try:
+                manager = self._namespace.open_log(log)
+                snapshot = manager.get_snapshot()
+            except LogNotFoundError:
+                return None
+        self._open[log] = manager
+        return snapshot
 
 
 def require_all(snapshots: Mapping[str, LogSnapshot | None], uri: str) -> dict[str, LogSnapshot]:

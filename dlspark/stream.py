@@ -19,12 +19,12 @@ from dlspark.commit import stream_identity
 from dlspark.offsets import DataLoss, LogPosition, LogRange, LogView, StreamOffset
 from dlspark.planning import plan_partitions
 from dlspark.reading import (
+    LogSnapshots,
     list_selected,
     read_rows,
     report_losses,
     require_all,
     resolve,
-    take_snapshots,
 )
 from dlspark.sessions import close_shared_namespace, open_shared_namespace
 from dlspark.staging import abort_staged, commit_staged, stage_rows
@@ -52,14 +52,15 @@ class DlogStreamReader(DataSourceStreamReader):
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._known: StreamOffset | None = None
+        self._source: LogSnapshots | None = None
         self._snapshots: dict[str, LogSnapshot] = {}
         self._reported: set[DataLoss] = set()
 
     def initialOffset(self) -> dict[str, Any]:
         """Resolve where a new query starts."""
-        namespace = self._namespace()
+        namespace = open_shared_namespace(self._options.uri)
         logs = list_selected(namespace, self._options.logs)
-        snapshots = require_all(take_snapshots(namespace, logs), self._options.uri)
+        snapshots = require_all(self._take(logs), self._options.uri)
         self._known = StreamOffset.initial(
             {log: self._start_of(namespace, snapshot) for log, snapshot in snapshots.items()}
         )
@@ -87,10 +88,10 @@ class DlogStreamReader(DataSourceStreamReader):
         return offset.to_json()
 
     def _look(self, since: StreamOffset) -> dict[str, LogView | None]:
-        namespace = self._namespace()
         known = {log for log in since.logs if self._options.logs.matches(log)}
+        namespace = open_shared_namespace(self._options.uri)
         names = sorted(known.union(list_selected(namespace, self._options.logs)))
-        snapshots = take_snapshots(namespace, names)
+        snapshots = self._take(names)
         added = {log: snapshots[log] for log in self._options.logs.names if log not in known}
         require_all(added, self._options.uri)
         self._snapshots = {log: found for log, found in snapshots.items() if found is not None}
@@ -105,9 +106,8 @@ class DlogStreamReader(DataSourceStreamReader):
         """Divide what lies between two offsets; also for a batch of an earlier run of the query."""
         until = StreamOffset.from_json(end)
         self._known = until
-        namespace = self._namespace()
         ranges = StreamOffset.from_json(start).ranges_to(until)
-        scans = [part for wanted in ranges for part in self._scans(namespace, wanted)]
+        scans = [part for wanted in ranges for part in self._scans(wanted)]
         return list(
             plan_partitions(
                 scans,
@@ -116,8 +116,8 @@ class DlogStreamReader(DataSourceStreamReader):
             )
         )
 
-    def _scans(self, namespace: Namespace, wanted: LogRange) -> list[ScanRange]:
-        snapshot = self._snapshot_of(namespace, wanted)
+    def _scans(self, wanted: LogRange) -> list[ScanRange]:
+        snapshot = self._snapshot_of(wanted)
         if snapshot is None:
             self._report([DataLoss.deleted(wanted.log, wanted.start)])
             return []
@@ -131,7 +131,7 @@ class DlogStreamReader(DataSourceStreamReader):
             self._report([DataLoss.truncated(wanted.log, wanted.start.dlsn, view)])
         return snapshot.scans(wanted.start.dlsn, wanted.end)
 
-    def _snapshot_of(self, namespace: Namespace, wanted: LogRange) -> LogSnapshot | None:
+    def _snapshot_of(self, wanted: LogRange) -> LogSnapshot | None:
         snapshot = self._snapshots.get(wanted.log)
         if (
             snapshot is not None
@@ -140,7 +140,7 @@ class DlogStreamReader(DataSourceStreamReader):
         ):
             return snapshot
         for delay_s in (*_REGRESSED_END_DELAYS_S, None):
-            snapshot = take_snapshots(namespace, [wanted.log])[wanted.log]
+            snapshot = self._take([wanted.log])[wanted.log]
             if (
                 snapshot is None
                 or snapshot.log_id != wanted.start.log_id
@@ -165,10 +165,13 @@ class DlogStreamReader(DataSourceStreamReader):
 
     def stop(self) -> None:
         """Close the connections of this process."""
+        self._source = None
         close_shared_namespace(self._options.uri)
 
-    def _namespace(self) -> Namespace:
-        return open_shared_namespace(self._options.uri)
+    def _take(self, logs: list[str]) -> dict[str, LogSnapshot | None]:
+        if self._source is None:
+            self._source = LogSnapshots(open_shared_namespace(self._options.uri))
+        return self._source.take(logs)
 
     def _report(self, losses: list[DataLoss]) -> None:
         fail = self._options.fail_on_data_loss

@@ -65,8 +65,9 @@ class PausingDataSource(DistributedLogDataSource):
 def main(uri: str, source: str, target: str, folder: str, pause: str = "") -> None:
     """Run the query until it is to stop."""
     spark = start_session(Path(folder, "spark"))
-    process = spark.sparkContext._gateway.proc  # type: ignore[union-attr]  # a classic session has
-    one print(f"jvm {process.pid}", flush=True)
+    gateway = spark.sparkContext._gateway
+    assert gateway is not None
+    print(f"jvm {gateway.proc.pid}", flush=True)
     spark.dataSource.register(PausingDataSource)
     frame = spark.readStream.format("dlog").options(uri=uri, log=source)
     writer = frame.option("startingOffsets", "earliest").load().writeStream
