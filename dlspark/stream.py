@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dlspark.options import ReadOptions, WriteOptions
     from dlspark.schema import WriteColumns
 
-_REGRESSED_END_DELAYS_S = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+REGRESSED_END_DELAYS_S = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 """Waits for records that were readable before and are not now: a bookie may be restarting."""
 
 
@@ -49,10 +49,10 @@ class DlogStreamReader(DataSourceStreamReader):
     others are made for the tasks, so nothing that this one learns may matter in `read`.
     """
 
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: ReadOptions, source: LogSnapshots | None = None) -> None:
         self._options = options
         self._known: StreamOffset | None = None
-        self._source: LogSnapshots | None = None
+        self._source = source
         self._snapshots: dict[str, LogSnapshot] = {}
         self._reported: set[DataLoss] = set()
 
@@ -139,7 +139,7 @@ class DlogStreamReader(DataSourceStreamReader):
             and snapshot.end >= wanted.end
         ):
             return snapshot
-        for delay_s in (*_REGRESSED_END_DELAYS_S, None):
+        for delay_s in (*REGRESSED_END_DELAYS_S, None):
             snapshot = self._take([wanted.log])[wanted.log]
             if (
                 snapshot is None

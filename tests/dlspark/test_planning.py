@@ -10,67 +10,13 @@ import pickle
 
 from hypothesis import given, settings, strategies as st
 
-from dlcore.config import QuorumConfig
-from dlcore.ids import DLSN, BookieId
-from dlcore.ledger.metadata import Ensemble, LedgerMetadata, LedgerState
-from dlcore.sync import ExtentView, LogSnapshot, ScanRange, SegmentView
+from dlcore.ids import DLSN
 from dlspark.planning import PARTITIONS_BEFORE_GROUPING, DlogPartition, plan_partitions
+from tests.fixtures.snapshots import snapshot_of
+from typing import TYPE_CHECKING
 
-BOOKIES = tuple(BookieId(f"bookie-{n}", f"{n}" * 32) for n in (1, 2, 3))
-
-
-def snapshot_of(
-    *segments: tuple[int, ...], log: str = "clicks", records_per_entry: int = 10
-) -> LogSnapshot:
-    """Return a snapshot whose segments have extents with these numbers of entries."""
-    views = []
-    sequence_id = 0
-    for lssn, sizes in enumerate(segments, 1):
-        extents = []
-        base = 0
-        for number, size in enumerate(sizes):
-            records = size * records_per_entry
-            ledger = LedgerMetadata(
-                ledger_id=lssn * 1000 + number,
-                quorum=QuorumConfig(),
-                state=LedgerState.CLOSED,
-                ensembles=(Ensemble(0, BOOKIES),),
-                token="t",
-                created_ms=0,
-                last_entry_id=size - 1,
-            )
-            extents.append(
-                ExtentView(
-                    ledger=ledger,
-                    first_entry_id=0,
-                    last_entry_id=size - 1,
-                    base_entry_id=base,
-                    start_sequence_id=sequence_id,
-                    record_count=records,
-                    size_bytes=records * 100,
-                    first_txid=0,
-                    last_txid=0,
-                )
-            )
-            base += size
-            sequence_id += records
-        views.append(
-            SegmentView(
-                lssn=lssn,
-                start_sequence_id=extents[0].start_sequence_id if extents else sequence_id,
-                extents=tuple(extents),
-            )
-        )
-    filled = [segment for segment in views if segment.entry_count]
-    end = DLSN(filled[-1].lssn, filled[-1].entry_count, 0) if filled else DLSN.INITIAL
-    return LogSnapshot(
-        log=log,
-        log_id="i",
-        first=DLSN.INITIAL,
-        end=end,
-        segments=tuple(views),
-        addresses={bookie: f"host:{n}" for n, bookie in enumerate(BOOKIES)},
-    )
+if TYPE_CHECKING:
+    from dlcore.sync import ScanRange
 
 
 def scans_of(*segments: tuple[int, ...], log: str = "clicks") -> list[ScanRange]:

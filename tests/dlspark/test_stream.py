@@ -1,0 +1,125 @@
+"""The stream reader's planning, when a log is not what it was when the offset was made.
+
+Goal: a batch that is replayed reads exactly its records, or says which of them are gone.  Method: a
+source of snapshots that the test makes up.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dlcore.errors import AlreadyTruncatedError, LedgerReadError, LogNotFoundError
+from dlcore.ids import DLSN
+from dlspark import stream
+from dlspark.offsets import LogPosition, StreamOffset
+from dlspark.options import Mode, ReadOptions
+from dlspark.planning import DlogPartition
+from dlspark.reading import LogSnapshots
+from dlspark.stream import DlogStreamReader
+from tests.fixtures.snapshots import snapshot_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dlcore.sync import LogSnapshot
+
+LOG = "clicks"
+
+
+class MadeUpSnapshots(LogSnapshots):
+    """Gives one snapshot after another, the last one again and again."""
+
+    def __init__(self, *snapshots: LogSnapshot | None) -> None:
+        self._next = itertools.chain(snapshots, itertools.repeat(snapshots[-1]))
+        self.taken = 0
+
+    def take(self, logs: Iterable[str]) -> dict[str, LogSnapshot | None]:
+        """Return the next snapshot as that of the one log asked for."""
+        self.taken += 1
+        return dict.fromkeys(logs, next(self._next))
+
+
+def reader_of(source: MadeUpSnapshots, **options: str) -> DlogStreamReader:
+    """Return a reader of one log."""
+    given = {"uri": "distributedlog://h:1/p", "log": LOG} | options
+    return DlogStreamReader(ReadOptions.parse(given, Mode.STREAM), source)
+
+
+def offset(dlsn: str, *, log_id: str = "i", init: str = "") -> dict[str, Any]:
+    """Return an offset of the log."""
+    position = LogPosition(log_id=log_id, dlsn=DLSN.parse(dlsn))
+    starts = {LOG: DLSN.parse(init)} if init else {}
+    return StreamOffset(logs={LOG: position}, init=starts).to_json()
+
+
+def as_text(partitions: Any) -> list[str]:
+    """Return planned ranges in a readable form."""
+    assert all(isinstance(partition, DlogPartition) for partition in partitions)
+    return [f"{scan.start}-{scan.end}" for partition in partitions for scan in partition.scans]
+
+
+def test_replay_of_the_first_batch() -> None:
+    """The start comes from the end's own record of it."""
+    reader = reader_of(MadeUpSnapshots(snapshot_of((5,), (5,))))
+    found = reader.partitions(offset("2:5:0"), offset("2:3:0", init="1:2:0"))
+    assert as_text(found) == ["1:2:0-1:5:0", "2:0:0-2:3:0"]
+
+
+def test_start_equal_to_end_asks_nobody() -> None:
+    """Spark does this for batches without data."""
+    source = MadeUpSnapshots(None)
+    assert reader_of(source).partitions(offset("2:5:0"), offset("2:5:0")) == []
+    assert source.taken == 0
+
+
+def test_log_deleted_before_its_batch_is_planned() -> None:
+    """An error by default, else nothing of it."""
+    arguments = (offset("1:0:0"), offset("1:5:0"))
+    with pytest.raises(LogNotFoundError, match=r"deleted.*failOnDataLoss"):
+        reader_of(MadeUpSnapshots(None)).partitions(*arguments)
+    reader = reader_of(MadeUpSnapshots(None), failOnDataLoss="false")
+    assert reader.partitions(*arguments) == []
+
+
+def test_recreated_log_is_not_read_by_old_positions() -> None:
+    """It has records there, but others."""
+    arguments = (offset("1:0:0"), offset("1:5:0"))
+    source = MadeUpSnapshots(snapshot_of((9,), log_id="j"))
+    with pytest.raises(LogNotFoundError, match="created again"):
+        reader_of(source).partitions(*arguments)
+    assert reader_of(source, failOnDataLoss="false").partitions(*arguments) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "left"), [("1:3:0", ["1:3:0-1:5:0"]), ("2:0:0", [])], ids=["part", "all"]
+)
+def test_records_truncated_before_their_batch_is_planned(
+    first: str, left: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error by default, else what is left, and one warning however often it is met."""
+    arguments = (offset("1:1:0"), offset("1:5:0"))
+    source = MadeUpSnapshots(replace(snapshot_of((5,), (5,)), first=DLSN.parse(first)))
+    with pytest.raises(AlreadyTruncatedError, match=f"1:1:0 up to {first}"):
+        reader_of(source).partitions(*arguments)
+    reader = reader_of(source, failOnDataLoss="false")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert as_text(reader.partitions(*arguments)) == left
+    assert len(caplog.records) == 1
+    assert f"up to {first}" in caplog.text
+
+
+def test_end_that_is_not_readable_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While bookies are away less is known to be confirmed: wait, and never read less."""
+    monkeypatch.setattr(stream, "REGRESSED_END_DELAYS_S", (0.0, 0.0))
+    arguments = (offset("1:0:0"), offset("1:5:0"))
+    short, whole = snapshot_of((3,)), snapshot_of((5,))
+    reader = reader_of(MadeUpSnapshots(short, short, whole))
+    assert as_text(reader.partitions(*arguments)) == ["1:0:0-1:5:0"]
+    with pytest.raises(LedgerReadError, match=r"up to 1:5:0 .*only up to 1:3:0"):
+        reader_of(MadeUpSnapshots(short)).partitions(*arguments)
