@@ -55,6 +55,7 @@ SERVER_OPTIONS = [
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", _KEEPALIVE_MS),
+    ("grpc.http2.ping_timeout_ms", _KEEPALIVE_MS),
     ("grpc.http2.max_pings_without_data", 0),
 ]
 

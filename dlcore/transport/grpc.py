@@ -1,9 +1,7 @@
 """The bookie client over gRPC: one write stream and one channel for reads per bookie.
 
-A `_WriteStream` is one connection's life: it shakes hands, sends what is queued in call order, and
-settles the futures of its requests.  When it breaks, for whatever reason, every future fails and
-the next request makes a new one; so a request is answered, or fails within `add_timeout_s`.  Reads
-have a channel of their own: a chunk on its way to a slow reader does not delay the results of adds.
+Every failure of a connection is `BookieUnavailableError`: unknown.  Reads have a channel of their
+own, so that a chunk on its way to a slow reader does not delay the results of adds.
 
 gRPC's own reconnection and retries stay out of it: a connection that failed is dropped with its
 channel, and the bookie's address is asked for again: a bookie that restarted has another port.
@@ -12,25 +10,23 @@ channel, and the bookie's address is asked for again: a bookie that restarted ha
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections import deque
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 
-from dlcore.config import ENTRY_SIZE_BYTES_MAX, MIB
+from dlcore.config import ENTRY_SIZE_BYTES_MAX
 from dlcore.errors import (
     BookieError,
-    BookieOverloadedError,
     BookieUnavailableError,
-    DLError,
     EntryTooLargeError,
     MetadataError,
     WrongIncarnationError,
 )
 from dlcore.transport import wire
+from dlcore.transport.backoff import Backoff
+from dlcore.transport.write_stream import Request, WriteStream, named
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -45,21 +41,12 @@ if TYPE_CHECKING:
     from dlcore.config import LedgerClientConfig
     from dlcore.ids import BookieId
     from dlcore.ledger.port import EntryRange, FollowUpdate
+    from dlcore.transport.write_stream import WriteCall
 
     Resolve = Callable[[BookieId], Awaitable[str]]
-    _WriteCall = grpc.aio.StreamStreamCall[bytes, bytes]
-
-logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-BATCH_BYTES_MAX = MIB
-"""Adds that wait together travel in one message of about this size."""
-_BATCH_REQUESTS_MAX = 1000
-_BACKLOG_FACTOR = 4
-"""A stream holds at most this many times the ledger client's own bounds on what is pending."""
-_BACKOFF_FIRST_S = 0.05
-_BACKOFF_MAX_S = 1.0
 _KEEPALIVE_MIN_S = 0.5
 
 
@@ -93,13 +80,13 @@ class GrpcBookieClient:
                     f"{bookie}: an entry of {len(frame)} bytes, the limit is {ENTRY_SIZE_BYTES_MAX}"
                 )
             )
-        return self._submit(bookie, _Request(frame=frame, is_recovery=is_recovery))
+        return self._submit(bookie, Request(frame=frame, is_recovery=is_recovery))
 
     def write_lac(
         self, bookie: BookieId, *, ledger_id: int, last_add_confirmed: int
     ) -> asyncio.Future[None]:
         """Queue an explicit LAC; see the port."""
-        return self._submit(bookie, _Request(lac=(ledger_id, last_add_confirmed)))
+        return self._submit(bookie, Request(lac=(ledger_id, last_add_confirmed)))
 
     async def read_lac(self, bookie: BookieId, *, ledger_id: int, fence: bool) -> int:
         """Read the LAC; see the port."""
@@ -181,7 +168,7 @@ class GrpcBookieClient:
             self._peers[bookie] = peer
         return peer
 
-    def _submit(self, bookie: BookieId, request: _Request) -> asyncio.Future[None]:
+    def _submit(self, bookie: BookieId, request: Request) -> asyncio.Future[None]:
         try:
             self._peer(bookie).write_stream().submit(request)
         except BookieError as error:
@@ -222,48 +209,6 @@ class GrpcBookieClient:
                 call.cancel()
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Request:
-    """An add (`frame`) or an explicit LAC (`lac`: ledger id, LAC) on its way to a bookie."""
-
-    frame: bytes | None = None
-    is_recovery: bool = False
-    lac: tuple[int, int] = (-1, -1)
-    future: asyncio.Future[None] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
-    submitted_s: float = 0.0
-
-    @property
-    def size_bytes(self) -> int:
-        return 0 if self.frame is None else len(self.frame)
-
-
-class _Backoff:
-    """How long to leave a bookie alone after its connection failed."""
-
-    def __init__(self) -> None:
-        self._delay_s = 0.0
-        self._retry_s = 0.0
-
-    async def wait(self) -> None:
-        """Wait until the next attempt is due."""
-        delay_s = self._retry_s - asyncio.get_running_loop().time()
-        if delay_s > 0:
-            await asyncio.sleep(delay_s)
-
-    def failed(self) -> None:
-        """Note a failure; failures of one outage count once per attempt that was due."""
-        now_s = asyncio.get_running_loop().time()
-        if now_s >= self._retry_s:
-            self._delay_s = min(max(2 * self._delay_s, _BACKOFF_FIRST_S), _BACKOFF_MAX_S)
-            self._retry_s = now_s + self._delay_s
-
-    def succeeded(self) -> None:
-        """Note an answer."""
-        self._delay_s = self._retry_s = 0.0
-
-
 @dataclass(slots=True, eq=False)
 class _ReadChannel:
     """A channel that reads share; closed by whoever uses it last once it is retired."""
@@ -280,31 +225,37 @@ class _Peer:
         self, bookie: BookieId, resolve: Resolve, *, cluster_id: str, config: LedgerClientConfig
     ) -> None:
         self.bookie = bookie
-        self.config = config
-        self.handshake = wire.Handshake(
+        self._config = config
+        self._handshake = wire.Handshake(
             protocol_version=wire.PROTOCOL_VERSION,
             cluster_id=cluster_id,
             bookie_name=bookie.name,
             incarnation=bookie.incarnation,
         )
-        self.backoff = _Backoff()
+        self._backoff = Backoff()
         self._resolve = resolve
-        self._stream: _WriteStream | None = None
+        self._stream: WriteStream | None = None
         self._stream_tasks: set[asyncio.Task[None]] = set()
         self._reads: _ReadChannel | None = None
         self._connecting = asyncio.Lock()
         self._is_closed = False
 
-    async def connect(self) -> grpc.aio.Channel:
+    async def _connect(self) -> grpc.aio.Channel:
         """Return a new channel to the bookie's present address, after the back-off."""
-        await self.backoff.wait()
+        await self._backoff.wait()
         address = await self._resolve(self.bookie)
-        return grpc.aio.insecure_channel(address, options=_channel_options(self.config))
+        return grpc.aio.insecure_channel(address, options=_channel_options(self._config))
 
-    def write_stream(self) -> _WriteStream:
+    def write_stream(self) -> WriteStream:
         """Return the stream in use, or start a new one."""
         if self._stream is None or self._stream.is_broken:
-            self._stream = _WriteStream(self)
+            self._stream = WriteStream(
+                self.bookie,
+                handshake=self._handshake,
+                connect=self._open_write_call,
+                backoff=self._backoff,
+                config=self._config,
+            )
             task = asyncio.create_task(self._stream.run(), name=f"write-stream {self.bookie}")
             self._stream.task = task
             self._stream_tasks.add(task)
@@ -321,9 +272,9 @@ class _Peer:
                     lent = await self._read_channel()
                 lent.users += 1
                 yield lent.channel
-            self.backoff.succeeded()
+            self._backoff.succeeded()
         except (BookieUnavailableError, WrongIncarnationError):
-            self.backoff.failed()
+            self._backoff.failed()
             if lent is not None:
                 self._retire(lent)
             raise
@@ -345,9 +296,20 @@ class _Peer:
         if self._reads is not None:
             await self._reads.channel.close()
 
+    @asynccontextmanager
+    async def _open_write_call(self) -> AsyncIterator[WriteCall]:
+        with _map_errors(self.bookie):
+            channel = await self._connect()
+            try:
+                streaming: grpc.aio.StreamStreamMultiCallable[bytes, bytes]
+                streaming = channel.stream_stream(_path("Write"), None, None)
+                yield streaming()
+            finally:
+                await channel.close()
+
     async def _read_channel(self) -> _ReadChannel:
         if self._reads is None:
-            channel = await self.connect()
+            channel = await self._connect()
             if self._is_closed:
                 await channel.close()
                 raise BookieUnavailableError(f"{self.bookie}: the client was closed")
@@ -360,205 +322,6 @@ class _Peer:
             self._reads = None
 
 
-class _WriteStream:
-    """One write stream from its handshake to its end; never used again once broken."""
-
-    def __init__(self, peer: _Peer) -> None:
-        self._peer = peer
-        self._bookie = peer.bookie
-        self._loop = asyncio.get_running_loop()
-        self._queue: deque[_Request] = deque()
-        self._sent: dict[int, _Request] = {}
-        self._has_queued = asyncio.Event()
-        self._pending_bytes = 0
-        self._next_request_id = 1
-        self._answered_s = -1.0
-        self._timer: asyncio.TimerHandle | None = None
-        self.is_broken = False
-        self.task: asyncio.Task[None] | None = None
-
-    def submit(self, request: _Request) -> None:
-        """Queue `request` behind all earlier ones."""
-        assert not self.is_broken
-        self._check_room(request)
-        request.submitted_s = self._loop.time()
-        self._pending_bytes += request.size_bytes
-        self._queue.append(request)
-        self._has_queued.set()
-        if self._timer is None:
-            self._timer = self._loop.call_later(self._peer.config.add_timeout_s, self._expire)
-
-    def fail(self, error: DLError) -> None:
-        """Break the stream: every request not yet answered fails like `error`."""
-        self.is_broken = True
-        requests = [*self._sent.values(), *self._queue]
-        self._sent.clear()
-        self._queue.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        for request in requests:
-            self._settle(request, type(error)(*error.args))  # one each: tracebacks grow on them
-
-    async def run(self) -> None:
-        """Carry the stream until it breaks; the owner's task."""
-        error: DLError = BookieUnavailableError(f"{self._bookie}: the write stream stopped")
-        try:
-            with _map_errors(self._bookie):
-                await self._converse()
-        except DLError as caught:
-            self._peer.backoff.failed()
-            error = caught
-            logger.debug("write stream ended bookie=%s reason=%s", self._bookie, caught)
-        finally:
-            self.fail(error)
-
-    async def _converse(self) -> None:
-        channel = await self._peer.connect()
-        try:
-            streaming: grpc.aio.StreamStreamMultiCallable[bytes, bytes]
-            streaming = channel.stream_stream(_path("Write"), None, None)
-            call = streaming()
-            await self._shake_hands(call)
-            self._peer.backoff.succeeded()
-            await self._pump(call)
-        finally:
-            await channel.close()
-
-    async def _shake_hands(self, call: _WriteCall) -> None:
-        await call.write(wire.encode_handshake(self._peer.handshake))
-        _, failures = await self._receive(call)
-        for _, error in failures:
-            raise error
-
-    async def _pump(self, call: _WriteCall) -> None:
-        """Send and receive until either side fails."""
-        sender = asyncio.create_task(self._send_all(call))
-        receiver = asyncio.create_task(self._receive_all(call))
-        try:
-            await asyncio.wait((sender, receiver), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            sender.cancel()
-            receiver.cancel()
-            outcomes = await asyncio.gather(receiver, sender, return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, Exception):
-                raise outcome
-
-    async def _send_all(self, call: _WriteCall) -> None:
-        while True:
-            await self._has_queued.wait()
-            self._has_queued.clear()
-            while self._queue:
-                await call.write(self._next_message())
-
-    async def _receive_all(self, call: _WriteCall) -> None:
-        while True:
-            ok_request_ids, failures = await self._receive(call)
-            self._answered_s = self._loop.time()
-            for request_id in ok_request_ids:
-                self._answer(request_id, None)
-            for request_id, error in failures:
-                self._answer(request_id, error)
-
-    async def _receive(self, call: _WriteCall) -> tuple[list[int], list[tuple[int, BookieError]]]:
-        data = await call.read()
-        if not isinstance(data, bytes):
-            raise BookieUnavailableError(f"{self._bookie}: it ended the write stream")
-        ok_request_ids, failures = wire.decode_write_response(data)
-        return ok_request_ids, [(id_, _named(self._bookie, error)) for id_, error in failures]
-
-    def _next_message(self) -> bytes:
-        """Move requests from the queue to `_sent`: adds of one kind, then LACs."""
-        batch: list[_Request] = []
-        size_bytes = 0
-        while self._queue and len(batch) < _BATCH_REQUESTS_MAX:
-            request = self._queue[0]
-            if batch and not _may_follow(batch[-1], request):
-                break
-            if batch and size_bytes + request.size_bytes > BATCH_BYTES_MAX:
-                break
-            batch.append(self._queue.popleft())
-            size_bytes += request.size_bytes
-        first_request_id = self._next_request_id
-        self._next_request_id += len(batch)
-        self._sent.update(enumerate(batch, first_request_id))
-        return wire.encode_write_batch(
-            first_request_id=first_request_id,
-            is_recovery=batch[0].is_recovery,
-            frames=[request.frame for request in batch if request.frame is not None],
-            lacs=[request.lac for request in batch if request.frame is None],
-        )
-
-    def _answer(self, request_id: int, error: BookieError | None) -> None:
-        request = self._sent.pop(request_id, None)
-        if request is not None:  # else it timed out before
-            self._settle(request, error)
-
-    def _settle(self, request: _Request, error: DLError | None) -> None:
-        self._pending_bytes -= request.size_bytes
-        if request.future.done():  # the caller cancelled it
-            return
-        if error is None:
-            request.future.set_result(None)
-        else:
-            request.future.set_exception(error)
-
-    def _check_room(self, request: _Request) -> None:
-        config = self._peer.config
-        pending = len(self._sent) + len(self._queue)
-        if (
-            pending >= _BACKLOG_FACTOR * config.pending_entries_max
-            or self._pending_bytes + request.size_bytes
-            > _BACKLOG_FACTOR * config.pending_bytes_max + ENTRY_SIZE_BYTES_MAX
-        ):
-            raise BookieOverloadedError(
-                f"{self._bookie}: {pending} requests of {self._pending_bytes} bytes are pending"
-            )
-
-    def _expire(self) -> None:
-        """Fail what waits too long; if the bookie said nothing at all since, give the stream up."""
-        self._timer = None
-        timeout_s = self._peer.config.add_timeout_s
-        due_s = self._loop.time() - timeout_s
-        oldest = self._oldest()
-        if oldest is not None and oldest.submitted_s <= due_s:
-            if self._answered_s < oldest.submitted_s:
-                self._peer.backoff.failed()
-                self.fail(self._timed_out())
-                assert self.task is not None
-                self.task.cancel()
-                return
-            self._fail_submitted_by(due_s)
-            oldest = self._oldest()
-        if oldest is not None:
-            self._timer = self._loop.call_at(oldest.submitted_s + timeout_s, self._expire)
-
-    def _oldest(self) -> _Request | None:
-        for request in self._sent.values():  # in the order of submission
-            return request
-        return self._queue[0] if self._queue else None
-
-    def _fail_submitted_by(self, due_s: float) -> None:
-        while (request := self._oldest()) is not None and request.submitted_s <= due_s:
-            if self._sent:
-                del self._sent[next(iter(self._sent))]
-            else:
-                self._queue.popleft()
-            self._settle(request, self._timed_out())
-
-    def _timed_out(self) -> BookieUnavailableError:
-        timeout_s = self._peer.config.add_timeout_s
-        return BookieUnavailableError(f"{self._bookie}: no answer within {timeout_s} s")
-
-
-def _may_follow(previous: _Request, request: _Request) -> bool:
-    """Return whether one message can carry both: adds of one kind come before LACs."""
-    if request.frame is None:
-        return True
-    return previous.frame is not None and previous.is_recovery == request.is_recovery
-
-
 def _path(method: str) -> str:
     return f"/{wire.SERVICE}/{method}"
 
@@ -569,15 +332,11 @@ def _failed(error: BookieError) -> asyncio.Future[None]:
     return future
 
 
-def _named(bookie: BookieId, error: BookieError) -> BookieError:
-    return type(error)(f"{bookie}: {error}")
-
-
 def _decode(bookie: BookieId, decode: Callable[[bytes], _T], data: bytes) -> _T:
     try:
         return decode(data)
     except BookieError as error:
-        raise _named(bookie, error) from error
+        raise named(bookie, error) from error
 
 
 @contextmanager
@@ -610,6 +369,8 @@ def _channel_options(config: LedgerClientConfig) -> list[tuple[str, int]]:
         # A frozen or unreachable peer is noticed within about the add time-out.
         ("grpc.keepalive_time_ms", keepalive_ms),
         ("grpc.keepalive_timeout_ms", keepalive_ms),
+        # gRPC also pings to measure bandwidth, and while such a ping is out it sends no other.
+        ("grpc.http2.ping_timeout_ms", keepalive_ms),
         ("grpc.http2.max_pings_without_data", 0),
         # A new channel is a new connection, without an earlier one's back-off.
         ("grpc.use_local_subchannel_pool", 1),
