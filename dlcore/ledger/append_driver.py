@@ -1,0 +1,251 @@
+"""Runs a `LedgerAppender`: sends its adds, finds replacements, stores its ensemble changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, assert_never
+
+from dlcore.errors import DLError, MetadataError, MetadataVersionError
+from dlcore.ledger.adds import AddSender, SentAdd
+from dlcore.ledger.append import (
+    CompleteAdds,
+    DropAdds,
+    Effect,
+    FailAdds,
+    FindReplacements,
+    LedgerAppender,
+    RetryReplacements,
+    SendAdd,
+    StoreMetadata,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from dlcore.ids import BookieId
+    from dlcore.ledger.metadata import LedgerMetadata
+    from dlcore.ledger.services import LedgerServices
+
+logger = logging.getLogger(__name__)
+
+METADATA_PATIENCE_S = 20.0
+"""How long a change that acks wait for goes on without an answer from the metadata store."""
+_BACKOFF_S = 0.1
+_BACKOFF_S_MAX = 2.0
+_RETRY_S = 1.0
+"""First pause before a failed bookie that nobody could replace is looked at again; doubles."""
+_RETRY_S_MAX = 5.0
+_QUARANTINE_S = 10.0
+"""A bookie that failed is not chosen again for this long: its registration outlives it by about as
+much, and choosing it at once would only make the next ensemble change."""
+
+
+class AppendDriver:
+    """One appender's hands.
+
+    `on_confirmed(first, last)` and `on_failed(error)` are called from the event loop, never from
+    inside a call into the machine.
+    """
+
+    def __init__(
+        self,
+        appender: LedgerAppender,
+        services: LedgerServices,
+        *,
+        version: int,
+        is_recovery: bool,
+        on_confirmed: Callable[[int, int], None],
+        on_failed: Callable[[DLError], None],
+    ) -> None:
+        self.appender = appender
+        self.version = version
+        self._services = services
+        self._on_confirmed = on_confirmed
+        self._on_failed = on_failed
+        self._loop = asyncio.get_running_loop()
+        self._sender = AddSender(
+            services.bookies,
+            on_answer=self._on_answer,
+            timeout_s=services.config.add_timeout_s,
+            is_recovery=is_recovery,
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiters: list[asyncio.Future[None]] = []
+        self._quarantine: dict[BookieId, float] = {}
+        self._retry_timer: asyncio.TimerHandle | None = None
+        self._retry_s = _RETRY_S
+        self._is_retry = False
+
+    def perform(self, effects: Sequence[Effect]) -> None:
+        """Do what the machine asks; answers come back in later turns of the loop."""
+        for effect in effects:
+            match effect:
+                case SendAdd():
+                    self._sender.send(effect)
+                case CompleteAdds():
+                    self._on_confirmed(effect.first_entry_id, effect.last_entry_id)
+                case DropAdds():
+                    self._sender.drop(effect.bookies)
+                case FindReplacements():
+                    self._spawn(self._find_replacements())
+                case RetryReplacements():
+                    self._retry_later(effect)
+                case StoreMetadata():
+                    self._spawn(self._store_change(effect.metadata))
+                case FailAdds():
+                    self._sender.close()
+                    self._on_failed(effect.error)
+                case _:
+                    assert_never(effect)
+
+    async def wait_until(self, predicate: Callable[[], bool]) -> None:
+        """Return once `predicate` holds; it is asked again after every answer and change."""
+        while not predicate():
+            waiter = self._loop.create_future()
+            self._waiters.append(waiter)
+            await waiter
+
+    def notify(self) -> None:
+        """Make waiters look again."""
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def aclose(self) -> None:
+        """Stop everything; adds on their way are given up.  Idempotent."""
+        self._sender.close()
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
+            self._retry_timer = None
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.notify()
+
+    def _on_answer(self, sent: SentAdd, error: DLError | None) -> None:
+        if error is None:
+            effects = self.appender.add_succeeded(
+                entry_id=sent.entry_id, position=sent.position, bookie=sent.bookie
+            )
+        else:
+            logger.info(
+                "add failed ledger=%d entry=%d bookie=%s: %s",
+                self.appender.metadata.ledger_id,
+                sent.entry_id,
+                sent.bookie,
+                error,
+            )
+            effects = self.appender.add_failed(
+                entry_id=sent.entry_id, position=sent.position, bookie=sent.bookie, error=error
+            )
+        self._advance(effects)
+
+    def _advance(self, effects: Sequence[Effect]) -> None:
+        self.perform(effects)
+        self.notify()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.result()  # a defect goes to the loop's exception handler
+
+    async def _find_replacements(self) -> None:
+        failed = self.appender.failed_bookies
+        until = self._loop.time() + _QUARANTINE_S
+        self._quarantine.update(dict.fromkeys(failed, until))
+        try:
+            registered = await self._list_bookies()
+        except MetadataError as error:
+            # Adds that do not need a replacement go on without the metadata store.
+            effects = (
+                self.appender.fail(error)
+                if self.appender.is_stuck
+                else self.appender.bookies_listed((), rng=self._services.rng)
+            )
+            self._advance(effects)
+            return
+        now = self._loop.time()
+        usable = [each for each in registered if self._quarantine.get(each, 0.0) <= now]
+        readmitted = registered if self._is_retry else []
+        self._is_retry = False
+        self._advance(
+            self.appender.bookies_listed(usable, readmitted=readmitted, rng=self._services.rng)
+        )
+
+    async def _list_bookies(self) -> list[BookieId]:
+        """List writable bookies, patiently as long as adds wait for the answer."""
+        deadline = self._loop.time() + METADATA_PATIENCE_S
+        pause = _BACKOFF_S
+        while True:
+            try:
+                infos = await self._services.registry.get_bookies()
+            except MetadataError as error:
+                is_over = self._loop.time() + pause > deadline
+                if not error.retriable or is_over or not self.appender.is_stuck:
+                    raise
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _BACKOFF_S_MAX)
+            else:
+                return [info.bookie for info in infos if not info.read_only]
+
+    def _retry_later(self, effect: RetryReplacements) -> None:
+        logger.info(
+            "going on without ledger=%d bookies=%s retry_s=%.1f",
+            self.appender.metadata.ledger_id,
+            ",".join(map(str, sorted(effect.failed))),
+            self._retry_s,
+        )
+        if self._retry_timer is None:
+            self._retry_timer = self._loop.call_later(self._retry_s, self._retry)
+            self._retry_s = min(self._retry_s * 2, _RETRY_S_MAX)
+
+    def _retry(self) -> None:
+        self._retry_timer = None
+        self._is_retry = True
+        self._advance(self.appender.retry_replacements())
+
+    async def _store_change(self, planned: LedgerMetadata) -> None:
+        """Compare-and-set an ensemble change; whatever happens, decide by what is stored."""
+        logger.info(
+            "ensemble change ledger=%d first_entry=%d bookies=%s",
+            planned.ledger_id,
+            planned.last_ensemble.first_entry_id,
+            ",".join(map(str, planned.last_ensemble.bookies)),
+        )
+        try:
+            self.version = await self._services.ledgers.write(planned, version=self.version)
+        except MetadataVersionError:
+            effects = await self._reread()
+        except MetadataError as error:
+            effects = await self._reread() if error.retriable else self.appender.fail(error)
+        except DLError as error:
+            effects = self.appender.fail(error)
+        else:
+            self._retry_s = _RETRY_S
+            effects = self.appender.change_stored(planned)
+        self._advance(effects)
+
+    async def _reread(self) -> list[Effect]:
+        deadline = self._loop.time() + METADATA_PATIENCE_S
+        pause = _BACKOFF_S
+        while True:
+            try:
+                stored = await self._services.ledgers.read(self.appender.metadata.ledger_id)
+            except MetadataError as error:
+                if not error.retriable or self._loop.time() + pause > deadline:
+                    return self.appender.fail(error)
+            except DLError as error:
+                return self.appender.fail(error)
+            else:
+                self.version = stored.version
+                return self.appender.metadata_reread(stored.metadata)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _BACKOFF_S_MAX)

@@ -1,0 +1,162 @@
+"""The ledger client: create, open, recover and delete replicated ledgers."""
+
+from __future__ import annotations
+
+import asyncio
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from dlcore.errors import AlreadyClosedError, ConfigurationError
+from dlcore.ledger.metadata import Ensemble, LedgerMetadata, LedgerState
+from dlcore.ledger.placement import choose_ensemble
+from dlcore.ledger.reader import LedgerReader
+from dlcore.ledger.recoverer import recover
+from dlcore.ledger.services import LedgerServices
+from dlcore.ledger.writer import LedgerWriter
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Mapping, Sequence
+
+    from dlcore.clock import Clock
+    from dlcore.config import LedgerClientConfig, QuorumConfig
+    from dlcore.ledger.port import BookieClient
+    from dlcore.ledger.registry import BookieRegistry
+    from dlcore.ledger.store import LedgerStore
+    from dlcore.metadata.port import Op
+
+
+class LedgerClient:
+    """All ledgers of one namespace; used on one event loop.
+
+    Without `ledgers` and `registry` it reads ledgers whose metadata it is handed, and nothing else.
+    The ports are their opener's to close.
+    """
+
+    def __init__(
+        self,
+        *,
+        ledgers: LedgerStore | None,
+        registry: BookieRegistry | None,
+        bookies: BookieClient,
+        config: LedgerClientConfig,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        self._ledgers = ledgers
+        self._registry = registry
+        self._bookies = bookies
+        self._config = config
+        self._clock = clock
+        self._rng = rng
+        self._writers: set[LedgerWriter] = set()
+        self._recoveries: dict[int, asyncio.Task[LedgerMetadata]] = {}
+        self._is_closed = False
+
+    async def create_ledger(
+        self,
+        quorum: QuorumConfig,
+        *,
+        custom: Mapping[str, str] = MappingProxyType({}),
+        extra_ops: Callable[[int], Sequence[Op]] | None = None,
+    ) -> LedgerWriter:
+        """Create a ledger on randomly chosen writable bookies and return its writer.
+
+        The operations that `extra_ops` returns for the new ledger's id join the creating
+        transaction.
+
+        Raises:
+            NotEnoughBookiesError: fewer writable bookies are registered than the ensemble needs.
+            MetadataError: of the store, or of the first of the extra operations that failed.
+        """
+        services = self._services()
+        infos = await services.registry.get_bookies()
+        writable = [info.bookie for info in infos if not info.read_only]
+        bookies = choose_ensemble(writable, size=quorum.ensemble_size, rng=self._rng)
+        ledger_id = await services.ledgers.new_ledger_id()
+        metadata = LedgerMetadata(
+            ledger_id=ledger_id,
+            quorum=quorum,
+            state=LedgerState.OPEN,
+            ensembles=(Ensemble(0, bookies),),
+            token=self._clock.new_token(),
+            created_ms=self._clock.now_ms(),
+            custom=MappingProxyType(dict(custom)),
+        )
+        ops = extra_ops(ledger_id) if extra_ops is not None else ()
+        versioned = await services.ledgers.create(metadata, extra_ops=ops)
+        writer = LedgerWriter(versioned, services, on_end=self._writers.discard)
+        self._writers.add(writer)
+        return writer
+
+    async def open_ledger(self, ledger_id: int) -> LedgerReader:
+        """Return a reader of a ledger in whatever state it is; its writer is not disturbed.
+
+        Raises:
+            LedgerNotFoundError: there is no such ledger.
+        """
+        versioned = await self._services().ledgers.read(ledger_id)
+        return self.open_ledger_of(versioned.metadata)
+
+    def open_ledger_of(self, metadata: LedgerMetadata) -> LedgerReader:
+        """Return a reader of a ledger by its metadata, without asking the metadata store.
+
+        The store, if there is one, is asked again only after a failure and for ledgers not closed.
+        """
+        self._require_open()
+        return LedgerReader(
+            metadata, bookies=self._bookies, ledgers=self._ledgers, config=self._config
+        )
+
+    async def recover_ledger(self, ledger_id: int) -> LedgerMetadata:
+        """Fence the ledger's writer, recover every entry it may have acknowledged, and close it.
+
+        Idempotent, and safe beside other recoverers: all of them end with the same metadata.
+
+        Raises:
+            LedgerRecoveryError: an answer that decides was unknown: try again later.
+            LedgerNotFoundError: there is no such ledger.
+            MetadataError: the metadata store failed.
+        """
+        services = self._services()
+        task = self._recoveries.get(ledger_id)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(recover(ledger_id, services))
+            self._recoveries[ledger_id] = task
+            task.add_done_callback(lambda _: self._recoveries.pop(ledger_id, None))
+        # Several callers may wait for one recovery; one that is cancelled does not end it.
+        return await asyncio.shield(task)
+
+    async def delete_ledger(self, ledger_id: int) -> None:
+        """Delete the ledger; its bookies drop the entries some time later.
+
+        Raises:
+            LedgerNotFoundError: there is no such ledger.
+        """
+        await self._services().ledgers.delete(ledger_id)
+
+    async def aclose(self) -> None:
+        """Abandon writers and recoveries that are still at work.  Idempotent."""
+        self._is_closed = True
+        for writer in list(self._writers):
+            await writer.abandon()
+        tasks = list(self._recoveries.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _services(self) -> LedgerServices:
+        self._require_open()
+        if self._ledgers is None or self._registry is None:
+            raise ConfigurationError("this ledger client has no metadata store: it can only read")
+        return LedgerServices(
+            ledgers=self._ledgers,
+            registry=self._registry,
+            bookies=self._bookies,
+            config=self._config,
+            rng=self._rng,
+        )
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise AlreadyClosedError("the ledger client is closed")

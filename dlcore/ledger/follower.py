@@ -1,0 +1,300 @@
+"""Follows an open ledger: one bookie pushes, the others stand in for it and for what it lacks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dlcore.errors import BookieUnavailableError, DigestMismatchError, DLError, MetadataError
+from dlcore.ledger.digest import EntryFrame, decode_frame
+from dlcore.ledger.metadata import LedgerState
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+
+    from dlcore.ids import BookieId
+    from dlcore.ledger.port import BookieClient, FollowUpdate
+    from dlcore.ledger.reader import LedgerReader
+    from dlcore.ledger.store import LedgerStore
+
+logger = logging.getLogger(__name__)
+
+_SILENCE_S = 1.0
+"""After this long without news the other bookies are asked whether they know more."""
+_BACKOFF_S = 0.1
+_BACKOFF_S_MAX = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class FollowStep:
+    """Confirmed entries that come next, the LAC known now, and whether the ledger ends with them.
+
+    `closed` is True in the last step only, once every entry was delivered.
+    """
+
+    frames: Sequence[EntryFrame]
+    last_add_confirmed: int
+    closed: bool
+
+
+class _Subscription:
+    """The stream of updates from one bookie."""
+
+    def __init__(self, bookie: BookieId, updates: AsyncIterator[FollowUpdate]) -> None:
+        self.bookie = bookie
+        self._updates = updates
+        self.task = self._fetch()
+
+    def _fetch(self) -> asyncio.Task[FollowUpdate | None]:
+        async def fetch() -> FollowUpdate | None:
+            return await anext(self._updates, None)
+
+        return asyncio.get_running_loop().create_task(fetch())
+
+    def take(self) -> FollowUpdate:
+        """Return the update that arrived and start waiting for the next one."""
+        update = self.task.result()
+        if update is None:
+            raise BookieUnavailableError(f"{self.bookie} ended the stream")
+        self.task = self._fetch()
+        return update
+
+    async def aclose(self) -> None:
+        """End the request."""
+        await _end(self.task)
+        close = getattr(self._updates, "aclose", None)
+        if close is not None:
+            await close()
+
+
+class LedgerFollower:
+    """One run of `LedgerReader.follow`; iterate over `steps` once."""
+
+    def __init__(
+        self,
+        reader: LedgerReader,
+        *,
+        first: int,
+        bookies: BookieClient,
+        ledgers: LedgerStore | None,
+    ) -> None:
+        self._reader = reader
+        self._bookies = bookies
+        self._ledgers = ledgers
+        self._ledger_id = reader.metadata.ledger_id
+        self._loop = asyncio.get_running_loop()
+        self._next = first
+        self._last_add_confirmed = -1
+        self._subscription: _Subscription | None = None
+        self._asking: asyncio.Task[tuple[int, BookieId | None]] | None = None
+        self._position = self._ledger_id  # whom to follow next: modulo the ensemble's size
+        self._failures = 0  # in a row
+        self._backoff_s = _BACKOFF_S
+        self._metadata_changed = asyncio.Event()
+        self._is_fenced = False
+
+    async def steps(self) -> AsyncGenerator[FollowStep, None]:
+        """Yield steps until the ledger's end."""
+        unsubscribe = (
+            self._ledgers.watch(self._ledger_id, self._metadata_changed.set)
+            if self._ledgers is not None
+            else None
+        )
+        wake = self._loop.create_task(self._wait_for_metadata())
+        is_first = True
+        try:
+            while not self._reader.is_closed:
+                entries = await self._next_entries(wake)
+                if wake.done():
+                    wake = self._loop.create_task(self._wait_for_metadata())
+                    await self._refresh()
+                if entries is None:
+                    continue
+                async for step in self._deliver(entries):
+                    is_first = False
+                    yield step
+                if is_first:
+                    is_first = False
+                    yield FollowStep((), self._last_add_confirmed, closed=False)
+            async for step in self._finish():
+                yield step
+        finally:
+            if unsubscribe is not None:
+                unsubscribe()
+            await _end(wake)
+            await self._stop_asking()
+            await self._unsubscribe()
+
+    async def _wait_for_metadata(self) -> None:
+        await self._metadata_changed.wait()
+        self._metadata_changed.clear()
+
+    async def _refresh(self) -> None:
+        """Read the metadata again; follow another bookie if the present one was replaced."""
+        try:
+            metadata = await self._reader.refresh()
+        except MetadataError as error:
+            # The watch speaks again after a reconnection; until then the bookies go on.
+            logger.info("metadata not refreshed ledger=%d: %s", self._ledger_id, error)
+            return
+        members = metadata.last_ensemble.bookies
+        if self._subscription is not None and self._subscription.bookie not in members:
+            await self._unsubscribe()
+
+    async def _next_entries(self, wake: asyncio.Task[None]) -> Sequence[EntryFrame] | None:
+        """Wait for news, and return the entries that came with it; None if there was nothing."""
+        if self._subscription is None:
+            self._subscribe()
+        subscription = self._subscription
+        assert subscription is not None
+        awaited: set[asyncio.Task[Any]] = {subscription.task, wake}
+        if self._asking is not None:
+            awaited.add(self._asking)
+        done, _ = await asyncio.wait(
+            awaited, timeout=_SILENCE_S, return_when=asyncio.FIRST_COMPLETED
+        )
+        if subscription.task in done:
+            return await self._take_update(subscription)
+        if self._asking is not None and self._asking in done:
+            return await self._take_answers(self._asking)
+        if not done and self._asking is None:
+            self._asking = self._loop.create_task(self._ask_others(subscription.bookie))
+        return None
+
+    def _subscribe(self) -> None:
+        members = self._reader.metadata.last_ensemble.bookies
+        bookie = members[self._position % len(members)]
+        updates = self._bookies.follow(bookie, ledger_id=self._ledger_id, first_entry_id=self._next)
+        self._subscription = _Subscription(bookie, updates)
+
+    async def _take_update(self, subscription: _Subscription) -> Sequence[EntryFrame] | None:
+        try:
+            update = subscription.take()
+        except DLError as error:
+            await self._switch(error)
+            return None
+        self._failures = 0
+        self._backoff_s = _BACKOFF_S
+        self._last_add_confirmed = max(self._last_add_confirmed, update.last_add_confirmed)
+        if update.fenced and not self._is_fenced:
+            self._is_fenced = True
+            self._metadata_changed.set()
+        return self._verify(subscription.bookie, update)
+
+    def _verify(self, bookie: BookieId, update: FollowUpdate) -> Sequence[EntryFrame]:
+        entries: list[EntryFrame] = []
+        for frame in update.frames:
+            try:
+                entries.append(decode_frame(frame, ledger_id=self._ledger_id))
+            except DigestMismatchError as error:
+                # Another replica has it: the gap is read from there.
+                logger.warning(
+                    "damaged entry ledger=%d bookie=%s: %s", self._ledger_id, bookie, error
+                )
+        return entries
+
+    async def _switch(self, error: DLError) -> None:
+        """Go on to the next bookie; after a round without success, pause and read the metadata."""
+        logger.info("follow failed ledger=%d: %s", self._ledger_id, error)
+        await self._unsubscribe()
+        self._position += 1
+        self._failures += 1
+        if self._failures % self._reader.metadata.quorum.ensemble_size == 0:
+            await asyncio.sleep(self._backoff_s)
+            self._backoff_s = min(self._backoff_s * 2, _BACKOFF_S_MAX)
+            await self._refresh()
+
+    async def _ask_others(self, followed: BookieId) -> tuple[int, BookieId | None]:
+        """Return the highest LAC above ours that another bookie knows, and which one."""
+        if self._is_fenced:
+            await self._refresh()
+        others = [
+            bookie for bookie in self._reader.metadata.last_ensemble.bookies if bookie != followed
+        ]
+        answers = await asyncio.gather(
+            *(self._reader.ask_lac_of(bookie) for bookie in others), return_exceptions=True
+        )
+        best, best_bookie = self._last_add_confirmed, None
+        for bookie, answer in zip(others, answers, strict=True):
+            if isinstance(answer, int):
+                if answer > best:
+                    best, best_bookie = answer, bookie
+            elif not isinstance(answer, DLError):
+                raise answer
+        return best, best_bookie
+
+    async def _take_answers(
+        self, asking: asyncio.Task[tuple[int, BookieId | None]]
+    ) -> Sequence[EntryFrame] | None:
+        """Follow the bookie that knows more than the followed one, if there is one."""
+        self._asking = None
+        last_add_confirmed, bookie = asking.result()
+        members = self._reader.metadata.last_ensemble.bookies
+        if bookie is None or last_add_confirmed <= self._last_add_confirmed:
+            return None
+        if bookie in members:
+            self._position = members.index(bookie)
+            await self._unsubscribe()
+        self._last_add_confirmed = last_add_confirmed
+        return ()
+
+    async def _stop_asking(self) -> None:
+        if self._asking is not None:
+            await _end(self._asking)
+
+    async def _unsubscribe(self) -> None:
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            await subscription.aclose()
+
+    async def _deliver(self, entries: Sequence[EntryFrame]) -> AsyncGenerator[FollowStep, None]:
+        """Yield everything up to the LAC: pushed entries, and the gaps between them from others."""
+        lac = self._last_add_confirmed
+        wanted = {e.entry_id: e for e in entries if self._next <= e.entry_id <= lac}
+        pushed = [wanted[entry_id] for entry_id in sorted(wanted)]
+        taken = 0
+        while self._next <= lac:
+            run_end = taken
+            while (
+                run_end < len(pushed) and pushed[run_end].entry_id == self._next + run_end - taken
+            ):
+                run_end += 1
+            if run_end > taken:
+                run = pushed[taken:run_end]
+                taken = run_end
+                self._next = run[-1].entry_id + 1
+                yield FollowStep(run, lac, closed=False)
+                continue
+            gap_end = pushed[taken].entry_id - 1 if taken < len(pushed) else lac
+            async for chunk in self._read(gap_end):
+                yield FollowStep(chunk, lac, closed=False)
+
+    async def _read(self, last: int) -> AsyncGenerator[Sequence[EntryFrame], None]:
+        chunks = self._reader.read(self._next, last)
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                self._next = chunk[-1].entry_id + 1
+                yield chunk
+
+    async def _finish(self) -> AsyncGenerator[FollowStep, None]:
+        """Yield the rest of the closed ledger."""
+        metadata = self._reader.metadata
+        assert metadata.state is LedgerState.CLOSED
+        last = metadata.last_entry_id
+        await self._unsubscribe()
+        if self._next > last:
+            yield FollowStep((), last, closed=True)
+            return
+        async for chunk in self._read(last):
+            yield FollowStep(chunk, last, closed=self._next > last)
+
+
+async def _end(task: asyncio.Task[Any]) -> None:
+    """Cancel a task whose answer nobody needs any more, and wait for its end."""
+    task.cancel()
+    await asyncio.wait([task])
+    if not task.cancelled():
+        task.exception()  # retrieved

@@ -1,0 +1,117 @@
+"""Tells bookies a ledger's LAC when no add carries it to them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dlcore.errors import DLError, LedgerFencedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dlcore.ids import BookieId
+    from dlcore.ledger.port import BookieClient
+
+logger = logging.getLogger(__name__)
+
+_RETRY_S = 0.5
+
+
+class LacPublisher:
+    """Keeps the members of one ensemble at the newest LAC; at most one message per bookie is out.
+
+    What is newer than the message on its way follows when that is answered, so a slow bookie never
+    collects a queue.  Failures are tried again until they succeed or no longer matter.
+    """
+
+    def __init__(
+        self,
+        bookies: BookieClient,
+        *,
+        ledger_id: int,
+        timeout_s: float,
+        on_accepted: Callable[[], None],
+        on_fenced: Callable[[LedgerFencedError], None],
+    ) -> None:
+        self._bookies = bookies
+        self._ledger_id = ledger_id
+        self._timeout_s = timeout_s
+        self._on_accepted = on_accepted
+        self._on_fenced = on_fenced
+        self._loop = asyncio.get_running_loop()
+        self._members: tuple[BookieId, ...] = ()
+        self._wanted = -1
+        self._out: dict[BookieId, asyncio.Future[None]] = {}
+        self._accepted: dict[BookieId, int] = {}
+        self._retry_timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
+
+    def publish(self, last_add_confirmed: int, members: tuple[BookieId, ...]) -> None:
+        """Send the LAC to those of `members` that have not accepted it."""
+        self._wanted = max(self._wanted, last_add_confirmed)
+        self._members = members
+        self._send_all()
+
+    def has_accepted(self, bookie: BookieId, last_add_confirmed: int) -> bool:
+        """Whether `bookie` accepted this LAC or a higher one."""
+        return self._accepted.get(bookie, -1) >= last_add_confirmed
+
+    def close(self) -> None:
+        """Send nothing more."""
+        self._is_closed = True
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
+        for future in self._out.values():
+            future.cancel()
+
+    def _send_all(self) -> None:
+        for bookie in self._members:
+            if bookie not in self._out and not self.has_accepted(bookie, self._wanted):
+                self._send(bookie)
+
+    def _send(self, bookie: BookieId) -> None:
+        try:
+            future = asyncio.ensure_future(
+                self._bookies.write_lac(
+                    bookie, ledger_id=self._ledger_id, last_add_confirmed=self._wanted
+                )
+            )
+        except DLError as error:
+            self._on_failed(bookie, error)
+            return
+        self._out[bookie] = future
+        timer = self._loop.call_later(self._timeout_s, future.cancel)
+        future.add_done_callback(partial(self._on_done, bookie, self._wanted, timer))
+
+    def _on_done(
+        self, bookie: BookieId, sent: int, timer: asyncio.TimerHandle, future: asyncio.Future[None]
+    ) -> None:
+        timer.cancel()
+        del self._out[bookie]
+        error = None if future.cancelled() else future.exception()
+        if self._is_closed:
+            return
+        if future.cancelled() or error is not None:
+            self._on_failed(bookie, error)
+            return
+        self._accepted[bookie] = max(sent, self._accepted.get(bookie, -1))
+        self._on_accepted()
+        if sent < self._wanted and bookie in self._members:
+            self._send(bookie)
+
+    def _on_failed(self, bookie: BookieId, error: BaseException | None) -> None:
+        if isinstance(error, LedgerFencedError):
+            self._on_fenced(error)
+            return
+        if error is not None and not isinstance(error, DLError):
+            raise error  # a defect: the loop's exception handler reports it
+        logger.debug("lac not accepted ledger=%d bookie=%s: %s", self._ledger_id, bookie, error)
+        if self._retry_timer is None and not self._is_closed:
+            self._retry_timer = self._loop.call_later(_RETRY_S, self._retry)
+
+    def _retry(self) -> None:
+        self._retry_timer = None
+        self._send_all()
