@@ -71,7 +71,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         )
         sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.ctx.get_help() if error.ctx else error.message, err=True)
+        click.echo(error.ctx.get_help(), err=True)
         return EXIT_USAGE
     except click.ClickException as error:
         return _fail(_usage_text(error), EXIT_USAGE)

@@ -67,9 +67,8 @@ def wants_json() -> bool:
     return bool(click.get_current_context().obj.get(_JSON_KEY))
 
 
-@contextmanager
-def connect() -> Iterator[Namespace]:
-    """Open the namespace that --uri or DLOG_URI names.
+def namespace_uri() -> str:
+    """Return the namespace that --uri or DLOG_URI names.
 
     Raises:
         click.UsageError: neither is given.
@@ -78,5 +77,11 @@ def connect() -> Iterator[Namespace]:
     uri = context.obj.get(_URI_KEY)
     if not uri:
         raise click.UsageError("no namespace: give --uri or set DLOG_URI", context)
-    with open_namespace(uri) as namespace:
+    return str(uri)
+
+
+@contextmanager
+def connect() -> Iterator[Namespace]:
+    """Open that namespace."""
+    with open_namespace(namespace_uri()) as namespace:
         yield namespace

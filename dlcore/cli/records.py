@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import select
+import sys
 from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from dlcore.cli.context import common_options, connect, wants_json
+from dlcore.cli.context import common_options, connect, namespace_uri, wants_json
 from dlcore.cli.output import payload_json, payload_text, show_done, show_json, time_text
 from dlcore.clock import SystemClock
+from dlcore.errors import EndOfStreamError
 from dlcore.ids import DLSN
+from dlcore.namespace import open_namespace
 from dlcore.records import LogRecord, LogRecordWithDLSN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from dlcore.sync import DistributedLogManager, LogReader, LogWriter
+    from dlcore.log.manager import DistributedLogManager
+    from dlcore.log.reader import AsyncLogReader
+    from dlcore.log.scan import LogSnapshot
+    from dlcore.sync import LogWriter
 
 _CHUNK_BYTES = 1 << 20
 _BULK_RECORDS = 1000
@@ -111,23 +120,63 @@ def tail_log(
     """
     if from_dlsn is not None and from_txid is not None:
         raise click.UsageError("give --from-dlsn or --from-txid, not both")
-    with connect() as namespace, namespace.open_log(log) as manager:
-        if from_dlsn is not None or from_txid is not None:
-            start = None if from_dlsn is None else DLSN.parse(from_dlsn)
-            with manager.open_reader(dlsn=start, txid=from_txid) as reader:
-                _show_records(_read_from_start(reader, limit=lines, follow=follow))
-        else:
-            count = _TAIL_RECORDS if lines is None else lines
-            with manager.open_reader(dlsn=_start_of_tail(manager, count)) as reader:
-                _show_records(_read_tail(reader, count=count, follow=follow))
+    start = None if from_dlsn is None else DLSN.parse(from_dlsn)
+    tail = _Tail(follow=follow, count=lines, start=start, start_txid=from_txid)
+    asyncio.run(tail.run(namespace_uri(), log))
 
 
-def _start_of_tail(manager: DistributedLogManager, count: int) -> DLSN:
+@dataclass(frozen=True, kw_only=True)
+class _Tail:
+    """What to show of a log; async, since following is waiting."""
+
+    follow: bool
+    count: int | None
+    start: DLSN | None
+    start_txid: int | None
+
+    async def run(self, uri: str, log: str) -> None:
+        async with (
+            await open_namespace(uri) as namespace,
+            await namespace.open_log(log) as manager,
+        ):
+            with contextlib.suppress(EndOfStreamError):  # a sealed log has an end, also for -f
+                if self.start is None and self.start_txid is None:
+                    await self._show_end(manager)
+                else:
+                    async with await manager.open_reader(
+                        dlsn=self.start, txid=self.start_txid
+                    ) as reader:
+                        await self._show_on(reader, self.count)
+
+    async def _show_end(self, manager: DistributedLogManager) -> None:
+        count = _TAIL_RECORDS if self.count is None else self.count
+        last: deque[LogRecordWithDLSN] = deque(maxlen=count)
+        start = start_of_tail(await manager.get_snapshot(), count)
+        async with await manager.open_reader(dlsn=start) as reader:
+            try:
+                while records := await reader.read_bulk(_BULK_RECORDS, until_caught_up=True):
+                    last.extend(records)
+            finally:
+                _show_records(last)
+            if self.follow:
+                await self._show_on(reader, None)
+
+    async def _show_on(self, reader: AsyncLogReader, count: int | None) -> None:
+        left = count
+        while left is None or left > 0:
+            size = _BULK_RECORDS if left is None else min(left, _BULK_RECORDS)
+            records = await reader.read_bulk(size, until_caught_up=not self.follow)
+            if not records:
+                return
+            _show_records(records)
+            left = None if left is None else left - len(records)
+
+
+def start_of_tail(snapshot: LogSnapshot, count: int) -> DLSN:
     """Return a position with at least `count` records behind it, close to the end of the log.
 
     Extents know how many records they hold, so whole extents before the tail are never read.
     """
-    snapshot = manager.get_snapshot()
     found = 0
     for segment in reversed(snapshot.segments):
         for extent in reversed(segment.extents):
@@ -135,28 +184,6 @@ def _start_of_tail(manager: DistributedLogManager, count: int) -> DLSN:
                 return max(snapshot.first, DLSN(segment.lssn, extent.end_entry_id, 0))
             found += extent.record_count
     return snapshot.first
-
-
-def _read_from_start(
-    reader: LogReader, *, limit: int | None, follow: bool
-) -> Iterator[LogRecordWithDLSN]:
-    left = limit
-    while left is None or left > 0:
-        size = _BULK_RECORDS if left is None else min(left, _BULK_RECORDS)
-        records = reader.read_bulk(size, non_blocking=not follow)
-        if not records:
-            return
-        yield from records
-        left = None if left is None else left - len(records)
-
-
-def _read_tail(reader: LogReader, *, count: int, follow: bool) -> Iterator[LogRecordWithDLSN]:
-    last: deque[LogRecordWithDLSN] = deque(maxlen=count)
-    while records := reader.read_bulk(_BULK_RECORDS, non_blocking=True):
-        last.extend(records)
-    yield from last
-    if follow:
-        yield from _read_from_start(reader, limit=None, follow=True)
 
 
 def _show_records(records: Iterable[LogRecordWithDLSN]) -> None:
@@ -177,3 +204,4 @@ def _show_records(records: Iterable[LogRecordWithDLSN]) -> None:
                 f"{record.dlsn!s:<14} {record.txid:>14}  {time_text(record.timestamp_ms)}  "
                 f"{payload_text(record.payload)}"
             )
+    sys.stdout.flush()  # in a pipe, what was read must not wait for more

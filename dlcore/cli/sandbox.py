@@ -12,8 +12,10 @@ import click
 
 from dlcore.cli.context import common_options, wants_json
 from dlcore.cli.output import show_json
-from dlcore.errors import ConfigurationError
+from dlcore.errors import ConfigurationError, MetadataConnectionError
 from dlcore.sandbox.cluster import Sandbox
+
+_POLL_S = 1.0
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,7 +58,7 @@ def sandbox_command(
         try:
             with Sandbox(bookies=bookies, base_port=base_port, data_dir=data_dir) as sandbox:
                 _announce(sandbox, uri_file)
-                stopped.wait()
+                _watch(sandbox, stopped)
         finally:
             if uri_file is not None:
                 _remove(uri_file)
@@ -76,6 +78,18 @@ def _stop_signals() -> Iterator[threading.Event]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def _watch(sandbox: Sandbox, stopped: threading.Event) -> None:
+    """Wait for the end; say once of each process that it ended by itself."""
+    running = list(sandbox.bookies)
+    while not stopped.wait(_POLL_S):
+        if not sandbox.zookeeper.is_running:
+            raise MetadataConnectionError("ZooKeeper ended by itself; stopped the sandbox")
+        ended = [bookie for bookie in running if not bookie.is_running]
+        running = [bookie for bookie in running if bookie not in ended]
+        for bookie in ended:
+            click.echo(f"{bookie.name} ended; its output is in {bookie.log_path}", err=True)
 
 
 def _announce(sandbox: Sandbox, uri_file: Path | None) -> None:

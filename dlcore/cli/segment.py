@@ -11,6 +11,7 @@ from dlcore.cli.output import show_rows, time_text
 
 if TYPE_CHECKING:
     from dlcore.log.segment import LogSegment
+    from dlcore.sync import SegmentView
 
 
 @click.group("segment")
@@ -25,10 +26,11 @@ def segment_group() -> None:
 def list_segments(log: str) -> None:
     """List the segments of LOG, oldest first.
 
-    The counts of a segment that is being written leave out what its open extent holds.
+    Of a segment that is being written the counts are what readers can see now.
     """
     with connect() as namespace, namespace.open_log(log) as manager:
-        rows = [_segment_row(segment) for segment in manager.get_log_segments()]
+        views = {view.lssn: view for view in manager.get_snapshot().segments}
+        rows = [_row(segment, views.get(segment.lssn)) for segment in manager.get_log_segments()]
     show_rows(
         rows,
         columns=(
@@ -47,7 +49,9 @@ def list_segments(log: str) -> None:
     )
 
 
-def _segment_row(segment: LogSegment) -> dict[str, object]:
+def _row(segment: LogSegment, view: SegmentView | None) -> dict[str, object]:
+    # An open extent's counts are not in the metadata: the view has read them from its bookies.
+    seen = view if segment.has_open_extent else None
     return {
         "lssn": segment.lssn,
         "state": segment.state.name.lower().replace("_", " "),
@@ -55,9 +59,9 @@ def _segment_row(segment: LogSegment) -> dict[str, object]:
         "created": time_text(segment.created_ms),
         "completed": time_text(segment.completed_ms) if segment.completed_ms else None,
         "extents": len(segment.extents),
-        "entries": segment.closed_entry_count,
-        "records": segment.closed_record_count,
-        "bytes": segment.closed_size_bytes,
+        "entries": seen.entry_count if seen else segment.closed_entry_count,
+        "records": seen.record_count if seen else segment.closed_record_count,
+        "bytes": seen.size_bytes if seen else segment.closed_size_bytes,
         "first_sequence_id": segment.start_sequence_id,
         "min_active": str(segment.min_active),
         "ledgers": list(dict.fromkeys(extent.ledger_id for extent in segment.extents)),
