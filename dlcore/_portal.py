@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import concurrent.futures
 import os
 import threading
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dlcore.errors import AlreadyClosedError, ConfigurationError
+
+if TYPE_CHECKING:
+    import concurrent.futures
+    from collections.abc import Callable, Coroutine
 
 _Result = TypeVar("_Result")
 _STOP_TIMEOUT_S = 10.0
@@ -49,9 +51,7 @@ class Portal:
             future.cancel()
             raise
 
-    def submit(
-        self, coroutine: Coroutine[Any, Any, _Result]
-    ) -> concurrent.futures.Future[_Result]:
+    def submit(self, coroutine: Coroutine[Any, Any, _Result]) -> concurrent.futures.Future[_Result]:
         """Start `coroutine` on the loop and return at once."""
         try:
             self._check()

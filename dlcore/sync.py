@@ -11,14 +11,11 @@ import asyncio
 import contextlib
 import queue
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dlcore._portal import Portal, close_at_exit, forget, shared_portal
 from dlcore.config import LedgerClientConfig, LogConfig
 from dlcore.errors import EndOfStreamError
-from dlcore.ids import DLSN
 from dlcore.log.scan import (
     CommitResult,
     ExtentView,
@@ -28,12 +25,15 @@ from dlcore.log.scan import (
     SegmentView,
     StagedExtent,
 )
-from dlcore.records import LogRecord, LogRecordWithDLSN
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+    from types import TracebackType
+
     import pyarrow as pa
 
     from dlcore import namespace as aio
+    from dlcore.ids import DLSN
     from dlcore.ledger.metadata import LedgerMetadata
     from dlcore.ledger.registry import BookieInfo
     from dlcore.log.manager import DistributedLogManager as AsyncManager
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from dlcore.log.segment import LogSegment
     from dlcore.log.staging import StagedAppend as AsyncStagedAppend, StagingWriter as AsyncStaging
     from dlcore.log.writer import AsyncLogWriter
+    from dlcore.records import LogRecord, LogRecordWithDLSN
 
 __all__ = [
     "CommitResult",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
@@ -12,6 +11,9 @@ from dlcore.errors import ConfigurationError, CorruptMetadataError
 from dlcore.log.metadata import CommitRecord, LockHolder, LogMetadata, MaxLssn, StagedLedger
 from dlcore.log.segment import Extent, LogSegment, SegmentState, Truncation
 from dlcore.proto import metadata_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _VERSION = 1
 _Value = TypeVar("_Value")

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from dlcore.errors import InvalidEntryError
-from dlcore.ledger.digest import BytesLike
+
+if TYPE_CHECKING:
+    from dlcore.ledger.digest import BytesLike
 
 ENTRY_HEADER_BYTES = 48
 BYTE_LOG_SCHEMA = pa.schema([("txid", pa.int64()), ("payload", pa.binary())])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from dlcore.config import QuorumConfig
 from dlcore.errors import UnexpectedError
 from dlcore.ids import DLSN
 from dlcore.log.segment import LogSegment, SegmentState, Truncation
+
+if TYPE_CHECKING:
+    from dlcore.config import QuorumConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +89,9 @@ class LogState:
             raise UnexpectedError(f"log {name!r}: segment {last} is missing")
         open_early = [s.lssn for s in self.segments[:-1] if s.state is SegmentState.IN_PROGRESS]
         if open_early:
-            raise UnexpectedError(f"log {name!r}: segments {open_early} are in progress, not the last")
+            raise UnexpectedError(
+                f"log {name!r}: segments {open_early} are in progress, not the last"
+            )
 
     @property
     def name(self) -> str:
@@ -122,5 +127,6 @@ class LogState:
     def last_timestamp_ms(self) -> int:
         """The highest timestamp in final extents."""
         return max(
-            (extent.last_timestamp_ms for s in self.segments for extent in s.closed_extents), default=0
+            (extent.last_timestamp_ms for s in self.segments for extent in s.closed_extents),
+            default=0,
         )

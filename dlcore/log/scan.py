@@ -9,17 +9,19 @@ Positions are half-open: a range holds the records from `start` up to but not in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dlcore.config import require
 from dlcore.errors import ConfigurationError
 from dlcore.ids import DLSN, BookieId
-from dlcore.ledger.metadata import LedgerMetadata
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     import pyarrow as pa
+
+    from dlcore.ledger.metadata import LedgerMetadata
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,10 +144,18 @@ class ScanRange:
         first, end = self.extents[0].base_entry_id, self.extents[-1].end_entry_id
         cuts = [
             self.start,
-            *(DLSN(self.lssn, cut, 0) for cut in range(first + entries_per_part, end, entries_per_part)),
+            *(
+                DLSN(self.lssn, cut, 0)
+                for cut in range(first + entries_per_part, end, entries_per_part)
+            ),
             self.end,
         ]
         return [self._between(start, stop) for start, stop in zip(cuts, cuts[1:], strict=False)]
+
+    def after_entry(self, entry_id: int) -> ScanRange | None:
+        """Return what follows an entry of the range; None if that is nothing."""
+        rest = self._between(DLSN(self.lssn, entry_id + 1, 0), self.end)
+        return rest if rest.extents and rest.start < rest.end else None
 
     def _between(self, start: DLSN, end: DLSN) -> ScanRange:
         return replace(self, start=start, end=end, extents=_clip(self.extents, start, end))
@@ -209,6 +219,10 @@ class LogSnapshot:
     def is_truncated_before(self, dlsn: DLSN) -> bool:
         """Return whether records at `dlsn` or after it were truncated away."""
         return dlsn < self.first
+
+    def starting_at(self, first: DLSN) -> LogSnapshot:
+        """Return a copy whose first record is at `first`."""
+        return replace(self, first=first)
 
     def canonical(self, dlsn: DLSN) -> DLSN:
         """Return the lowest readable position that is not below `dlsn`, or `end`.

@@ -81,7 +81,9 @@ class LogSegment:
         if any(extent.is_open for extent in self.extents[:-1]):
             raise CorruptMetadataError(f"segment {self.lssn}: an open extent before the last one")
         if self.state is SegmentState.COMPLETED and self.has_open_extent:
-            raise CorruptMetadataError(f"segment {self.lssn}: completed, but its last extent is open")
+            raise CorruptMetadataError(
+                f"segment {self.lssn}: completed, but its last extent is open"
+            )
 
     @property
     def has_open_extent(self) -> bool:

@@ -1,0 +1,78 @@
+"""A replicated log service: namespaces of logs, written and read from asyncio.
+
+The blocking face with the same names is `dlcore.sync`.  Importing this package loads neither grpc nor
+kazoo nor pyarrow; opening a namespace does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dlcore.config import LedgerClientConfig, LogConfig, QuorumConfig
+from dlcore.errors import DLError
+from dlcore.ids import DLSN, BookieId
+from dlcore.log.scan import (
+    CommitResult,
+    ExtentView,
+    LogSnapshot,
+    ScanBatch,
+    ScanRange,
+    SegmentView,
+    StagedExtent,
+)
+from dlcore.records import LogRecord, LogRecordWithDLSN
+
+if TYPE_CHECKING:
+    from dlcore.log.append import StagedAppend
+    from dlcore.log.manager import DistributedLogManager
+    from dlcore.log.reader import AsyncLogReader
+    from dlcore.log.staging import StagingWriter
+    from dlcore.log.writer import AsyncLogWriter
+    from dlcore.namespace import Namespace, open_namespace, scan
+
+__all__ = [
+    "DLSN",
+    "AsyncLogReader",
+    "AsyncLogWriter",
+    "BookieId",
+    "CommitResult",
+    "DLError",
+    "DistributedLogManager",
+    "ExtentView",
+    "LedgerClientConfig",
+    "LogConfig",
+    "LogRecord",
+    "LogRecordWithDLSN",
+    "LogSnapshot",
+    "Namespace",
+    "QuorumConfig",
+    "ScanBatch",
+    "ScanRange",
+    "SegmentView",
+    "StagedAppend",
+    "StagedExtent",
+    "StagingWriter",
+    "open_namespace",
+    "scan",
+]
+
+_HEAVY = {
+    "AsyncLogReader": "dlcore.log.reader",
+    "AsyncLogWriter": "dlcore.log.writer",
+    "DistributedLogManager": "dlcore.log.manager",
+    "Namespace": "dlcore.namespace",
+    "StagedAppend": "dlcore.log.append",
+    "StagingWriter": "dlcore.log.staging",
+    "open_namespace": "dlcore.namespace",
+    "scan": "dlcore.namespace",
+}
+"""Names whose modules load pyarrow: imported when they are first asked for."""
+
+
+def __getattr__(name: str) -> Any:
+    module = _HEAVY.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(module), name)

@@ -1,0 +1,327 @@
+"""Atomic appends: staged extents enter any number of logs in one metadata transaction.
+
+The transaction writes the segments of all logs, their guards, and the record of the commit, and marks
+the staged ledgers.  It is planned from what is stored; if anything of that changed, it is planned again.
+A lost reply is classified by the commit record, which carries the token of the append that wrote it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dlcore.errors import (
+    AppendAbortedError,
+    ConfigurationError,
+    DLError,
+    DuplicateAppendError,
+    MetadataConnectionError,
+    MetadataVersionError,
+    NodeExistsError,
+    NoNodeError,
+    OwnershipAcquireFailedError,
+)
+from dlcore.log import codec
+from dlcore.log.changes import SegmentLimits, plan_append
+from dlcore.log.metadata import CommitRecord, LogState
+from dlcore.log.reaping import drop_staged, read_staged, reap
+from dlcore.log.recovery import recover_log
+from dlcore.log.scan import CommitResult, StagedExtent
+from dlcore.log.staging import StagingOwner, StagingWriter
+from dlcore.log.store import UNANSWERED, persistently, require_change_size
+from dlcore.metadata.port import Check, Create, Op, Put, Versioned
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from dlcore.config import LogConfig
+    from dlcore.ids import DLSN
+    from dlcore.log.context import LogContext
+
+logger = logging.getLogger(__name__)
+
+_ATTEMPTS_MAX = 100
+_CONFLICT_DELAY_S_MAX = 0.05
+IDENTITY_BYTES_MAX = 200
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    ops: tuple[Op, ...]
+    logs: dict[str, tuple[DLSN, DLSN]]
+
+
+class StagedAppend:
+    """One atomic append, named by an identity and a version.
+
+    Of one identity the versions go up; a version that is not above the last committed one is not
+    committed again, and `commit` says so.  Use `Namespace.begin_append`.
+    """
+
+    def __init__(
+        self,
+        context: LogContext,
+        owner: StagingOwner,
+        identity: str,
+        version: int,
+        *,
+        run_id: str,
+        config: LogConfig,
+    ) -> None:
+        check_identity(identity)
+        if not 0 <= version < 2**63:
+            raise ConfigurationError(f"version={version}: expected 0 … 2**63-1")
+        self._context = context
+        self._owner = owner
+        self._identity = identity
+        self._version = version
+        self._run_id = run_id
+        self._config = config
+        self._limits = SegmentLimits(
+            size_bytes_max=config.segment_bytes_max,
+            age_max_ms=int(config.segment_age_max_s * 1000),
+        )
+        self._token = context.clock.new_token()
+        self._writers: list[StagingWriter] = []
+        self._staged: list[StagedExtent] = []
+        self._logs: dict[str, tuple[DLSN, DLSN]] = {}
+        self._aborted = False
+
+    def __repr__(self) -> str:
+        return f"<StagedAppend {self._identity!r} version={self._version}>"
+
+    async def open_writer(self, log: str) -> StagingWriter:
+        """Open a staging writer; `commit` without extents takes what all of them staged."""
+        self._require_alive()
+        state = await self._context.logs.read(log)
+        writer = StagingWriter(
+            self._context, self._owner, state.metadata, self._identity, self._config
+        )
+        self._writers.append(writer)
+        return writer
+
+    async def commit(self, extents: Sequence[StagedExtent] | None = None) -> CommitResult:
+        """Append `extents`, in the given order per log: all or nothing, once.
+
+        Args:
+            extents: what to append; None for what this append's own writers hold.
+
+        Raises:
+            AppendAbortedError: it was aborted, or staged data is gone.
+            DuplicateAppendError: another append of this run committed the same version.
+            OwnershipAcquireFailedError: a live writer owns one of the logs.
+            EndOfStreamError: one of the logs is sealed.
+            TransactionIdOutOfOrderError: the extents' own transaction ids do not follow the log's.
+            MetadataConnectionError: whether it was committed is unknown; calling again tells.
+        """
+        self._require_alive()
+        if extents is None:
+            extents = await self._stage_own()
+        _check_extents(extents, self._identity)
+        result = await self._commit(extents)
+        for writer in self._writers:
+            await writer.aclose()
+        await self._reap()
+        return result
+
+    async def _stage_own(self) -> list[StagedExtent]:
+        for writer in self._writers:
+            extent = await writer.stage()
+            if extent is not None:
+                self._staged.append(extent)
+        return self._staged
+
+    async def _commit(self, extents: Sequence[StagedExtent]) -> CommitResult:
+        for _ in range(_ATTEMPTS_MAX):
+            record = await self._read_record()
+            result = self._result_of(record)
+            if result is not None:
+                return result
+            plan = await self._plan(extents, record)
+            self._logs = plan.logs
+            require_change_size(plan.ops)
+            try:
+                await self._context.store.multi(plan.ops)
+            except (MetadataVersionError, NodeExistsError, NoNodeError) as error:
+                logger.info("append %s v%d overtaken: %s", self._identity, self._version, error)
+            except UNANSWERED as error:
+                logger.info("append %s v%d unanswered: %s", self._identity, self._version, error)
+            else:
+                return CommitResult(committed=True, already_committed=False, logs=plan.logs)
+            await asyncio.sleep(self._context.rng.uniform(0, _CONFLICT_DELAY_S_MAX))
+        raise MetadataConnectionError(
+            f"append {self._identity!r} version {self._version}: {_ATTEMPTS_MAX} attempts to commit "
+            "were overtaken or not answered"
+        )
+
+    async def _read_record(self) -> Versioned | None:
+        path = self._context.paths.commit(self._identity)
+
+        async def read() -> Versioned | None:
+            await self._context.store.sync(path)
+            return await self._context.store.get(path)
+
+        return await persistently(read)
+
+    def _result_of(self, node: Versioned | None) -> CommitResult | None:
+        """Return the outcome if the version is committed already."""
+        if node is None:
+            return None
+        record = codec.decode_commit(node.value, path=self._context.paths.commit(self._identity))
+        if record.token == self._token:
+            return CommitResult(committed=True, already_committed=False, logs=self._logs)
+        if self._version > record.committed_version:
+            return None
+        if (
+            self._version == record.committed_version
+            and self._run_id
+            and (self._run_id == record.run_id)
+        ):
+            raise DuplicateAppendError(
+                f"append {self._identity!r} version {self._version} was committed by another append "
+                f"of the same run {self._run_id!r}"
+            )
+        return CommitResult(committed=False, already_committed=True)
+
+    async def _plan(self, extents: Sequence[StagedExtent], record: Versioned | None) -> _Plan:
+        ops: list[Op] = []
+        logs: dict[str, tuple[DLSN, DLSN]] = {}
+        for log in sorted({extent.log for extent in extents}):
+            part = [extent for extent in extents if extent.log == log]
+            state = await self._appendable_state(log, part)
+            change, first, end = plan_append(
+                self._context.logs.paths_of(log),
+                state,
+                part,
+                now_ms=self._context.clock.now_ms(),
+                limits=self._limits,
+            )
+            ops += change.ops
+            logs[log] = (first, end)
+        for ledger_id in sorted({extent.ledger_id for extent in extents}):
+            ops.append(await self._mark(ledger_id))
+        ops.append(self._record_op(record))
+        return _Plan(tuple(ops), logs)
+
+    async def _appendable_state(self, log: str, extents: Sequence[StagedExtent]) -> LogState:
+        """Return the log's state with nobody writing to it."""
+        state = await self._context.logs.read(log)
+        stale = [extent for extent in extents if extent.log_id != state.metadata.log_id]
+        if stale:
+            raise AppendAbortedError(
+                f"log {log!r} was deleted and created again since records were staged for it"
+            )
+        holder = await self._context.logs.read_lock(log)
+        if holder is not None:
+            raise OwnershipAcquireFailedError(
+                f"log {log!r} is owned by the writer {holder.owner}", owner=holder.owner
+            )
+        _check_not_appended(state, extents)
+        return await recover_log(self._context, state)
+
+    async def _mark(self, ledger_id: int) -> Op:
+        node = await read_staged(self._context, self._identity, ledger_id)
+        if node is None:
+            raise AppendAbortedError(
+                f"append {self._identity!r} version {self._version}: staged ledger {ledger_id} is gone; "
+                "it was aborted, or reaped after its process ended"
+            )
+        if node.staged.committed:
+            return Check(node.path, node.version)
+        return Put(node.path, codec.encode_staged(node.as_committed()), node.version)
+
+    def _record_op(self, node: Versioned | None) -> Op:
+        record = CommitRecord(
+            committed_version=self._version, token=self._token, run_id=self._run_id
+        )
+        path = self._context.paths.commit(self._identity)
+        value = codec.encode_commit(record)
+        return Create(path, value) if node is None else Put(path, value, node.version)
+
+    async def abort(self, extents: Sequence[StagedExtent] | None = None) -> None:
+        """Give the append up: it can never commit.
+
+        Drops what this append's writers staged, and of `extents` those whose process is gone or has
+        closed its writer; a writer that lives drops its own.
+        """
+        self._aborted = True
+        for writer in self._writers:
+            await writer.aclose(delete=True)
+        for ledger_id in sorted({extent.ledger_id for extent in extents or ()}):
+            node = await read_staged(self._context, self._identity, ledger_id)
+            if node is not None and not node.staged.owner and not node.staged.committed:
+                await drop_staged(self._context, node)
+        await self._reap()
+
+    async def _reap(self) -> None:
+        try:
+            await reap(self._context, self._identity)
+        except DLError as error:
+            # The append is decided; what is left over is reaped with the next one.
+            logger.warning("reaping after append %s failed: %s", self._identity, error)
+
+    def _require_alive(self) -> None:
+        if self._aborted:
+            raise AppendAbortedError(
+                f"append {self._identity!r} version {self._version} was aborted"
+            )
+
+    async def aclose(self) -> None:
+        """Close the writers; what was staged and not committed is dropped."""
+        for writer in self._writers:
+            await writer.aclose(delete=True)
+
+    async def __aenter__(self) -> StagedAppend:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+
+def check_identity(identity: str) -> None:
+    """Raise `ConfigurationError` unless `identity` can name appends."""
+    size = len(identity.encode())
+    if not 0 < size <= IDENTITY_BYTES_MAX:
+        raise ConfigurationError(
+            f"identity={identity!r}: expected 1 … {IDENTITY_BYTES_MAX} bytes, not {size}"
+        )
+
+
+def _check_extents(extents: Sequence[StagedExtent], identity: str) -> None:
+    taken: dict[int, list[StagedExtent]] = {}
+    for extent in extents:
+        if extent.identity != identity:
+            raise ConfigurationError(
+                f"an extent staged for {extent.identity!r} cannot be committed by {identity!r}"
+            )
+        for other in taken.setdefault(extent.ledger_id, []):
+            if _overlap(extent, other.first_entry_id, other.last_entry_id):
+                raise ConfigurationError(f"the same entries are given twice: {other!r}, {extent!r}")
+        taken[extent.ledger_id].append(extent)
+
+
+def _check_not_appended(state: LogState, extents: Sequence[StagedExtent]) -> None:
+    """Refuse entries that the log holds already: they would be there twice."""
+    staged = {extent.ledger_id: extent for extent in extents}
+    for segment in state.segments:
+        for extent in segment.closed_extents:
+            other = staged.get(extent.ledger_id)
+            last = extent.last_entry_id
+            assert last is not None
+            if other is not None and _overlap(other, extent.first_entry_id, last):
+                raise AppendAbortedError(
+                    f"log {state.name!r} holds entries {extent.first_entry_id} … {last} of staged "
+                    f"ledger {extent.ledger_id} already"
+                )
+
+
+def _overlap(extent: StagedExtent, first: int, last: int) -> bool:
+    return extent.first_entry_id <= last and first <= extent.last_entry_id

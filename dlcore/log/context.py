@@ -1,0 +1,35 @@
+"""What every part of the log layer is given: the adapters of one open namespace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import random
+
+    from dlcore.clock import Clock
+    from dlcore.config import LogConfig
+    from dlcore.ledger.client import LedgerClient
+    from dlcore.ledger.registry import BookieRegistry
+    from dlcore.ledger.store import LedgerStore
+    from dlcore.log.store import LogStore
+    from dlcore.metadata.paths import NamespacePaths
+    from dlcore.metadata.port import MetadataStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogContext:
+    """Adapters and defaults; nothing here belongs to one log."""
+
+    store: MetadataStore
+    paths: NamespacePaths
+    logs: LogStore
+    ledger_store: LedgerStore
+    ledgers: LedgerClient
+    registry: BookieRegistry
+    clock: Clock
+    rng: random.Random
+    config: LogConfig
+    client_id: str
+    cluster_id: str

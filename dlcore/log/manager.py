@@ -1,0 +1,273 @@
+"""One log: opening its writers and readers, and what is known about it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dlcore.errors import (
+    AlreadyClosedError,
+    ConfigurationError,
+    LogEmptyError,
+    LogNotFoundError,
+    MetadataVersionError,
+    NoNodeError,
+)
+from dlcore.ids import DLSN
+from dlcore.log.changes import plan_delete, plan_remove
+from dlcore.log.fetch import Fetcher
+from dlcore.log.lock import WriterLock
+from dlcore.log.reader import AsyncLogReader, StartAt
+from dlcore.log.reading import ReadCursor
+from dlcore.log.recovery import delete_ledger, recover_log
+from dlcore.log.snapshot import Finder, LedgerCache, take_snapshot
+from dlcore.log.store import UNANSWERED
+from dlcore.log.truncation import truncate_log
+from dlcore.log.writer import AsyncLogWriter
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from dlcore.config import LogConfig
+    from dlcore.log.context import LogContext
+    from dlcore.log.metadata import LogState
+    from dlcore.log.scan import LogSnapshot
+    from dlcore.log.segment import LogSegment
+
+_DELETED_AT_ONCE = 500
+
+
+class DistributedLogManager:
+    """One log.  Use `Namespace.open_log`."""
+
+    def __init__(self, context: LogContext, state: LogState, config: LogConfig) -> None:
+        self._context = context
+        self._config = config
+        self._state = state
+        self._cache = LedgerCache(context)
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<DistributedLogManager {self.name!r}>"
+
+    @property
+    def name(self) -> str:
+        """The log's name."""
+        return self._state.name
+
+    @property
+    def log_id(self) -> str:
+        """The log's identity; a log that is deleted and created again has another one."""
+        return self._state.metadata.log_id
+
+    async def _read(self) -> LogState:
+        if self._closed:
+            raise AlreadyClosedError(f"the manager of log {self.name!r} is closed")
+        state = await self._context.logs.read(self.name, known=self._state)
+        if state.metadata.log_id != self.log_id:
+            raise LogNotFoundError(
+                f"log {self.name!r} was deleted and created again: open it again"
+            )
+        self._state = state
+        return state
+
+    # Writers and readers
+
+    async def open_writer(self) -> AsyncLogWriter:
+        """Take the writer lock, recover what a dead writer left, and return the writer.
+
+        Raises:
+            OwnershipAcquireFailedError: another writer owned the log during `lock_timeout_s`.
+            LedgerRecoveryError: too few bookies answer to recover what a dead writer left.
+        """
+        state = await self._read()
+        lock = await self._acquire() if self._config.lock_enabled else None
+        try:
+            state = await recover_log(self._context, await self._read())
+        except BaseException:
+            if lock is not None:
+                await lock.release()
+            raise
+        self._state = state
+        return AsyncLogWriter(self._context, state, lock, self._config)
+
+    async def _acquire(self, *, timeout_s: float | None = None) -> WriterLock:
+        context = self._context
+        lock = WriterLock(context.logs, self.name, client_id=context.client_id, clock=context.clock)
+        if timeout_s is None:
+            timeout_s = self._config.lock_timeout_s
+        await lock.acquire(timeout_s=timeout_s)
+        return lock
+
+    async def open_reader(
+        self,
+        *,
+        dlsn: DLSN | None = None,
+        txid: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> AsyncLogReader:
+        """Open a reader.
+
+        Args:
+            dlsn: the position of the first record wanted; `DLSN.INITIAL`, the default, means the first
+                one that is not truncated.  A position beyond the end waits for its record.
+            txid: the first record with this transaction id or a higher one.
+            timestamp_ms: the first record written at that time or later, in epoch milliseconds.
+
+        Raises:
+            AlreadyTruncatedError: `dlsn` was truncated away.
+            ConfigurationError: more than one of them is given.
+        """
+        given = [value for value in (dlsn, txid, timestamp_ms) if value is not None]
+        if len(given) > 1:
+            raise ConfigurationError("expected one of dlsn, txid and timestamp_ms, not several")
+        is_explicit = dlsn is not None and dlsn > DLSN.INITIAL
+        if txid is not None:
+            dlsn = await self.get_dlsn_not_less_than_txid(txid)
+        elif timestamp_ms is not None:
+            dlsn = await self.get_dlsn_not_less_than_timestamp(timestamp_ms)
+        state = await self._read()
+        cursor = ReadCursor(self.name, dlsn or DLSN.INITIAL, skips_truncated=not is_explicit)
+        cursor.copy().plan(state)  # raises if the position was truncated
+        fetcher = Fetcher(self._context, state, cursor, ahead_bytes=self._config.read_ahead_bytes)
+        return AsyncLogReader(self.name, fetcher, StartAt(txid, timestamp_ms))
+
+    # What is known
+
+    async def get_snapshot(self) -> LogSnapshot:
+        """Return what is readable now, with all that scans need."""
+        snapshot, self._state = await take_snapshot(self._context, await self._read(), self._cache)
+        return snapshot
+
+    async def _finder(self) -> tuple[LogSnapshot, Finder]:
+        snapshot = await self.get_snapshot()
+        return snapshot, Finder(self._context, snapshot)
+
+    def _require_records(self, snapshot: LogSnapshot) -> None:
+        if snapshot.is_empty:
+            raise LogEmptyError(f"log {self.name!r} holds no record")
+
+    async def get_first_dlsn(self) -> DLSN:
+        """Return the position of the first record that is not truncated.
+
+        Raises:
+            LogEmptyError: there is none.
+        """
+        snapshot = await self.get_snapshot()
+        self._require_records(snapshot)
+        return snapshot.first
+
+    async def get_last_dlsn(self) -> DLSN:
+        """Return the position of the last readable record, or raise `LogEmptyError`."""
+        snapshot, finder = await self._finder()
+        self._require_records(snapshot)
+        last = await finder.last_dlsn()
+        assert last is not None
+        return last
+
+    async def get_last_txid(self) -> int:
+        """Return the transaction id of the last readable record, or raise `LogEmptyError`."""
+        snapshot = await self.get_snapshot()
+        self._require_records(snapshot)
+        return next(s.extents[-1].last_txid for s in reversed(snapshot.segments) if s.extents)
+
+    async def get_dlsn_not_less_than_txid(self, txid: int) -> DLSN:
+        """Return the position of the first record with `txid` or more, or the end of the log."""
+        _, finder = await self._finder()
+        return await finder.not_less_than_txid(txid)
+
+    async def get_dlsn_not_less_than_timestamp(self, timestamp_ms: int) -> DLSN:
+        """Return the position of the first record not older than `timestamp_ms`, or the end."""
+        _, finder = await self._finder()
+        return await finder.not_less_than_timestamp(timestamp_ms)
+
+    async def get_log_record_count(self, start: DLSN | None = None, end: DLSN | None = None) -> int:
+        """Return the exact number of readable records, or of those in [start, end)."""
+        snapshot, finder = await self._finder()
+        low = snapshot.first if start is None else max(start, snapshot.first)
+        high = snapshot.end if end is None else min(end, snapshot.end)
+        if low >= high:
+            return 0
+        return await finder.sequence_id(high) - await finder.sequence_id(low)
+
+    async def get_log_segments(self) -> list[LogSegment]:
+        """Return the segments, in order."""
+        return list((await self._read()).segments)
+
+    async def is_end_of_stream_marked(self) -> bool:
+        """Return whether the log is sealed."""
+        return (await self._read()).max_lssn.sealed
+
+    # Changes
+
+    async def recover(self) -> None:
+        """Fence and complete what a dead writer left.
+
+        Raises:
+            OwnershipAcquireFailedError: a writer owns the log.
+        """
+        lock = await self._acquire()
+        try:
+            self._state = await recover_log(self._context, await self._read())
+        finally:
+            await lock.release()
+
+    async def truncate(self, dlsn: DLSN) -> bool:
+        """Drop the records below `dlsn`, or all there are if it lies beyond the end.
+
+        Works beside a live writer, and inside the segment it is writing.
+
+        Returns: whether anything was dropped that was not before.
+        """
+        changed, self._state = await truncate_log(self._context, await self._read(), dlsn)
+        return changed
+
+    async def delete(self) -> None:
+        """Delete the log and its data; harmless when it is gone.
+
+        Raises:
+            OwnershipAcquireFailedError: a writer owns the log.
+        """
+        try:
+            state = await self._read()
+            lock = await self._acquire(timeout_s=0)
+        except LogNotFoundError:
+            return
+        try:
+            await self._delete(state, lock)
+        except LogNotFoundError:
+            return  # another deletion got ahead
+        finally:
+            await lock.release()
+
+    async def _delete(self, state: LogState, lock: WriterLock) -> None:
+        """Delete ledgers first: a crash leaves nodes that say what is still to be deleted."""
+        context = self._context
+        paths = context.logs.paths_of(self.name)
+        while True:
+            await lock.wait_owned()
+            for ledger_id in {e.ledger_id for s in state.segments for e in s.extents}:
+                await delete_ledger(context, ledger_id)
+            try:
+                while len(state.segments) > _DELETED_AT_ONCE:
+                    first = [segment.lssn for segment in state.segments[:_DELETED_AT_ONCE]]
+                    state = await context.logs.apply(plan_remove(paths, state, first))
+                await context.store.multi(plan_delete(paths, state))
+            except (MetadataVersionError, NoNodeError, *UNANSWERED):
+                state = await self._read()
+                continue
+            return
+
+    async def aclose(self) -> None:
+        """Let go of the log; its writers and readers are closed by themselves."""
+        self._closed = True
+
+    async def __aenter__(self) -> DistributedLogManager:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()

@@ -1,0 +1,206 @@
+"""The log's reader: records in order, each once, from a position on, up to the tail and along it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dlcore.errors import AlreadyClosedError, ConfigurationError, EndOfStreamError
+from dlcore.ids import DLSN
+from dlcore.log.batches import first_row_not_less, read_batch, with_txid
+from dlcore.log.entry import decode_entry_batch
+from dlcore.records import LogRecordWithDLSN
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import pyarrow as pa
+
+    from dlcore.log.fetch import FetchedEntry, Fetcher
+
+
+@dataclass(slots=True)
+class _Rows:
+    """The entry being handed out, decoded, and the next of its rows."""
+
+    entry: FetchedEntry
+    batch: pa.RecordBatch
+    next_row: int
+
+    @property
+    def rows_left(self) -> int:
+        return max(0, self.batch.num_rows - self.next_row)
+
+    def take_records(self, count: int) -> list[LogRecordWithDLSN]:
+        entry, first = self.entry, self.next_row
+        part = self.batch.slice(first, count)
+        self.next_row += part.num_rows
+        return [
+            LogRecordWithDLSN(
+                dlsn=DLSN(entry.lssn, entry.entry_id, row),
+                txid=txid,
+                sequence_id=entry.sequence_id + row,
+                timestamp_ms=entry.timestamp_ms,
+                payload=payload,
+            )
+            for row, (txid, payload) in enumerate(
+                zip(part.column(0).to_pylist(), part.column(1).to_pylist(), strict=True), first
+            )
+        ]
+
+    def take_batch(self) -> pa.RecordBatch:
+        first, self.next_row = self.next_row, self.batch.num_rows
+        return read_batch(
+            self.batch.slice(first),
+            lssn=self.entry.lssn,
+            entry_id=self.entry.entry_id,
+            first_slot=first,
+            sequence_id=self.entry.sequence_id + first,
+            timestamp_ms=self.entry.timestamp_ms,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StartAt:
+    """Which records a reader leaves out at its start, beyond what its position says."""
+
+    txid: int | None = None
+    timestamp_ms: int | None = None
+
+
+class AsyncLogReader:
+    """Reads one log.  Use `DistributedLogManager.open_reader`; reads are served in request order."""
+
+    def __init__(self, name: str, fetcher: Fetcher, start: StartAt) -> None:
+        self._name = name
+        self._fetcher = fetcher
+        self._start: StartAt | None = start
+        self._rows: _Rows | None = None
+        self._turn = asyncio.Lock()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<AsyncLogReader {self._name!r} {'CLOSED' if self._closed else 'OPEN'}>"
+
+    async def read_next(
+        self, *, non_blocking: bool = False, until_caught_up: bool = False
+    ) -> LogRecordWithDLSN | None:
+        """Return the next record; wait until there is one.
+
+        Args:
+            non_blocking: return None at once if no record is here.
+            until_caught_up: return None once every readable record was returned.
+
+        Raises:
+            EndOfStreamError: the log is sealed, and all of it was read.
+            AlreadyTruncatedError: the position was truncated away.
+            LogNotFoundError: the log was deleted.
+        """
+        async with self._turn:
+            rows = await self._fill(non_blocking=non_blocking, until_caught_up=until_caught_up)
+            return rows.take_records(1)[0] if rows is not None else None
+
+    async def read_bulk(
+        self, count: int, *, until_caught_up: bool = False
+    ) -> list[LogRecordWithDLSN]:
+        """Return up to `count` records: at least one, and then what is here.
+
+        With `until_caught_up`, return fewer than `count` (or none) only when every readable record was
+        returned.
+        """
+        _require_count(count)
+        records: list[LogRecordWithDLSN] = []
+        async with self._turn:
+            while len(records) < count:
+                try:
+                    rows = await self._fill(
+                        non_blocking=bool(records) and not until_caught_up,
+                        until_caught_up=until_caught_up,
+                    )
+                except EndOfStreamError:
+                    if not records:
+                        raise
+                    break
+                if rows is None:
+                    break
+                records += rows.take_records(count - len(records))
+        return records
+
+    async def take(self, count: int, *, non_blocking: bool) -> list[LogRecordWithDLSN]:
+        """Return up to `count` records that are here; wait for one unless `non_blocking`.
+
+        An empty list means caught up, or with `non_blocking` that nothing is here yet.
+        """
+        _require_count(count)
+        async with self._turn:
+            rows = await self._fill(non_blocking=non_blocking, until_caught_up=not non_blocking)
+            return rows.take_records(count) if rows is not None else []
+
+    async def read_batch(self, *, until_caught_up: bool = False) -> pa.RecordBatch | None:
+        """Return what is left of the current entry, or the next one, with `READ_SCHEMA`'s columns.
+
+        Wait until there is one; with `until_caught_up` return None once all was returned.
+        """
+        async with self._turn:
+            rows = await self._fill(non_blocking=False, until_caught_up=until_caught_up)
+            return rows.take_batch() if rows is not None else None
+
+    async def _fill(self, *, non_blocking: bool, until_caught_up: bool) -> _Rows | None:
+        """Return rows that have one left; None if there are none and the caller does not wait."""
+        if self._closed:
+            raise AlreadyClosedError(f"the reader of log {self._name!r} is closed")
+        while self._rows is None or not self._rows.rows_left:
+            entry = self._fetcher.take()
+            if entry is not None:
+                self._rows = self._decode(entry)
+                continue
+            if self._fetcher.error is not None:
+                raise self._fetcher.error
+            if self._fetcher.has_ended:
+                raise EndOfStreamError(f"log {self._name!r} is sealed and was read to its end")
+            if non_blocking or (until_caught_up and not await self._fetcher.has_more()):
+                return None
+            await self._fetcher.wait()
+            if self._closed:
+                raise AlreadyClosedError(f"the reader of log {self._name!r} was closed")
+        return self._rows
+
+    def _decode(self, entry: FetchedEntry) -> _Rows | None:
+        start = self._start
+        if start is not None:
+            if start.timestamp_ms is not None and entry.timestamp_ms < start.timestamp_ms:
+                return None
+            if start.txid is not None and entry.last_txid < start.txid:
+                return None
+        batch = decode_entry_batch(entry.body, entry.header)
+        if entry.assigned_txid is not None:
+            batch = with_txid(batch, entry.assigned_txid)
+        first_row = entry.first_slot
+        if start is not None and start.txid is not None:
+            first_row = max(first_row, first_row_not_less(batch, start.txid))
+        self._start = None  # transaction ids and timestamps do not decrease
+        return _Rows(entry, batch, first_row)
+
+    async def aclose(self) -> None:
+        """Stop reading; harmless when it is closed."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._fetcher.aclose()
+
+    async def __aenter__(self) -> AsyncLogReader:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+
+def _require_count(count: int) -> None:
+    if count < 1:
+        raise ConfigurationError(f"count={count}: expected a number > 0")

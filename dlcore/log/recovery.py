@@ -1,0 +1,115 @@
+"""Fencing and completing what a dead writer left, and reading what an extent really holds."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from dlcore.errors import LedgerNotFoundError, LedgerReadError, MetadataVersionError
+from dlcore.log.changes import plan_complete
+from dlcore.log.entry import EntryHeader, decode_entry_header
+from dlcore.log.segment import Extent
+
+if TYPE_CHECKING:
+    from dlcore.ledger.digest import EntryFrame
+    from dlcore.ledger.metadata import LedgerMetadata
+    from dlcore.ledger.reader import LedgerReader
+    from dlcore.log.context import LogContext
+    from dlcore.log.metadata import LogState
+
+logger = logging.getLogger(__name__)
+
+
+async def read_frame(reader: LedgerReader, entry_id: int) -> EntryFrame:
+    """Return one entry of a ledger, which must exist."""
+    async with aclosing(reader.read(entry_id, entry_id)) as chunks:  # type: ignore[type-var]
+        async for frames in chunks:
+            for frame in frames:
+                return frame
+    raise LedgerReadError(f"{reader!r} gave no frame for entry {entry_id}")
+
+
+async def read_header(reader: LedgerReader, entry_id: int) -> EntryHeader:
+    """Return the header of one entry, which must exist."""
+    return decode_entry_header((await read_frame(reader, entry_id)).body)
+
+
+async def bounded_extent(
+    reader: LedgerReader, extent: Extent, *, last_entry_id: int
+) -> Extent | None:
+    """Return an open extent as if it ended with `last_entry_id`; None if it holds nothing then."""
+    if last_entry_id < extent.first_entry_id:
+        return None
+    last_frame = await read_frame(reader, last_entry_id)
+    last = decode_entry_header(last_frame.body)
+    first = await read_header(reader, extent.first_entry_id)
+    return Extent(
+        ledger_id=extent.ledger_id,
+        first_entry_id=extent.first_entry_id,
+        last_entry_id=last_entry_id,
+        record_count=last.records_before + last.record_count,
+        size_bytes=last_frame.ledger_bytes,
+        first_txid=first.first_txid,
+        last_txid=last.last_txid,
+        timestamp_floor_ms=extent.timestamp_floor_ms,
+        last_timestamp_ms=max(extent.timestamp_floor_ms, last.write_time_ms),
+    )
+
+
+async def recover_log(context: LogContext, state: LogState) -> LogState:
+    """Fence the open extent of a writer that is gone, and complete its segment.
+
+    Safe to run by several at once, and while the writer lives: it will find its ledger fenced.
+
+    Raises:
+        LedgerRecoveryError: too few bookies answer to know where the ledger ends; try again later.
+    """
+    while (segment := state.open_segment) is not None:
+        extent = segment.extents[-1]
+        try:
+            closing = await _recover_extent(context, extent)
+        except LedgerNotFoundError:
+            known, state = state, await context.logs.read(state.name)
+            if state == known:
+                raise
+            continue  # somebody recovered it as empty in the meantime
+        change = plan_complete(
+            context.logs.paths_of(state.name), state, now_ms=context.clock.now_ms(), closing=closing
+        )
+        try:
+            state = await context.logs.apply(change)
+        except MetadataVersionError:
+            state = await context.logs.read(state.name)
+            continue
+        logger.info(
+            "recovered log=%s segment=%d ledger=%d entries=%d",
+            state.name,
+            segment.lssn,
+            extent.ledger_id,
+            0 if closing is None else closing.entry_count,
+        )
+        if closing is None:
+            await delete_ledger(context, extent.ledger_id)
+    return state
+
+
+async def _recover_extent(context: LogContext, extent: Extent) -> Extent | None:
+    metadata = await context.ledgers.recover_ledger(extent.ledger_id)
+    return await extent_of_closed(context, extent, metadata)
+
+
+async def extent_of_closed(
+    context: LogContext, extent: Extent, metadata: LedgerMetadata
+) -> Extent | None:
+    """Return the final form of an open extent whose ledger is closed; None if it is empty."""
+    reader = context.ledgers.open_ledger_of(metadata)
+    return await bounded_extent(reader, extent, last_entry_id=metadata.last_entry_id)
+
+
+async def delete_ledger(context: LogContext, ledger_id: int) -> None:
+    """Delete a ledger that nothing refers to any more; harmless when it is gone."""
+    try:
+        await context.ledgers.delete_ledger(ledger_id)
+    except LedgerNotFoundError:
+        logger.debug("ledger=%d is gone already", ledger_id)

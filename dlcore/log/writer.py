@@ -1,0 +1,579 @@
+"""The log's writer: accepts records, sends entries, rolls segments, and answers in order.
+
+One task, the pump, takes groups from the transmitter and appends them to the active segment's ledger;
+it alone starts and rolls segments.  The first failure ends the writer: what was in flight fails with it,
+what was queued is cancelled, and a new writer recovers what is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING
+
+from dlcore.errors import (
+    AlreadyClosedError,
+    ConfigurationError,
+    DLError,
+    EndOfStreamError,
+    MetadataError,
+    MetadataVersionError,
+    NodeExistsError,
+    NoNodeError,
+    OverCapacityError,
+    OwnershipAcquireFailedError,
+    UnexpectedError,
+    WriteCancelledError,
+    WriteError,
+)
+from dlcore.ids import DLSN
+from dlcore.log.active import ActiveSegment
+from dlcore.log.batches import byte_log_batch, check_txids, cut, txid_out_of_order
+from dlcore.log.changes import Change, plan_complete, plan_start
+from dlcore.log.entry import ipc_options
+from dlcore.log.recovery import delete_ledger, recover_log
+from dlcore.log.rolling import RollingPolicy
+from dlcore.log.transmit import Group, Slice, Transmitter, check_record
+from dlcore.log.truncation import truncate_log
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import TracebackType
+
+    import pyarrow as pa
+
+    from dlcore.config import LogConfig
+    from dlcore.log.context import LogContext
+    from dlcore.log.lock import WriterLock
+    from dlcore.log.metadata import LogState
+    from dlcore.log.segment import Extent
+    from dlcore.metadata.port import Op
+    from dlcore.records import LogRecord
+
+logger = logging.getLogger(__name__)
+
+PENDING_BYTES_SOFT = 32 * 1024 * 1024
+"""`wait_for_capacity` waits while more than this is not acknowledged."""
+PENDING_BYTES_MAX = 128 * 1024 * 1024
+"""Beyond this a write is refused with `OverCapacityError`."""
+_START_ATTEMPTS_MAX = 20
+_CONFLICTS = (MetadataVersionError, NodeExistsError, NoNodeError)
+
+
+class AsyncLogWriter:
+    """Appends to one log, as its only writer.
+
+    Use `DistributedLogManager.open_writer`.  The methods that return futures may be called from any
+    coroutine of one loop; positions follow the order of the calls.
+    """
+
+    def __init__(
+        self, context: LogContext, state: LogState, lock: WriterLock | None, config: LogConfig
+    ) -> None:
+        self._context = context
+        self._config = config
+        self._state = state
+        self._lock = lock
+        self._paths = context.logs.paths_of(state.name)
+        self._policy = RollingPolicy(
+            size_bytes_max=config.segment_bytes_max,
+            age_max_ms=int(config.segment_age_max_s * 1000),
+        )
+        self._options = ipc_options(config.compression)
+        self._transmitter: Transmitter[asyncio.Future[DLSN]] = Transmitter(
+            entry_bytes=config.entry_bytes
+        )
+        self._last_txid = state.max_txid
+        self._last_dlsn: DLSN | None = None
+        self._active: ActiveSegment | None = None
+        self._withheld: deque[tuple[ActiveSegment, int]] = deque()  # durable, but we lost the lock
+        self._failure: DLError | None = None
+        self._ended = state.max_lssn.sealed
+        self._closed = False
+        self._given_up = False
+        self._own_ledger_id: int | None = None  # of our open extent, as the metadata has it
+        self._wake = asyncio.Event()
+        self._capacity = asyncio.Event()
+        self._changing = asyncio.Lock()  # one change of the log's metadata at a time
+        self._pump_task = asyncio.create_task(self._run(), name=f"log-writer-{state.name}")
+        self._pump_task.add_done_callback(self._pump_ended)
+        if lock is not None:
+            lock.verify = self._verify_untouched
+            lock.on_change = self._ownership_changed
+
+    def __repr__(self) -> str:
+        condition = "FAILED" if self._failure else "CLOSED" if self._closed else "OPEN"
+        return f"<AsyncLogWriter {self._state.name!r} {condition} {self._active!r}>"
+
+    @property
+    def last_txid(self) -> int:
+        """The highest transaction id accepted, or found in the log; -1 if there is none."""
+        return self._last_txid
+
+    @property
+    def last_dlsn(self) -> DLSN | None:
+        """Position of the last record that this writer knows to be durable."""
+        return self._last_dlsn
+
+    # Writing
+
+    def write(self, record: LogRecord) -> asyncio.Future[DLSN]:
+        """Accept a record; return the future of its position, completed in order once durable.
+
+        Raises (nothing is written, the writer stays usable):
+            TransactionIdOutOfOrderError: the transaction id is lower than the one before.
+            LogRecordTooLongError: the record exceeds RECORD_SIZE_BYTES_MAX.
+            OverCapacityError: too much is pending; `wait_for_capacity` first.
+        Raises (nothing more can be written):
+            EndOfStreamError, AlreadyClosedError, WriteError.
+        """
+        self._require_writable()
+        check_record(record.txid, record.payload, last_txid=self._last_txid)
+        future = self._new_future()
+        self._transmitter.add_record(record.txid, record.payload, future)
+        self._last_txid = record.txid
+        self._wake.set()
+        return future
+
+    def write_bulk(self, records: Iterable[LogRecord]) -> list[asyncio.Future[DLSN]]:
+        """Write each of `records`; after the first that is refused, the rest is cancelled."""
+        futures: list[asyncio.Future[DLSN]] = []
+        refusal: DLError | None = None
+        for record in records:
+            if refusal is None:
+                try:
+                    futures.append(self.write(record))
+                    continue
+                except DLError as error:
+                    refusal = error
+                    futures.append(self._failed_future(error))
+                    continue
+            futures.append(
+                self._failed_future(
+                    WriteCancelledError(f"an earlier record of the bulk failed: {refusal}")
+                )
+            )
+        return futures
+
+    def write_batch(self, batch: pa.RecordBatch) -> asyncio.Future[DLSN]:
+        """Accept the rows of `batch` (txid, payload); return the future of its last position.
+
+        The batch is cut to entries; it is refused as a whole or accepted as a whole.
+        """
+        self._require_writable()
+        if batch.num_rows == 0:
+            raise ConfigurationError("a batch without rows has no position")
+        batch = byte_log_batch(batch)
+        _, last_txid = check_txids(batch, last_txid=self._last_txid)
+        slices = [
+            Slice(part, part.column(0)[0].as_py(), part.column(0)[-1].as_py(), size_bytes)
+            for part, size_bytes in cut(batch, entry_bytes=self._config.entry_bytes)
+        ]
+        future = self._new_future()
+        self._transmitter.add_slices(slices, future)
+        self._last_txid = last_txid
+        self._wake.set()
+        return future
+
+    async def submit_batch(self, batch: pa.RecordBatch) -> None:
+        """Wait for capacity and write `batch`; its failure shows in the next call."""
+        if batch.num_rows == 0:
+            return
+        await self.wait_for_capacity()
+        self.write_batch(batch)
+
+    async def wait_for_capacity(self) -> None:
+        """Wait until less than PENDING_BYTES_SOFT is pending, or the writer has failed."""
+        while self._transmitter.pending_bytes > PENDING_BYTES_SOFT and self._failure is None:
+            self._capacity.clear()
+            await self._capacity.wait()
+
+    def _require_writable(self) -> None:
+        self._require_usable()
+        if self._ended:
+            raise EndOfStreamError(f"log {self._state.name!r} is sealed: no record can follow")
+        if self._transmitter.pending_bytes > PENDING_BYTES_MAX:
+            raise OverCapacityError(
+                f"log {self._state.name!r}: {self._transmitter.pending_bytes} bytes are pending, "
+                f"the limit is {PENDING_BYTES_MAX}: await wait_for_capacity() between writes"
+            )
+
+    def _require_usable(self) -> None:
+        if self._failure is not None:
+            raise self._write_error() from self._failure
+        if self._closed:
+            raise AlreadyClosedError(f"the writer of log {self._state.name!r} is closed")
+
+    def _write_error(self) -> WriteError:
+        return WriteError(
+            f"the writer of log {self._state.name!r} failed and takes no more records: "
+            f"{type(self._failure).__name__}: {self._failure}"
+        )
+
+    def _new_future(self) -> asyncio.Future[DLSN]:
+        future: asyncio.Future[DLSN] = asyncio.get_running_loop().create_future()
+        # The writer reports a failure in its next call too, so nobody needs to look at each future.
+        future.add_done_callback(_retrieve)
+        return future
+
+    def _failed_future(self, error: DLError) -> asyncio.Future[DLSN]:
+        future = self._new_future()
+        future.set_exception(error)
+        return future
+
+    # Waiting
+
+    async def flush(self) -> DLSN | None:
+        """Transmit everything accepted and wait until it is durable; return the last position."""
+        self._require_usable()
+        return await self._flush()
+
+    async def _flush(self) -> DLSN | None:
+        barrier = self._new_future()
+        if not self._transmitter.add_barrier(barrier):
+            return self._last_dlsn
+        self._wake.set()
+        return await barrier
+
+    async def commit(self) -> DLSN | None:
+        """Flush, and make everything visible to readers; return the last position, if any.
+
+        Records become visible shortly after they are durable in any case; this waits for it.
+        """
+        last = await self.flush()
+        async with self._changing:
+            if self._active is not None:
+                try:
+                    await self._active.ledger.publish_lac()
+                except DLError as error:
+                    self._fail(error)
+                    raise
+        return last
+
+    async def truncate(self, dlsn: DLSN) -> bool:
+        """Drop the records below `dlsn`; return whether that changed anything."""
+        self._require_usable()
+        async with self._changing:
+            changed, self._state = await truncate_log(
+                self._context, self._state, dlsn, end=self._end_of_active()
+            )
+        return changed
+
+    def _end_of_active(self) -> DLSN | None:
+        last = self._last_dlsn
+        if self._active is None or last is None or last.lssn != self._active.lssn:
+            return None
+        return DLSN(last.lssn, last.entry_id + 1, 0)
+
+    async def mark_end_of_stream(self) -> None:
+        """Flush and seal the log: no record can follow, and readers learn that they are done."""
+        self._require_writable()
+        self._ended = True
+        try:
+            await self.flush()
+            await self._complete_active(seal=True)
+        except DLError as error:
+            self._fail(error)
+            raise
+
+    async def aclose(self) -> None:
+        """Flush, complete the segment and release the lock; harmless when it is closed.
+
+        Raises:
+            WriteError: records failed; what was acknowledged is durable.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._failure is None:
+                await self._flush()
+                await self._complete_active(seal=False)
+        except DLError as error:
+            self._fail(error)
+            raise
+        finally:
+            await self._stop()
+        if self._failure is not None:
+            raise self._write_error() from self._failure
+
+    async def abort(self) -> None:
+        """Stop at once, as a crash would: the segment stays in progress until it is recovered."""
+        if self._closed:
+            return
+        self._closed = True
+        self._give_up(WriteCancelledError(f"the writer of log {self._state.name!r} was aborted"))
+        await self._stop()
+
+    async def __aenter__(self) -> AsyncLogWriter:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def _stop(self) -> None:
+        self._pump_task.cancel()
+        await asyncio.gather(self._pump_task, return_exceptions=True)
+        active, self._active = self._active, None
+        try:
+            if active is not None:
+                await active.ledger.abandon()
+        finally:
+            if self._lock is not None:
+                await self._lock.release()
+
+    # The pump
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                self._wake.clear()
+                while self._transmitter.has_next:
+                    async with self._changing:
+                        await self._send_next()
+                await self._wake.wait()
+        except DLError as error:
+            self._fail(error)
+
+    def _pump_ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            # A defect; whoever waits for an answer must not wait for ever.
+            self._fail(UnexpectedError(f"the writer of log {self._state.name!r} broke: {error!r}"))
+
+    async def _send_next(self) -> None:
+        if self._lock is not None and not self._lock.is_owner:
+            await self._lock.wait_owned()
+        active = self._active
+        if not self._transmitter.has_next:
+            return  # given up meanwhile
+        if active is None or self._should_roll(active):
+            active = await self._next_segment(self._transmitter.next_txid)
+        await active.ledger.wait_for_capacity()
+        if not self._transmitter.has_next:
+            return
+        segment = active
+        segment.push(
+            self._transmitter.next_group(),
+            now_ms=self._context.clock.now_ms(),
+            options=self._options,
+            on_answer=lambda future, timestamp_ms: self._answered(segment, future, timestamp_ms),
+        )
+
+    def _should_roll(self, active: ActiveSegment) -> bool:
+        return self._policy.should_roll(
+            entry_count=active.entries_pushed,
+            size_bytes=active.bytes_pushed,
+            age_ms=self._context.clock.now_ms() - active.started_ms,
+        )
+
+    def _answered(
+        self, active: ActiveSegment, future: asyncio.Future[int], timestamp_ms: int
+    ) -> None:
+        if future.cancelled():
+            return
+        error = future.exception()
+        if error is not None:
+            self._fail(error if isinstance(error, DLError) else WriteError(repr(error)))
+            return
+        if self._given_up:
+            return
+        if self._withheld or (self._lock is not None and not self._lock.is_owner):
+            self._withheld.append((active, timestamp_ms))
+            return
+        self._acknowledge(active, timestamp_ms)
+
+    def _acknowledge(self, active: ActiveSegment, timestamp_ms: int) -> None:
+        group = self._transmitter.acknowledged()
+        first = active.acknowledged(group, timestamp_ms=timestamp_ms)
+        self._last_dlsn = DLSN(first.lssn, first.entry_id, group.record_count - 1)
+        for slot, future in group.tickets:
+            if not future.done():
+                future.set_result(DLSN(first.lssn, first.entry_id, slot))
+        self._capacity.set()
+        self._wake.set()
+
+    # Segments
+
+    async def _next_segment(self, first_txid: int) -> ActiveSegment:
+        """Complete the active segment, if any, and start the next one: one transaction."""
+        closing = await self._close_ledger()
+        for _ in range(_START_ATTEMPTS_MAX):
+            state = self._state
+            if first_txid < state.max_txid:
+                # An atomic append came between our opening and our first record.
+                raise txid_out_of_order(first_txid, state.max_txid)
+            planned: list[Change] = []
+            try:
+                ledger = await self._context.ledgers.create_ledger(
+                    state.metadata.quorum,
+                    custom={"log": state.name, "log_id": state.metadata.log_id},
+                    extra_ops=lambda ledger_id, state=state, planned=planned: self._plan_start(  # type: ignore[misc]
+                        ledger_id, state, closing, planned
+                    ),
+                )
+            except _CONFLICTS as error:
+                closing = await self._reread(closing, error)
+                continue
+            self._state = planned[-1].state
+            last = self._state.last_segment
+            assert last is not None
+            self._own_ledger_id = ledger.ledger_id
+            self._active = ActiveSegment(
+                last.lssn,
+                ledger,
+                started_ms=last.created_ms,
+                timestamp_ms=self._state.last_timestamp_ms,
+            )
+            logger.info(
+                "started log=%s segment=%d ledger=%d", state.name, last.lssn, ledger.ledger_id
+            )
+            return self._active
+        raise WriteError(
+            f"log {self._state.name!r}: {_START_ATTEMPTS_MAX} attempts to start a segment were overtaken"
+        )
+
+    def _plan_start(
+        self, ledger_id: int, state: LogState, closing: Extent | None, planned: list[Change]
+    ) -> tuple[Op, ...]:
+        now_ms = self._context.clock.now_ms()
+        change = plan_start(self._paths, state, ledger_id=ledger_id, now_ms=now_ms, closing=closing)
+        planned.append(change)
+        return change.ops
+
+    async def _close_ledger(self) -> Extent | None:
+        """Close the active segment's ledger, everything in it acknowledged; return its extent."""
+        active = self._active
+        if active is None:
+            return None
+        await active.ledger.flush()
+        await self._acknowledged_all(active)
+        metadata = await active.ledger.close()
+        self._active = None
+        return active.extent(last_entry_id=metadata.last_entry_id, size_bytes=metadata.length_bytes)
+
+    async def _acknowledged_all(self, active: ActiveSegment) -> None:
+        """Wait until answers that are in were handled: not while the lock is lost."""
+        while active.entries_acknowledged < active.entries_pushed:
+            if self._failure is not None:
+                raise self._write_error() from self._failure
+            self._capacity.clear()
+            await self._capacity.wait()
+
+    async def _reread(self, closing: Extent | None, error: MetadataError) -> Extent | None:
+        """Look again after a lost compare-and-set; return the extent that is still to be closed.
+
+        Raises:
+            OwnershipAcquireFailedError: another writer took over.
+        """
+        state = await self._context.logs.read(self._state.name)
+        logger.info("log=%s changed under its writer: %s", state.name, error)
+        if closing is not None and not _holds_open(state, closing.ledger_id):
+            if not _holds_closed(state, closing):
+                raise OwnershipAcquireFailedError(
+                    f"log {state.name!r}: another writer recovered ledger {closing.ledger_id} of this one"
+                ) from error
+            closing = None
+        if closing is None and state.open_segment is not None:
+            if self._lock is not None and not self._lock.is_owner:
+                await self._lock.wait_owned()
+            state = await recover_log(self._context, state)
+        self._state = state
+        return closing
+
+    async def _complete_active(self, *, seal: bool) -> None:
+        async with self._changing:
+            if self._lock is not None and not self._lock.is_owner:
+                await self._lock.wait_owned()
+            ledger = self._active.ledger if self._active is not None else None
+            closing = await self._close_ledger()
+            if ledger is None and not seal:
+                return
+            while True:
+                change = plan_complete(
+                    self._paths,
+                    self._state,
+                    now_ms=self._context.clock.now_ms(),
+                    closing=closing,
+                    seal=seal,
+                )
+                try:
+                    self._state = await self._context.logs.apply(change)
+                except MetadataVersionError as error:
+                    closing = await self._reread(closing, error)
+                    if closing is None and not seal:
+                        return
+                    continue
+                break
+            self._own_ledger_id = None
+        if closing is None and ledger is not None:
+            await delete_ledger(self._context, ledger.ledger_id)
+
+    # Ownership and failure
+
+    async def _verify_untouched(self) -> int | None:
+        """Return the guard's version if the log is as this writer left it, else None."""
+        state = await self._context.logs.read(self._state.name)
+        if self._own_ledger_id is not None:
+            return state.version if _holds_open(state, self._own_ledger_id) else None
+        is_same = state.max_lssn == self._state.max_lssn and state.open_segment is None
+        return state.version if is_same else None
+
+    def _ownership_changed(self) -> None:
+        assert self._lock is not None
+        if self._lock.denial is not None:
+            self._fail(self._lock.denial)
+        elif self._lock.is_owner:
+            while self._withheld and self._failure is None:
+                self._acknowledge(*self._withheld.popleft())
+            self._wake.set()
+
+    def _fail(self, error: DLError) -> None:
+        if self._failure is not None:
+            return
+        self._failure = error
+        logger.warning(
+            "writer of log=%s failed: %s: %s", self._state.name, type(error).__name__, error
+        )
+        self._give_up(error)
+
+    def _give_up(self, error: DLError) -> None:
+        self._given_up = True
+        in_flight, queued = self._transmitter.drain()
+        self._withheld.clear()
+        _fail_all(in_flight, error)
+        if queued:
+            cancelled = WriteCancelledError(f"never sent, an earlier write failed: {error}")
+            cancelled.__cause__ = error
+            _fail_all(queued, cancelled)
+        self._capacity.set()
+        self._wake.set()
+
+
+def _retrieve(future: asyncio.Future[DLSN]) -> None:
+    if not future.cancelled():
+        future.exception()
+
+
+def _fail_all(groups: list[Group[asyncio.Future[DLSN]]], error: DLError) -> None:
+    for group in groups:
+        for _, future in group.tickets:
+            if not future.done():
+                future.set_exception(error)
+
+
+def _holds_open(state: LogState, ledger_id: int) -> bool:
+    segment = state.open_segment
+    return segment is not None and segment.extents[-1].ledger_id == ledger_id
+
+
+def _holds_closed(state: LogState, extent: Extent) -> bool:
+    """Return whether the log ends with exactly this extent: our change was applied after all."""
+    last = state.last_segment
+    return last is not None and bool(last.closed_extents) and last.closed_extents[-1] == extent

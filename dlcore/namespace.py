@@ -1,0 +1,399 @@
+"""Namespaces, and the composition root: here the adapters are chosen and put together.
+
+`open_namespace` loads kazoo and grpc when it is called, so that importing dlcore loads neither.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from dlcore.clock import Clock, SystemClock
+from dlcore.config import LedgerClientConfig, LogConfig
+from dlcore.errors import (
+    AlreadyClosedError,
+    BookieError,
+    BookieUnavailableError,
+    LedgerReadError,
+)
+from dlcore.ids import BookieId, validate_log_name
+from dlcore.ledger.client import LedgerClient
+from dlcore.ledger.registry import BookieInfo, BookieRegistry
+from dlcore.ledger.store import LedgerStore
+from dlcore.log.append import StagedAppend, check_identity
+from dlcore.log.context import LogContext
+from dlcore.log.manager import DistributedLogManager
+from dlcore.log.metadata import LogMetadata
+from dlcore.log.reaping import reap_abandoned
+from dlcore.log.scan_driver import scan_range
+from dlcore.log.staging import StagingOwner, StagingWriter
+from dlcore.log.store import LogStore
+from dlcore.metadata.paths import NamespacePaths, parse_uri
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from dlcore.ledger.metadata import LedgerMetadata
+    from dlcore.ledger.port import BookieClient
+    from dlcore.log.scan import ScanBatch, ScanRange
+    from dlcore.metadata.port import MetadataStore
+
+_Closer = Callable[[], Coroutine[Any, Any, None]]
+
+
+class Namespace:
+    """A collection of logs over one metadata store and its bookies; used on one event loop.
+
+    `open_namespace` makes it with the real adapters; tests hand in others.  It closes the ports that it
+    is given.
+    """
+
+    def __init__(
+        self,
+        *,
+        uri: str,
+        store: MetadataStore,
+        bookies: BookieClient,
+        paths: NamespacePaths,
+        cluster_id: str,
+        clock: Clock,
+        rng: random.Random,
+        config: LogConfig,
+        client_config: LedgerClientConfig,
+        client_id: str,
+        registry: BookieRegistry | None = None,
+    ) -> None:
+        self._uri = uri
+        self._store = store
+        self._bookies = bookies
+        self._registry = registry or BookieRegistry(store, paths)
+        self._ledger_store = LedgerStore(store, paths)
+        self._ledgers = LedgerClient(
+            ledgers=self._ledger_store,
+            registry=self._registry,
+            bookies=bookies,
+            config=client_config,
+            clock=clock,
+            rng=rng,
+        )
+        self._context = LogContext(
+            store=store,
+            paths=paths,
+            logs=LogStore(store, paths),
+            ledger_store=self._ledger_store,
+            ledgers=self._ledgers,
+            registry=self._registry,
+            clock=clock,
+            rng=rng,
+            config=config,
+            client_id=client_id,
+            cluster_id=cluster_id,
+        )
+        self._owner = StagingOwner(self._context)
+        self._has_swept = False
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Namespace {self._uri}>"
+
+    @property
+    def uri(self) -> str:
+        """The URI it was opened with."""
+        return self._uri
+
+    @property
+    def ledgers(self) -> LedgerClient:
+        """The ledger client that its logs use."""
+        return self._ledgers
+
+    async def create_log(self, name: str, *, config: LogConfig | None = None) -> None:
+        """Create a log; the quorums of `config` are stored with it, whoever writes it later.
+
+        Raises:
+            InvalidLogNameError, LogExistsError.
+        """
+        self._require_open()
+        name = validate_log_name(name)
+        metadata = LogMetadata(
+            name=name,
+            log_id=self._context.clock.new_token(),
+            created_ms=self._context.clock.now_ms(),
+            quorum=(config or self._context.config).quorum,
+        )
+        await self._context.logs.create(metadata)
+
+    async def delete_log(self, name: str) -> None:
+        """Delete a log and its data.
+
+        Raises:
+            LogNotFoundError: there is no such log.
+            OwnershipAcquireFailedError: a writer owns it.
+        """
+        manager = await self.open_log(name)
+        await manager.delete()
+
+    async def log_exists(self, name: str) -> bool:
+        """Return whether the log exists."""
+        self._require_open()
+        return await self._context.logs.exists(validate_log_name(name))
+
+    async def get_logs(self, prefix: str | None = None) -> list[str]:
+        """Return the sorted names of all logs, or of those that start with `prefix`."""
+        self._require_open()
+        return await self._context.logs.list_logs(prefix)
+
+    async def open_log(
+        self, name: str, *, config: LogConfig | None = None
+    ) -> DistributedLogManager:
+        """Open a log that exists.
+
+        Args:
+            name: the log.
+            config: how to write and read it, in place of the namespace's; its quorums do not count, the
+                log has its own.
+
+        Raises:
+            LogNotFoundError: there is no such log.
+        """
+        self._require_open()
+        state = await self._context.logs.read(validate_log_name(name))
+        return DistributedLogManager(self._context, state, config or self._context.config)
+
+    async def begin_append(self, identity: str, version: int, *, run_id: str = "") -> StagedAppend:
+        """Begin an atomic append to any number of logs.
+
+        Args:
+            identity: who appends, across restarts: 1 … 200 bytes.
+            version: which append of that identity; versions that were committed are not again.
+            run_id: one life of the appender; within it a version is appended once.
+        """
+        self._require_open()
+        append = StagedAppend(
+            self._context,
+            self._owner,
+            identity,
+            version,
+            run_id=run_id,
+            config=self._context.config,
+        )
+        if not self._has_swept:
+            self._has_swept = True
+            await reap_abandoned(self._context)
+        return append
+
+    async def open_staging_writer(self, log: str, *, identity: str) -> StagingWriter:
+        """Open a writer whose records enter `log` when an append of `identity` commits them."""
+        self._require_open()
+        check_identity(identity)
+        state = await self._context.logs.read(validate_log_name(log))
+        return StagingWriter(
+            self._context, self._owner, state.metadata, identity, self._context.config
+        )
+
+    async def get_bookies(self) -> list[BookieInfo]:
+        """Return the bookies that are registered now."""
+        self._require_open()
+        return await self._registry.get_bookies()
+
+    async def get_ledger(self, ledger_id: int) -> LedgerMetadata:
+        """Return the metadata of a ledger, or raise `LedgerNotFoundError`."""
+        self._require_open()
+        return (await self._ledger_store.read(ledger_id)).metadata
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise AlreadyClosedError(f"the namespace {self._uri} is closed")
+
+    async def aclose(self) -> None:
+        """Close every connection; writers and readers of the namespace stop working."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await self._owner.aclose()
+            await self._ledgers.aclose()
+            self._registry.close()
+            await self._bookies.aclose()
+        finally:
+            await self._store.aclose()
+
+    async def __aenter__(self) -> Namespace:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+
+async def open_namespace(
+    uri: str,
+    *,
+    config: LogConfig | None = None,
+    client_config: LedgerClientConfig | None = None,
+    create: bool = False,
+    client_id: str | None = None,
+) -> Namespace:
+    """Open the namespace at `uri`, ``distributedlog://zk1:2181,zk2:2181/path``.
+
+    Args:
+        uri: where the metadata store is, and the namespace's root path in it.
+        config: how logs are written and read, unless `open_log` says otherwise.
+        client_config: how bookies are talked to.
+        create: make the namespace if it does not exist.
+        client_id: how this client calls itself where it owns something; host and process by default.
+
+    Raises:
+        InvalidNamespaceUriError: the URI does not parse.
+        MetadataConnectionError: no answer from the metadata store.
+        ConfigurationError: there is no namespace at that path.
+    """
+    from dlcore.metadata.binding import ensure_namespace, read_binding
+    from dlcore.metadata.zookeeper import ZooKeeperStore
+    from dlcore.transport.grpc import GrpcBookieClient
+
+    parsed = parse_uri(uri)
+    paths = NamespacePaths(parsed.root)
+    clock = SystemClock()
+    client_config = client_config or LedgerClientConfig()
+    store = await ZooKeeperStore.connect(parsed.servers)
+    try:
+        binding = (
+            await ensure_namespace(store, paths, clock)
+            if create
+            else await read_binding(store, paths)
+        )
+    except BaseException:
+        await store.aclose()
+        raise
+    registry = BookieRegistry(store, paths)
+    bookies = GrpcBookieClient(
+        registry.resolve, cluster_id=binding.cluster_id, config=client_config
+    )
+    return Namespace(
+        uri=str(parsed),
+        store=store,
+        bookies=bookies,
+        paths=paths,
+        cluster_id=binding.cluster_id,
+        clock=clock,
+        rng=random.Random(clock.new_token()),
+        config=config or LogConfig(),
+        client_config=client_config,
+        client_id=client_id or f"{socket.gethostname()}:{os.getpid()}",
+        registry=registry,
+    )
+
+
+class ScanClients:
+    """Connections for scans, kept from one scan to the next; used on one event loop."""
+
+    def __init__(self, config: LedgerClientConfig | None = None) -> None:
+        self._config = config or LedgerClientConfig()
+        self._addresses: dict[BookieId, str] = {}
+        self._clients: dict[str, LedgerClient] = {}
+        self._namespaces: dict[str, Namespace] = {}
+        self._closers: list[_Closer] = []
+
+    def client_of(self, cluster_id: str, addresses: Mapping[BookieId, str]) -> LedgerClient:
+        """Return a client that reads by ledger metadata alone; the latest address of a bookie counts."""
+        from dlcore.transport.grpc import GrpcBookieClient
+
+        self._addresses.update(addresses)
+        client = self._clients.get(cluster_id)
+        if client is None:
+            clock = SystemClock()
+            bookies = GrpcBookieClient(self._resolve, cluster_id=cluster_id, config=self._config)
+            client = LedgerClient(
+                ledgers=None,
+                registry=None,
+                bookies=bookies,
+                config=self._config,
+                clock=clock,
+                rng=random.Random(clock.new_token()),
+            )
+            self._clients[cluster_id] = client
+            self._closers += [client.aclose, bookies.aclose]
+        return client
+
+    async def _resolve(self, bookie: BookieId) -> str:
+        address = self._addresses.get(bookie)
+        if address is None:
+            raise BookieUnavailableError(
+                f"bookie {bookie} was not registered when scans were planned"
+            )
+        return address
+
+    async def fresh_client(self, uri: str) -> LedgerClient:
+        """Return a client that asks the metadata store at `uri`."""
+        namespace = self._namespaces.get(uri)
+        if namespace is None:
+            namespace = await open_namespace(uri, client_config=self._config)
+            self._namespaces[uri] = namespace
+            self._closers.append(namespace.aclose)
+        return namespace.ledgers
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        closers, self._closers = self._closers, []
+        self._clients, self._namespaces = {}, {}
+        for closer in closers:
+            await closer()
+
+
+async def scan(
+    scans: Sequence[ScanRange],
+    *,
+    uri: str | None = None,
+    config: LedgerClientConfig | None = None,
+    clients: ScanClients | None = None,
+) -> AsyncGenerator[ScanBatch, None]:
+    """Yield the records of `scans`, in order, one `ScanBatch` per entry.
+
+    Args:
+        scans: ranges of a snapshot.
+        uri: of the namespace; it is opened only after a read failed, to learn where entries and bookies
+            are now.  Without it such a failure is final.
+        config: how bookies are talked to.
+        clients: connections to use, which stay open; by default new ones, closed at the end.
+
+    Raises:
+        LedgerReadError: no replica could give an entry.
+    """
+    own = clients is None
+    clients = clients or ScanClients(config)
+    try:
+        for part in scans:
+            async with aclosing(_scan_one(part, uri, clients)) as batches:
+                async for batch in batches:
+                    yield batch
+    finally:
+        if own:
+            await clients.aclose()
+
+
+async def _scan_one(
+    part: ScanRange, uri: str | None, clients: ScanClients
+) -> AsyncGenerator[ScanBatch, None]:
+    rest: ScanRange | None = part
+    ledgers = clients.client_of(part.cluster_id, part.addresses)
+    fresh = False
+    while rest is not None:
+        try:
+            async with aclosing(scan_range(rest, ledgers, fresh=fresh)) as batches:
+                async for batch in batches:
+                    yield batch
+                    rest = part.after_entry(batch.entry_id)
+                return
+        except (LedgerReadError, BookieError):
+            if fresh or uri is None:
+                raise
+        ledgers = await clients.fresh_client(uri)
+        fresh = True
