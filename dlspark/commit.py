@@ -7,6 +7,7 @@ under the user's ``txnAppId`` and ``txnVersion`` where given, else under a token
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 QUERY_ID_PROPERTY = "sql.streaming.queryId"
 BATCH_ID_PROPERTY = "streaming.sql.batchId"
 RUN_ID_PROPERTY = "spark.jobGroup.id"
+_TARGET_BYTES_MAX = 128
 TASK_PROPERTIES = (QUERY_ID_PROPERTY, BATCH_ID_PROPERTY, RUN_ID_PROPERTY)
 
 
@@ -70,12 +72,20 @@ def batch_identity(
     if properties.get(QUERY_ID_PROPERTY) and properties.get(BATCH_ID_PROPERTY):
         within = stream_identity(properties)
         return AppendIdentity(
-            identity=f"{within.identity}:{options.log or '*'}",
+            identity=f"{within.identity}:{_describe_target(options.log)}",
             version=within.version,
             run_id=within.run_id,
             recurs=True,
         )
     return AppendIdentity(identity=f"write:{token}", version=0, is_unique=True)
+
+
+def _describe_target(log: str | None) -> str:
+    if log is None:
+        return "*"
+    # Identities are short; names of logs need not be.
+    encoded = log.encode()
+    return log if len(encoded) <= _TARGET_BYTES_MAX else hashlib.sha256(encoded).hexdigest()
 
 
 class StagedTask(WriterCommitMessage):

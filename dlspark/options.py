@@ -65,7 +65,7 @@ _READ_KEYS = (
 _WRITE_KEYS = ("uri", "log", "txnAppId", "txnVersion")
 _ADDED_BY_SPARK = frozenset({"checkpointlocation"})  # reaches streaming sinks
 _URI_RULE = "expected distributedlog://host:port[,host:port]/path"
-_APP_ID_LENGTH_MAX = 256
+_APP_ID_BYTES_MAX = 128
 _T = TypeVar("_T")
 
 
@@ -365,8 +365,8 @@ def _parse_transaction(table: _Table) -> Transaction | None:
         raise ConfigurationError(
             f"options txnAppId and txnVersion go together: {missing} is missing"
         )
-    if not app_id.strip() or len(app_id) > _APP_ID_LENGTH_MAX:
+    if not app_id.strip() or len(app_id.encode()) > _APP_ID_BYTES_MAX:
         raise ConfigurationError(
-            f"option txnAppId={app_id!r}: expected 1 … {_APP_ID_LENGTH_MAX} characters"
+            f"option txnAppId={app_id!r}: expected 1 … {_APP_ID_BYTES_MAX} bytes of text"
         )
     return Transaction(app_id=app_id, version=parse_integer("txnVersion", version, minimum=0))

@@ -12,6 +12,7 @@ import contextlib
 import os
 import threading
 from collections import OrderedDict
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dlcore.errors import DLError, LogNotFoundError
@@ -20,13 +21,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dlcore.sync import Namespace, StagingWriter
+    from dlspark.commit import AppendIdentity
 
 WRITERS_KEPT_MAX = 16
 """Staging writers a process keeps open; the one unused for longest is closed for another."""
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _WriterKey:
+    """Whose staging writer it is; a new run of a query starts with new ones."""
+
+    pid: int
+    uri: str
+    identity: str
+    run_id: str
+    log: str
+
+
 _lock = threading.RLock()
 _namespaces: dict[tuple[int, str], Namespace] = {}
-_writers: OrderedDict[tuple[int, str, str, str], StagingWriter] = OrderedDict()
+_writers: OrderedDict[_WriterKey, StagingWriter] = OrderedDict()
 _known_logs: set[tuple[int, str, str]] = set()
 
 
@@ -45,7 +59,7 @@ def close_shared_namespace(uri: str) -> None:
     """Close this process's namespace at `uri`, if it is open."""
     with _lock:
         namespace = _namespaces.pop((os.getpid(), uri), None)
-        for key in [key for key in _writers if key[:2] == (os.getpid(), uri)]:
+        for key in [key for key in _writers if (key.pid, key.uri) == (os.getpid(), uri)]:
             _close_quietly(_writers.pop(key))
     if namespace is not None:
         namespace.close()
@@ -67,18 +81,24 @@ def describe_missing(log: str, uri: str) -> str:
 
 
 @contextlib.contextmanager
-def staging_writer(uri: str, log: str, *, identity: str, keep: bool) -> Iterator[StagingWriter]:
+def staging_writer(uri: str, log: str, append: AppendIdentity) -> Iterator[StagingWriter]:
     """Lend a staging writer; what an interrupted use wrote since its last `stage` is dropped.
 
-    With `keep` the writer stays open for the next use in this process, so that the number of
-    ledgers does not grow with the number of micro-batches.
+    The writer of an append that recurs stays open for the next use in this process, so that the
+    number of ledgers does not grow with the number of micro-batches.
     """
-    key = (os.getpid(), uri, identity, log)
+    key = _WriterKey(
+        pid=os.getpid(), uri=uri, identity=append.identity, run_id=append.run_id, log=log
+    )
+    keep = append.recurs
     with _lock:
         writer = _writers.pop(key, None)
+        outdated = [_writers.pop(other) for other in list(_writers) if _is_outdated(other, key)]
+    for other in outdated:
+        _close_quietly(other)
     if writer is None:
         try:
-            writer = open_shared_namespace(uri).open_staging_writer(log, identity=identity)
+            writer = open_shared_namespace(uri).open_staging_writer(log, identity=append.identity)
         except LogNotFoundError as error:
             raise LogNotFoundError(describe_missing(log, uri)) from error
     try:
@@ -92,7 +112,11 @@ def staging_writer(uri: str, log: str, *, identity: str, keep: bool) -> Iterator
         writer.close()
 
 
-def _give_up(key: tuple[int, str, str, str], writer: StagingWriter, *, keep: bool) -> None:
+def _is_outdated(other: _WriterKey, key: _WriterKey) -> bool:
+    return replace(other, run_id=key.run_id, log=key.log) == key and other.run_id != key.run_id
+
+
+def _give_up(key: _WriterKey, writer: StagingWriter, *, keep: bool) -> None:
     if not keep:
         _close_quietly(writer, delete=True)
         return
@@ -106,7 +130,7 @@ def _give_up(key: tuple[int, str, str, str], writer: StagingWriter, *, keep: boo
         _put_back(key, writer)
 
 
-def _put_back(key: tuple[int, str, str, str], writer: StagingWriter) -> None:
+def _put_back(key: _WriterKey, writer: StagingWriter) -> None:
     with _lock:
         _writers[key] = writer
         unused = [_writers.popitem(last=False)[1] for _ in range(len(_writers) - WRITERS_KEPT_MAX)]

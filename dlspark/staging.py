@@ -48,11 +48,7 @@ def stage_rows(
         for batch in batches:
             for log, rows in batches_by_log(batch, columns, log=options.log):
                 if log not in writers:
-                    writers[log] = stack.enter_context(
-                        staging_writer(
-                            options.uri, log, identity=append.identity, keep=append.recurs
-                        )
-                    )
+                    writers[log] = stack.enter_context(staging_writer(options.uri, log, append))
                 writers[log].write_batch(rows)
         extents = [writers[log].stage() for log in sorted(writers)]
         return StagedTask(
