@@ -8,8 +8,9 @@ from bookie.garbage import GarbageJudge
 CONFIG = GarbageConfig(age_ms=1000, brake_count=3, brake_share=0.5)
 
 
-def judge(judge: GarbageJudge, deleted: set[int], now_ms: int, *, total: int = 100) -> set[int]:
-    verdict = judge.judge(seen=range(total), looks_deleted=deleted, now_ms=now_ms)
+def judge(garbage: GarbageJudge, deleted: set[int], now_ms: int, *, total: int = 100) -> set[int]:
+    """Take one pass that must not be refused."""
+    verdict = garbage.judge(seen=range(total), looks_deleted=deleted, now_ms=now_ms)
     assert not verdict.refused
     return set(verdict.deleted)
 

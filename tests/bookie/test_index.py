@@ -33,6 +33,7 @@ entries = st.dictionaries(
 def fill(
     index: FileIndex, model: dict[tuple[int, int], tuple[int, int, int]], fenced: set[int]
 ) -> None:
+    """Put everything of the model into the index."""
     for (ledger_id, entry_id), (offset, size, lac) in model.items():
         index.add_entry(
             ledger_id=ledger_id,

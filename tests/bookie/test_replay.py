@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 import struct
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +17,7 @@ from tests.fixtures.storage import ManualClock, make_frame, read_all, small_conf
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from pathlib import Path
 
 LEDGER = 7
 ONE_FILE = small_config(file_bytes_max=2**20)
@@ -34,7 +34,7 @@ def with_storage(
     crash: bool = False,
     small_files: bool = False,
 ) -> None:
-    """Run `test` on the directory's storage; `crash` leaves it without closing, as SIGKILL would."""
+    """Run `test` on the directory's storage; `crash` ends it without closing, as SIGKILL does."""
 
     async def main() -> None:
         disk = RealDisk(directory)
@@ -164,7 +164,7 @@ def test_every_flipped_byte_before_the_last_batch_is_refused(
 
 
 def test_every_flipped_byte_of_the_last_batch_is_noticed(one_file: Path, tmp_path: Path) -> None:
-    """Goal: nothing proves that the last batch was acknowledged; it is cut, never served damaged."""
+    """Goal: nothing proves the last batch acknowledged; it is cut, never served damaged."""
     content = bytearray((one_file / FIRST).read_bytes())
     directory = tmp_path / "flipped"
     for position in range(HEADER_BYTES + 4 * RECORD_BYTES, len(content)):
@@ -220,7 +220,7 @@ def test_records_of_one_torn_batch_do_not_prove_each_other(tmp_path: Path) -> No
 
 
 def test_damaged_footers_are_made_again(many_files: Path) -> None:
-    """Goal: the records are the truth.  Method: every sealed file loses its footer in another way."""
+    """Goal: the records are the truth.  Method: each sealed file is damaged in its own way."""
     damages: list[Callable[[bytes], bytes]] = [
         lambda content: content[:-1],
         lambda content: content[:-100] + bytes(100),

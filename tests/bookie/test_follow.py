@@ -1,0 +1,202 @@
+"""Followers get every confirmed entry that is held, once, in order, and soon."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bookie.disk import MemoryDisk
+from dlcore.errors import BookieStorageError, BookieUnavailableError
+from tests.fixtures.storage import make_frame, open_storage, small_config
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from dlcore.ledger.port import FollowUpdate
+
+    Updates = AsyncGenerator[FollowUpdate, None]
+
+
+async def take(updates: Updates) -> FollowUpdate:
+    """Return the next update."""
+    async with asyncio.timeout(20):
+        return await anext(updates)
+
+
+async def nothing_comes(updates: Updates) -> asyncio.Task[FollowUpdate]:
+    """Check that no update is ready, and return the task that waits for the next."""
+    task: asyncio.Task[FollowUpdate] = asyncio.ensure_future(anext(updates))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not task.done()
+    return task
+
+
+def test_updates_follow_the_lac() -> None:
+    """Goal: the first update at once; then entries when they are confirmed, not when added."""
+
+    async def main() -> None:
+        async with open_storage(MemoryDisk()) as storage:
+            updates = storage.follow(1, first_entry_id=0)
+            first = await take(updates)
+            assert (list(first.frames), first.last_add_confirmed, first.fenced) == ([], -1, False)
+            waiting = await nothing_comes(updates)
+            await storage.add_entry(make_frame(1, 0))
+            await asyncio.sleep(0.01)
+            assert not waiting.done()
+            storage.write_lac(1, 0)
+            second = await waiting
+            assert ([*second.frames], second.last_add_confirmed) == ([make_frame(1, 0)], 0)
+            for entry_id in (1, 2, 3):
+                await storage.add_entry(make_frame(1, entry_id))
+            got: list[bytes] = []
+            while len(got) < 2:
+                update = await take(updates)
+                got += map(bytes, update.frames)
+            assert got == [make_frame(1, 1), make_frame(1, 2)]
+            assert update.last_add_confirmed == 2
+            await updates.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_fence_is_told_once_it_is_durable() -> None:
+    """Goal: the follower learns that it must look at the metadata."""
+
+    async def main() -> None:
+        async with open_storage(MemoryDisk(latency_s=lambda: 0.001)) as storage:
+            await storage.add_entry(make_frame(1, 0))
+            updates = storage.follow(1, first_entry_id=0)
+            assert not (await take(updates)).fenced
+            assert await storage.read_lac(1, fence=True) == -1
+            assert (await take(updates)).fenced
+            await updates.aclose()
+
+    asyncio.run(main())
+
+
+def test_entries_that_are_not_held_are_left_out() -> None:
+    """Goal: a striped replica: updates are complete up to their own LAC."""
+
+    async def main() -> None:
+        async with open_storage(MemoryDisk()) as storage:
+            for entry_id in (0, 3, 6, 9):
+                await storage.add_entry(make_frame(1, entry_id))
+            updates = storage.follow(1, first_entry_id=2)
+            update = await take(updates)
+            assert [*update.frames] == [make_frame(1, 3), make_frame(1, 6)]
+            assert update.last_add_confirmed == 8
+            storage.write_lac(1, 20)
+            update = await take(updates)
+            assert ([*update.frames], update.last_add_confirmed) == ([make_frame(1, 9)], 20)
+            await updates.aclose()
+
+    asyncio.run(main())
+
+
+def test_an_entry_that_is_not_durable_yet_holds_the_update_back() -> None:
+    """Goal: this bookie is the slow one of the quorum; the entry must not be passed over."""
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        async with open_storage(disk) as storage:
+            await storage.add_entry(make_frame(1, 0))
+            updates = storage.follow(1, first_entry_id=0)
+            await take(updates)
+            disk.latency_s = lambda: 0.005
+            slow = storage.add_entry(make_frame(1, 1))
+            storage.write_lac(1, 1)
+            update = await take(updates)
+            assert ([*update.frames], update.last_add_confirmed) == ([make_frame(1, 0)], 0)
+            assert not slow.done()
+            update = await take(updates)
+            assert ([*update.frames], update.last_add_confirmed) == ([make_frame(1, 1)], 1)
+            assert slow.done()
+            await updates.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_late_follower_gets_bounded_updates() -> None:
+    """Goal: memory per follower is one chunk at any distance; each is complete to its LAC."""
+
+    async def main() -> None:
+        async with open_storage(MemoryDisk(), small_config(follow_chunk_bytes=500)) as storage:
+            await asyncio.gather(
+                *(storage.add_entry(make_frame(1, entry_id)) for entry_id in range(700))
+            )
+            updates = storage.follow(1, first_entry_id=10)
+            got: list[bytes] = []
+            confirmed = 9
+            while confirmed < 698:
+                update = await take(updates)
+                assert sum(map(len, update.frames)) <= 500
+                got += map(bytes, update.frames)
+                assert update.last_add_confirmed > confirmed
+                confirmed = update.last_add_confirmed
+                assert got[-1] == make_frame(1, confirmed)
+            assert got == [make_frame(1, entry_id) for entry_id in range(10, 699)]
+            await nothing_comes_and_close(updates)
+
+    asyncio.run(main())
+
+
+async def nothing_comes_and_close(updates: Updates) -> None:
+    """Check that no update is ready, and end the follower by cancelling it."""
+    waiting = await nothing_comes(updates)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+def test_followers_end_with_the_storage() -> None:
+    """Goal: nobody waits for a storage that is closed or failed."""
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        async with open_storage(disk) as storage:
+            await storage.add_entry(make_frame(1, 0))
+            updates = storage.follow(1, first_entry_id=0)
+            await take(updates)
+            waiting = await nothing_comes(updates)
+            await storage.aclose()
+            with pytest.raises(BookieUnavailableError):
+                await waiting
+        async with open_storage(disk) as storage:
+            storage.write_lac(1, 0)
+            updates = storage.follow(1, first_entry_id=0)
+            assert [*(await take(updates)).frames] == [make_frame(1, 0)]
+            waiting = await nothing_comes(updates)
+            disk.sync_error = "Input/output error"
+            with pytest.raises(BookieStorageError):
+                await storage.add_entry(make_frame(1, 1))
+            with pytest.raises(BookieStorageError, match="Input/output error"):
+                await waiting
+
+    asyncio.run(main())
+
+
+def test_many_followers_all_get_everything() -> None:
+    """Goal: followers share nothing; one that stops does not hold the others."""
+
+    async def main() -> None:
+        async with open_storage(MemoryDisk(latency_s=lambda: 0.0001)) as storage:
+
+            async def follow(count: int) -> list[bytes]:
+                got: list[bytes] = []
+                updates = storage.follow(1, first_entry_id=0)
+                while len(got) < count:
+                    got += map(bytes, (await take(updates)).frames)
+                await updates.aclose()
+                return got
+
+            followers = [asyncio.ensure_future(follow(count)) for count in (3, 50, 50, 20)]
+            for entry_id in range(51):
+                await storage.add_entry(make_frame(1, entry_id))
+            results = await asyncio.gather(*followers)
+            expected = [make_frame(1, entry_id) for entry_id in range(50)]
+            assert [each == expected[: len(each)] for each in results] == [True] * 4
+
+    asyncio.run(main())

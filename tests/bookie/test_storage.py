@@ -1,0 +1,539 @@
+"""What the storage accepts, refuses and answers, on a disk in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bookie.config import GarbageConfig, SpaceConfig
+from bookie.disk import MemoryDisk
+from bookie.storage import StorageState
+from dlcore.errors import (
+    BadRequestError,
+    BookieOverloadedError,
+    BookieReadOnlyError,
+    BookieStorageError,
+    BookieUnavailableError,
+    DigestMismatchError,
+    EntryTooLargeError,
+    LedgerFencedError,
+    MetadataConnectionError,
+    NoSuchEntryError,
+    NoSuchLedgerError,
+)
+from dlcore.ledger.port import EntryRange
+from tests.fixtures.storage import (
+    ManualClock,
+    make_frame,
+    open_storage,
+    read_all,
+    small_config,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bookie.storage import LedgerStorage
+
+SPACE = SpaceConfig(
+    read_only_below_bytes=10_000,
+    writable_above_bytes=20_000,
+    minimum_bytes=2_000,
+    check_interval_s=0.01,
+)
+
+
+async def add(storage: LedgerStorage, ledger_id: int, *entry_ids: int) -> None:
+    """Add entries of a ledger in one go and wait until all are durable."""
+    await asyncio.gather(
+        *(storage.add_entry(make_frame(ledger_id, entry_id)) for entry_id in entry_ids)
+    )
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition."""
+    for _ in range(20_000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it never came true")
+
+
+def test_entries_come_back_as_they_were_across_files_and_owners() -> None:
+    """Goal: several ledgers, holes, out-of-order adds, many files, before and after reopening."""
+    held = {1: [*range(30)], 2: [*range(0, 90, 3)], 3: [7, 5, 6, 1]}
+
+    config = small_config(file_bytes_max=1500)
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        async with open_storage(disk, config) as storage:
+            for position in range(30):
+                for ledger_id, ids in held.items():
+                    if position < len(ids):
+                        await add(storage, ledger_id, ids[position])
+            await check(storage)
+        assert len(disk.names()) > 3
+        async with open_storage(disk, config) as storage:
+            await check(storage)
+
+    async def check(storage: LedgerStorage) -> None:
+        assert storage.ledgers() == [1, 2, 3]
+        for ledger_id, ids in held.items():
+            for entry_id in range(100):
+                if entry_id in ids:
+                    frame = await storage.read_entry(ledger_id, entry_id, fence=False)
+                    assert frame == make_frame(ledger_id, entry_id)
+                else:
+                    with pytest.raises(NoSuchEntryError):
+                        await storage.read_entry(ledger_id, entry_id, fence=False)
+        assert await storage.read_lac(2, fence=False) == 86
+        assert storage.list_entries(1) == [EntryRange(first_entry_id=0, last_entry_id=29)]
+        assert storage.list_entries(3) == [
+            EntryRange(first_entry_id=1, last_entry_id=1),
+            EntryRange(first_entry_id=5, last_entry_id=7),
+        ]
+        assert len(storage.list_entries(2)) == 30
+        expected = [make_frame(2, entry_id) for entry_id in range(0, 90, 3)]
+        assert await read_all(storage, 2, first=0, last=89, stride=3) == expected
+        assert await read_all(storage, 1, first=5, last=4) == []
+
+    asyncio.run(main())
+
+
+def test_range_reads_end_at_the_first_entry_that_is_not_held() -> None:
+    """Goal: everything before the hole is delivered, then the proven no; chunks keep their size."""
+
+    async def main() -> None:
+        async with open_storage(MemoryDisk()) as storage:
+            await add(storage, 1, *range(600), *range(601, 610))
+            sizes, frames = [], 0
+            chunks = storage.read_entries(1, first_entry_id=3, last_entry_id=609, chunk_bytes=700)
+            while frames < 597:
+                chunk = await anext(chunks)
+                sizes.append(sum(map(len, chunk)))
+                frames += len(chunk)
+            with pytest.raises(NoSuchEntryError, match="1:600"):
+                await anext(chunks)
+            assert frames == 597
+            assert max(sizes) <= 700
+            assert max(sizes) > 500
+            one = [
+                len(chunk)
+                async for chunk in storage.read_entries(
+                    1, first_entry_id=0, last_entry_id=4, chunk_bytes=1
+                )
+            ]
+            assert one == [1, 1, 1, 1, 1]
+            with pytest.raises(NoSuchLedgerError):
+                await read_all(storage, 99, first=0, last=0)
+
+    asyncio.run(main())
+
+
+def test_bad_input_is_refused_by_name_and_writes_nothing() -> None:
+    """Goal: each kind of bad frame or request has its own error; the log does not grow."""
+    good = make_frame(1, 5)
+    frames = {
+        b"": DigestMismatchError,
+        b"x" * 100: DigestMismatchError,
+        good[:-1]: DigestMismatchError,
+        good + b"!": DigestMismatchError,
+        good[:-1] + b"?": DigestMismatchError,
+        make_frame(1, 5, b"y" * 3000): EntryTooLargeError,
+        make_frame(-1, 5): BadRequestError,
+        make_frame(1, -5): BadRequestError,
+        make_frame(1, 5, last_add_confirmed=5): BadRequestError,
+        make_frame(1, 5, last_add_confirmed=-2): BadRequestError,
+    }
+
+    async def main() -> None:
+        async with open_storage(MemoryDisk(), small_config(entry_size_bytes_max=2048)) as storage:
+            before = storage.stats().stored_bytes
+            for frame, error in frames.items():
+                with pytest.raises(error):
+                    await storage.add_entry(frame)
+            for ledger_id, entry_id in ((-1, 0), (0, -1), (2**63, 0), (0, 2**63)):
+                with pytest.raises(BadRequestError):
+                    await storage.read_entry(ledger_id, entry_id, fence=True)
+            with pytest.raises(BadRequestError):
+                storage.write_lac(1, -2)
+            with pytest.raises(BadRequestError):
+                await anext(
+                    storage.read_entries(
+                        1, first_entry_id=0, last_entry_id=1, stride=0, chunk_bytes=1
+                    )
+                )
+            assert storage.stats().stored_bytes == before
+            assert storage.ledgers() == []
+
+    asyncio.run(main())
+
+
+def test_adding_again_succeeds_with_the_same_bytes_only() -> None:
+    """Goal: a repeated add waits for durability too, and never stores a second version."""
+
+    async def main() -> None:
+        disk = MemoryDisk(latency_s=lambda: 0.001)
+        async with open_storage(disk) as storage:
+            first = storage.add_entry(make_frame(1, 0))
+            again = storage.add_entry(make_frame(1, 0))
+            other = storage.add_entry(make_frame(1, 0, b"other"))
+            await again
+            assert first.done()
+            with pytest.raises(BadRequestError, match="1:0 is held with other bytes"):
+                await other
+            size = storage.stats().stored_bytes
+            await storage.add_entry(make_frame(1, 0))
+            with pytest.raises(BadRequestError):
+                await storage.add_entry(make_frame(1, 0, last_add_confirmed=-1, body=b"x"))
+            assert storage.stats().stored_bytes == size
+            assert await storage.read_entry(1, 0, fence=False) == make_frame(1, 0)
+
+    asyncio.run(main())
+
+
+def test_a_fence_stops_the_writer_and_not_recovery() -> None:
+    """Goal: after a fencing request was called no ordinary add is taken, also after reopening."""
+
+    async def main() -> None:
+        disk = MemoryDisk(latency_s=lambda: 0.001)
+        async with open_storage(disk) as storage:
+            await add(storage, 1, 0)
+            before = storage.add_entry(make_frame(1, 1))
+            fencing = asyncio.ensure_future(storage.read_entry(1, 1, fence=True))
+            await asyncio.sleep(0)
+            with pytest.raises(LedgerFencedError):
+                await storage.add_entry(make_frame(1, 2))
+            with pytest.raises(LedgerFencedError):
+                await storage.add_entry(make_frame(1, 0))
+            assert await fencing == make_frame(1, 1)
+            assert before.done()
+            await storage.add_entry(make_frame(1, 2), is_recovery=True)
+            assert await storage.read_lac(1, fence=True) == 1
+            await add(storage, 2, 0)
+        async with open_storage(disk) as storage:
+            with pytest.raises(LedgerFencedError):
+                await storage.add_entry(make_frame(1, 3))
+            await add(storage, 2, 1)
+
+    asyncio.run(main())
+
+
+def test_fencing_requests_share_one_record_and_work_on_unknown_ledgers() -> None:
+    """Goal: the no of a fencing read is monotonic even for a ledger never seen."""
+
+    async def main() -> None:
+        disk = MemoryDisk(latency_s=lambda: 0.001)
+        async with open_storage(disk) as storage:
+            before = storage.stats().stored_bytes
+            results = await asyncio.gather(
+                *(storage.read_entry(9, 0, fence=True) for _ in range(5)),
+                storage.read_lac(9, fence=True),
+                return_exceptions=True,
+            )
+            assert [type(each) for each in results] == [NoSuchEntryError] * 5 + [int]
+            assert results[-1] == -1
+            assert storage.stats().stored_bytes == before + 40 + 8
+            with pytest.raises(LedgerFencedError):
+                await storage.add_entry(make_frame(9, 0))
+
+    asyncio.run(main())
+
+
+def test_a_read_waits_for_an_add_that_is_under_way() -> None:
+    """Goal: nothing is read before it is durable, and nothing accepted is called absent."""
+
+    async def main() -> None:
+        disk = MemoryDisk(latency_s=lambda: 0.001)
+        async with open_storage(disk) as storage:
+            added = storage.add_entry(make_frame(1, 0))
+            assert storage.list_entries(1) == []
+            read = asyncio.ensure_future(storage.read_entry(1, 0, fence=False))
+            chunk = asyncio.ensure_future(read_all(storage, 1, first=0, last=0))
+            await asyncio.sleep(0)
+            assert not read.done()
+            assert await read == make_frame(1, 0)
+            assert added.done()
+            assert await chunk == [make_frame(1, 0)]
+
+    asyncio.run(main())
+
+
+def test_too_much_under_way_is_refused_early() -> None:
+    """Goal: memory is bounded; what is refused can be sent again; one big entry always fits."""
+
+    async def main() -> None:
+        disk = MemoryDisk(latency_s=lambda: 0.001)
+        async with open_storage(disk, small_config(in_flight_bytes_max=990)) as storage:
+            futures = [storage.add_entry(make_frame(1, entry_id)) for entry_id in range(50)]
+            results = await asyncio.gather(*futures, return_exceptions=True)
+            refused = [entry_id for entry_id, each in enumerate(results) if each is not None]
+            assert refused == list(range(9, 50))
+            assert {type(results[entry_id]) for entry_id in refused} == {BookieOverloadedError}
+            await storage.add_entry(make_frame(1, 50, b"z" * 2000))
+
+    asyncio.run(main())
+
+
+def test_a_full_disk_makes_the_storage_read_only_until_there_is_space() -> None:
+    """Goal: ordinary adds stop; reads, fences and recovery adds go on; it opens by itself again."""
+
+    async def main() -> None:
+        disk = MemoryDisk(total_bytes=100_000)
+        states: list[StorageState] = []
+        async with open_storage(disk, small_config(space=SPACE)) as storage:
+            storage.on_state(states.append)
+            await add(storage, 1, 0)
+            disk.filler_bytes = 91_000
+            await add(storage, 1, 1)
+            assert states == [StorageState.READ_ONLY]
+            assert storage.stats().is_read_only
+            with pytest.raises(BookieReadOnlyError):
+                await storage.add_entry(make_frame(1, 2))
+            await storage.add_entry(make_frame(1, 2), is_recovery=True)
+            assert await storage.read_lac(1, fence=True) == 1
+            assert len(await read_all(storage, 1, first=0, last=2)) == 3
+            disk.filler_bytes = 85_000
+            await asyncio.sleep(0.03)
+            assert storage.state is StorageState.READ_ONLY
+            disk.filler_bytes = 0
+            await until(lambda: storage.state is StorageState.WRITABLE)
+            await add(storage, 2, 0)
+            assert states == [StorageState.READ_ONLY, StorageState.WRITABLE]
+        async with open_storage(disk, small_config(space=SPACE)) as storage:
+            assert storage.state is StorageState.WRITABLE
+
+    asyncio.run(main())
+
+
+def test_the_reserve_ends_before_the_disk_does() -> None:
+    """Goal: however many adds come, none meets a full disk; fences still work at the end."""
+
+    async def main() -> None:
+        disk = MemoryDisk(total_bytes=60_000)
+        async with open_storage(disk, small_config(space=SPACE)) as storage:
+            refused = 0
+            for entry_id in range(1000):
+                try:
+                    await storage.add_entry(make_frame(1, entry_id), is_recovery=entry_id > 300)
+                except BookieReadOnlyError:
+                    refused += 1
+            assert refused > 0
+            assert storage.state is StorageState.READ_ONLY
+            assert await storage.read_lac(1, fence=True) > 100
+            assert not storage.stats().failed
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("fault", ["write_error", "sync_error"])
+def test_a_failed_write_stops_the_log_for_good(fault: str) -> None:
+    """Goal: no ack, no retry, no write; what was durable stays readable; absence is unknown."""
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        states: list[StorageState] = []
+        async with open_storage(disk) as storage:
+            storage.on_state(states.append)
+            await add(storage, 1, 0)
+            setattr(disk, fault, "Input/output error")
+            failed = [storage.add_entry(make_frame(1, entry_id)) for entry_id in range(1, 40)]
+            for each in failed:
+                with pytest.raises(BookieStorageError, match="Input/output error"):
+                    await each
+            assert states == [StorageState.FAILED]
+            assert storage.stats().failed
+            names, steps = disk.names(), disk.steps
+            for request in (
+                storage.add_entry(make_frame(1, 100)),
+                storage.add_entry(make_frame(1, 100), is_recovery=True),
+                storage.add_entry(make_frame(1, 0)),
+                storage.read_lac(1, fence=True),
+                storage.read_lac(5, fence=True),
+                storage.read_entry(1, 0, fence=True),
+                storage.read_entry(1, 1, fence=False),
+                storage.read_entry(1, 200, fence=False),
+                storage.read_lac(5, fence=False),
+            ):
+                with pytest.raises(BookieStorageError):
+                    await request
+            with pytest.raises(BookieStorageError):
+                storage.write_lac(1, 50)
+            assert await storage.read_entry(1, 0, fence=False) == make_frame(1, 0)
+            assert storage.list_entries(1) == [EntryRange(first_entry_id=0, last_entry_id=0)]
+        assert (disk.names(), disk.steps) == (names, steps)
+
+    asyncio.run(main())
+
+
+def test_a_read_error_concerns_that_read_only() -> None:
+    """Goal: unknown, not absent, and nothing else fails."""
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        async with open_storage(disk) as storage:
+            await add(storage, 1, 0)
+            disk.read_error = "Input/output error"
+            with pytest.raises(BookieStorageError, match="Input/output error"):
+                await storage.read_entry(1, 0, fence=False)
+            assert await storage.read_entry(1, 0, fence=False) == make_frame(1, 0)
+            await add(storage, 1, 1)
+
+    asyncio.run(main())
+
+
+def test_an_explicit_lac_only_rises_and_survives_a_clean_stop() -> None:
+    """Goal: the LAC is the highest of what entries carried and what was told."""
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        async with open_storage(disk) as storage:
+            with pytest.raises(NoSuchLedgerError):
+                await storage.read_lac(1, fence=False)
+            await add(storage, 1, *range(5))
+            assert await storage.read_lac(1, fence=False) == 3
+            storage.write_lac(1, 4)
+            storage.write_lac(1, 2)
+            assert await storage.read_lac(1, fence=False) == 4
+            storage.write_lac(2, -1)
+        async with open_storage(disk) as storage:
+            assert await storage.read_lac(1, fence=False) == 4
+
+    asyncio.run(main())
+
+
+def test_an_explicit_lac_and_the_proof_of_the_last_flush_are_logged_soon() -> None:
+    """Goal: both reach the disk without another add, and then nothing is written any more."""
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        async with open_storage(disk, small_config(settle_interval_s=0.01)) as storage:
+            await add(storage, 1, 0)
+            storage.write_lac(1, 0)
+            size = storage.stats().stored_bytes
+            await until(lambda: storage.stats().stored_bytes == size + (40 + 16) + 40)
+            steps = disk.steps
+            await asyncio.sleep(0.05)
+            assert disk.steps == steps
+            disk.crash()
+        async with open_storage(disk) as storage:
+            assert await storage.read_lac(1, fence=False) == 0
+
+    asyncio.run(main())
+
+
+def test_closing_makes_everything_accepted_durable_and_refuses_the_rest() -> None:
+    """Goal: a drain, not a cut; closing twice is fine."""
+
+    async def main() -> None:
+        disk = MemoryDisk(latency_s=lambda: 0.0005)
+        async with open_storage(disk) as storage:
+            futures = [storage.add_entry(make_frame(1, entry_id)) for entry_id in range(40)]
+            closing = asyncio.ensure_future(storage.aclose())
+            await asyncio.sleep(0)
+            with pytest.raises(BookieUnavailableError):
+                await storage.add_entry(make_frame(1, 40))
+            await closing
+            assert all(each.done() and each.exception() is None for each in futures)
+            await storage.aclose()
+            for request in (
+                storage.read_entry(1, 0, fence=False),
+                storage.read_lac(1, fence=True),
+                storage.collect_garbage(never_deleted),
+            ):
+                with pytest.raises(BookieUnavailableError):
+                    await request
+        async with open_storage(disk) as storage:
+            assert len(await read_all(storage, 1, first=0, last=39)) == 40
+
+    asyncio.run(main())
+
+
+async def never_deleted(ledger_id: int) -> bool:
+    """Say that a ledger lives."""
+    return ledger_id < 0
+
+
+def test_files_of_deleted_ledgers_are_dropped_whole() -> None:
+    """Goal: two sightings, then only files without a live ledger go; the rest stays readable."""
+
+    async def main() -> None:
+        disk, clock = MemoryDisk(), ManualClock()
+        config = small_config(garbage=GarbageConfig(age_ms=1000))
+        deleted = {1, 2}
+
+        async def is_deleted(ledger_id: int) -> bool:
+            return ledger_id in deleted
+
+        async with open_storage(disk, config, clock=clock) as storage:
+            for ledger_id in (1, 2, 3):
+                await add(storage, ledger_id, *range(100))
+            before = set(disk.names())
+            assert (await storage.collect_garbage(is_deleted)).files_deleted == 0
+            clock.now += 999
+            assert (await storage.collect_garbage(is_deleted)).ledgers_deleted == 0
+            clock.now += 1
+            report = await storage.collect_garbage(is_deleted)
+            assert (report.ledgers_seen, report.ledgers_deleted) == (3, 2)
+            assert report.files_deleted >= 4
+            assert len(before - set(disk.names())) == report.files_deleted
+            assert report.bytes_freed > 10_000
+            assert storage.ledgers() == [3]
+            with pytest.raises(NoSuchLedgerError):
+                await storage.read_entry(1, 0, fence=False)
+            assert len(await read_all(storage, 3, first=0, last=99)) == 100
+            assert (await storage.collect_garbage(is_deleted)).files_deleted == 0
+            await add(storage, 4, *range(100))
+        async with open_storage(disk, config, clock=clock) as storage:
+            assert len(await read_all(storage, 3, first=0, last=99)) == 100
+            assert len(await read_all(storage, 4, first=0, last=99)) == 100
+            assert 1 not in storage.ledgers()
+
+    asyncio.run(main())
+
+
+def test_garbage_collection_believes_no_mass_deletion_and_no_error() -> None:
+    """Goal: a metadata store that answers wrongly or not at all costs nothing."""
+
+    async def main() -> None:
+        disk, clock = MemoryDisk(), ManualClock()
+
+        async def all_deleted(_: int) -> bool:
+            return True
+
+        async def unreachable(_: int) -> bool:
+            raise MetadataConnectionError("no answer")
+
+        async with open_storage(disk, small_config(), clock=clock) as storage:
+            for ledger_id in range(5):
+                await add(storage, ledger_id, *range(40))
+            names = disk.names()
+            for _ in range(3):
+                clock.now += 5000
+                report = await storage.collect_garbage(all_deleted)
+                assert "5 of 5 ledgers look deleted" in report.refused
+                with pytest.raises(MetadataConnectionError):
+                    await storage.collect_garbage(unreachable)
+            assert disk.names() == names
+
+    asyncio.run(main())
+
+
+def test_few_open_files_are_enough_for_many() -> None:
+    """Goal: sealed files are opened again as needed; ledgers spread over all of them are read."""
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        async with open_storage(disk, small_config(open_files_max=1)) as storage:
+            for entry_id in range(300):
+                await add(storage, entry_id % 2, entry_id // 2)
+            assert len(disk.names()) > 6
+            both = await asyncio.gather(
+                *(read_all(storage, ledger_id, first=0, last=149) for ledger_id in (0, 1))
+            )
+            assert [len(frames) for frames in both] == [150, 150]
+
+    asyncio.run(main())
