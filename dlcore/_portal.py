@@ -21,8 +21,8 @@ _STOP_TIMEOUT_S = 10.0
 class Portal:
     """Runs coroutines on a background event loop for callers in other threads.
 
-    It belongs to the process that made it: after a fork the thread is gone, and what was opened through
-    it must be opened again in the child.
+    It belongs to the process that made it: after a fork the thread is gone, and what was opened
+    through it must be opened again in the child.
     """
 
     def __init__(self) -> None:

@@ -48,8 +48,8 @@ _Closer = Callable[[], Coroutine[Any, Any, None]]
 class Namespace:
     """A collection of logs over one metadata store and its bookies; used on one event loop.
 
-    `open_namespace` makes it with the real adapters; tests hand in others.  It closes the ports that it
-    is given.
+    `open_namespace` makes it with the real adapters; tests hand in others.  It closes the ports
+    that it is given.
     """
 
     def __init__(
@@ -153,7 +153,8 @@ class Namespace:
 
         Args:
             name: the log.
-            config: how to write and read it, in place of the namespace's; its quorums do not count, the
+            config: how to write and read it, in place of the namespace's; its quorums do not count,
+                the
                 log has its own.
 
         Raises:
@@ -248,7 +249,8 @@ async def open_namespace(
         config: how logs are written and read, unless `open_log` says otherwise.
         client_config: how bookies are talked to.
         create: make the namespace if it does not exist.
-        client_id: how this client calls itself where it owns something; host and process by default.
+        client_id: how this client calls itself where it owns something; host and process by
+            default.
 
     Raises:
         InvalidNamespaceUriError: the URI does not parse.
@@ -303,7 +305,7 @@ class ScanClients:
         self._closers: list[_Closer] = []
 
     def client_of(self, cluster_id: str, addresses: Mapping[BookieId, str]) -> LedgerClient:
-        """Return a client that reads by ledger metadata alone; the latest address of a bookie counts."""
+        """Return a client that reads by ledger metadata alone; the latest addresses count."""
         from dlcore.transport.grpc import GrpcBookieClient
 
         self._addresses.update(addresses)
@@ -359,7 +361,8 @@ async def scan(
 
     Args:
         scans: ranges of a snapshot.
-        uri: of the namespace; it is opened only after a read failed, to learn where entries and bookies
+        uri: of the namespace; it is opened only after a read failed, to learn where entries and
+            bookies
             are now.  Without it such a failure is final.
         config: how bookies are talked to.
         clients: connections to use, which stay open; by default new ones, closed at the end.

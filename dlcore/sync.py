@@ -1,8 +1,8 @@
 """The blocking face: the same names as the async one, over one background event loop.
 
-Nothing here decides anything: each method runs its async twin on the portal.  Only two things are added:
-`LogWriter.write` buffers records in the calling thread and hands them over in bulk, and `scan` fetches
-ahead while the caller works on what it has.
+Nothing here decides anything: each method runs its async twin on the portal.  Only two things are
+added: `LogWriter.write` buffers records in the calling thread and hands them over in bulk, and
+`scan` fetches ahead while the caller works on what it has.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ if TYPE_CHECKING:
     from dlcore.ids import DLSN
     from dlcore.ledger.metadata import LedgerMetadata
     from dlcore.ledger.registry import BookieInfo
+    from dlcore.log.append import StagedAppend as AsyncStagedAppend
     from dlcore.log.manager import DistributedLogManager as AsyncManager
     from dlcore.log.reader import AsyncLogReader
     from dlcore.log.segment import LogSegment
-    from dlcore.log.staging import StagedAppend as AsyncStagedAppend, StagingWriter as AsyncStaging
+    from dlcore.log.staging import StagingWriter as AsyncStaging
     from dlcore.log.writer import AsyncLogWriter
+    from dlcore.namespace import ScanClients
     from dlcore.records import LogRecord, LogRecordWithDLSN
 
 __all__ = [
@@ -118,7 +120,8 @@ def open_namespace(
         config: how logs are written and read, unless `open_log` says otherwise.
         client_config: how bookies are talked to.
         create: make the namespace if it does not exist.
-        client_id: how this client calls itself where it owns something; host and process by default.
+        client_id: how this client calls itself where it owns something; host and process by
+            default.
 
     Raises:
         InvalidNamespaceUriError: the URI does not parse.
@@ -280,8 +283,8 @@ class DistributedLogManager(_Blocking):
 class LogWriter(_Blocking):
     """The log's writer.  Not thread-safe.
 
-    `write` buffers in the calling thread; `flush`, `commit`, `close` or a full buffer hand records over.
-    An error of a record already handed over is raised by the next call that hands over.
+    `write` buffers in the calling thread; `flush`, `commit`, `close` or a full buffer hand records
+    over. An error of a record already handed over is raised by the next call that hands over.
     """
 
     def __init__(self, portal: Portal, writer: AsyncLogWriter) -> None:
@@ -465,7 +468,7 @@ class StagedAppend(_Blocking):
         return StagingWriter(self._portal, self._call(self._append.open_writer(log)))
 
     def commit(self, extents: Sequence[StagedExtent] | None = None) -> CommitResult:
-        """Append `extents`, or all that this append's writers staged, to their logs: all or nothing."""
+        """Append `extents`, or what this append's writers staged, to their logs: all or nothing."""
         return self._call(self._append.commit(extents))
 
     def abort(self, extents: Sequence[StagedExtent] | None = None) -> None:
@@ -481,13 +484,37 @@ def scan(
 ) -> Iterator[ScanBatch]:
     """Yield the records of `scans`, in order, one `ScanBatch` per entry, fetching ahead.
 
-    Bookies are asked directly; the metadata store at `uri` is contacted only after a read failed, to
-    learn where entries and bookies are now.
+    Bookies are asked directly; the metadata store at `uri` is contacted only after a read failed,
+    to learn where entries and bookies are now.
 
     Raises:
         LedgerReadError: no replica could give an entry.
     """
-    return _Prefetched(shared_portal(), list(scans), uri, config or LedgerClientConfig())
+    portal = shared_portal()
+    clients = _scan_clients(portal, config or LedgerClientConfig())
+    return _Prefetched(portal, list(scans), uri, clients)
+
+
+class _SharedScanClients(_Blocking):
+    """Connections that all scans of the process share, so that a scan does not begin with them."""
+
+    def __init__(self, portal: Portal, clients: ScanClients) -> None:
+        super().__init__(portal, clients.aclose)
+        self.portal = portal
+        self.clients = clients
+        close_at_exit(self, self.close)
+
+
+_shared_clients: dict[LedgerClientConfig, _SharedScanClients] = {}
+
+
+def _scan_clients(portal: Portal, config: LedgerClientConfig) -> ScanClients:
+    from dlcore.namespace import ScanClients
+
+    shared = _shared_clients.get(config)
+    if shared is None or shared.portal is not portal:
+        shared = _shared_clients[config] = _SharedScanClients(portal, ScanClients(config))
+    return shared.clients
 
 
 class _Prefetched:
@@ -498,22 +525,20 @@ class _Prefetched:
         portal: Portal,
         scans: list[ScanRange],
         uri: str | None,
-        config: LedgerClientConfig,
+        clients: ScanClients,
     ) -> None:
         self._portal = portal
         self._items: queue.SimpleQueue[ScanBatch | BaseException | None] = queue.SimpleQueue()
         self._room = asyncio.Event()
         self._ahead_bytes = 0
         self._finished = False
-        self._task = portal.submit(self._fetch(scans, uri, config))
+        self._task = portal.submit(self._fetch(scans, uri, clients))
 
-    async def _fetch(
-        self, scans: list[ScanRange], uri: str | None, config: LedgerClientConfig
-    ) -> None:
+    async def _fetch(self, scans: list[ScanRange], uri: str | None, clients: ScanClients) -> None:
         from dlcore.namespace import scan as scan_async
 
         try:
-            async with contextlib.aclosing(scan_async(scans, uri=uri, config=config)) as batches:
+            async with contextlib.aclosing(scan_async(scans, uri=uri, clients=clients)) as batches:
                 async for batch in batches:
                     self._ahead_bytes += batch.batch.nbytes
                     self._items.put(batch)

@@ -41,8 +41,8 @@ def encode_group(
 class ActiveSegment:
     """One open extent over one ledger, filled by its only writer.
 
-    What was pushed counts for the next entry's header and for rolling; what was acknowledged is what
-    the extent will say.
+    What was pushed counts for the next entry's header and for rolling; what was acknowledged is
+    what the extent will say.
     """
 
     def __init__(
@@ -58,7 +58,8 @@ class ActiveSegment:
         self._acked: _Acknowledged | None = None
 
     def __repr__(self) -> str:
-        return f"<ActiveSegment {self.lssn} ledger={self.ledger.ledger_id} entries={self.entries_pushed}>"
+        ledger_id = self.ledger.ledger_id
+        return f"<ActiveSegment {self.lssn} ledger={ledger_id} entries={self.entries_pushed}>"
 
     @property
     def timestamp_ms(self) -> int:

@@ -1,8 +1,9 @@
 """Atomic appends: staged extents enter any number of logs in one metadata transaction.
 
-The transaction writes the segments of all logs, their guards, and the record of the commit, and marks
-the staged ledgers.  It is planned from what is stored; if anything of that changed, it is planned again.
-A lost reply is classified by the commit record, which carries the token of the append that wrote it.
+The transaction writes the segments of all logs, their guards, and the record of the commit, and
+marks the staged ledgers.  It is planned from what is stored; if anything of that changed, it is
+planned again. A lost reply is classified by the commit record, which carries the token of the
+append that wrote it.
 """
 
 from __future__ import annotations
@@ -153,8 +154,8 @@ class StagedAppend:
                 return CommitResult(committed=True, already_committed=False, logs=plan.logs)
             await asyncio.sleep(self._context.rng.uniform(0, _CONFLICT_DELAY_S_MAX))
         raise MetadataConnectionError(
-            f"append {self._identity!r} version {self._version}: {_ATTEMPTS_MAX} attempts to commit "
-            "were overtaken or not answered"
+            f"append {self._identity!r} version {self._version}: {_ATTEMPTS_MAX} attempts to "
+            "commit were overtaken or not answered"
         )
 
     async def _read_record(self) -> Versioned | None:
@@ -181,8 +182,8 @@ class StagedAppend:
             and (self._run_id == record.run_id)
         ):
             raise DuplicateAppendError(
-                f"append {self._identity!r} version {self._version} was committed by another append "
-                f"of the same run {self._run_id!r}"
+                f"append {self._identity!r} version {self._version} was committed by another "
+                f"append of the same run {self._run_id!r}"
             )
         return CommitResult(committed=False, already_committed=True)
 
@@ -226,8 +227,8 @@ class StagedAppend:
         node = await read_staged(self._context, self._identity, ledger_id)
         if node is None:
             raise AppendAbortedError(
-                f"append {self._identity!r} version {self._version}: staged ledger {ledger_id} is gone; "
-                "it was aborted, or reaped after its process ended"
+                f"append {self._identity!r} version {self._version}: staged ledger {ledger_id} is "
+                "gone; it was aborted, or reaped after its process ended"
             )
         if node.staged.committed:
             return Check(node.path, node.version)

@@ -1,4 +1,4 @@
-"""Arrow and numpy kernels over record batches: checks, cuts and metadata columns, without row loops."""
+"""Arrow and numpy kernels over record batches: checks, cuts, metadata columns; no row loops."""
 
 from __future__ import annotations
 

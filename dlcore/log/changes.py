@@ -1,8 +1,9 @@
-"""Every change of a log's metadata, planned: from the state that was read to the operations of one multi.
+"""Every change of a log's metadata, planned: from the state read to the operations of one multi.
 
 Rules that hold for all of them:
 
-- A change that touches the segment list also puts ``max_lssn`` with the version that was read.  That
+- A change that touches the segment list also puts ``max_lssn`` with the version that was read.
+  That
   version is the log's only compare-and-set token: of two plans made from one state, one is applied.
 - At most the last segment is in progress, and only its last extent may be open.
 - A segment that ends without any entry is removed and its number used again, so that numbers stay
@@ -261,7 +262,7 @@ def _extent_of(
 
 
 def plan_truncate(paths: LogPaths, state: LogState, dlsn: DLSN) -> Change | None:
-    """Truncate everything below `dlsn`, which is not beyond the log's end; None: nothing changes."""
+    """Truncate all below `dlsn`, which is not beyond the log's end; None: nothing changes."""
     if dlsn <= state.first_active:
         return None
     draft = _Draft(paths, state)
@@ -301,7 +302,7 @@ def plan_remove(paths: LogPaths, state: LogState, lssns: Sequence[int]) -> Chang
 
 
 def plan_delete(paths: LogPaths, state: LogState) -> tuple[Op, ...]:
-    """Return the operations that delete the log's nodes, its writer lock (which must be held) too."""
+    """Return the operations that delete the log's nodes, the writer lock (held by us) too."""
     return (
         *(Delete(paths.segment(segment.lssn)) for segment in state.segments),
         Delete(paths.segments),

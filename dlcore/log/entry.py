@@ -1,10 +1,12 @@
 """The body of a log's entries: a small header, and one Arrow IPC record batch without its schema.
 
-Header, big-endian, 48 bytes: version u8 | flags u8 | schema id u16 | record count u32 | first txid i64
-| last txid i64 | records before this entry in its extent i64 | write time (epoch ms) i64 | reserved u64.
+Header, big-endian, 48 bytes: version u8 | flags u8 | schema id u16 | record count u32 | first txid
+i64 | last txid i64 | records before this entry in its extent i64 | write time (epoch ms) i64 |
+reserved u64.
 
-The batch is an encapsulated Arrow IPC message, so reading is zero-copy; buffer compression is Arrow's
-own.  The schema of a byte log is `BYTE_LOG_SCHEMA`; schema ids other than 0 are reserved for typed logs.
+The batch is an encapsulated Arrow IPC message, so reading is zero-copy; buffer compression is
+Arrow's own.  The schema of a byte log is `BYTE_LOG_SCHEMA`; schema ids other than 0 are reserved
+for typed logs.
 """
 
 from __future__ import annotations
@@ -74,8 +76,8 @@ def encode_entry(
 
 
 def _encapsulate(batch: pa.RecordBatch, options: pa.ipc.IpcWriteOptions) -> pa.Buffer:
-    # `RecordBatch.serialize` takes no options; a stream does, and its batch message stands between the
-    # schema message, whose size is known, and the end marker.
+    # `RecordBatch.serialize` takes no options; a stream does, and its batch message stands between
+    # the schema message, whose size is known, and the end marker.
     if options.compression is None:
         return batch.serialize()
     sink = pa.BufferOutputStream()

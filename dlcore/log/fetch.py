@@ -118,7 +118,8 @@ class Fetcher:
     def _stopped(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            # DLErrors are handled inside: this is a defect, and the consumer must not wait for ever.
+            # DLErrors are handled inside: this is a defect, and the consumer must not wait for
+            # ever.
             self._fail(UnexpectedError(f"reader of log {self._state.name!r} broke: {error!r}"))
 
     def _fail(self, error: DLError) -> None:
@@ -222,7 +223,7 @@ class Fetcher:
             self._deliver(step, frame)
 
     def _deliver(self, step: ReadExtent | FollowExtent, frame: EntryFrame) -> None:
-        """Buffer an entry and move the cursor past it: one step, so a cancellation loses nothing."""
+        """Buffer an entry and move the cursor past it: at once, so cancelling loses nothing."""
         header = decode_entry_header(frame.body)
         first_slot = self._cursor.position.slot_id
         entry_id, sequence_id = self._cursor.deliver(

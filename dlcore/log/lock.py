@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING, assert_never
 
@@ -50,9 +51,9 @@ _GUARDED_ATTEMPTS_MAX = 100
 class WriterLock:
     """Holds a log for one writer from `acquire` to `release`.
 
-    `verify` is asked when the session was lost: it returns the version of ``max_lssn`` at which the log
-    is as its owner left it, or None if somebody else changed it.  `on_change` is called after the lock
-    was lost, regained or denied.
+    `verify` is asked when the session was lost: it returns the version of ``max_lssn`` at which the
+    log is as its owner left it, or None if somebody else changed it.  `on_change` is called after
+    the lock was lost, regained or denied.
     """
 
     def __init__(self, logs: LogStore, name: str, *, client_id: str, clock: Clock) -> None:
@@ -229,9 +230,7 @@ class WriterLock:
             holder = await self._logs.read_lock(self._name)
             if holder is None or not self._ownership.is_own(holder):
                 return
-            try:
+            with contextlib.suppress(NoNodeError):  # it vanished with its session
                 await self._store.multi([Delete(self._path)])
-            except NoNodeError:
-                pass  # it vanished with its session
 
         await persistently(delete)

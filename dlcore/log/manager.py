@@ -108,7 +108,8 @@ class DistributedLogManager:
         """Open a reader.
 
         Args:
-            dlsn: the position of the first record wanted; `DLSN.INITIAL`, the default, means the first
+            dlsn: the position of the first record wanted; `DLSN.INITIAL`, the default, means the
+                first
                 one that is not truncated.  A position beyond the end waits for its record.
             txid: the first record with this transaction id or a higher one.
             timestamp_ms: the first record written at that time or later, in epoch milliseconds.

@@ -67,8 +67,9 @@ class StagedLedger:
 class LogState:
     """A consistent view of one log: everything was read at one version of `max_lssn`.
 
-    Every change of the segment list writes `max_lssn`, so its version guards them all.  Segments are in
-    ascending order; truncated ones come first, and those that were removed are missing at the front.
+    Every change of the segment list writes `max_lssn`, so its version guards them all.  Segments
+    are in ascending order; truncated ones come first, and those that were removed are missing at
+    the front.
     """
 
     metadata: LogMetadata

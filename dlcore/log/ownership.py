@@ -1,8 +1,8 @@
 """Ownership of a log: events in, effects out, no I/O.  The driver is `lock.py`.
 
-Theory of operation.  The lock is a node that lives as long as its creator's session.  Each attempt to
-create it carries a token, so that a lost reply is recognised, and so that a node of one's own earlier
-session is told from another owner's.
+Theory of operation.  The lock is a node that lives as long as its creator's session.  Each attempt
+to create it carries a token, so that a lost reply is recognised, and so that a node of one's own
+earlier session is told from another owner's.
 
               TryLock            Granted
     ACQUIRING --------> ... ------------> OWNED --SessionExpired/Suspended--> LOST
@@ -10,8 +10,9 @@ session is told from another owner's.
         v                                  +------- Resumed (TryLock guarded) --+
       DENIED <--------------------- LockHeld by another, or the log moved on ---+
 
-While LOST nothing may be acknowledged.  A guarded attempt succeeds only if nobody changed the log since
-it was lost; once another holds the lock, or the log has moved on, ownership is denied for good.
+While LOST nothing may be acknowledged.  A guarded attempt succeeds only if nobody changed the log
+since it was lost; once another holds the lock, or the log has moved on, ownership is denied for
+good.
 """
 
 from __future__ import annotations

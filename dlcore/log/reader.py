@@ -1,4 +1,4 @@
-"""The log's reader: records in order, each once, from a position on, up to the tail and along it."""
+"""The log's reader: records in order, each once, from a position on, up to and along the tail."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Rows:
 
     @property
     def rows_left(self) -> int:
-        return max(0, self.batch.num_rows - self.next_row)
+        return max(0, int(self.batch.num_rows) - self.next_row)
 
     def take_records(self, count: int) -> list[LogRecordWithDLSN]:
         entry, first = self.entry, self.next_row
@@ -70,7 +70,7 @@ class StartAt:
 
 
 class AsyncLogReader:
-    """Reads one log.  Use `DistributedLogManager.open_reader`; reads are served in request order."""
+    """Reads one log; use `DistributedLogManager.open_reader`.  Requests are served in order."""
 
     def __init__(self, name: str, fetcher: Fetcher, start: StartAt) -> None:
         self._name = name
@@ -106,8 +106,8 @@ class AsyncLogReader:
     ) -> list[LogRecordWithDLSN]:
         """Return up to `count` records: at least one, and then what is here.
 
-        With `until_caught_up`, return fewer than `count` (or none) only when every readable record was
-        returned.
+        With `until_caught_up`, return fewer than `count` (or none) only when every readable record
+        was returned.
         """
         _require_count(count)
         records: list[LogRecordWithDLSN] = []

@@ -1,8 +1,8 @@
 """What a reader reads next: from a position and the segment list to one step.  No I/O.
 
-Invariants: entries are delivered in order, each once, none left out.  A position moves past a segment
-only when that segment is completed and all of its entries were delivered; the next one must carry the
-next number.  A reader that has delivered entries of a segment never finds it shorter.
+Invariants: entries are delivered in order, each once, none left out.  A position moves past a
+segment only when that segment is completed and all of its entries were delivered; the next one must
+carry the next number.  A reader that has delivered entries of a segment never finds it shorter.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class ReadCursor:
                 continue
             if segment.lssn > self.position.lssn:
                 raise UnexpectedError(
-                    f"log {self._log!r}: segment {self.position.lssn} is missing before {segment.lssn}"
+                    f"log {self._log!r}: segment {self.position.lssn} is missing before "
+                    f"{segment.lssn}"
                 )
             step = self._plan_in(segment)
             if step is not None:
@@ -111,7 +112,7 @@ class ReadCursor:
         self._has_delivered = False
 
     def _has_read_up_to(self, first: DLSN, state: LogState) -> bool:
-        """Return whether every record below `first` was delivered: the position only looks lower."""
+        """Return whether every record below `first` was delivered: it only looks lower."""
         position = self.position
         for segment in state.segments:
             if segment.lssn == position.lssn and segment.state is SegmentState.COMPLETED:

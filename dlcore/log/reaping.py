@@ -1,8 +1,9 @@
 """Removing staged ledgers that nobody fills any more.
 
-What was never committed is deleted with its registration, in one transaction.  What a log holds entries
-of is closed, and only its registration goes.  Each step is guarded by the registration's version, which
-a commit changes: of a commit and a reaper that meet, one wins and the other one learns it.
+What was never committed is deleted with its registration, in one transaction.  What a log holds
+entries of is closed, and only its registration goes.  Each step is guarded by the registration's
+version, which a commit changes: of a commit and a reaper that meet, one wins and the other one
+learns it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ABANDONED_AGE_MS = 24 * 3600 * 1000
-"""Leftovers of other identities are reaped at this age: their append may still be about to commit."""
+"""Leftovers of other identities are reaped at this age: until then they may still commit."""
 
 
 @dataclass(frozen=True, slots=True)

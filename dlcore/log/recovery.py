@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 async def read_frame(reader: LedgerReader, entry_id: int) -> EntryFrame:
     """Return one entry of a ledger, which must exist."""
-    async with aclosing(reader.read(entry_id, entry_id)) as chunks:  # type: ignore[type-var]
+    async with aclosing(reader.read(entry_id, entry_id)) as chunks:
         async for frames in chunks:
             for frame in frames:
                 return frame

@@ -10,6 +10,7 @@ Positions are half-open: a range holds the records from `start` up to but not in
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from dlcore.config import require
@@ -28,10 +29,11 @@ if TYPE_CHECKING:
 class ExtentView:
     """A run of readable entries of one ledger, final or bounded by the LAC that was read.
 
-    `base_entry_id` is the entry id, within the segment, of its first entry.  `start_sequence_id` is the
-    sequence id of the extent's very first record, also in a clipped view: an entry's header counts the
-    records before it from there.  `record_count` and `size_bytes` are exact of whole extents and
-    prorated by entries of clipped ones.  With `txid_assigned` every record has `first_txid`.
+    `base_entry_id` is the entry id, within the segment, of its first entry.  `start_sequence_id` is
+    the sequence id of the extent's very first record, also in a clipped view: an entry's header
+    counts the records before it from there.  `record_count` and `size_bytes` are exact of whole
+    extents and prorated by entries of clipped ones.  With `txid_assigned` every record has
+    `first_txid`.
     """
 
     ledger: LedgerMetadata
@@ -58,7 +60,7 @@ class ExtentView:
         return self.base_entry_id + self.entry_count
 
     def clipped(self, *, first: int, end: int) -> ExtentView | None:
-        """Return the part with entry ids of the segment in [first, end), or None if that is empty."""
+        """Return the part with entry ids (of the segment) in [first, end), or None if empty."""
         first = max(first, self.base_entry_id)
         end = min(end, self.end_entry_id)
         if first >= end:
@@ -150,7 +152,7 @@ class ScanRange:
             ),
             self.end,
         ]
-        return [self._between(start, stop) for start, stop in zip(cuts, cuts[1:], strict=False)]
+        return [self._between(start, stop) for start, stop in pairwise(cuts)]
 
     def after_entry(self, entry_id: int) -> ScanRange | None:
         """Return what follows an entry of the range; None if that is nothing."""
@@ -172,8 +174,8 @@ def _clip(extents: tuple[ExtentView, ...], start: DLSN, end: DLSN) -> tuple[Exte
 class ScanBatch:
     """Records of one entry, in order: `batch` has the columns txid (int64) and payload (binary).
 
-    The first row is at DLSN(lssn, entry_id, first_slot) and has `sequence_id`; the following rows count
-    up from there.  All rows have `timestamp_ms`, epoch milliseconds.
+    The first row is at DLSN(lssn, entry_id, first_slot) and has `sequence_id`; the following rows
+    count up from there.  All rows have `timestamp_ms`, epoch milliseconds.
     """
 
     batch: pa.RecordBatch
@@ -193,9 +195,10 @@ class ScanBatch:
 class LogSnapshot:
     """A log's readable records at one moment.
 
-    `first` is the position of the first record that is not truncated (where the next record will be,
-    when there is none).  `end` is the position after the last readable one, in canonical form: the
-    entry count of the last segment that has readable entries, slot 0; or `first` if there is none.
+    `first` is the position of the first record that is not truncated (where the next record will
+    be, when there is none).  `end` is the position after the last readable one, in canonical form:
+    the entry count of the last segment that has readable entries, slot 0; or `first` if there is
+    none.
     """
 
     log: str
@@ -284,8 +287,8 @@ class LogSnapshot:
 class StagedExtent:
     """Entries that a staging writer made durable and that no log holds yet.
 
-    `first_txid` and `last_txid` are -1 when the records came without transaction ids: they get one when
-    the append commits.
+    `first_txid` and `last_txid` are -1 when the records came without transaction ids: they get one
+    when the append commits.
     """
 
     log: str
@@ -314,7 +317,8 @@ class StagedExtent:
 class CommitResult:
     """Outcome of a commit: by this call, or found done before (then `logs` is empty).
 
-    `logs` maps each log to the position of the first record appended and the position after the last.
+    `logs` maps each log to the position of the first record appended and the position after the
+    last.
     """
 
     committed: bool

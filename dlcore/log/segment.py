@@ -63,8 +63,8 @@ class Extent:
 class LogSegment:
     """One segment of a log.  At most its last extent is open.
 
-    `start_sequence_id` is the sequence id of its first record.  `min_active` is (entry, slot): records
-    below it are truncated.
+    `start_sequence_id` is the sequence id of its first record.  `min_active` is (entry, slot):
+    records below it are truncated.
     """
 
     lssn: int

@@ -1,13 +1,14 @@
 """Staging: records that are durable in a ledger of their own, and belong to no log yet.
 
-A staged ledger is registered below the identity it is staged under, in the transaction that creates it.
-The registration names its owner: the ephemeral node of the process that fills it.  Whoever commits
-marks it; whoever finds its owner gone may reap it (see `reaping.py`).
+A staged ledger is registered below the identity it is staged under, in the transaction that creates
+it. The registration names its owner: the ephemeral node of the process that fills it.  Whoever
+commits marks it; whoever finds its owner gone may reap it (see `reaping.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING
 
@@ -50,8 +51,8 @@ _CREATE_ATTEMPTS_MAX = 10
 class StagingOwner:
     """The ephemeral node by which others see that this process still stages.
 
-    After the session was lost the node is made again with the same token, so what was staged before and
-    was not reaped meanwhile stays alive.
+    After the session was lost the node is made again with the same token, so what was staged before
+    and was not reaped meanwhile stays alive.
     """
 
     def __init__(self, context: LogContext) -> None:
@@ -114,8 +115,9 @@ class StagingOwner:
 class StagingWriter:
     """Fills a ledger of its own with entries for one log.
 
-    Each `stage` ends an extent.  The ledger stays open across extents, and a new one is begun when it
-    has the size of a segment, so that neither ledgers nor segments grow with the number of appends.
+    Each `stage` ends an extent.  The ledger stays open across extents, and a new one is begun when
+    it has the size of a segment, so that neither ledgers nor segments grow with the number of
+    appends.
     """
 
     def __init__(
@@ -151,11 +153,12 @@ class StagingWriter:
     async def write_batch(self, batch: pa.RecordBatch) -> None:
         """Write the rows of `batch`: payload (binary), and txid (int64) where they have their own.
 
-        The records of one extent either all have transaction ids, or none; then they get one when the
-        append commits.
+        The records of one extent either all have transaction ids, or none; then they get one when
+        the append commits.
 
         Raises:
-            TransactionIdOutOfOrderError, LogRecordTooLongError, ConfigurationError: refused as a whole,
+            TransactionIdOutOfOrderError, LogRecordTooLongError, ConfigurationError: refused as a
+            whole,
                 the writer stays usable.
             WriteError: the ledger failed; what was not staged is lost.
         """
@@ -167,7 +170,8 @@ class StagingWriter:
         draft = self._extent or _ExtentDraft(has_txids=has_txids)
         if draft.has_txids is not has_txids:
             raise ConfigurationError(
-                f"staging for log {self._log.name!r}: one extent mixes batches with and without txid"
+                f"staging for log {self._log.name!r}: one extent mixes batches with and without a "
+                "column txid"
             )
         first_txid, last_txid = check_txids(batch, last_txid=draft.last_txid)
         slices = [
@@ -180,14 +184,16 @@ class StagingWriter:
         await self._send_full()
 
     async def _send_full(self) -> None:
-        while self._transmitter.has_sealed:
+        while self._has_full_group():
             ledger = self._ledger
             if ledger is None or self._is_due_for_another(ledger):
                 ledger = await self._next_ledger()
             await self._guarded(ledger.wait_for_capacity)
-            if not self._transmitter.has_sealed:
-                return
-            self._push(ledger)
+            if self._has_full_group():
+                self._push(ledger)
+
+    def _has_full_group(self) -> bool:
+        return self._transmitter.has_sealed
 
     def _push(self, ledger: LedgerWriter) -> None:
         draft = self._extent
@@ -254,10 +260,8 @@ class StagingWriter:
     async def _make_parent(self) -> None:
         async def make() -> None:
             path = self._context.paths.staging_of(self._identity)
-            try:
+            with contextlib.suppress(NodeExistsError):  # staged under before
                 await self._context.store.create(path, make_parents=True)
-            except NodeExistsError:
-                pass  # staged under before
 
         await persistently(make)
 
@@ -336,7 +340,8 @@ class StagingWriter:
             try:
                 await ledger.close()
             except DLError as error:
-                # All that was staged is durable; whoever removes the registration recovers the ledger.
+                # All that was staged is durable; whoever removes the registration recovers the
+                # ledger.
                 logger.warning("staged ledger=%d does not close: %s", ledger.ledger_id, error)
                 await ledger.abandon()
         node = await read_staged(self._context, self._identity, ledger.ledger_id)

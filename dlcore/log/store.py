@@ -8,6 +8,7 @@ overtaken, which is reported as a lost compare-and-set, so that the caller plans
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, TypeVar
 
 from dlcore.errors import (
@@ -94,10 +95,8 @@ class LogStore:
             return
 
         async def make() -> None:
-            try:
+            with contextlib.suppress(NodeExistsError):  # another client made it
                 await self._store.create(bucket, make_parents=True)
-            except NodeExistsError:
-                pass  # another client made it
 
         await persistently(make)
 

@@ -1,9 +1,10 @@
 """When to send what: records and batches in, groups that become one entry each out.  No I/O.
 
-Theory of operation.  Accepted records gather in the *open* group.  It is sealed when the next record
-would make it larger than an entry should be, or when someone waits for it (`seal`).  Sealed groups are
-sent in order, as fast as the ledger takes them.  The open group is sent too as soon as nothing is in
-flight, so a lone record leaves at once and a busy writer fills its entries while it waits for acks.
+Theory of operation.  Accepted records gather in the *open* group.  It is sealed when the next
+record would make it larger than an entry should be, or when someone waits for it (`seal`).  Sealed
+groups are sent in order, as fast as the ledger takes them.  The open group is sent too as soon as
+nothing is in flight, so a lone record leaves at once and a busy writer fills its entries while it
+waits for acks.
 
 `tickets` are the caller's: what it wants to be told about the record at a slot of the group.
 """

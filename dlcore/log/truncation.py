@@ -1,7 +1,7 @@
 """Truncating a log: marks first, in one transaction; then data; then the nodes that named the data.
 
-A crash in between leaves segments that are marked truncated, which nobody reads; the next truncation
-removes them.
+A crash in between leaves segments that are marked truncated, which nobody reads; the next
+truncation removes them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The log's writer: accepts records, sends entries, rolls segments, and answers in order.
 
-One task, the pump, takes groups from the transmitter and appends them to the active segment's ledger;
-it alone starts and rolls segments.  The first failure ends the writer: what was in flight fails with it,
-what was queued is cancelled, and a new writer recovers what is durable.
+One task, the pump, takes groups from the transmitter and appends them to the active segment's
+ledger; it alone starts and rolls segments.  The first failure ends the writer: what was in flight
+fails with it, what was queued is cancelled, and a new writer recovers what is durable.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dlcore.config import LogConfig
+    from dlcore.ledger.writer import LedgerWriter
     from dlcore.log.context import LogContext
     from dlcore.log.lock import WriterLock
     from dlcore.log.metadata import LogState
     from dlcore.log.segment import Extent
-    from dlcore.metadata.port import Op
     from dlcore.records import LogRecord
 
 logger = logging.getLogger(__name__)
@@ -334,7 +334,7 @@ class AsyncLogWriter:
         try:
             while True:
                 self._wake.clear()
-                while self._transmitter.has_next:
+                while self._has_next():
                     async with self._changing:
                         await self._send_next()
                 await self._wake.wait()
@@ -351,12 +351,12 @@ class AsyncLogWriter:
         if self._lock is not None and not self._lock.is_owner:
             await self._lock.wait_owned()
         active = self._active
-        if not self._transmitter.has_next:
+        if not self._has_next():
             return  # given up meanwhile
         if active is None or self._should_roll(active):
             active = await self._next_segment(self._transmitter.next_txid)
         await active.ledger.wait_for_capacity()
-        if not self._transmitter.has_next:
+        if not self._has_next():
             return
         segment = active
         segment.push(
@@ -365,6 +365,9 @@ class AsyncLogWriter:
             options=self._options,
             on_answer=lambda future, timestamp_ms: self._answered(segment, future, timestamp_ms),
         )
+
+    def _has_next(self) -> bool:
+        return self._transmitter.has_next
 
     def _should_roll(self, active: ActiveSegment) -> bool:
         return self._policy.should_roll(
@@ -409,19 +412,11 @@ class AsyncLogWriter:
             if first_txid < state.max_txid:
                 # An atomic append came between our opening and our first record.
                 raise txid_out_of_order(first_txid, state.max_txid)
-            planned: list[Change] = []
             try:
-                ledger = await self._context.ledgers.create_ledger(
-                    state.metadata.quorum,
-                    custom={"log": state.name, "log_id": state.metadata.log_id},
-                    extra_ops=lambda ledger_id, state=state, planned=planned: self._plan_start(  # type: ignore[misc]
-                        ledger_id, state, closing, planned
-                    ),
-                )
+                ledger, self._state = await self._create_ledger(state, closing)
             except _CONFLICTS as error:
                 closing = await self._reread(closing, error)
                 continue
-            self._state = planned[-1].state
             last = self._state.last_segment
             assert last is not None
             self._own_ledger_id = ledger.ledger_id
@@ -436,16 +431,27 @@ class AsyncLogWriter:
             )
             return self._active
         raise WriteError(
-            f"log {self._state.name!r}: {_START_ATTEMPTS_MAX} attempts to start a segment were overtaken"
+            f"log {self._state.name!r}: {_START_ATTEMPTS_MAX} attempts to start a segment were "
+            "overtaken"
         )
 
-    def _plan_start(
-        self, ledger_id: int, state: LogState, closing: Extent | None, planned: list[Change]
-    ) -> tuple[Op, ...]:
+    async def _create_ledger(
+        self, state: LogState, closing: Extent | None
+    ) -> tuple[LedgerWriter, LogState]:
+        """Create the next segment's ledger together with the segment; return the state after."""
         now_ms = self._context.clock.now_ms()
-        change = plan_start(self._paths, state, ledger_id=ledger_id, now_ms=now_ms, closing=closing)
-        planned.append(change)
-        return change.ops
+
+        def plan(ledger_id: int) -> Change:
+            return plan_start(
+                self._paths, state, ledger_id=ledger_id, now_ms=now_ms, closing=closing
+            )
+
+        ledger = await self._context.ledgers.create_ledger(
+            state.metadata.quorum,
+            custom={"log": state.name, "log_id": state.metadata.log_id},
+            extra_ops=lambda ledger_id: plan(ledger_id).ops,
+        )
+        return ledger, plan(ledger.ledger_id).state
 
     async def _close_ledger(self) -> Extent | None:
         """Close the active segment's ledger, everything in it acknowledged; return its extent."""
@@ -477,7 +483,8 @@ class AsyncLogWriter:
         if closing is not None and not _holds_open(state, closing.ledger_id):
             if not _holds_closed(state, closing):
                 raise OwnershipAcquireFailedError(
-                    f"log {state.name!r}: another writer recovered ledger {closing.ledger_id} of this one"
+                    f"log {state.name!r}: another writer recovered ledger {closing.ledger_id} of "
+                    "this one"
                 ) from error
             closing = None
         if closing is None and state.open_segment is not None:
