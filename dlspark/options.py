@@ -63,7 +63,7 @@ _READ_KEYS = (
     "maxRecordsPerPartition",
 )
 _WRITE_KEYS = ("uri", "log", "txnAppId", "txnVersion")
-_ADDED_BY_SPARK = frozenset({"checkpointlocation"})  # reaches streaming sinks
+_ADDED_BY_SPARK = frozenset({"checkpointlocation", "queryname"})  # reach streaming sinks
 _URI_RULE = "expected distributedlog://host:port[,host:port]/path"
 _APP_ID_BYTES_MAX = 128
 _T = TypeVar("_T")
