@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -42,6 +44,8 @@ _POLL_S = 0.05
 @contextmanager
 def spark_session(folder: Path) -> Iterator[SparkSession]:
     """Run Spark in this process with two task slots."""
+    os.environ["SPARK_LOCAL_DIRS"] = str(folder / "spark")
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # else workers are the python3 of the PATH
     builder = SparkSession.Builder().master(f"local[{CORES}]").appName("dlog benchmarks")
     settings = {
         "spark.driver.memory": "1g",
@@ -51,7 +55,6 @@ def spark_session(folder: Path) -> Iterator[SparkSession]:
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        "spark.local.dir": str(folder / "spark"),
     }
     for key, value in settings.items():
         builder = builder.config(key, value)

@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import traceback
+import warnings
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
@@ -119,7 +120,11 @@ def _run(progress: Progress, stack: ExitStack) -> Outcome:
 
 
 def _start_spark(folder: Path) -> SparkSession:
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    os.environ["SPARK_LOCAL_DIRS"] = str(folder / "spark")
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # else workers are the python3 of the PATH
+    # PySpark's own remark on its own pandas support; nothing here goes through its pandas code.
+    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     settings = {
         "spark.driver.memory": "1g",
         "spark.ui.enabled": "false",
@@ -128,7 +133,6 @@ def _start_spark(folder: Path) -> SparkSession:
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        "spark.local.dir": str(folder / "spark"),
     }
     builder = SparkSession.Builder().master("local[2]").appName("dlog demo")
     for key, value in settings.items():
