@@ -17,7 +17,7 @@ import tomllib
 from pathlib import Path
 
 from bookie.server import BookieServer
-from bookie.server_config import BookieConfig, option_types
+from bookie.server_config import BookieConfig, bookie_options
 from dlcore.clock import SystemClock
 from dlcore.errors import ConfigurationError, DLError
 from dlcore.metadata.paths import parse_uri
@@ -65,12 +65,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--watch-parent", action="store_true", help="stop when standard input reaches its end"
     )
-    for key, kind in option_types().items():
+    for key, option in bookie_options().items():
         parser.add_argument(
             f"--{key.replace('_', '-')}",
             dest=key,
-            metavar=kind.__name__.upper(),
+            metavar=option.kind.__name__.upper(),
             default=argparse.SUPPRESS,
+            help="required" if option.default is None else f"default: {option.default!r}",
         )
     return parser
 

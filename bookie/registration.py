@@ -150,14 +150,17 @@ def _check_remote(local: BookieCookie, remote: BookieCookie | None, node: str) -
 
 async def _create_remote_cookie(
     store: MetadataStore, node: str, cookie: BookieCookie
-) -> BookieCookie | None:
+) -> BookieCookie:
     """Create the cluster's cookie; return what is there in the end."""
     try:
         await store.create(node, encode_cookie(cookie))
-    except (NodeExistsError, MetadataConnectionError) as error:
+    except (NodeExistsError, MetadataConnectionError):
         # Another start was faster, or the reply of our own create was lost: what is there decides.
-        logger.warning("cookie %s: %s", node, error)
-    return await _read_remote_cookie(store, node)
+        found = await _read_remote_cookie(store, node)
+        if found is None:
+            raise
+        return found
+    return cookie
 
 
 async def _read_cookie(disk: Disk, file: str) -> BookieCookie | None:

@@ -77,6 +77,7 @@ class BookieServer:
         self._cluster_id = ""
         self._failure: asyncio.Future[DLError] = asyncio.get_running_loop().create_future()
         self._running = AsyncExitStack()
+        self._stopping = asyncio.Lock()
 
     def __repr__(self) -> str:
         return f"<BookieServer {self.bookie} at {self.address} {self.storage.state.value}>"
@@ -108,7 +109,8 @@ class BookieServer:
 
     async def aclose(self) -> None:
         """Unregister, finish what is in flight, stop; safe to call twice."""
-        await self._running.aclose()
+        async with self._stopping:
+            await self._running.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -165,6 +167,7 @@ class BookieServer:
         self.address = _host_port(config.advertised_host or config.host, port)
 
         async def stop() -> None:
+            logger.info("draining bookie=%s", self.bookie)
             try:
                 async with asyncio.timeout(config.drain_timeout_s):
                     await service.drain()

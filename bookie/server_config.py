@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from bookie.config import GarbageConfig, SpaceConfig, StorageConfig
-from dlcore.config import MIB, require
+from dlcore.config import ENTRY_SIZE_BYTES_MAX, MIB, require
 from dlcore.errors import ConfigurationError
 from dlcore.metadata.paths import parse_uri
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _NAME_LENGTH_MAX = 128
+_KIND_NAMES = {str: "text", Path: "a path", int: "a whole number", float: "a number"}
 _ANY_HOST = ("", "0.0.0.0", "::", "[::]")
 
 
@@ -70,6 +71,12 @@ class BookieConfig:
             value=self.advertised_host,
             rule=f"expected the address that clients connect to, since host={self.host!r} is none",
         )
+        require(
+            condition=self.storage.entry_size_bytes_max <= ENTRY_SIZE_BYTES_MAX,
+            key="entry_size_bytes_max",
+            value=self.storage.entry_size_bytes_max,
+            rule=f"expected at most {ENTRY_SIZE_BYTES_MAX}, what the protocol can carry",
+        )
         for key in (
             "session_timeout_s",
             "connection_bytes_max",
@@ -86,7 +93,7 @@ class BookieConfig:
         Raises:
             ConfigurationError: a key is unknown or missing, or a value is wrong; it names the key.
         """
-        known = option_types()
+        known = {key: option.kind for key, option in bookie_options().items()}
         for key in options:
             if key not in known:
                 raise ConfigurationError(
@@ -104,8 +111,16 @@ class BookieConfig:
         return cls(**_take(cls, "", values), storage=storage)
 
 
-def option_types() -> dict[str, type]:
-    """Return every option's key and type: str, int, float or Path."""
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option's type (str, int, float or Path) and default; None if it must be given."""
+
+    kind: type
+    default: object
+
+
+def bookie_options() -> dict[str, Option]:
+    """Return every option by its key."""
     return {
         **_scalars(BookieConfig, ""),
         **_scalars(StorageConfig, ""),
@@ -114,12 +129,14 @@ def option_types() -> dict[str, type]:
     }
 
 
-def _scalars(config: type, prefix: str) -> dict[str, type]:
+def _scalars(config: type, prefix: str) -> dict[str, Option]:
     types = get_type_hints(config)
     return {
-        prefix + each.name: types[each.name]
+        prefix + each.name: Option(
+            types[each.name], None if each.default is dataclasses.MISSING else each.default
+        )
         for each in dataclasses.fields(config)
-        if types[each.name] in (str, int, float, Path)
+        if types[each.name] in _KIND_NAMES
     }
 
 
@@ -142,6 +159,3 @@ def _parse(key: str, value: object, kind: type) -> object:
     except ValueError as error:
         raise ConfigurationError(f"{key}={value!r}: expected {_KIND_NAMES[kind]}") from error
     return parsed
-
-
-_KIND_NAMES = {str: "text", Path: "a path", int: "a whole number", float: "a number"}

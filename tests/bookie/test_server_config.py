@@ -1,0 +1,76 @@
+"""Options of a bookie: one flat table, parsed once, every mistake named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bookie.config import GarbageConfig, SpaceConfig, StorageConfig
+from bookie.server_config import BookieConfig, bookie_options
+from dlcore.errors import ConfigurationError, InvalidNamespaceUriError
+
+REQUIRED = {"name": "b", "metadata_uri": "distributedlog://zk:2181/dlog", "data_dir": "/data"}
+
+
+def test_text_and_typed_values_give_the_same_configuration() -> None:
+    """The command line gives text, TOML gives types."""
+    text = {"port": "7", "garbage_interval_s": "1.5", "garbage_age_ms": "9", "file_bytes_max": "99"}
+    typed = {"port": 7, "garbage_interval_s": 1.5, "garbage_age_ms": 9, "file_bytes_max": 99}
+    expected = BookieConfig(
+        name="b",
+        metadata_uri="distributedlog://zk:2181/dlog",
+        data_dir=Path("/data"),
+        port=7,
+        garbage_interval_s=1.5,
+        storage=StorageConfig(file_bytes_max=99, garbage=GarbageConfig(age_ms=9)),
+    )
+    assert BookieConfig.from_options({**REQUIRED, **text}) == expected
+    assert BookieConfig.from_options({**REQUIRED, **typed}) == expected
+    assert BookieConfig.from_options({**REQUIRED, "drain_timeout_s": 3}).drain_timeout_s == 3.0
+
+
+def test_every_limit_can_be_set() -> None:
+    """Set each option to its own default, as text: nothing changes, nothing is unknown."""
+    options = {key: str(o.default) for key, o in bookie_options().items() if o.default is not None}
+    assert BookieConfig.from_options({**options, **REQUIRED}) == BookieConfig.from_options(REQUIRED)
+    assert {"garbage_brake_share", "space_minimum_bytes", "in_flight_bytes_max"} <= options.keys()
+    assert bookie_options()["space_minimum_bytes"].default == SpaceConfig().minimum_bytes
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"prot": 1}, "unknown option 'prot'"),
+        ({"port": "x"}, "port='x'"),
+        ({"port": 1.5}, "port=1.5"),
+        ({"port": True}, "port=True"),
+        ({"port": 65536}, "port=65536"),
+        ({"name": 3}, "name=3"),
+        ({"name": ""}, "name=''"),
+        ({"name": "a\nb"}, "name="),
+        ({"data_dir": 1}, "data_dir=1"),
+        ({"session_timeout_s": 0}, "session_timeout_s=0"),
+        ({"host": "0.0.0.0"}, "advertised_host"),
+        ({"file_bytes_max": 0}, "file_bytes_max=0"),
+        ({"garbage_brake_share": 2}, "brake_share=2"),
+        ({"entry_size_bytes_max": 2**23}, "entry_size_bytes_max"),
+    ],
+)
+def test_a_wrong_option_is_named(options: dict[str, object], named: str) -> None:
+    """One mistake each: the message has the key and the value."""
+    with pytest.raises(ConfigurationError, match=named):
+        BookieConfig.from_options({**REQUIRED, **options})
+
+
+@pytest.mark.parametrize("key", sorted(REQUIRED))
+def test_a_missing_option_is_named(key: str) -> None:
+    """Leave out each required one."""
+    with pytest.raises(ConfigurationError, match=f"'{key}' is missing"):
+        BookieConfig.from_options({k: v for k, v in REQUIRED.items() if k != key})
+
+
+def test_a_wrong_uri_is_refused_as_such() -> None:
+    """Before anything is touched."""
+    with pytest.raises(InvalidNamespaceUriError):
+        BookieConfig.from_options({**REQUIRED, "metadata_uri": "zk:2181"})
