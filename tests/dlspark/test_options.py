@@ -171,7 +171,9 @@ def test_before_spark_says_batch_or_stream_only_common_errors_are_found() -> Non
 
 def test_write_options() -> None:
     """The log may be left to a column; Spark's own key of streaming sinks is passed over."""
-    parsed = WriteOptions.parse({"uri": URI, "checkpointlocation": "/tmp/x", "queryname": "q"}, Mode.STREAM)
+    parsed = WriteOptions.parse(
+        {"uri": URI, "checkpointlocation": "/tmp/x", "queryname": "q"}, Mode.STREAM
+    )
     assert parsed == WriteOptions(uri=URI, log=None, transaction=None)
     parsed = WriteOptions.parse(LOG | {"txnAppId": "job", "txnVersion": "3"}, Mode.BATCH)
     assert parsed.log == "clicks"
