@@ -271,6 +271,7 @@ class MemoryStore:
 
     def _drop_connection(self) -> None:
         self._connection += 1
+        self._request_arrives_at = self._reply_arrives_at = -math.inf
         for reply in list(self._in_flight):
             _fail(reply, _connection_lost())
         self._in_flight.clear()

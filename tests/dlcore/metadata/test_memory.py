@@ -1,0 +1,237 @@
+"""The faults of the store in memory: what the simulator asks for is what happens."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dlcore.errors import (
+    MetadataConnectionError,
+    MetadataError,
+    MetadataSessionExpiredError,
+    MetadataVersionError,
+)
+from dlcore.metadata.memory import MemoryTree
+from dlcore.metadata.port import Create, Put, SessionState, Versioned
+from tests.fixtures.aio import run, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_a_lost_reply_is_unknown_to_the_caller_only(applied: bool) -> None:
+    """The tree knows; the next write is answered again."""
+
+    async def scenario() -> None:
+        tree = MemoryTree()
+        store = tree.connect()
+        store.lose_next_reply(applied=applied)
+        with pytest.raises(MetadataConnectionError):
+            await store.create("/a", b"1")
+        assert (await store.get("/a") is not None) is applied
+        store.lose_next_reply(applied=applied)
+        assert await store.get("/a") == tree.dump().get("/a")  # reads do not use it up
+        with pytest.raises(MetadataConnectionError):
+            await store.multi([Create("/b"), Create("/c")])
+        assert ("/b" in tree.dump(), "/c" in tree.dump()) == (applied, applied)
+        await store.create("/d")
+
+    run(scenario())
+
+
+def test_a_lost_reply_hides_an_error_as_well() -> None:
+    """Even a refusal is unknown when it is not heard."""
+
+    async def scenario() -> None:
+        store = MemoryTree().connect()
+        store.lose_next_reply(applied=True)
+        with pytest.raises(MetadataConnectionError):
+            await store.put("/none", b"", version=0)
+
+    run(scenario())
+
+
+def test_disconnection_keeps_the_session() -> None:
+    """Nothing works, nothing is lost, and the return makes every watch due."""
+
+    async def scenario() -> None:
+        tree = MemoryTree()
+        store, other = tree.connect(), tree.connect()
+        states: list[SessionState] = []
+        calls: list[int] = []
+        store.on_session(states.append)
+        store.watch("/a", lambda: calls.append(1))
+        await store.create("/a", ephemeral=True)
+        token = store.session_token
+        store.disconnect()
+        store.disconnect()
+        for request in (store.get("/a"), store.create("/b"), store.sync("/")):
+            with pytest.raises(MetadataConnectionError):
+                await request
+        await other.put("/a", b"1", version=0)
+        await asyncio.sleep(0.01)
+        calls.clear()
+        await asyncio.sleep(0.01)
+        assert calls == []
+        store.reconnect()
+        store.reconnect()
+        await until(lambda: calls == [1])
+        assert states == [SessionState.SUSPENDED, SessionState.CONNECTED]
+        assert store.session_token == token
+        assert await store.get("/a") == Versioned(b"1", 1, ephemeral=True)
+
+    run(scenario())
+
+
+def test_an_expiry_while_disconnected_is_noticed_on_return() -> None:
+    """At the server the ephemeral nodes vanish at once."""
+
+    async def scenario() -> None:
+        tree = MemoryTree()
+        store, other = tree.connect(), tree.connect()
+        states: list[SessionState] = []
+        store.on_session(states.append)
+        await store.create("/a", ephemeral=True)
+        store.disconnect()
+        store.expire()
+        assert await other.get("/a") is None
+        assert store.session_state is SessionState.SUSPENDED
+        store.reconnect()
+        with pytest.raises(MetadataSessionExpiredError):
+            await store.get("/a")
+        await until(lambda: states[-1] is SessionState.CONNECTED)
+        assert states == [
+            SessionState.SUSPENDED,
+            SessionState.EXPIRED,
+            SessionState.CONNECTED,
+        ]
+        assert await store.get("/a") is None
+
+    run(scenario())
+
+
+def test_what_is_in_flight_when_the_connection_breaks_is_unknown() -> None:
+    """A request still on its way never arrives; one whose reply is on its way did."""
+
+    async def scenario() -> None:
+        delays = [0.01, 1000.0, 1000.0]  # the first request arrives; nothing after it does
+        tree = MemoryTree(latency=lambda: delays.pop(0) if delays else 0.001)
+        store, other = tree.connect(), tree.connect()
+        answered_late = asyncio.create_task(store.create("/a"))
+        await until(lambda: "/a" in tree.dump())
+        never_arrives = asyncio.create_task(store.create("/b"))
+        await asyncio.sleep(0.01)
+        store.disconnect()
+        for request in (answered_late, never_arrives):
+            with pytest.raises(MetadataConnectionError):
+                await request
+        store.reconnect()
+        await store.create("/c")
+        assert await other.get_children("/") == ["a", "c"]
+
+    run(scenario())
+
+
+def test_requests_of_a_session_stay_in_order_whatever_their_delays() -> None:
+    """As in ZooKeeper: first sent, first applied, first answered."""
+
+    async def scenario() -> None:
+        rng = random.Random(7)
+        store = MemoryTree(latency=lambda: rng.random() / 1000).connect()
+        await store.create("/a")
+        answered: list[int] = []
+
+        async def put(number: int) -> None:
+            version = await store.put("/a", b"%d" % number, version=number)
+            answered.append(version)
+
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(100):
+                tasks.create_task(put(number))
+        assert answered == list(range(1, 101))
+
+    run(scenario())
+
+
+def test_a_request_outlives_the_caller_that_stops_waiting() -> None:
+    """A cancelled write may still happen: that is what callers must reckon with."""
+
+    async def scenario() -> None:
+        tree = MemoryTree(latency=lambda: 0.01)
+        store = tree.connect()
+        creating = asyncio.create_task(store.create("/a"))
+        await asyncio.sleep(0)
+        creating.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await creating
+        await until(lambda: "/a" in tree.dump())
+
+    run(scenario())
+
+
+def trace_of(seed: int) -> list[str]:
+    """Run three sessions against each other with faults; return all that is seen."""
+
+    async def main() -> list[str]:
+        rng = random.Random(seed)
+        tree = MemoryTree()
+        trace: list[str] = []
+        stores = [tree.connect() for _ in range(3)]
+        for number, store in enumerate(stores):
+            store.on_session(lambda state, n=number: trace.append(f"{n} {state.name}"))  # type: ignore[misc]  # a default binds the turn's number
+            store.watch("/a", lambda n=number: trace.append(f"{n} watch"))  # type: ignore[misc]  # as above
+
+        async def work(number: int) -> None:
+            store = stores[number]
+            for turn in range(50):
+                fault: Callable[[], None] = rng.choice(
+                    [store.disconnect, store.reconnect, store.reconnect, store.expire]
+                )
+                if rng.random() < 0.2:
+                    fault()
+                try:
+                    if rng.random() < 0.5:
+                        await store.create("/a", ephemeral=rng.random() < 0.5)
+                    else:
+                        await store.multi([Put("/a", b"%d" % turn, -1)])
+                    trace.append(f"{number} done")
+                except MetadataError as error:
+                    trace.append(f"{number} {type(error).__name__}")
+                    await asyncio.sleep(0)
+
+        await asyncio.gather(*(work(number) for number in range(3)))
+        for store in stores:
+            await store.aclose()
+        return trace
+
+    return run(main())
+
+
+def test_a_run_is_a_function_of_its_inputs() -> None:
+    """The same seed gives the same trace, callbacks included."""
+    traces = [trace_of(seed) for seed in range(5)]
+    assert [trace_of(seed) for seed in range(5)] == traces
+    assert len({tuple(trace) for trace in traces}) == 5
+    assert any("EXPIRED" in line for trace in traces for line in trace)
+
+
+def test_a_failed_transaction_calls_no_watcher() -> None:
+    """Nothing happened, so there is nothing to look at."""
+
+    async def scenario() -> None:
+        store = MemoryTree().connect()
+        calls: list[int] = []
+        await store.create("/a")
+        store.watch("/a", lambda: calls.append(1))
+        await asyncio.sleep(0.01)
+        assert calls == [1]
+        with pytest.raises(MetadataVersionError):
+            await store.multi([Put("/a", b"", 0), Create("/a/b"), Put("/a", b"", 0)])
+        await asyncio.sleep(0.01)
+        assert calls == [1]
+
+    run(scenario())
