@@ -1,0 +1,392 @@
+"""The bookie process from start to stop: crashes, frozen sessions, wrong folders, failing disks."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bookie.config import GarbageConfig, SpaceConfig, StorageConfig
+from bookie.server import BookieServer
+from bookie.server_config import BookieConfig
+from dlcore.clock import SystemClock
+from dlcore.errors import BookieReadOnlyError, BookieUnavailableError, ConfigurationError
+from dlcore.ledger.codec import decode_registration
+from dlcore.metadata.binding import ensure_namespace, read_binding
+from dlcore.metadata.memory import MemoryTree
+from dlcore.metadata.paths import NamespacePaths
+from dlcore.metadata.zookeeper import ZooKeeperStore
+from dlcore.transport.grpc import GrpcBookieClient
+from tests.fixtures.aio import until, until_async
+from tests.fixtures.bookie_process import BookieProcess, bookie_process, spawn
+from tests.fixtures.served_bookie import ANY_SPACE, CLIENT, frame_of, run
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
+
+    from dlcore.ids import BookieId
+    from dlcore.metadata.port import MetadataStore
+    from dlcore.sandbox.zookeeper import EmbeddedZooKeeper
+
+PATHS = NamespacePaths("/dlog")
+URI = "distributedlog://memory:2181/dlog"
+LEDGER = 5
+
+
+@asynccontextmanager
+async def client_of(
+    store: MetadataStore, paths: NamespacePaths, address: str, *, add_timeout_s: float = 30.0
+) -> AsyncIterator[GrpcBookieClient]:
+    """Open a client to the bookie at `address`."""
+
+    async def resolve(_bookie: BookieId) -> str:
+        return address
+
+    cluster_id = (await read_binding(store, paths)).cluster_id
+    config = replace(CLIENT, add_timeout_s=add_timeout_s)
+    client = GrpcBookieClient(resolve, cluster_id=cluster_id, config=config)
+    try:
+        yield client
+    finally:
+        await client.aclose()
+
+
+class Cluster:
+    """A namespace of its own on the shared ZooKeeper."""
+
+    def __init__(self, store: ZooKeeperStore, servers: str, root: str) -> None:
+        self.store = store
+        self.uri = f"distributedlog://{servers}{root}"
+        self.paths = NamespacePaths(root)
+
+    async def registered_at(self, name: str) -> str:
+        """Return the address registered for a writable bookie; empty if none."""
+        node = await self.store.get(self.paths.bookie_available(name))
+        return "" if node is None else decode_registration(node.value).address
+
+    def client(
+        self, process: BookieProcess, *, add_timeout_s: float = 30.0
+    ) -> AbstractAsyncContextManager[GrpcBookieClient]:
+        """Open a client to one bookie."""
+        return client_of(self.store, self.paths, process.address, add_timeout_s=add_timeout_s)
+
+
+@asynccontextmanager
+async def connect(zookeeper: EmbeddedZooKeeper, root: str) -> AsyncIterator[Cluster]:
+    """Open a session for the test's own questions."""
+    store = await ZooKeeperStore.connect(zookeeper.servers)
+    try:
+        yield Cluster(store, zookeeper.servers, root)
+    finally:
+        await store.aclose()
+
+
+async def add_until_refused(client: GrpcBookieClient, bookie: BookieId) -> list[int]:
+    """Keep adds in flight until one is refused; return the entries that were acknowledged."""
+    acknowledged: list[int] = []
+    pending = {i: client.add_entry(bookie, frame_of(LEDGER, i, b"x" * 4000)) for i in range(200)}
+    while pending:
+        await asyncio.wait(pending.values(), return_when=asyncio.FIRST_COMPLETED)
+        for entry_id in [i for i, add in pending.items() if add.done()]:
+            add = pending.pop(entry_id)
+            if add.exception() is None:
+                acknowledged.append(entry_id)
+                again = entry_id + 200
+                pending[again] = client.add_entry(bookie, frame_of(LEDGER, again, b"x" * 4000))
+            else:
+                assert isinstance(add.exception(), BookieUnavailableError)
+    return acknowledged
+
+
+async def check_held(client: GrpcBookieClient, bookie: BookieId, entry_ids: list[int]) -> None:
+    """See that the bookie holds every one of the entries, unchanged."""
+    assert entry_ids
+    for entry_id in entry_ids:
+        read = await client.read_entry(bookie, ledger_id=LEDGER, entry_id=entry_id, fence=False)
+        assert bytes(read) == frame_of(LEDGER, entry_id, b"x" * 4000)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_no_acknowledged_entry_is_lost(
+    zookeeper: EmbeddedZooKeeper, zookeeper_root: str, tmp_path: Path, how: signal.Signals
+) -> None:
+    """End the bookie under load, start it on its folder: all it acknowledged is there."""
+
+    async def scenario() -> None:
+        async with connect(zookeeper, zookeeper_root) as cluster:
+            async with bookie_process(cluster.uri, "b", tmp_path / "b") as one:
+                async with cluster.client(one) as client:
+                    loading = asyncio.create_task(add_until_refused(client, one.bookie))
+                    await client.add_entry(one.bookie, frame_of(LEDGER + 1, 0))
+                    await asyncio.wait([loading], timeout=0.3)
+                    one.send(how)
+                    acknowledged = await loading
+                status, errors = await one.end()
+            if how is signal.SIGKILL:
+                assert status == -signal.SIGKILL
+            else:
+                assert (status, await cluster.registered_at("b")) == (0, "")
+                assert "Traceback" not in errors
+            async with bookie_process(cluster.uri, "b", tmp_path / "b") as again:
+                assert again.bookie == one.bookie
+                assert await cluster.registered_at("b") == again.address
+                async with cluster.client(again) as client:
+                    await check_held(client, again.bookie, acknowledged)
+                    await client.add_entry(again.bookie, frame_of(LEDGER + 1, 1))
+
+    run(scenario)
+
+
+@pytest.mark.integration
+def test_a_frozen_bookie_registers_again(
+    zookeeper: EmbeddedZooKeeper, zookeeper_root: str, tmp_path: Path
+) -> None:
+    """SIGSTOP beyond the session's time-out: adds fail in time; after SIGCONT it is back."""
+
+    async def scenario() -> None:
+        async with (
+            connect(zookeeper, zookeeper_root) as cluster,
+            bookie_process(cluster.uri, "b", tmp_path / "b", "--session-timeout-s", "1.5") as one,
+            cluster.client(one, add_timeout_s=2.0) as client,
+        ):
+            await client.add_entry(one.bookie, frame_of(LEDGER, 0))
+            one.send(signal.SIGSTOP)
+            with pytest.raises(BookieUnavailableError):
+                await client.add_entry(one.bookie, frame_of(LEDGER, 1))
+            await until_async(lambda: _is(cluster.registered_at("b"), ""))
+            one.send(signal.SIGCONT)
+            await until_async(lambda: _is(cluster.registered_at("b"), one.address))
+            await client.add_entry(one.bookie, frame_of(LEDGER, 2))
+            one.send(signal.SIGTERM)
+            assert (await one.end())[0] == 0
+
+    run(scenario)
+
+
+async def _is(address: Awaitable[str], expected: str) -> bool:
+    return await address == expected
+
+
+@pytest.mark.integration
+def test_wrong_folders_are_refused(
+    zookeeper: EmbeddedZooKeeper, zookeeper_root: str, tmp_path: Path
+) -> None:
+    """In use, swapped, wiped: exit status 2 and a message that says what to do."""
+
+    async def refusal(uri: str, name: str, folder: Path, *options: str) -> str:
+        process = await spawn(uri, name, folder, *options)
+        output, errors = await process.communicate()
+        assert (process.returncode, output) == (2, b"")
+        assert b"Traceback" not in errors
+        return errors.decode()
+
+    async def scenario() -> None:
+        one, two = tmp_path / "one", tmp_path / "two"
+        async with connect(zookeeper, zookeeper_root) as cluster:
+            uri = cluster.uri
+            async with (
+                bookie_process(uri, "one", one) as first,
+                bookie_process(uri, "two", two) as second,
+            ):
+                assert "in use" in await refusal(uri, "one", one)
+                port = second.address.rpartition(":")[2]
+                assert f"port={port}" in await refusal(uri, "3", tmp_path / "3", "--port", port)
+                for each in (first, second):
+                    each.send(signal.SIGTERM)
+                    assert (await each.end())[0] == 0
+            assert "belongs to bookie 'two', not to 'one'" in await refusal(uri, "one", two)
+            shutil.rmtree(one)
+            assert "mount the disk with its data" in await refusal(uri, "one", one)
+            assert await cluster.registered_at("one") == ""
+
+    run(scenario)
+
+
+@pytest.mark.integration
+def test_a_failing_disk_ends_the_bookie(
+    zookeeper: EmbeddedZooKeeper, zookeeper_root: str, tmp_path: Path
+) -> None:
+    """Let writes fail after 3 MB: no add is acknowledged from then on, and the process says why."""
+
+    async def scenario() -> None:
+        async with (
+            connect(zookeeper, zookeeper_root) as cluster,
+            bookie_process(cluster.uri, "b", tmp_path / "b", file_bytes_max=3_000_000) as one,
+            cluster.client(one) as client,
+        ):
+            frames = [frame_of(LEDGER, i, b"x" * 500_000) for i in range(10)]
+            outcomes = await asyncio.gather(
+                *(client.add_entry(one.bookie, frame) for frame in frames), return_exceptions=True
+            )
+            status, errors = await one.end()
+            assert status == 1
+            assert "failed: " in errors
+            held = outcomes.count(None)
+            assert held < 6
+            assert outcomes[held:].count(None) == 0
+            assert await cluster.registered_at("b") == ""
+            async with (
+                bookie_process(cluster.uri, "b", tmp_path / "b") as again,
+                cluster.client(again) as reader,
+            ):
+                for i in range(held):
+                    read = await reader.read_entry(
+                        again.bookie, ledger_id=LEDGER, entry_id=i, fence=False
+                    )
+                    assert bytes(read) == frames[i]
+
+    run(scenario)
+
+
+@pytest.mark.integration
+def test_a_bookie_ends_with_its_parent(
+    zookeeper: EmbeddedZooKeeper, zookeeper_root: str, tmp_path: Path
+) -> None:
+    """Close its standard input."""
+
+    async def scenario() -> None:
+        async with connect(zookeeper, zookeeper_root) as cluster:
+            async with bookie_process(cluster.uri, "b", tmp_path / "b", "--watch-parent") as one:
+                assert one.process.stdin is not None
+                one.process.stdin.close()
+                assert (await one.end())[0] == 0
+            assert await cluster.registered_at("b") == ""
+
+    run(scenario)
+
+
+@pytest.mark.integration
+def test_bad_command_lines_are_refused_before_anything_happens(tmp_path: Path) -> None:
+    """Optimised Python, an unknown key in the file, a value that is none."""
+
+    async def refusal(*options: str, interpreter_options: tuple[str, ...] = ()) -> str:
+        process = await spawn(
+            "distributedlog://127.0.0.1:1/dlog",
+            "b",
+            tmp_path / "b",
+            *options,
+            interpreter_options=interpreter_options,
+        )
+        _, errors = await process.communicate()
+        assert process.returncode == 2
+        return errors.decode()
+
+    async def scenario() -> None:
+        config = tmp_path / "bookie.toml"
+        config.write_text("port = 1\nprot = 2\n")
+        assert "python -O" in await refusal(interpreter_options=("-O",))
+        assert "unknown option 'prot'" in await refusal("--config", str(config))
+        config.write_text("port = ")
+        assert "bookie.toml" in await refusal("--config", str(config))
+        assert "port='x'" in await refusal("--port", "x")
+        assert not (tmp_path / "b").exists()
+
+    run(scenario)
+
+
+@asynccontextmanager
+async def in_process(
+    directory: Path, tree: MemoryTree, **limits: object
+) -> AsyncIterator[BookieServer]:
+    """Run a bookie in the test's own process, on a metadata store in memory."""
+    storage = StorageConfig(
+        settle_interval_s=0.05,
+        **{"space": ANY_SPACE, **limits},  # type: ignore[arg-type]
+    )
+    config = BookieConfig(
+        name="b",
+        metadata_uri=URI,
+        data_dir=directory,
+        garbage_interval_s=0.05,
+        session_timeout_s=1.0,
+        storage=storage,
+    )
+    store = tree.connect()
+    try:
+        async with await BookieServer.start(config, store=store, clock=SystemClock()) as server:
+            yield server
+    finally:
+        await store.aclose()
+
+
+def test_a_full_disk_is_registered_as_read_only(tmp_path: Path) -> None:
+    """No free space by its own rules: it registers as read-only, and says so to adds."""
+
+    async def scenario() -> None:
+        tree = MemoryTree()
+        space = SpaceConfig(read_only_below_bytes=2**60, writable_above_bytes=2**60)
+        async with in_process(tmp_path, tree, space=space) as server:
+            store = tree.connect()
+            assert await store.get(PATHS.bookie_available("b")) is None
+            node = await store.get(PATHS.bookie_readonly("b"))
+            assert node is not None
+            assert decode_registration(node.value).read_only
+            async with client_of(store, PATHS, server.address) as client:
+                with pytest.raises(BookieReadOnlyError):
+                    await client.add_entry(server.bookie, frame_of(LEDGER, 0))
+                assert await client.read_lac(server.bookie, ledger_id=LEDGER, fence=True) == -1
+            await store.aclose()
+
+    run(scenario)
+
+
+def test_garbage_is_what_the_metadata_store_says_is_deleted(tmp_path: Path) -> None:
+    """Two ledgers, one deleted: only that one goes; none goes in another cluster's namespace."""
+
+    async def scenario() -> None:
+        tree = MemoryTree()
+        async with in_process(tmp_path, tree, garbage=GarbageConfig(age_ms=0)) as server:
+            store = tree.connect()
+            for ledger_id in (1, 2):
+                await store.create(PATHS.ledger(ledger_id), make_parents=True)
+            async with client_of(store, PATHS, server.address) as client:
+                for ledger_id in (1, 2):
+                    await client.add_entry(server.bookie, frame_of(ledger_id, 0))
+                await store.delete(PATHS.ledger(1))
+                await until(lambda: server.storage.ledgers() == [2])
+            root = await store.get(PATHS.root)
+            assert root is not None
+            other = MemoryTree().connect()
+            await store.put(PATHS.root, await _binding_of_another(other), version=root.version)
+            await store.delete(PATHS.ledger(2))
+            with pytest.raises(Exception, match="no ledger counts as deleted"):
+                await server._collect_once()
+            assert server.storage.ledgers() == [2]
+            await other.aclose()
+            await store.aclose()
+
+    run(scenario)
+
+
+async def _binding_of_another(store: MetadataStore) -> bytes:
+    await ensure_namespace(store, PATHS, SystemClock())
+    node = await store.get(PATHS.root)
+    assert node is not None
+    return node.value
+
+
+def test_a_refused_start_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Take the folder twice in one process; the first bookie goes on, and stops twice."""
+
+    async def scenario() -> None:
+        tree = MemoryTree()
+        async with in_process(tmp_path, tree) as server:
+            with pytest.raises(ConfigurationError):
+                async with in_process(tmp_path, tree):
+                    pass
+            store = tree.connect()
+            async with client_of(store, PATHS, server.address) as client:
+                await client.add_entry(server.bookie, frame_of(LEDGER, 0))
+            await server.aclose()
+            assert await store.get(PATHS.bookie_available("b")) is None
+            await store.aclose()
+
+    run(scenario)
