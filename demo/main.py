@@ -6,6 +6,7 @@ process and no data is left but the plot.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -123,6 +124,8 @@ def _start_spark(folder: Path) -> SparkSession:
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ["SPARK_LOCAL_DIRS"] = str(folder / "spark")
     os.environ["PYSPARK_PYTHON"] = sys.executable  # else workers are the python3 of the PATH
+    # It logs a traceback of its own when Ctrl-C interrupts a call.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     # PySpark's own remark on its own pandas support; nothing here goes through its pandas code.
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     settings = {
