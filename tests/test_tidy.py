@@ -127,15 +127,14 @@ def imported_modules(tree: ast.Module) -> set[str]:
             names.add(node.module)
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Call) and is_import_module(node):
-            names |= {arg.value for arg in node.args if is_text(arg)}
+            names |= {
+                arg.value
+                for arg in node.args
+                if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
+            }
     return names
 
 
 def is_import_module(node: ast.Call) -> bool:
     """Whether a call is `importlib.import_module(…)`."""
     return isinstance(node.func, ast.Attribute) and node.func.attr == "import_module"
-
-
-def is_text(node: ast.expr) -> bool:
-    """Whether an expression is a string constant."""
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
