@@ -11,12 +11,14 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
+from dlcore.config import ENTRY_SIZE_BYTES_MAX
 from dlcore.errors import (
     BadRequestError,
     BookieError,
     BookieReadOnlyError,
     BookieUnavailableError,
     DigestMismatchError,
+    EntryTooLargeError,
     LedgerFencedError,
     NoSuchEntryError,
     NoSuchLedgerError,
@@ -83,7 +85,10 @@ class MemoryBookie:
 
     def add_entry(self, frame: bytes, *, is_recovery: bool) -> None:
         """Store a frame."""
+        if len(frame) > ENTRY_SIZE_BYTES_MAX:
+            raise EntryTooLargeError(f"{self.bookie}: an entry of {len(frame)} bytes")
         entry = decode_frame(frame)
+        _check_at_least(0, ledger_id=entry.ledger_id, entry_id=entry.entry_id)
         ledger = self._ledger(entry.ledger_id)
         if not is_recovery:
             if ledger.is_fenced:
@@ -99,18 +104,22 @@ class MemoryBookie:
 
     def write_lac(self, ledger_id: int, last_add_confirmed: int) -> None:
         """Remember the LAC."""
+        _check_at_least(0, ledger_id=ledger_id)
+        _check_at_least(-1, last_add_confirmed=last_add_confirmed)
         ledger = self._ledger(ledger_id)
         ledger.last_add_confirmed = max(ledger.last_add_confirmed, last_add_confirmed)
         self.wake()
 
     def read_lac(self, ledger_id: int, *, fence: bool) -> int:
         """Return the LAC."""
+        _check_at_least(0, ledger_id=ledger_id)
         if fence:
             self._fence(ledger_id)
         return self._require(ledger_id).last_add_confirmed
 
     def read_entry(self, ledger_id: int, entry_id: int, *, fence: bool) -> bytes:
         """Return a frame."""
+        _check_at_least(0, ledger_id=ledger_id, entry_id=entry_id)
         if fence:
             self._fence(ledger_id)
         frame = self._require(ledger_id).entries.get(entry_id)
@@ -120,6 +129,7 @@ class MemoryBookie:
 
     def list_entries(self, ledger_id: int) -> list[EntryRange]:
         """Return the ranges of entries held."""
+        _check_at_least(0, ledger_id=ledger_id)
         ranges: list[EntryRange] = []
         for entry_id in sorted(self._require(ledger_id).entries):
             first = entry_id
@@ -161,6 +171,12 @@ class MemoryBookie:
         """Make followers look at their connection and at what is stored."""
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def _check_at_least(lowest: int, **values: int) -> None:
+    for name, value in values.items():
+        if value < lowest:
+            raise BadRequestError(f"{name}={value}: expected at least {lowest}")
 
 
 class MemoryBookieClient:
@@ -222,6 +238,8 @@ class MemoryBookieClient:
         size = 0
         await asyncio.sleep(0)
         here = self._reach(bookie)
+        _check_at_least(first_entry_id, last_entry_id=last_entry_id)
+        _check_at_least(1, stride=stride)
         for entry_id in range(first_entry_id, last_entry_id + 1, stride):
             try:
                 frame = here.read_entry(ledger_id, entry_id, fence=False)
@@ -245,6 +263,7 @@ class MemoryBookieClient:
         """Push updates as the LAC moves."""
         await asyncio.sleep(0)
         here = self._reach(bookie)
+        _check_at_least(0, ledger_id=ledger_id, first_entry_id=first_entry_id)
         next_entry_id = first_entry_id
         last: tuple[int, bool] | None = None
         while True:

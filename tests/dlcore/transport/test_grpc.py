@@ -146,6 +146,22 @@ def test_losing_the_connection_fails_every_pending_add() -> None:
     run(scenario)
 
 
+def test_closing_fails_every_pending_add() -> None:
+    """Close a client whose adds nobody answers, some of them not yet sent."""
+
+    async def scenario() -> None:
+        script = Script(answer=lambda _id: False)
+        async with scripted(script) as address, client_of(address) as client:
+            adds = [client.add_entry(BOOKIE, frame_of(1, i)) for i in range(5)]
+            await script.has_batch.wait()
+            adds += [client.add_entry(BOOKIE, frame_of(1, i)) for i in range(5, 9)]
+            await client.aclose()
+            outcomes = await asyncio.gather(*adds, return_exceptions=True)
+            assert {type(outcome) for outcome in outcomes} == {BookieUnavailableError}
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("shakes_hands", [True, False])
 def test_a_silent_bookie_costs_one_add_time_out(shakes_hands: bool) -> None:
     """Nothing is answered: the adds fail in time, and the next one gets a new stream."""
