@@ -17,6 +17,7 @@ from tests.fixtures.spark import message_of
 from tests.fixtures.waiting import wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from pyspark.sql import DataFrame
@@ -70,15 +71,18 @@ class Sink:
         assert self._is_active(), self._query.exception()
         assert len(self.rows) == count
 
+    def wait_for_batch(self, batch_id: int) -> None:
+        """Wait until a batch has been taken."""
+        wait_until(lambda: batch_id in self.batches, timeout_s=TIMEOUT_S)
+
     def _is_active(self) -> bool:
         assert self._query is not None
         return self._query.isActive
 
     def stop(self) -> None:
-        """Stop the query and wait for its end."""
+        """Stop the query."""
         assert self._query is not None
         self._query.stop()
-        self._query.awaitTermination(TIMEOUT_S)
 
     def message_of_failure(self) -> str:
         """Wait until the query has failed; return why."""
@@ -88,9 +92,11 @@ class Sink:
 
 
 @pytest.fixture
-def sink(tmp_path: Path) -> Sink:
-    """Return an empty sink with a checkpoint of its own."""
-    return Sink(tmp_path)
+def sink(tmp_path: Path) -> Iterator[Sink]:
+    """Return an empty sink with a checkpoint of its own; stop what a failed test left running."""
+    found = Sink(tmp_path)
+    yield found
+    found.stop()
 
 
 def append(logs: LogBench, log: str, numbers: range) -> None:
@@ -168,6 +174,7 @@ def test_pattern_finds_new_logs(logs: LogBench, sink: Sink) -> None:
     prefix = f"{logs.create('family')}/"
     frame = logs.stream(logsPattern=f"{prefix}.*")
     sink.start(frame)
+    sink.wait_for_batch(0)
     names = [f"{prefix}{letter}" for letter in "ab"]
     for position, name in enumerate(names):
         logs.namespace.create_log(name)
