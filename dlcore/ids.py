@@ -21,6 +21,8 @@ TXID_MAX = 2**63 - 2
 LOG_NAME_LENGTH_MAX = 512
 _DLSN_TEXT = re.compile(r"(0|[1-9]\d*):(0|[1-9]\d*):(0|[1-9]\d*)")
 _INT64_MAX = 2**63 - 1
+_REFUSED_CATEGORIES = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp", "Zs"})
+"""Unicode's controls, formats, unassigned, private and surrogate characters, and all its spaces."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -104,7 +106,7 @@ def _log_name_problem(name: str) -> str:
     if "." in components or ".." in components:
         return "'.' and '..' are not allowed as components"
     for character in name:
-        if character in "<> " or unicodedata.category(character) in {"Cc", "Cs", "Co", "Cn", "Cf"}:
+        if character in "<>" or unicodedata.category(character) in _REFUSED_CATEGORIES:
             return f"character {character!r} is not allowed"
         if "\ufff0" <= character <= "\uffff":
             return f"character {character!r} is not allowed"
