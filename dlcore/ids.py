@@ -44,8 +44,8 @@ class BookieId:
 class DLSN:
     """Position of a record in a log: segment number, entry within it, slot within the entry.
 
-    Totally ordered.  ``entry_id`` counts entries within the segment across its extents, so it does not
-    change when extents are compacted.  Text form: ``3:17:0``.
+    Totally ordered.  ``entry_id`` counts entries within the segment across its extents, so it does
+    not change when extents are compacted.  Text form: ``3:17:0``.
     """
 
     lssn: int
@@ -82,8 +82,8 @@ DLSN.INITIAL = DLSN(1, 0, 0)
 def validate_log_name(name: str) -> str:
     """Return `name` without one leading slash, or raise `InvalidLogNameError` saying what is wrong.
 
-    Names are paths: components joined by ``/``, none of them empty, ``.`` or ``..``; no spaces, control
-    or private characters, ``<`` or ``>``; a name does not start with ``.``.
+    Names are paths: components joined by ``/``, none of them empty, ``.`` or ``..``; no spaces,
+    control or private characters, ``<`` or ``>``; a name does not start with ``.``.
     Source: distributedlog.md section 1.4.
     """
     stripped = name.removeprefix("/")
