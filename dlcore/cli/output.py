@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 import click
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -16,6 +17,8 @@ from rich.text import Text
 from dlcore.cli.context import wants_json
 
 Row = Mapping[str, object]
+_LIST_SHOWN_MAX = 5
+"""A segment may have a thousand ledgers; JSON has them all."""
 
 
 def show_rows(rows: Sequence[Row], *, columns: Sequence[str], empty: str) -> None:
@@ -72,7 +75,9 @@ def cell(value: object) -> str:
         case bool():
             return "yes" if value else "no"
         case list() | tuple():
-            return ", ".join(cell(part) for part in value)
+            shown = [cell(part) for part in value[:_LIST_SHOWN_MAX]]
+            left = len(value) - len(shown)
+            return ", ".join([*shown, f"… {left} more"] if left else shown)
         case _:
             return printable(str(value))
 
@@ -110,7 +115,7 @@ def time_text(epoch_ms: int) -> str:
 def _show_table(
     titles: Sequence[str], cells: Sequence[Sequence[str]], numeric: Sequence[bool]
 ) -> None:
-    table = Table(header_style="bold")
+    table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for title, is_number in zip(titles, numeric, strict=True):
         table.add_column(title, justify="right" if is_number else "left", overflow="fold")
     for row in cells:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dlcore.cli.context import common_options, connect
+from dlcore.cli.context import common_options, connect, wants_json
 from dlcore.cli.output import show_rows, time_text
 
 if TYPE_CHECKING:
@@ -31,20 +31,13 @@ def list_segments(log: str) -> None:
     with connect() as namespace, namespace.open_log(log) as manager:
         views = {view.lssn: view for view in manager.get_snapshot().segments}
         rows = [_row(segment, views.get(segment.lssn)) for segment in manager.get_log_segments()]
+    if not wants_json():
+        for row in rows:
+            if row["truncation"] != "active":  # one column less for what is rarely there
+                row["state"] = f"{row['state']}, {row['truncation']}"
     show_rows(
         rows,
-        columns=(
-            "lssn",
-            "state",
-            "truncation",
-            "created",
-            "extents",
-            "entries",
-            "records",
-            "bytes",
-            "first_sequence_id",
-            "ledgers",
-        ),
+        columns=("lssn", "state", "created", "records", "bytes", "extents", "ledgers"),
         empty=f"log {log} has no segments",
     )
 
