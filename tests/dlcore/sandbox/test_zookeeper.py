@@ -1,0 +1,141 @@
+"""The embedded ZooKeeper: it starts quickly, keeps its data and port, and says what is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dlcore.errors import ConfigurationError, MetadataConnectionError
+from dlcore.metadata.port import Versioned
+from dlcore.metadata.zookeeper import ZooKeeperStore
+from dlcore.sandbox import zookeeper as module
+from dlcore.sandbox.process import HOST, PortReservation, Warden
+from dlcore.sandbox.zookeeper import EmbeddedZooKeeper, find_java
+from tests.fixtures.aio import run
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+pytestmark = pytest.mark.integration
+
+
+def with_store(servers: str, use: Callable[[ZooKeeperStore], Awaitable[None]]) -> None:
+    """Connect, use, close."""
+
+    async def scenario() -> None:
+        store = await ZooKeeperStore.connect(servers, session_timeout_s=20, connect_timeout_s=60)
+        try:
+            await use(store)
+        finally:
+            await store.aclose()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("ending", ["stop", "kill"])
+def test_data_and_port_survive(tmp_path: Path, ending: str) -> None:
+    """A clean stop and SIGKILL alike: what was acknowledged is on the disk."""
+
+    async def write(store: ZooKeeperStore) -> None:
+        await store.create("/kept", b"value")
+
+    async def check(store: ZooKeeperStore) -> None:
+        assert await store.get("/kept") == Versioned(b"value", 0)
+
+    server = EmbeddedZooKeeper(tmp_path)
+    with server:
+        servers, pid = server.servers, server.pid
+        with_store(servers, write)
+        server.start()  # it runs: nothing happens
+        assert server.pid == pid
+        getattr(server, ending)()
+        assert not server.is_running
+        server.start()
+        assert server.servers == servers
+        assert server.pid != pid
+        with_store(servers, check)
+    assert not server.is_running
+    server.stop()
+    with EmbeddedZooKeeper(tmp_path) as another:
+        with_store(another.servers, check)
+
+
+def test_values_up_to_the_promised_size(tmp_path: Path) -> None:
+    """ZooKeeper's own limit is 1 MB; a transaction over many logs may be larger."""
+
+    async def write(store: ZooKeeperStore) -> None:
+        await store.create("/large", b"x" * 3_000_000)
+        assert (await store.get("/large") or Versioned(b"", 0)).value == b"x" * 3_000_000
+
+    with EmbeddedZooKeeper(tmp_path) as server:
+        with_store(server.servers, write)
+
+
+def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    """Nothing is started, and whoever has it is not disturbed."""
+    with socket.create_server((HOST, 0)) as holder:
+        port = holder.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=f"port {port} of {HOST} is taken"):
+            EmbeddedZooKeeper(tmp_path, port=port).start()
+    with pytest.raises(ConfigurationError, match="port 70000: expected 0 … 65535"):
+        EmbeddedZooKeeper(tmp_path, port=70000).start()
+
+
+def test_two_servers_that_want_one_port_do_not_both_believe_they_have_it(tmp_path: Path) -> None:
+    """The other's answers are not taken for one's own, even when both passed the first check."""
+    reservation = PortReservation(0)
+    port = reservation.port
+    one = EmbeddedZooKeeper(tmp_path / "one", port=port)
+    two = EmbeddedZooKeeper(tmp_path / "two", port=port)
+    with one:
+        command = [find_java(), *module._JVM_OPTIONS, "-cp", module._class_path()]
+        two._warden = Warden()
+        (tmp_path / "two").mkdir()
+        assert not two._start_and_wait(command, port)
+        assert one.is_running
+        two.stop()
+    reservation.release()
+
+
+def test_missing_java_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message is a command to type."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(ConfigurationError, match="apt-get install openjdk-17-jre-headless"):
+        EmbeddedZooKeeper(tmp_path / "data").start()
+    assert not (tmp_path / "data").exists()
+
+
+def test_java_home_goes_before_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it does for PySpark."""
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho this Java is broken >&2\nexit 3\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert find_java() == str(java)
+    server = EmbeddedZooKeeper(tmp_path / "data")
+    with pytest.raises(MetadataConnectionError, match=r"(?s)exit status 3.*this Java is broken"):
+        server.start()
+    assert not server.is_running
+
+
+def test_missing_pyspark_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is an optional dependency."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'dlog\[spark\]'"):
+        EmbeddedZooKeeper(tmp_path).start()
+
+
+def test_it_is_small(tmp_path: Path) -> None:
+    """It runs beside Spark and the bookies on a machine with 4 GB."""
+    with EmbeddedZooKeeper(tmp_path) as server:
+        status = Path(f"/proc/{server.pid}/status").read_text()
+        resident_kb = int(status.partition("VmRSS:")[2].split()[0])
+        assert resident_kb < 200 * 1024
+        assert os.getsid(server.pid) != os.getsid(0)  # Ctrl-C in our terminal is not for it
