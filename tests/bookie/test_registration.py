@@ -279,6 +279,24 @@ def test_the_node_of_the_session_before_is_replaced_and_outlives_it() -> None:
     run(scenario())
 
 
+def test_a_restart_on_the_same_port_does_not_lean_on_the_old_session() -> None:
+    """The node left behind says the very same; it must still be made anew, or it dies later."""
+
+    async def scenario() -> None:
+        tree, store, _ = await connect()
+        killed, one = Registered(tree), Registered(tree)
+        await killed.registrar.register(is_read_only=False, patience_s=0)
+        await one.registrar.register(is_read_only=False, patience_s=0)
+        killed.store.expire()
+        assert await one.where() == (ADDRESS, "")
+        for each in (killed, one):
+            await each.registrar.aclose()
+            await each.store.aclose()
+        await store.aclose()
+
+    run(scenario())
+
+
 async def _returning(value: bool) -> bool:
     return value
 
