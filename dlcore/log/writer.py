@@ -553,6 +553,8 @@ class AsyncLogWriter:
     def _give_up(self, error: DLError) -> None:
         self._given_up = True
         in_flight, queued = self._transmitter.drain()
+        if not in_flight:
+            in_flight, queued = queued[:1], queued[1:]  # the one that could not be sent
         self._withheld.clear()
         _fail_all(in_flight, error)
         if queued:

@@ -1,9 +1,9 @@
 """Writers, committers and readers at once, with lost replies, lost sessions and crashes.
 
-Goal: whatever happens, every acknowledged record is in the log exactly once, at the position that was
-promised; atomic appends are there wholly or not at all; positions ascend and sequence ids are dense; a
-reader that was there all the time saw just that.  Method: one seed is one run in memory; the history
-below keeps its own truth from what callers were told.
+Goal: whatever happens, every acknowledged record is in the log exactly once, at the position that
+was promised; atomic appends are there wholly or not at all; positions ascend and sequence ids are
+dense; a reader that was there all the time saw just that.  Method: one seed is one run in memory;
+the history below keeps its own truth from what callers were told.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -18,11 +19,13 @@ import pytest
 
 from dlcore.config import LogConfig
 from dlcore.errors import DLError
-from dlcore.ids import DLSN
 from dlcore.records import LogRecord, LogRecordWithDLSN
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, memory_cluster
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dlcore.ids import DLSN
     from dlcore.namespace import Namespace
 
 LOGS = ("clicks", "orders")
@@ -172,6 +175,20 @@ async def run(seed: int, *, lock_enabled: bool) -> None:
         assert all(isinstance(each, asyncio.CancelledError) for each in ended), ended
 
 
+def has_as_many(seen: list[LogRecordWithDLSN], wanted: list[LogRecordWithDLSN]) -> bool:
+    """Return whether a reader has caught up."""
+    return len(seen) >= len(wanted)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition that other tasks bring about."""
+    for _ in range(4000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("waited for too long")
+
+
 async def check(
     cluster: MemoryCluster, history: History, seen: dict[str, list[LogRecordWithDLSN]]
 ) -> None:
@@ -196,9 +213,7 @@ async def check(
         payloads = [r.payload for r in records]
         assert len(set(payloads)) == len(payloads), "a record is there twice"
         found |= {r.payload: (log, r.dlsn) for r in records}
-        async with asyncio.timeout(20):
-            while len(seen[log]) < len(records):
-                await asyncio.sleep(0.005)
+        await until(partial(has_as_many, seen[log], records))
         assert seen[log] == records
     assert found.keys() <= history.offered
     for payload, place in history.acked.items():

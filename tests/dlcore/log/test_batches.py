@@ -1,0 +1,144 @@
+"""Kernels over record batches, compared with plain loops."""
+
+from __future__ import annotations
+
+import random
+
+import pyarrow as pa
+import pytest
+
+from dlcore.config import RECORD_SIZE_BYTES_MAX
+from dlcore.errors import (
+    ConfigurationError,
+    LogRecordTooLongError,
+    TransactionIdOutOfOrderError,
+)
+from dlcore.ids import TXID_MAX
+from dlcore.log.batches import (
+    RECORD_OVERHEAD_BYTES,
+    batch_of,
+    byte_log_batch,
+    check_txids,
+    cut,
+    first_row_not_less,
+)
+from dlcore.log.entry import (
+    BYTE_LOG_SCHEMA,
+    decode_entry_batch,
+    decode_entry_header,
+    encode_entry,
+    ipc_options,
+)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_cut_makes_full_slices_of_a_slice(seed: int) -> None:
+    """Slices join to the batch, none is too large, and none could have taken the next record."""
+    rng = random.Random(seed)
+    payloads = [b"x" * rng.randrange(200) for _ in range(rng.randrange(1, 100))]
+    whole = batch_of(list(range(len(payloads))), payloads)
+    first = rng.randrange(len(payloads))
+    batch = whole.slice(first)
+    entry_bytes = rng.randrange(1, 600)
+    slices = cut(batch, entry_bytes=entry_bytes)
+    assert pa.Table.from_batches([part for part, _ in slices]).equals(
+        pa.Table.from_batches([batch])
+    )
+    costs = [len(payload) + RECORD_OVERHEAD_BYTES for payload in payloads[first:]]
+    position = 0
+    for part, size_bytes in slices:
+        taken = costs[position : position + part.num_rows]
+        position += part.num_rows
+        assert size_bytes == sum(taken)
+        assert size_bytes <= entry_bytes or part.num_rows == 1
+        if position < len(costs):
+            assert size_bytes + costs[position] > entry_bytes
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
+def test_a_slice_survives_an_entry(compression: str) -> None:
+    """A slice with an offset is written without the rest of its batch, and read back equal."""
+    whole = batch_of(list(range(1000)), [b"%d" % i * 10 for i in range(1000)])
+    part = whole.slice(400, 100)
+    body = b"".join(
+        encode_entry(
+            part,
+            first_txid=400,
+            last_txid=499,
+            records_before=7,
+            write_time_ms=5,
+            options=ipc_options(compression),
+        )
+    )
+    assert len(body) < 10_000
+    header = decode_entry_header(body)
+    assert (header.record_count, header.records_before) == (100, 7)
+    assert decode_entry_batch(body, header).equals(part)
+
+
+def test_a_record_that_is_too_long_refuses_the_batch() -> None:
+    """The message says how long it is."""
+    with pytest.raises(LogRecordTooLongError, match=str(RECORD_SIZE_BYTES_MAX + 1)):
+        cut(batch_of([1, 2], [b"a", b"x" * (RECORD_SIZE_BYTES_MAX + 1)]), entry_bytes=1000)
+    assert len(cut(batch_of([1], [b"x" * RECORD_SIZE_BYTES_MAX]), entry_bytes=1000)) == 1
+
+
+@pytest.mark.parametrize(
+    ("txids", "last_txid", "problem"),
+    [
+        ([3, 4, 4, 9], 3, None),
+        ([0], -1, None),
+        ([TXID_MAX], 5, None),
+        ([3, 4], 5, "3 is lower than 5"),
+        ([3, 2, 7], 1, "2 is lower than 3"),
+        ([-1, 2], -1, "-1 is out of range"),
+        ([1, TXID_MAX + 1], 0, "out of range"),
+    ],
+)
+def test_transaction_ids_never_decrease(
+    txids: list[int], last_txid: int, problem: str | None
+) -> None:
+    """Checked within a batch, and against what came before it."""
+    batch = batch_of(txids, [b""] * len(txids))
+    if problem is None:
+        assert check_txids(batch, last_txid=last_txid) == (txids[0], txids[-1])
+        return
+    with pytest.raises(TransactionIdOutOfOrderError, match=problem):
+        check_txids(batch, last_txid=last_txid)
+
+
+def test_columns_are_found_by_name_and_cast() -> None:
+    """Other integers and text are taken; other columns are left out."""
+    batch = pa.record_batch(
+        {"other": [1.5], "payload": pa.array(["é"]), "txid": pa.array([7], pa.int32())}
+    )
+    assert byte_log_batch(batch).schema == BYTE_LOG_SCHEMA
+    assert byte_log_batch(batch).to_pydict() == {"txid": [7], "payload": ["é".encode()]}
+    without = pa.record_batch({"payload": [b"a", b"b"]})
+    assert byte_log_batch(without, txid_required=False).to_pydict()["txid"] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [
+        ({"payload": [b"a"]}, "needs a column txid"),
+        ({"txid": [1]}, "needs a column payload"),
+        ({"txid": [1.5], "payload": [b"a"]}, "column txid has type double"),
+        ({"txid": [1], "payload": [7]}, "column payload has type int64"),
+        ({"txid": [None, 1], "payload": [b"a", b"b"]}, "column txid holds 1 nulls"),
+        ({"txid": [1, 2], "payload": [b"a", None]}, "column payload holds 1 nulls"),
+        ({"txid": pa.array([2**63], pa.uint64()), "payload": [b"a"]}, "does not fit int64"),
+    ],
+)
+def test_wrong_columns_are_named(columns: dict[str, object], problem: str) -> None:
+    """Bad input is refused with what is wrong, before anything is written."""
+    with pytest.raises(ConfigurationError, match=problem):
+        byte_log_batch(pa.record_batch(columns))
+
+
+def test_searching_a_transaction_id() -> None:
+    """The first of equal ones is found."""
+    batch = batch_of([1, 3, 3, 5], [b""] * 4)
+    assert [first_row_not_less(batch, txid) for txid in (0, 1, 2, 3, 4, 5, 6)] == [
+        0, 0, 1, 1, 3, 3, 4,
+    ]  # fmt: skip

@@ -1,0 +1,127 @@
+"""The ownership machine: exact effects for each event."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from dlcore.log.metadata import LockHolder
+from dlcore.log.ownership import (
+    Denied,
+    Event,
+    Granted,
+    LockChanged,
+    LockHeld,
+    LockTaken,
+    LogMoved,
+    Ownership,
+    OwnershipState,
+    Resumed,
+    SessionExpired,
+    SessionResumed,
+    Suspended,
+    TimedOut,
+    TryLock,
+)
+
+OTHER = LockHolder(owner="host:1", token="other")
+OWN_EARLIER = LockHolder(owner="me", token="t1")
+
+
+def owned() -> Ownership:
+    """Return a machine that owns the log."""
+    machine = Ownership(waits=True)
+    assert machine.start() == [TryLock(guarded=False)]
+    machine.attempted("t1")
+    assert machine.handle(LockTaken()) == [Granted()]
+    assert machine.is_owner
+    return machine
+
+
+def test_waiting_for_another_owner() -> None:
+    """It tries again when the node changes, and gives up when told."""
+    machine = Ownership(waits=True)
+    machine.start()
+    assert machine.handle(LockHeld(OTHER)) == []
+    assert machine.handle(LockChanged()) == [TryLock(guarded=False)]
+    assert machine.handle(LockHeld(OTHER)) == []
+    assert machine.handle(TimedOut()) == [Denied("host:1")]
+    assert machine.handle(LockChanged()) == []
+
+
+def test_not_waiting_for_another_owner() -> None:
+    """The first refusal is final."""
+    machine = Ownership(waits=False)
+    machine.start()
+    assert machine.handle(LockHeld(OTHER)) == [Denied("host:1")]
+    assert machine.state is OwnershipState.DENIED
+
+
+def test_the_lock_is_regained_when_nothing_happened() -> None:
+    """Nothing may be acknowledged in between."""
+    machine = owned()
+    assert machine.handle(SessionExpired()) == [Suspended()]
+    assert not machine.is_owner
+    assert machine.handle(LockChanged()) == []  # there is no session to try with
+    assert machine.handle(SessionResumed()) == [TryLock(guarded=True)]
+    assert machine.handle(LockTaken()) == [Resumed()]
+    assert machine.is_owner
+
+
+@pytest.mark.parametrize(
+    ("event", "owner"), [(LockHeld(OTHER), "host:1"), (LogMoved(), "")], ids=["held", "moved"]
+)
+def test_the_lock_is_denied_when_another_was_there(event: Event, owner: str) -> None:
+    """Who lost it to another writer never gets it back."""
+    machine = owned()
+    machine.handle(SessionExpired())
+    machine.handle(SessionResumed())
+    assert machine.handle(event) == [Denied(owner)]
+    assert machine.handle(LockTaken()) == []
+    assert not machine.is_owner
+
+
+def test_a_node_of_our_own_earlier_session_is_waited_for() -> None:
+    """It is about to vanish, and is nobody else's."""
+    machine = owned()
+    machine.handle(SessionExpired())
+    machine.handle(SessionResumed())
+    assert machine.handle(LockHeld(OWN_EARLIER)) == []
+    assert machine.handle(LockChanged()) == [TryLock(guarded=True)]
+
+
+def test_an_answer_from_a_session_that_is_gone_counts_for_nothing() -> None:
+    """The node went with the session."""
+    machine = Ownership(waits=True)
+    machine.start()
+    machine.handle(SessionExpired())
+    assert machine.handle(LockTaken()) == []
+    assert not machine.is_owner
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_final_states_are_final(seed: int) -> None:
+    """Random events: a denied or released machine asks for nothing and owns nothing."""
+    rng = random.Random(seed)
+    machine = Ownership(waits=rng.random() < 0.5)
+    machine.start()
+    machine.attempted("t1")
+    events: list[Event] = [
+        LockTaken(),
+        LockHeld(OTHER),
+        LockHeld(OWN_EARLIER),
+        LockChanged(),
+        TimedOut(),
+        LogMoved(),
+        SessionExpired(),
+        SessionResumed(),
+    ]
+    for _ in range(60):
+        was_final = machine.state in (OwnershipState.DENIED, OwnershipState.RELEASED)
+        effects = machine.handle(rng.choice(events))
+        if was_final:
+            assert effects == []
+            assert not machine.is_owner
+        if rng.random() < 0.02:
+            machine.release()

@@ -1,0 +1,269 @@
+"""The read cursor: what comes next, without leaving anything out or reading it twice."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dlcore.errors import AlreadyTruncatedError, UnexpectedError
+from dlcore.ids import DLSN
+from dlcore.log.changes import (
+    SegmentLimits,
+    plan_append,
+    plan_complete,
+    plan_remove,
+    plan_start,
+    plan_truncate,
+    removable_segments,
+)
+from dlcore.log.reading import EndOfStream, FollowExtent, ReadCursor, ReadExtent, WaitForChange
+from tests.fixtures.log_states import EMPTY, PATHS, final, staged, written
+
+if TYPE_CHECKING:
+    from dlcore.log.segment import Extent
+
+LIMITS = SegmentLimits(size_bytes_max=150, age_max_ms=1000)
+
+
+def cursor_at(position: DLSN, *, skips_truncated: bool = True) -> ReadCursor:
+    """Return a cursor that has read nothing."""
+    return ReadCursor("clicks", position, skips_truncated=skips_truncated)
+
+
+def deliver_all(cursor: ReadCursor, step: ReadExtent) -> None:
+    """Read an extent of 3 entries and 10 records to its end: 4, 4 and 2 records."""
+    last = step.extent.last_entry_id
+    assert last is not None
+    for entry_id in range(step.first_entry_id, last + 1):
+        count = 2 if entry_id == last else 4
+        cursor.deliver(step, entry_id, records_before=4 * entry_id, record_count=count)
+
+
+def test_an_empty_log_is_waited_for() -> None:
+    """And so is a position beyond the end."""
+    assert cursor_at(DLSN.INITIAL).plan(EMPTY) == WaitForChange()
+    assert cursor_at(DLSN(9, 0, 0)).plan(written(7)) == WaitForChange()
+
+
+def test_completed_segments_follow_each_other() -> None:
+    """The position moves on only when all entries were delivered."""
+    state = written(7, 8)
+    cursor = cursor_at(DLSN.INITIAL)
+    for ledger_id, sequence_id in ((7, 0), (8, 10)):
+        step = cursor.plan(state)
+        assert isinstance(step, ReadExtent)
+        assert (step.extent.ledger_id, step.first_entry_id) == (ledger_id, 0)
+        assert step.start_sequence_id == sequence_id
+        deliver_all(cursor, step)
+    assert cursor.plan(state) == WaitForChange()
+    assert cursor.position == DLSN(2, 3, 0)
+    sealed = plan_complete(PATHS, state, now_ms=9, closing=None, seal=True).state
+    assert cursor.plan(sealed) == EndOfStream()
+
+
+def test_a_caught_up_reader_goes_over_a_roll() -> None:
+    """From following the old extent to following the next segment's."""
+    state = plan_start(PATHS, EMPTY, ledger_id=7, now_ms=1).state
+    cursor = cursor_at(DLSN.INITIAL)
+    step = cursor.plan(state)
+    assert isinstance(step, FollowExtent)
+    for entry_id, count in enumerate((4, 4, 2)):
+        cursor.deliver(step, entry_id, records_before=4 * entry_id, record_count=count)
+    rolled = plan_start(PATHS, state, ledger_id=8, now_ms=1, closing=final(7)).state
+    after = cursor.plan(rolled)
+    assert isinstance(after, FollowExtent)
+    assert (after.extent.ledger_id, after.first_entry_id, after.start_sequence_id) == (8, 0, 10)
+
+
+def test_what_was_not_followed_is_read_when_it_is_final() -> None:
+    """A roll that comes before the entries were seen leaves none out."""
+    state = plan_start(PATHS, EMPTY, ledger_id=7, now_ms=1).state
+    cursor = cursor_at(DLSN.INITIAL)
+    step = cursor.plan(state)
+    assert isinstance(step, FollowExtent)
+    cursor.deliver(step, 0, records_before=0, record_count=4)
+    after = cursor.plan(plan_complete(PATHS, state, now_ms=1, closing=final(7)).state)
+    assert isinstance(after, ReadExtent)
+    assert after.first_entry_id == 1
+
+
+def test_extents_of_staged_appends() -> None:
+    """Entry ids in the segment go on over extents that lie anywhere in their ledgers."""
+    cursor = cursor_at(DLSN.INITIAL)
+    state = plan_append(PATHS, EMPTY, [staged(8)], now_ms=1, limits=LIMITS)[0].state
+    step = cursor.plan(state)
+    assert isinstance(step, ReadExtent)
+    assert cursor.deliver(step, 6, records_before=0, record_count=2) == (0, 0)
+    assert cursor.deliver(step, 7, records_before=2, record_count=2) == (1, 2)
+    assert cursor.plan(state) == WaitForChange()
+    state = plan_append(PATHS, state, [staged(9)], now_ms=1, limits=LIMITS)[0].state
+    step = cursor.plan(state)
+    assert isinstance(step, ReadExtent)
+    assert (step.extent.ledger_id, step.first_entry_id, step.base_entry_id) == (9, 6, 2)
+    assert cursor.deliver(step, 6, records_before=0, record_count=2) == (2, 4)
+
+
+def test_an_entry_out_of_turn_is_an_error() -> None:
+    """Left out, twice, or with a gap in the sequence ids."""
+    state = written(7)
+    cursor = cursor_at(DLSN.INITIAL)
+    step = cursor.plan(state)
+    assert isinstance(step, ReadExtent)
+    with pytest.raises(UnexpectedError, match="entry 1 of segment 1 was read, expected 1:0:0"):
+        cursor.deliver(step, 1, records_before=0, record_count=1)
+    cursor.deliver(step, 0, records_before=0, record_count=4)
+    with pytest.raises(UnexpectedError, match="entry 0 of segment 1"):
+        cursor.deliver(step, 0, records_before=0, record_count=4)
+    with pytest.raises(UnexpectedError, match="sequence id 5, expected 4"):
+        cursor.deliver(step, 1, records_before=5, record_count=1)
+
+
+def test_a_segment_that_shrank_is_an_error() -> None:
+    """Entries that were read must not vanish when the segment is recovered."""
+    state = plan_start(PATHS, EMPTY, ledger_id=7, now_ms=1).state
+    cursor = cursor_at(DLSN.INITIAL)
+    step = cursor.plan(state)
+    assert isinstance(step, FollowExtent)
+    for entry_id in range(4):
+        cursor.deliver(step, entry_id, records_before=entry_id, record_count=1)
+    shorter = plan_complete(PATHS, state, now_ms=1, closing=final(7, entries=3)).state
+    with pytest.raises(UnexpectedError, match="has 3 entries, but entry 3 of it was read"):
+        cursor.plan(shorter)
+
+
+def test_positions_that_were_truncated() -> None:
+    """An explicit one is an error, the earliest one moves on."""
+    change = plan_truncate(PATHS, written(7, 8), DLSN(2, 1, 3))
+    assert change is not None
+    state = plan_remove(PATHS, change.state, [1]).state
+    for truncated in (DLSN(1, 2, 0), DLSN(2, 0, 0), DLSN(2, 1, 2)):
+        with pytest.raises(AlreadyTruncatedError, match="the first one left is 2:1:3"):
+            cursor_at(truncated, skips_truncated=False).plan(state)
+    for cursor in (
+        cursor_at(DLSN.INITIAL),
+        cursor_at(DLSN(2, 1, 3), skips_truncated=False),
+    ):
+        step = cursor.plan(state)
+        assert isinstance(step, ReadExtent)
+        assert (step.first_entry_id, cursor.position) == (1, DLSN(2, 1, 3))
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_truncation_of_what_was_read_is_no_loss(*, removed: bool) -> None:
+    """A reader at the end of a segment that is truncated goes on with the next one."""
+    cursor = cursor_at(DLSN(1, 0, 0), skips_truncated=False)
+    state = plan_start(PATHS, EMPTY, ledger_id=7, now_ms=1).state
+    step = cursor.plan(state)
+    assert isinstance(step, FollowExtent)
+    for entry_id, count in enumerate((4, 4, 2)):
+        cursor.deliver(step, entry_id, records_before=4 * entry_id, record_count=count)
+    state = plan_start(PATHS, state, ledger_id=8, now_ms=1, closing=final(7)).state
+    change = plan_truncate(PATHS, state, DLSN(2, 0, 0))
+    assert change is not None
+    state = plan_remove(PATHS, change.state, [1]).state if removed else change.state
+    after = cursor.plan(state)
+    assert isinstance(after, FollowExtent)
+    assert after.extent.ledger_id == 8
+
+
+class World:
+    """A log that is changed at random, and a cursor that reads it."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.state = EMPTY
+        self.cursor = cursor_at(DLSN.INITIAL)
+        self.pushed: dict[int, int] = {}  # entries of ordinary writers' ledgers
+        self.delivered: list[tuple[int, int]] = []
+        self.ledgers = 0
+
+    @property
+    def open_ledger(self) -> int | None:
+        """The ledger of the open extent."""
+        segment = self.state.open_segment
+        return segment.extents[-1].ledger_id if segment is not None else None
+
+    def closing(self) -> Extent | None:
+        """Return the final form of the open extent, if it has entries."""
+        ledger = self.open_ledger
+        if ledger is None or not self.pushed[ledger]:
+            return None
+        count = self.pushed[ledger]
+        return final(ledger, entries=count, records=count, txid=max(5, self.state.max_txid))
+
+    def start(self) -> None:
+        """Start or roll a segment."""
+        closing = self.closing()
+        if self.open_ledger is None or closing is not None:
+            self.ledgers += 1
+            self.pushed[self.ledgers] = 0
+            self.state = plan_start(
+                PATHS, self.state, ledger_id=self.ledgers, now_ms=1, closing=closing
+            ).state
+
+    def complete(self) -> None:
+        """Complete the segment in progress."""
+        if self.open_ledger is not None:
+            self.state = plan_complete(PATHS, self.state, now_ms=1, closing=self.closing()).state
+
+    def append(self) -> None:
+        """Append a staged extent."""
+        if self.open_ledger is None:
+            self.ledgers += 1
+            self.state = plan_append(
+                PATHS, self.state, [staged(self.ledgers)], now_ms=1, limits=LIMITS
+            )[0].state
+
+    def push(self) -> None:
+        """Acknowledge an entry of the open ledger."""
+        if self.open_ledger is not None:
+            self.pushed[self.open_ledger] += 1
+
+    def truncate(self) -> None:
+        """Truncate what was read."""
+        change = plan_truncate(PATHS, self.state, self.cursor.position)
+        if change is not None:
+            lssns = [segment.lssn for segment in removable_segments(change.state)]
+            self.state = plan_remove(PATHS, change.state, lssns).state if lssns else change.state
+
+    def read(self) -> None:
+        """Read one entry, if there is one."""
+        step = self.cursor.plan(self.state)
+        if isinstance(step, ReadExtent):
+            per_entry = step.extent.record_count // step.extent.entry_count
+            entry_id = step.first_entry_id
+            before = per_entry * (entry_id - step.extent.first_entry_id)
+            self.cursor.deliver(step, entry_id, records_before=before, record_count=per_entry)
+        elif isinstance(step, FollowExtent):
+            entry_id = step.first_entry_id
+            if entry_id >= self.pushed[step.extent.ledger_id]:
+                return
+            self.cursor.deliver(step, entry_id, records_before=entry_id, record_count=1)
+        else:
+            return
+        self.delivered.append((step.extent.ledger_id, entry_id))
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_random_changes_and_reads(seed: int) -> None:
+    """Whatever the writers do in between, the cursor delivers every entry once, in order."""
+    world = World(random.Random(seed))
+    actions = [
+        world.start,
+        world.complete,
+        world.append,
+        world.push,
+        world.truncate,
+        world.read,
+        world.read,
+    ]
+    for _ in range(80):
+        world.rng.choice(actions)()
+    delivered = world.delivered
+    assert delivered == sorted(set(delivered))
+    for ledger in {ledger for ledger, _ in delivered}:
+        entries = [entry for each, entry in delivered if each == ledger]
+        assert entries == list(range(entries[0], entries[0] + len(entries)))
+        assert entries[0] == (0 if ledger in world.pushed else 6)

@@ -1,0 +1,501 @@
+"""Staged appends: all or nothing, once, whoever crashes in between."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from dlcore.errors import (
+    AppendAbortedError,
+    ConfigurationError,
+    DuplicateAppendError,
+    EndOfStreamError,
+    LogNotFoundError,
+    OwnershipAcquireFailedError,
+    TransactionIdOutOfOrderError,
+    WriteError,
+)
+from dlcore.ids import DLSN
+from dlcore.log.reaping import ABANDONED_AGE_MS
+from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
+
+if TYPE_CHECKING:
+    from dlcore.log.manager import DistributedLogManager
+    from dlcore.log.scan import StagedExtent
+    from dlcore.log.staging import StagingWriter
+    from dlcore.namespace import Namespace
+
+
+def batch(*payloads: str, txids: list[int] | None = None) -> pa.RecordBatch:
+    """Return a batch, with transaction ids if given."""
+    columns: dict[str, list[int] | list[bytes]] = {"payload": [p.encode() for p in payloads]}
+    if txids is not None:
+        columns["txid"] = txids
+    return pa.record_batch(columns)
+
+
+def staged_nodes(cluster: MemoryCluster) -> list[str]:
+    """Return the registrations of staged ledgers."""
+    return [path for path in cluster.tree.dump() if path.count("/") == 4 and "/staging/" in path]
+
+
+def ledgers(cluster: MemoryCluster) -> list[str]:
+    """Return the ledgers' nodes."""
+    return [path for path in cluster.tree.dump() if path.startswith("/dlog/ledgers/0/0000/")]
+
+
+async def stage(namespace: Namespace, *payloads: str, log: str = "clicks") -> StagedExtent:
+    """Stage records of their own ledger, as a task would, and leave the ledger open."""
+    writer = await namespace.open_staging_writer(log, identity="job")
+    await writer.write_batch(batch(*payloads))
+    extent = await writer.stage()
+    assert extent is not None
+    return extent
+
+
+async def payloads_of(log: DistributedLogManager) -> list[str]:
+    """Return all payloads as text."""
+    return [r.payload.decode() for r in await read_all(log)]
+
+
+def test_extents_of_many_writers_enter_in_the_given_order() -> None:
+    """They travel as pickles; transaction ids are assigned; nothing was visible before."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        tasks = [await cluster.open(f"task-{i}") for i in range(3)]
+        extents = [await stage(task, f"{i}a", f"{i}b") for i, task in enumerate(tasks)]
+        assert await payloads_of(log) == []
+        driver = await cluster.open("driver")
+        append = await driver.begin_append("job", 1)
+        sent = pickle.loads(pickle.dumps([extents[2], extents[0], extents[1]]))
+        result = await append.commit(sent)
+        assert result.committed
+        assert dict(result.logs) == {"clicks": (DLSN(1, 0, 0), DLSN(1, 3, 0))}
+        records = await read_all(log)
+        assert [r.payload.decode() for r in records] == ["2a", "2b", "0a", "0b", "1a", "1b"]
+        assert [r.sequence_id for r in records] == list(range(6))
+        assert {r.txid for r in records} == {1_700_000_000_000}
+        assert await log.get_last_txid() == 1_700_000_000_000
+
+    on_log(body)
+
+
+def test_one_commit_for_many_logs() -> None:
+    """All of them, or none: the second log is sealed."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        await namespace.create_log("orders")
+        orders = await namespace.open_log("orders")
+        append = await namespace.begin_append("job", 1)
+        for name in ("orders", "clicks"):
+            await (await append.open_writer(name)).write_batch(batch(name))
+        result = await append.commit()
+        assert sorted(result.logs) == ["clicks", "orders"]
+        assert (await payloads_of(log), await payloads_of(orders)) == (["clicks"], ["orders"])
+        async with await orders.open_writer() as writer:
+            await writer.mark_end_of_stream()
+        append = await namespace.begin_append("job", 2)
+        for name in ("orders", "clicks"):
+            await (await append.open_writer(name)).write_batch(batch("more"))
+        with pytest.raises(EndOfStreamError, match="orders"):
+            await append.commit()
+        await append.abort()
+        assert await payloads_of(log) == ["clicks"]
+        assert staged_nodes(cluster) == []
+
+    on_log(body)
+
+
+def test_a_version_is_committed_once() -> None:
+    """By a later run it is skipped, by the same run it is a mistake; older ones are skipped too."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        first = await namespace.begin_append("job", 5, run_id="run-1")
+        await (await first.open_writer("clicks")).write_batch(batch("once"))
+        assert (await first.commit()).committed
+        for version, run_id in ((5, "run-2"), (5, ""), (4, "run-1")):
+            again = await namespace.begin_append("job", version, run_id=run_id)
+            await (await again.open_writer("clicks")).write_batch(batch("twice"))
+            result = await again.commit()
+            assert (result.committed, result.already_committed) == (False, True)
+            await again.aclose()
+        same = await namespace.begin_append("job", 5, run_id="run-1")
+        with pytest.raises(DuplicateAppendError, match="run-1"):
+            await same.commit([])
+        empty = await namespace.begin_append("job", 6, run_id="run-1")
+        assert (await empty.commit([])).committed
+        assert await payloads_of(log) == ["once"]
+
+    on_log(body)
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_a_lost_reply_of_the_commit(*, applied: bool) -> None:
+    """The commit record tells; either way the records are there once, and the caller knows."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        extent = await stage(cluster.namespaces[0], "once")
+        driver = await cluster.open("driver")
+        append = await driver.begin_append("job", 1, run_id="run")
+        cluster.stores["driver"].lose_next_reply(applied=applied)
+        result = await append.commit([extent])
+        assert result.committed
+        assert result.logs["clicks"][0] == DLSN(1, 0, 0)
+        assert (await append.commit([extent])).committed
+        assert await payloads_of(log) == ["once"]
+
+    on_log(body)
+
+
+def test_competing_committers() -> None:
+    """Each plans again when it was overtaken; all get in, in some order."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        async def one(index: int) -> None:
+            namespace = await cluster.open(f"client-{index}")
+            append = await namespace.begin_append(f"job-{index}", 1)
+            await (await append.open_writer("clicks")).write_batch(batch(f"{index}a", f"{index}b"))
+            assert (await append.commit()).committed
+
+        async with asyncio.TaskGroup() as group:
+            for index in range(8):
+                group.create_task(one(index))
+        found = await payloads_of(log)
+        assert sorted(found) == sorted(f"{i}{x}" for i in range(8) for x in "ab")
+        assert all(found[i][0] == found[i + 1][0] for i in range(0, 16, 2))
+
+    on_log(body)
+
+
+def test_a_live_writer_keeps_appends_out() -> None:
+    """A dead one does not: what it left is recovered first."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        writer = await log.open_writer()
+        await writer.write(record(1, b"first"))
+        extent = await stage(cluster.namespaces[0], "second")
+        driver = await cluster.open("driver")
+        append = await driver.begin_append("job", 1)
+        with pytest.raises(OwnershipAcquireFailedError, match="owned by the writer a"):
+            await append.commit([extent])
+        await writer.abort()
+        assert (await append.commit([extent])).committed
+        assert await payloads_of(log) == ["first", "second"]
+
+    on_log(body)
+
+
+def test_an_append_fences_a_writer_without_a_lock() -> None:
+    """Fencing keeps the two apart."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        unlocked = await cluster.open("b", config=replace(CONFIG, lock_enabled=False))
+        writer = await (await unlocked.open_log("clicks")).open_writer()
+        await writer.write(record(1, b"first"))
+        extent = await stage(cluster.namespaces[0], "second")
+        assert (await (await unlocked.begin_append("job", 1)).commit([extent])).committed
+        late = writer.write(record(2_000_000_000_000, b"late"))
+        with pytest.raises(Exception, match=r"fenced|recovered"):
+            await late
+        with pytest.raises(WriteError):
+            await writer.aclose()
+        assert await payloads_of(log) == ["first", "second"]
+
+    on_log(body)
+
+
+def test_a_writer_opened_after_an_append_goes_on_behind_it() -> None:
+    """And one opened before, that has not written yet, too."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        unlocked = await cluster.open("b", config=replace(CONFIG, lock_enabled=False))
+        early = await (await unlocked.open_log("clicks")).open_writer()
+        extent = await stage(cluster.namespaces[0], "appended")
+        assert (await (await unlocked.begin_append("job", 1)).commit([extent])).committed
+        refused = early.write(record(5, b"too low"))
+        with pytest.raises(TransactionIdOutOfOrderError, match="5 is lower than 1700000000000"):
+            await refused
+        await early.abort()
+        async with await log.open_writer() as writer:
+            position = await writer.write(record(writer.last_txid, b"written"))
+        assert position == DLSN(2, 0, 0)
+        assert await payloads_of(log) == ["appended", "written"]
+
+    on_log(body)
+
+
+def test_one_ledger_serves_many_appends() -> None:
+    """Its extents lie in segments that come and go; what is discarded is in none."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        writer = await namespace.open_staging_writer("clicks", identity="job")
+        for version in range(1, 6):
+            await writer.write_batch(batch("dropped"))
+            await writer.discard()
+            await writer.write_batch(batch(f"{version}a"))
+            await writer.write_batch(batch(f"{version}b"))
+            extent = await writer.stage()
+            assert extent is not None
+            assert (await writer.stage()) is None
+            append = await namespace.begin_append("job", version)
+            assert (await append.commit([extent])).committed
+        assert len(ledgers(cluster)) == 1
+        assert await payloads_of(log) == [f"{v}{x}" for v in range(1, 6) for x in "ab"]
+        assert len(await log.get_log_segments()) == 1
+        await log.truncate(DLSN(1, 3, 0))
+        assert (await log.get_first_dlsn()) == DLSN(1, 3, 0)
+        await writer.aclose()
+
+    on_log(body)
+
+
+def test_truncation_spares_a_ledger_that_is_still_filled() -> None:
+    """It goes when its process has gone and no segment refers to it."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        small = await cluster.open("small", config=replace(CONFIG, segment_bytes_max=1))
+        task = await cluster.open("task")
+        writer = await task.open_staging_writer("clicks", identity="job")
+
+        async def append(version: int, text: str) -> None:
+            await writer.write_batch(batch(text))
+            extent = await writer.stage()
+            assert extent is not None
+            await (await small.begin_append("job", version)).commit([extent])
+
+        await append(1, "one")
+        async with await (await small.open_log("clicks")).open_writer() as ordinary:
+            await ordinary.write(record(ordinary.last_txid, b"two"))
+        await log.truncate(DLSN(2, 0, 0))
+        assert [s.lssn for s in await log.get_log_segments()] == [2]
+        assert len(ledgers(cluster)) == 2
+        await append(2, "three")
+        assert await payloads_of(log) == ["two", "three"]
+        async with await (await small.open_log("clicks")).open_writer() as ordinary:
+            await ordinary.write(record(ordinary.last_txid, b"four"))
+        await log.truncate(DLSN(4, 0, 0))
+        assert len(ledgers(cluster)) == 2
+        cluster.stores["task"].expire()
+        await task._owner.aclose()
+        await cluster.stores["task"].aclose()
+        await (await small.begin_append("job", 3)).commit([])
+        assert len(ledgers(cluster)) == 1
+        assert staged_nodes(cluster) == []
+
+    on_log(body)
+
+
+def test_leftovers_of_a_process_that_is_gone() -> None:
+    """The next commit of the same identity removes what was never committed."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        gone, alive = await cluster.open("gone"), await cluster.open("alive")
+        await stage(gone, "lost")
+        kept = await stage(alive, "kept")
+        await gone.aclose()
+        assert len(staged_nodes(cluster)) == 2
+        driver = await cluster.open("driver")
+        await (await driver.begin_append("job", 1)).commit([])
+        assert staged_nodes(cluster) == [cluster.paths.staged_ledger("job", kept.ledger_id)]
+        assert len(ledgers(cluster)) == 1
+        assert (await (await driver.begin_append("job", 2)).commit([kept])).committed
+        assert await payloads_of(log) == ["kept"]
+
+    on_log(body)
+
+
+def test_what_is_about_to_be_committed_outlives_its_process() -> None:
+    """A task may be long gone when the driver commits, if another task opens a writer meanwhile."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        gone = await cluster.open("gone")
+        extent = await stage(gone, "early")
+        await gone.aclose()
+        late = await stage(await cluster.open("late"), "late")
+        driver = await cluster.open("driver")
+        result = await (await driver.begin_append("job", 1)).commit([extent, late])
+        assert result.committed
+        assert await payloads_of(log) == ["early", "late"]
+        assert len(staged_nodes(cluster)) == 1
+        metadata = await driver.get_ledger(extent.ledger_id)
+        assert metadata.last_entry_id == 0
+
+    on_log(body)
+
+
+def test_other_identities_leftovers_are_swept_when_they_are_old() -> None:
+    """Their append may be slow; after a day it is not coming."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        gone = await cluster.open("gone")
+        await stage(gone, "lost")
+        await gone.aclose()
+        for name, age_ms, left in (("young", 0, 1), ("old", ABANDONED_AGE_MS + 1, 0)):
+            namespace = await cluster.open(name)
+            cluster.clocks[name].current_ms += age_ms
+            await namespace.begin_append("other", 1)
+            assert len(staged_nodes(cluster)) == left
+            assert len(ledgers(cluster)) == left
+
+    on_log(body)
+
+
+def test_reaped_data_cannot_be_committed() -> None:
+    """The commit finds the registration gone, and says so."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        gone = await cluster.open("gone")
+        extent = await stage(gone, "lost")
+        await gone.aclose()
+        driver = await cluster.open("driver")
+        await (await driver.begin_append("job", 1)).commit([])
+        with pytest.raises(AppendAbortedError, match="is gone"):
+            await (await driver.begin_append("job", 2)).commit([extent])
+        assert await payloads_of(log) == []
+
+    on_log(body)
+
+
+def test_a_session_that_is_lost_and_renewed_keeps_its_ledgers() -> None:
+    """The owner's node is made again; whoever looks then sees a living process."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        task = await cluster.open("task")
+        writer = await task.open_staging_writer("clicks", identity="job")
+        await writer.write_batch(batch("before"))
+        first = await writer.stage()
+        cluster.stores["task"].expire()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        driver = await cluster.open("driver")
+        await (await driver.begin_append("job", 1)).commit([])
+        await writer.write_batch(batch("after"))
+        second = await writer.stage()
+        assert first is not None
+        assert second is not None
+        await (await driver.begin_append("job", 2)).commit([first, second])
+        assert await payloads_of(log) == ["before", "after"]
+        assert first.ledger_id == second.ledger_id
+
+    on_log(body)
+
+
+def test_abort() -> None:
+    """Nothing stays, and nothing can be committed afterwards."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        task = await cluster.open("task")
+        writer = await task.open_staging_writer("clicks", identity="job")
+        await writer.write_batch(batch("closed"))
+        extent = await writer.stage()
+        assert extent is not None
+        await writer.aclose()
+        append = await namespace.begin_append("job", 1)
+        await (await append.open_writer("clicks")).write_batch(batch("own"))
+        await append.abort([extent])
+        with pytest.raises(AppendAbortedError, match="aborted"):
+            await append.commit()
+        with pytest.raises(AppendAbortedError):
+            await append.open_writer("clicks")
+        assert staged_nodes(cluster) == []
+        assert ledgers(cluster) == []
+        assert await payloads_of(log) == []
+
+    on_log(body)
+
+
+def test_a_log_that_was_made_anew_does_not_get_old_records() -> None:
+    """It is another log of the same name."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        extent = await stage(namespace, "old")
+        await namespace.delete_log("clicks")
+        append = await namespace.begin_append("job", 1)
+        with pytest.raises(LogNotFoundError):
+            await append.commit([extent])
+        await namespace.create_log("clicks")
+        with pytest.raises(AppendAbortedError, match="created again"):
+            await append.commit([extent])
+
+    on_log(body)
+
+
+def test_wrong_extents_are_refused() -> None:
+    """Twice the same, of another identity, or in a log already."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        extent = await stage(namespace, "a")
+        with pytest.raises(ConfigurationError, match="given twice"):
+            await (await namespace.begin_append("job", 1)).commit([extent, extent])
+        with pytest.raises(ConfigurationError, match="staged for 'job'"):
+            await (await namespace.begin_append("other", 1)).commit([extent])
+        await (await namespace.begin_append("job", 1)).commit([extent])
+        with pytest.raises(AppendAbortedError, match="already"):
+            await (await namespace.begin_append("job", 2)).commit([extent])
+        for identity in ("", "x" * 201):
+            with pytest.raises(ConfigurationError, match="identity"):
+                await namespace.begin_append(identity, 1)
+        with pytest.raises(ConfigurationError, match="version=-1"):
+            await namespace.begin_append("job", -1)
+        with pytest.raises(LogNotFoundError):
+            await namespace.open_staging_writer("nowhere", identity="job")
+        assert await payloads_of(log) == ["a"]
+
+    on_log(body)
+
+
+def test_own_transaction_ids() -> None:
+    """They are kept, and must follow those of the log."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        append = await namespace.begin_append("job", 1)
+        writer = await append.open_writer("clicks")
+        await writer.write_batch(batch("a", "b", txids=[3, 7]))
+        with pytest.raises(TransactionIdOutOfOrderError, match="6 is lower than 7"):
+            await writer.write_batch(batch("c", txids=[6]))
+        with pytest.raises(ConfigurationError, match="mixes"):
+            await writer.write_batch(batch("c"))
+        await writer.write_batch(batch("c", txids=[7]))
+        await append.commit()
+        assert [r.txid for r in await read_all(log)] == [3, 7, 7]
+        append = await namespace.begin_append("job", 2)
+        await (await append.open_writer("clicks")).write_batch(batch("d", txids=[6]))
+        with pytest.raises(TransactionIdOutOfOrderError, match="6, lower than 7"):
+            await append.commit()
+        await append.aclose()
+
+    on_log(body)
+
+
+def test_a_fenced_staging_writer_says_so() -> None:
+    """Its ledger was reaped as a zombie's: what it writes next is refused as a whole."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        writer: StagingWriter = await namespace.open_staging_writer("clicks", identity="job")
+        await writer.write_batch(batch("a"))
+        extent = await writer.stage()
+        assert extent is not None
+        await namespace.ledgers.recover_ledger(extent.ledger_id)
+        await writer.write_batch(batch("b"))
+        with pytest.raises(WriteError, match="fenced"):
+            await writer.stage()
+        with pytest.raises(WriteError):
+            await writer.write_batch(batch("c"))
+        assert (await (await namespace.begin_append("job", 1)).commit([extent])).committed
+        await writer.aclose()
+        assert await payloads_of(log) == ["a"]
+
+    on_log(body)

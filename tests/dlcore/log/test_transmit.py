@@ -1,0 +1,153 @@
+"""The transmitter: what is sent at once, what waits, and how big entries get."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dlcore.config import RECORD_SIZE_BYTES_MAX
+from dlcore.errors import (
+    ConfigurationError,
+    LogRecordTooLongError,
+    TransactionIdOutOfOrderError,
+)
+from dlcore.ids import TXID_MAX
+from dlcore.log.batches import batch_of
+from dlcore.log.transmit import Slice, Transmitter, check_record
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def test_a_lone_record_leaves_at_once_and_the_rest_fills_an_entry() -> None:
+    """While the first is in flight the others wait together; its ack lets them go."""
+    transmitter: Transmitter[str] = Transmitter(entry_bytes=10_000)
+    transmitter.add_record(1, b"a", "first")
+    first = transmitter.next_group()
+    transmitter.add_record(2, b"b", "second")
+    transmitter.add_record(2, b"c")
+    assert not transmitter.has_next
+    assert transmitter.acknowledged() is first
+    assert first.tickets == [(0, "first")]
+    group = transmitter.next_group()
+    assert group.batch().to_pydict() == {"txid": [2, 2], "payload": [b"b", b"c"]}
+    assert (group.first_txid, group.last_txid, group.record_count) == (2, 2, 2)
+    assert group.tickets == [(0, "second")]
+
+
+def test_full_entries_are_sent_while_others_are_in_flight() -> None:
+    """An entry takes records up to its target size; a larger record gets one of its own."""
+    transmitter: Transmitter[int] = Transmitter(entry_bytes=100)
+    for txid in range(10):
+        transmitter.add_record(txid, b"x" * 28)  # 40 bytes with its overhead
+    transmitter.add_record(10, b"y" * 500)
+    transmitter.add_record(11, b"z")
+    sizes = []
+    while transmitter.has_next:
+        sizes.append(transmitter.next_group().record_count)
+    assert sizes == [2, 2, 2, 2, 2, 1]  # the last one waits for an ack
+    for _ in sizes:
+        transmitter.acknowledged()
+    assert transmitter.next_group().record_count == 1
+    transmitter.acknowledged()
+    assert transmitter.is_idle
+    assert transmitter.pending_bytes == 0
+
+
+def test_small_batches_are_joined_with_records_in_order() -> None:
+    """Everything that waits together becomes one entry, in the order of the calls."""
+    transmitter: Transmitter[str] = Transmitter(entry_bytes=10_000)
+    transmitter.add_record(0, b"-")
+    transmitter.next_group()
+    transmitter.add_record(1, b"a")
+    transmitter.add_slices([Slice(batch_of([2, 3], [b"b", b"c"]), 2, 3, 26)], "batch")
+    transmitter.add_record(4, b"d", "last")
+    transmitter.seal()
+    group = transmitter.next_group()
+    assert group.batch().to_pydict() == {
+        "txid": [1, 2, 3, 4],
+        "payload": [b"a", b"b", b"c", b"d"],
+    }
+    assert group.tickets == [(2, "batch"), (3, "last")]
+
+
+def test_a_barrier_waits_for_what_was_accepted_before_it() -> None:
+    """It rides on the last record, queued or in flight, and is needless when all is acked."""
+    transmitter: Transmitter[str] = Transmitter(entry_bytes=10_000)
+    assert not transmitter.add_barrier("nothing")
+    transmitter.add_record(1, b"a")
+    group = transmitter.next_group()
+    assert transmitter.add_barrier("in flight")
+    assert group.tickets == [(0, "in flight")]
+    transmitter.add_record(2, b"b")
+    assert transmitter.add_barrier("queued")
+    assert transmitter.next_group().tickets == [(0, "queued")]
+
+
+def test_draining_tells_what_was_sent_from_what_was_not() -> None:
+    """A failed writer answers differently to the two."""
+    transmitter: Transmitter[str] = Transmitter(entry_bytes=10_000)
+    transmitter.add_record(1, b"a")
+    sent = transmitter.next_group()
+    transmitter.add_record(2, b"b")
+    in_flight, queued = transmitter.drain()
+    assert in_flight == [sent]
+    assert [group.record_count for group in queued] == [1]
+    assert transmitter.is_idle
+    assert not transmitter.has_next
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_random_use_keeps_every_record_once_in_order(seed: int) -> None:
+    """The dumb twin is a list: groups, put together, are what was added."""
+    rng = random.Random(seed)
+    transmitter: Transmitter[int] = Transmitter(entry_bytes=rng.randrange(1, 300))
+    added: list[int] = []
+    sent: list[int] = []
+    in_flight = 0
+    for step in range(200):
+        if rng.random() < 0.6:
+            transmitter.add_record(step, b"x" * rng.randrange(80), step)
+            added.append(step)
+        if rng.random() < 0.1:
+            transmitter.seal()
+        while transmitter.has_next and rng.random() < 0.5:
+            group = transmitter.next_group()
+            in_flight += 1
+            sent += group.batch().column(0).to_pylist()
+        if in_flight and rng.random() < 0.4:
+            transmitter.acknowledged()
+            in_flight -= 1
+    transmitter.seal()
+    while transmitter.has_next:
+        sent += transmitter.next_group().batch().column(0).to_pylist()
+        in_flight += 1
+    for _ in range(in_flight):
+        transmitter.acknowledged()
+    assert sent == added
+    assert transmitter.pending_bytes == 0
+
+
+def test_records_are_checked() -> None:
+    """Each refusal names the value and the rule."""
+    check_record(5, b"", last_txid=5)
+    check_record(TXID_MAX, b"x" * RECORD_SIZE_BYTES_MAX, last_txid=-1)
+    with pytest.raises(TransactionIdOutOfOrderError, match="4 is lower than 5"):
+        check_record(4, b"", last_txid=5)
+    for txid in (-1, TXID_MAX + 1):
+        with pytest.raises(TransactionIdOutOfOrderError, match="out of range"):
+            check_record(txid, b"", last_txid=-1)
+    with pytest.raises(LogRecordTooLongError, match=str(RECORD_SIZE_BYTES_MAX + 1)):
+        check_record(1, b"x" * (RECORD_SIZE_BYTES_MAX + 1), last_txid=0)
+    with pytest.raises(ConfigurationError, match="expected bytes"):
+        check_record(1, "text", last_txid=0)  # type: ignore[arg-type]
+
+
+def test_batches_and_records_concatenate_without_copying_small_parts() -> None:
+    """A group of one batch hands it on as it is."""
+    transmitter: Transmitter[None] = Transmitter(entry_bytes=1000)
+    batch: pa.RecordBatch = batch_of([1], [b"a"])
+    transmitter.add_slices([Slice(batch, 1, 1, 13)])
+    assert transmitter.next_group().batch() is batch
