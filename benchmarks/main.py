@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from benchmarks.figures import Figure
 
 BOOKIES = 3
+_TABLE_WIDTH = 100
 RESULTS = Path("benchmarks/results.json")
 BENCHMARKS: dict[str, Callable[[Sandbox, Path], list[Figure]]] = {
     "core_write": logs.core_write,
@@ -43,7 +44,7 @@ def main() -> None:
     arguments = parser.parse_args()
     names = [arguments.only] if arguments.only else list(BENCHMARKS)
     arguments.data_dir.mkdir(parents=True, exist_ok=True)
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True, width=_TABLE_WIDTH)
     figures: list[Figure] = []
     for name in names:
         console.print(f"{name}: {BENCHMARKS[name].__doc__}")

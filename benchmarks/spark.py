@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -46,6 +47,8 @@ def spark_session(folder: Path) -> Iterator[SparkSession]:
     """Run Spark in this process with two task slots."""
     os.environ["SPARK_LOCAL_DIRS"] = str(folder / "spark")
     os.environ["PYSPARK_PYTHON"] = sys.executable  # else workers are the python3 of the PATH
+    # PySpark's own remark on its own pandas support; nothing here goes through its pandas code.
+    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     builder = SparkSession.Builder().master(f"local[{CORES}]").appName("dlog benchmarks")
     settings = {
         "spark.driver.memory": "1g",
@@ -59,7 +62,8 @@ def spark_session(folder: Path) -> Iterator[SparkSession]:
     for key, value in settings.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
+    # Stopping a query in the middle of a batch is logged as an error; real ones are raised as well.
+    spark.sparkContext.setLogLevel("FATAL")
     spark.dataSource.register(NoopDataSource)
     try:
         yield spark
