@@ -1,0 +1,355 @@
+"""Readers, positions and truncation over stores and bookies in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from dlcore.errors import (
+    AlreadyClosedError,
+    AlreadyTruncatedError,
+    ConfigurationError,
+    LogEmptyError,
+    LogNotFoundError,
+)
+from dlcore.ids import DLSN
+from dlcore.log.batches import READ_SCHEMA
+from dlcore.log.scan_driver import scan_range
+from dlcore.log.segment import Truncation
+from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
+
+if TYPE_CHECKING:
+    from dlcore.log.manager import DistributedLogManager
+    from dlcore.records import LogRecordWithDLSN
+
+
+async def fill(cluster: MemoryCluster, log: DistributedLogManager, *, seed: int = 0) -> None:
+    """Fill a log with segments of writers and of appends, some of many entries, some of few."""
+    rng = random.Random(seed)
+    config = replace(CONFIG, entry_bytes=300, segment_bytes_max=rng.choice([800, 10**6]))
+    namespace = await cluster.open(f"filler-{seed}", config=config)
+    manager = await namespace.open_log(log.name)
+    clock = cluster.clocks[f"filler-{seed}"]
+    for version in range(1, 7):
+        clock.current_ms += rng.randrange(100)
+        if rng.random() < 0.5:
+            async with await manager.open_writer() as writer:
+                txid = max(writer.last_txid, 0)
+                for _ in range(rng.randrange(1, 30)):
+                    txid += rng.randrange(3)
+                    clock.current_ms += rng.randrange(3)
+                    await writer.write(record(txid, b"x" * rng.randrange(100)))
+        else:
+            append = await namespace.begin_append(f"filler-{seed}", version)
+            for _ in range(rng.randrange(1, 4)):
+                staging = await append.open_writer(log.name)
+                payloads = [b"y" * rng.randrange(100)] * rng.randrange(1, 20)
+                await staging.write_batch(pa.record_batch({"payload": payloads}))
+            await append.commit()
+
+
+async def scan_all(
+    cluster: MemoryCluster, log: DistributedLogManager, start: DLSN, end: DLSN, entries: int
+) -> list[tuple[DLSN, int, int, int, bytes]]:
+    """Return what scans of a snapshot give, row by row."""
+    snapshot = await log.get_snapshot()
+    found = []
+    for part in snapshot.scans(start, end):
+        for piece in part.split(entries):
+            async for batch in scan_range(piece, cluster.namespaces[0].ledgers):
+                for row, (txid, payload) in enumerate(
+                    zip(batch.batch[0].to_pylist(), batch.batch[1].to_pylist(), strict=True)
+                ):
+                    dlsn = DLSN(batch.lssn, batch.entry_id, batch.first_slot + row)
+                    found.append((dlsn, txid, batch.sequence_id + row, batch.timestamp_ms, payload))
+    return found
+
+
+def as_rows(records: list[LogRecordWithDLSN]) -> list[tuple[DLSN, int, int, int, bytes]]:
+    """Return records in the form of `scan_all`."""
+    return [(r.dlsn, r.txid, r.sequence_id, r.timestamp_ms, r.payload) for r in records]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_way_of_reading_agrees(seed: int) -> None:
+    """Record by record is the reference; all others are compared with it, from random positions."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        rng = random.Random(seed)
+        await fill(cluster, log, seed=seed)
+        records = await read_all(log)
+        assert [r.sequence_id for r in records] == list(range(len(records)))
+        assert [r.txid for r in records] == sorted(r.txid for r in records)
+        snapshot = await log.get_snapshot()
+        rows = as_rows(records)
+        assert await scan_all(cluster, log, snapshot.first, snapshot.end, 2) == rows
+        assert await log.get_log_record_count() == len(records)
+        assert await log.get_last_dlsn() == records[-1].dlsn
+        assert await log.get_last_txid() == records[-1].txid
+        for _ in range(6):
+            low, high = sorted(rng.choices([*(r.dlsn for r in records), snapshot.end], k=2))
+            part = [row for row in rows if low <= row[0] < high]
+            assert await scan_all(cluster, log, low, high, rng.randrange(1, 5)) == part
+            assert await log.get_log_record_count(low, high) == len(part)
+            async with await log.open_reader(dlsn=low) as reader:
+                taken = await reader.read_bulk(len(rows) + 1, until_caught_up=True)
+                assert as_rows(taken) == [row for row in rows if row[0] >= low]
+
+    on_log(body)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_positions_by_transaction_id_and_by_time(seed: int) -> None:
+    """The first record that is not less, found by comparing with a plain search."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        await fill(cluster, log, seed=seed)
+        records = await read_all(log)
+        end = (await log.get_snapshot()).end
+        txids = {r.txid + d for r in records for d in (0, 1)} | {0}
+        for txid in random.Random(seed).sample(sorted(txids), min(len(txids), 15)):
+            wanted = next((r.dlsn for r in records if r.txid >= txid), end)
+            assert await log.get_dlsn_not_less_than_txid(txid) == wanted
+            async with await log.open_reader(txid=txid) as reader:
+                found = await reader.read_bulk(1, until_caught_up=True)
+                assert [r.dlsn for r in found] == ([wanted] if wanted != end else [])
+        times = {r.timestamp_ms + d for r in records for d in (0, 1)}
+        for time_ms in sorted(times)[:15]:
+            wanted = next((r.dlsn for r in records if r.timestamp_ms >= time_ms), end)
+            assert await log.get_dlsn_not_less_than_timestamp(time_ms) == wanted
+
+    on_log(body)
+
+
+def test_a_reader_by_transaction_id_waits_for_it() -> None:
+    """Records that come later with a lower one are not for it."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        async with (
+            await log.open_writer() as writer,
+            await log.open_reader(txid=50) as reader,
+        ):
+            for txid in (10, 49, 50, 51):
+                await writer.write(record(txid))
+            found = await reader.read_next()
+            assert found is not None
+            assert found.txid == 50
+
+    on_log(body)
+
+
+def test_batches_have_documented_columns() -> None:
+    """A batch is what is left of one entry."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        async with await log.open_writer() as writer:
+            await writer.write_batch(
+                pa.record_batch({"txid": [1, 2, 3], "payload": [b"a", b"b", b"c"]})
+            )
+        async with await log.open_reader() as reader:
+            await reader.read_next()
+            batch = await reader.read_batch()
+            assert batch is not None
+            assert batch.schema == READ_SCHEMA
+            rows = batch.to_pylist()
+            assert [(r["slot_id"], r["txid"], r["payload"]) for r in rows] == [
+                (1, 2, b"b"),
+                (2, 3, b"c"),
+            ]
+            assert rows[0]["timestamp"].timestamp() * 1000 == 1_700_000_000_000
+            assert await reader.read_batch(until_caught_up=True) is None
+
+    on_log(body)
+
+
+def test_non_blocking_and_waiting() -> None:
+    """Nothing here is not the same as caught up; a waiting read gets the next record."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        async with await log.open_reader() as reader:
+            assert await reader.read_next(non_blocking=True) is None
+            assert await reader.read_next(until_caught_up=True) is None
+            waiting = asyncio.create_task(reader.read_bulk(10))
+            async with await log.open_writer() as writer:
+                for txid in range(3):
+                    await writer.write(record(txid))
+            received = await waiting
+            while len(received) < 3:
+                received += await reader.read_bulk(10)
+            assert [r.txid for r in received] == [0, 1, 2]
+            cancelled = asyncio.create_task(reader.read_next())
+            await asyncio.sleep(0)
+            cancelled.cancel()
+            async with await log.open_writer() as writer:
+                await writer.write(record(3))
+            found = await reader.read_next()
+            assert found is not None
+            assert found.txid == 3
+            with pytest.raises(ConfigurationError, match="count=0"):
+                await reader.read_bulk(0)
+        with pytest.raises(AlreadyClosedError):
+            await reader.read_next()
+
+    on_log(body)
+
+
+def test_closing_a_reader_ends_a_waiting_read() -> None:
+    """It does not wait for ever."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        reader = await log.open_reader()
+        waiting = asyncio.create_task(reader.read_next())
+        await asyncio.sleep(0)
+        await reader.aclose()
+        with pytest.raises(AlreadyClosedError):
+            await waiting
+
+    on_log(body)
+
+
+def test_reading_ahead_is_bounded() -> None:
+    """A reader that nobody reads from keeps little in memory, and later gives everything."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        async with await log.open_writer() as writer:
+            for txid in range(100):
+                await writer.write(record(txid, b"x" * 1000))
+        tight = await cluster.namespaces[0].open_log(
+            "clicks", config=replace(CONFIG, read_ahead_bytes=5000)
+        )
+        async with await tight.open_reader() as reader:
+            for _ in range(300):
+                await asyncio.sleep(0)
+            assert 0 < reader._fetcher._buffered_bytes < 10_000
+            assert len(await reader.read_bulk(200, until_caught_up=True)) == 100
+
+    on_log(body)
+
+
+def test_truncation_and_readers() -> None:
+    """Inside the active segment too; explicit lower positions are an error, the earliest is not."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        writer = await log.open_writer()
+        positions = [await writer.write(record(txid)) for txid in range(10)]
+        async with await log.open_reader(dlsn=positions[2]) as behind:
+            assert (await behind.read_bulk(1))[0].txid == 2
+            assert await writer.truncate(positions[5])
+            assert not await writer.truncate(positions[4])
+        assert await log.get_first_dlsn() == positions[5]
+        assert await log.get_log_record_count() == 5
+        assert [r.txid for r in await read_all(log)] == [5, 6, 7, 8, 9]
+        with pytest.raises(AlreadyTruncatedError, match=str(positions[5])):
+            await log.open_reader(dlsn=positions[4])
+        async with await log.open_reader(txid=1) as reader:
+            found = await reader.read_next()
+            assert found is not None
+            assert found.txid == 5
+        assert await (await cluster.namespaces[0].open_log("clicks")).truncate(positions[7])
+        await writer.write(record(10))
+        await writer.aclose()
+        assert [r.txid for r in await read_all(log)] == [7, 8, 9, 10]
+        assert [r.sequence_id for r in await read_all(log)] == [7, 8, 9, 10]
+
+    on_log(body)
+
+
+def test_truncating_beyond_the_end_drops_only_what_is_there() -> None:
+    """What is written afterwards is readable; the log goes on counting."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        assert not await log.truncate(DLSN(7, 0, 0))
+        async with await log.open_writer() as writer:
+            await writer.write(record(1))
+            await writer.commit()
+            assert await log.truncate(DLSN(1, 100, 0))
+            await writer.write(record(2))
+        assert [r.sequence_id for r in await read_all(log)] == [1]
+        assert await log.truncate(DLSN(9, 0, 0))
+        with pytest.raises(LogEmptyError):
+            await log.get_first_dlsn()
+        snapshot = await log.get_snapshot()
+        assert snapshot.is_empty
+        async with await log.open_writer() as writer:
+            await writer.write(record(3))
+        assert [(r.sequence_id, r.dlsn) for r in await read_all(log)] == [(2, DLSN(2, 0, 0))]
+        await log.truncate(DLSN(2, 0, 0))
+        (segment,) = await log.get_log_segments()
+        assert (segment.lssn, segment.truncation) == (2, Truncation.ACTIVE)
+        ledgers = [p for p in cluster.tree.dump() if p.startswith("/dlog/ledgers/0/0000/")]
+        assert len(ledgers) == 1
+
+    on_log(body)
+
+
+def test_a_crash_while_truncating_is_made_good_by_the_next_one() -> None:
+    """The ledger is gone, the segment's node is not: nobody reads it, and it goes next time."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        for _ in range(3):
+            async with await log.open_writer() as writer:
+                await writer.write(record(1))
+        store = cluster.stores["a"]
+        apply = store.multi
+        calls = 0
+
+        async def crash_second(ops: object) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == 2:
+                raise asyncio.CancelledError
+            await apply(ops)  # type: ignore[arg-type]
+
+        store.multi = crash_second  # type: ignore[method-assign]
+        with pytest.raises(asyncio.CancelledError):
+            await log.truncate(DLSN(2, 0, 0))
+        store.multi = apply  # type: ignore[method-assign]
+        assert [s.truncation for s in await log.get_log_segments()] == [
+            Truncation.TRUNCATED,
+            Truncation.ACTIVE,
+            Truncation.ACTIVE,
+        ]
+        assert len(await read_all(log)) == 2
+        await log.truncate(DLSN(3, 0, 0))
+        assert [s.lssn for s in await log.get_log_segments()] == [3]
+
+    on_log(body)
+
+
+def test_a_log_that_is_deleted_while_it_is_read() -> None:
+    """Readers and managers say that it is gone; deleting it again is harmless."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        async with await log.open_writer() as writer:
+            await writer.write(record(1))
+        async with await log.open_reader() as reader:
+            await reader.read_next()
+            waiting = asyncio.create_task(reader.read_next())
+            await log.delete()
+            with pytest.raises(LogNotFoundError):
+                await waiting
+        with pytest.raises(LogNotFoundError):
+            await log.get_snapshot()
+        await log.delete()
+        await cluster.namespaces[0].create_log("clicks")
+        with pytest.raises(LogNotFoundError, match="created again"):
+            await log.get_snapshot()
+        left = [p for p in cluster.tree.dump() if p.startswith("/dlog/ledgers/0/0000/")]
+        assert left == []
+
+    on_log(body)
+
+
+def test_one_position_at_a_time() -> None:
+    """Two of them would contradict each other."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        with pytest.raises(ConfigurationError, match="not several"):
+            await log.open_reader(dlsn=DLSN.INITIAL, txid=3)
+
+    on_log(body)

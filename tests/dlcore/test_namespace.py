@@ -1,0 +1,135 @@
+"""Namespaces: creating, finding and deleting logs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dlcore.config import LogConfig, QuorumConfig
+from dlcore.errors import (
+    AlreadyClosedError,
+    InvalidLogNameError,
+    InvalidNamespaceUriError,
+    LogExistsError,
+    LogNotFoundError,
+    UnexpectedError,
+)
+from dlcore.namespace import open_namespace
+from tests.fixtures.memory_namespace import MemoryCluster, memory_cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from dlcore.namespace import Namespace
+
+
+def on_namespace(body: Callable[[MemoryCluster, Namespace], Awaitable[None]]) -> None:
+    """Run `body` with a cluster and a namespace on it."""
+
+    async def run() -> None:
+        async with memory_cluster() as cluster:
+            await body(cluster, await cluster.open("a"))
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_logs_are_created_listed_and_deleted() -> None:
+    """Names are paths; lists are sorted, and filtered by prefix."""
+
+    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+        for name in ("orders", "/clicks/eu", "clicks/us", "ä"):
+            await namespace.create_log(name)
+        assert await namespace.get_logs() == ["clicks/eu", "clicks/us", "orders", "ä"]
+        assert await namespace.get_logs("clicks/") == ["clicks/eu", "clicks/us"]
+        assert await namespace.log_exists("clicks/eu")
+        with pytest.raises(LogExistsError, match="clicks/eu"):
+            await namespace.create_log("clicks/eu")
+        await namespace.delete_log("clicks/eu")
+        assert not await namespace.log_exists("clicks/eu")
+        for call in (namespace.delete_log, namespace.open_log):
+            with pytest.raises(LogNotFoundError, match="clicks/eu"):
+                await call("clicks/eu")
+
+    on_namespace(body)
+
+
+@pytest.mark.parametrize("name", ["", "a//b", "a b", ".hidden", "a/../b", "tail/"])
+def test_bad_names_are_refused(name: str) -> None:
+    """By every call that takes one."""
+
+    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+        for call in (namespace.create_log, namespace.open_log, namespace.log_exists):
+            with pytest.raises(InvalidLogNameError):
+                await call(name)
+
+    on_namespace(body)
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_a_lost_reply_of_a_creation(*, applied: bool) -> None:
+    """If it was applied it is ours, and no error; else the caller learns of no answer."""
+
+    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+        await namespace.create_log("other")  # makes nothing that the next one needs
+        bucket = cluster.paths.log_bucket("clicks")
+        await cluster.stores["a"].create(bucket, make_parents=True)
+        cluster.stores["a"].lose_next_reply(applied=applied)
+        if applied:
+            await namespace.create_log("clicks")
+        else:
+            with pytest.raises(Exception, match="connection"):
+                await namespace.create_log("clicks")
+        assert await namespace.log_exists("clicks") is applied
+
+    on_namespace(body)
+
+
+def test_the_quorum_is_stored_with_the_log() -> None:
+    """Whoever opens it writes with it."""
+
+    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+        quorum = QuorumConfig(ensemble_size=2, write_quorum_size=2, ack_quorum_size=2)
+        await namespace.create_log("clicks", config=LogConfig(quorum=quorum))
+        log = await namespace.open_log("clicks")
+        from dlcore.records import LogRecord
+
+        async with await log.open_writer() as writer:
+            await writer.write(LogRecord(1, b"a"))
+        (segment,) = await log.get_log_segments()
+        metadata = await namespace.get_ledger(segment.extents[0].ledger_id)
+        assert metadata.quorum == quorum
+        assert len(await namespace.get_bookies()) == 4
+
+    on_namespace(body)
+
+
+def test_a_damaged_log_is_named() -> None:
+    """A node that is missing below the log is not taken for an empty log."""
+
+    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+        await namespace.create_log("clicks")
+        await cluster.stores["a"].delete(cluster.paths.log("clicks").max_txid)
+        with pytest.raises(UnexpectedError, match="clicks"):
+            await namespace.open_log("clicks")
+
+    on_namespace(body)
+
+
+def test_a_closed_namespace_says_so() -> None:
+    """Closing twice is harmless."""
+
+    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+        await namespace.aclose()
+        await namespace.aclose()
+        with pytest.raises(AlreadyClosedError):
+            await namespace.get_logs()
+
+    on_namespace(body)
+
+
+def test_a_bad_uri_is_refused_before_anything_is_contacted() -> None:
+    """The message shows the form."""
+    with pytest.raises(InvalidNamespaceUriError, match="distributedlog://host:port"):
+        asyncio.run(open_namespace("kafka://localhost/x"))
