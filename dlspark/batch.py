@@ -115,4 +115,5 @@ class DlogWriter(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Drop what the tasks staged."""
-        abort_staged(messages, uri=self._options.uri)
+        append = batch_identity(self._options, {}, token=self._token)
+        abort_staged(messages, uri=self._options.uri, append=append)

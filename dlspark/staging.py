@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.datasource import WriterCommitMessage
 
-    from dlcore.sync import StagingWriter
+    from dlcore.sync import StagedExtent, StagingWriter
     from dlspark.options import WriteOptions
     from dlspark.schema import WriteColumns
 
@@ -93,12 +93,22 @@ def commit_staged(messages: Sequence[WriterCommitMessage | None], *, uri: str) -
         )
 
 
-def abort_staged(messages: Sequence[WriterCommitMessage | None], *, uri: str) -> None:
-    """Drop what the tasks of a failed write staged, unless it was committed after all."""
+def abort_staged(
+    messages: Sequence[WriterCommitMessage | None],
+    *,
+    uri: str,
+    append: AppendIdentity | None = None,
+) -> None:
+    """Drop what the tasks of a failed write staged, unless it was committed after all.
+
+    Where no task sent a message, `append` says whose attempts may have left something.
+    """
+    extents: list[StagedExtent] = []
     joined = join_messages(messages)
-    if joined is None:
+    if joined is not None:
+        append, extents = joined
+    if append is None:
         return
-    append, extents = joined
     namespace = open_shared_namespace(uri)
     with namespace.begin_append(append.identity, append.version, run_id=append.run_id) as staged:
         staged.abort(extents)

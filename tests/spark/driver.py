@@ -1,10 +1,10 @@
-"""A Spark driver of its own, to be killed: streams one log into another until told to stop.
+"""A Spark driver of its own, to be killed: streams one log into another and waits in a commit.
 
-    python -m tests.spark.driver URI SOURCE TARGET FOLDER [pause-after-commit | pause-before-commit]
+    python -m tests.spark.driver URI SOURCE TARGET FOLDER before-commit|after-commit
 
-It prints the process id of its JVM, and keeps its checkpoint in FOLDER.  With a pause, the first
-commit touches FOLDER/paused at that point and waits there to be killed.  It stops by itself, with
-exit code 0, once FOLDER/stop exists.
+It prints the process id of its JVM, and keeps its checkpoint in FOLDER.  The first commit touches
+the file of the pause's name in FOLDER, before or after the transaction, and waits there to be
+killed.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class PausingWriter(DlogStreamWriter):
 
     def __init__(self, inner: DlogStreamWriter, folder: str, pause: str) -> None:
         self.__dict__.update(inner.__dict__)
-        self._marker = Path(folder, "paused")
+        self._marker = Path(folder, pause)
         self._pause = pause
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Commit, and wait."""
-        if self._pause == "pause-after-commit":
+        if self._pause == "after-commit":
             super().commit(messages, batchId)
         self._marker.touch()
         parent = os.getppid()
@@ -62,8 +62,8 @@ class PausingDataSource(DistributedLogDataSource):
         )
 
 
-def main(uri: str, source: str, target: str, folder: str, pause: str = "") -> None:
-    """Run the query until it is to stop."""
+def main(uri: str, source: str, target: str, folder: str, pause: str) -> None:
+    """Run the query until the driver is killed."""
     spark = start_session(Path(folder, "spark"))
     gateway = spark.sparkContext._gateway
     assert gateway is not None
@@ -71,17 +71,13 @@ def main(uri: str, source: str, target: str, folder: str, pause: str = "") -> No
     spark.dataSource.register(PausingDataSource)
     frame = spark.readStream.format("dlog").options(uri=uri, log=source)
     writer = frame.option("startingOffsets", "earliest").load().writeStream
-    if pause:
-        writer = writer.format("dlog_pausing").options(folder=folder, pause=pause)
-    else:
-        writer = writer.format("dlog")
-    query = writer.options(
-        uri=uri, log=target, checkpointLocation=str(Path(folder, "checkpoint"))
-    ).start()
-    while query.isActive and not Path(folder, "stop").exists():
-        time.sleep(POLL_S)
-    query.stop()
-    spark.stop()
+    query = (
+        writer.format("dlog_pausing")
+        .options(uri=uri, log=target, folder=folder, pause=pause)
+        .option("checkpointLocation", str(Path(folder, "checkpoint")))
+        .start()
+    )
+    query.awaitTermination()
 
 
 if __name__ == "__main__":

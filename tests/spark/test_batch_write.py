@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from dlspark import DistributedLogDataSource
 from dlspark.batch import DlogWriter
-from tests.fixtures.spark import message_of
+from tests.fixtures.spark import list_staged, message_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -161,6 +161,7 @@ class FlakyWriter(DlogWriter):
     def __init__(self, inner: DlogWriter, folder: str, plan: str) -> None:
         self.__dict__.update(inner.__dict__)
         self._folder = folder
+        Path(folder, "token").write_text(self._token)
         self._plan = plan
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
@@ -205,10 +206,9 @@ def save_flaky(frame: DataFrame, logs: LogBench, folder: Path, plan: str, log: s
 def test_failed_attempts_leave_nothing(spark: SparkSession, logs: LogBench, tmp_path: Path) -> None:
     """Each task fails once after staging: the second attempts' records are there, once."""
     log = logs.create()
-    save_flaky(numbers(spark, 600), logs, tmp_path, "stage", log)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        f"{p}-{a}" for p in range(3) for a in range(2)
-    ]
+    save_flaky(numbers(spark, 600, 2), logs, tmp_path, "stage", log)
+    assert {path.name for path in tmp_path.glob("?-?")} == {"0-0", "0-1", "1-0", "1-1"}
+    assert list_staged(logs.uri, f"write:{(tmp_path / 'token').read_text()}")[0] == set()
     assert logs.payloads(log) == as_bytes(600)
 
 
@@ -216,9 +216,11 @@ def test_failed_write_leaves_nothing(spark: SparkSession, logs: LogBench, tmp_pa
     """All attempts of a task fail: no record, and the next write works."""
     log = logs.create()
     assert "failed after staging" in message_of(
-        lambda: save_flaky(numbers(spark, 600), logs, tmp_path, "always", log)
+        lambda: save_flaky(numbers(spark, 600, 1), logs, tmp_path, "always", log)
     )
     assert logs.payloads(log) == []
+    identity = f"write:{(tmp_path / 'token').read_text()}"
+    assert list_staged(logs.uri, identity)[0] == set()
     logs.save(numbers(spark, 20), log=log)
     assert logs.payloads(log) == as_bytes(20)
 
