@@ -7,6 +7,7 @@ import shutil
 import struct
 from typing import TYPE_CHECKING
 
+import crc32c
 import pytest
 
 from bookie.disk import RealDisk
@@ -286,22 +287,36 @@ def test_a_file_under_another_name_is_refused(many_files: Path) -> None:
     expect_refusal(many_files, "0000000777.log: its header says it is file 2")
 
 
+def forge(path: Path, record: int, offset: int, value: bytes) -> None:
+    """Change a record's header and make its checksum right again."""
+    content = bytearray(path.read_bytes())
+    (seed,) = struct.unpack_from(">I", content, HEADER_BYTES - 4)
+    start = HEADER_BYTES + record * RECORD_BYTES
+    content[start + offset : start + offset + len(value)] = value
+    end = start + RECORD_HEADER_BYTES - 4
+    struct.pack_into(">I", content, end, crc32c.crc32c(bytes(content[start:end]), seed))
+    path.write_bytes(content)
+
+
 def test_a_record_type_of_the_future_is_refused(one_file: Path) -> None:
     """Goal: an intact record that this version cannot read is neither cut nor skipped."""
-    import crc32c
-
-    content = bytearray((one_file / FIRST).read_bytes())
-    seed = struct.unpack_from(">I", content, HEADER_BYTES - 4)[0]
-    content[HEADER_BYTES + 2] = 99
-    header = bytes(content[HEADER_BYTES : HEADER_BYTES + RECORD_HEADER_BYTES - 4])
-    struct.pack_into(
-        ">I",
-        content,
-        HEADER_BYTES + RECORD_HEADER_BYTES - 4,
-        crc32c.crc32c(header, seed),
-    )
-    (one_file / FIRST).write_bytes(content)
+    forge(one_file / FIRST, 0, 2, b"\x63")
     expect_refusal(one_file, f"offset {HEADER_BYTES} has the unknown type 99")
+
+
+def test_a_record_out_of_sequence_is_damage(one_file: Path) -> None:
+    """Goal: a record that went missing between two intact ones is noticed."""
+    forge(one_file / FIRST, 1, 8, (2).to_bytes(8, "big"))
+    expect_refusal(one_file, f"offset {HEADER_BYTES + RECORD_BYTES} is damaged")
+
+
+def test_another_intact_frame_in_the_place_of_one_is_damage(one_file: Path) -> None:
+    """Goal: a misdirected write, whole in itself, does not pass for what was written there."""
+    content = bytearray((one_file / FIRST).read_bytes())
+    start = HEADER_BYTES + RECORD_BYTES + RECORD_HEADER_BYTES
+    content[start : HEADER_BYTES + 2 * RECORD_BYTES] = make_frame(LEDGER, 9)
+    (one_file / FIRST).write_bytes(content)
+    expect_refusal(one_file, f"offset {HEADER_BYTES + RECORD_BYTES} is damaged")
 
 
 def test_an_empty_or_foreign_file_is_refused(tmp_path: Path) -> None:

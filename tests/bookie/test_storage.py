@@ -278,6 +278,20 @@ def test_too_much_under_way_is_refused_early() -> None:
     asyncio.run(main())
 
 
+def test_one_flush_is_bounded_and_shared() -> None:
+    """Goal: what waits is written together, up to the batch size, with one write and one sync."""
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        config = small_config(file_bytes_max=2**20, batch_bytes_max=10 * 105)
+        async with open_storage(disk, config) as storage:
+            steps = disk.steps
+            await add(storage, 1, *range(10, 99))
+            assert disk.steps - steps == 2 * 9
+
+    asyncio.run(main())
+
+
 def test_a_full_disk_makes_the_storage_read_only_until_there_is_space() -> None:
     """Goal: ordinary adds stop; reads, fences and recovery adds go on; it opens by itself again."""
 
@@ -413,11 +427,11 @@ def test_an_explicit_lac_and_the_proof_of_the_last_flush_are_logged_soon() -> No
         async with open_storage(disk, small_config(settle_interval_s=0.01)) as storage:
             await add(storage, 1, 0)
             storage.write_lac(1, 0)
-            size = storage.stats().stored_bytes
-            await until(lambda: storage.stats().stored_bytes == size + (40 + 16) + 40)
-            steps = disk.steps
+            size, steps = storage.stats().stored_bytes, disk.steps
+            await until(lambda: disk.steps == steps + 4)
             await asyncio.sleep(0.05)
-            assert disk.steps == steps
+            assert disk.steps == steps + 4
+            assert storage.stats().stored_bytes == size + (40 + 16) + 40
             disk.crash()
         async with open_storage(disk) as storage:
             assert await storage.read_lac(1, fence=False) == 0

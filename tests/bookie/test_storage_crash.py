@@ -229,6 +229,40 @@ def test_what_was_read_after_a_failed_sync_and_a_restart_survives_a_power_cut() 
     assert seen > 0
 
 
+def test_a_crash_at_every_step_of_dropping_files() -> None:
+    """Goal: a file is missing only after that was logged, and what a crash left is removed later.
+
+    Method: files of a deleted ledger alone; the disk crashes at each step of the collection.
+    """
+
+    async def main(seed: int, step: int) -> tuple[bool, bool]:
+        disk = MemoryDisk(random.Random(seed * 100 + step))
+        async with open_storage(disk, CONFIG) as storage:
+            for entry_id in range(40):
+                await storage.add_entry(make_frame(DOOMED, entry_id))
+            for entry_id in range(40):
+                await storage.add_entry(make_frame(1, entry_id))
+            await storage.collect_garbage(is_doomed)
+            disk.crash_at_step = disk.steps + step
+            with contextlib.suppress(BookieError):
+                await storage.collect_garbage(is_doomed)
+            was_alive = disk.crash_at_step is not None
+            disk.crash()
+        async with open_storage(disk, CONFIG) as storage:
+            assert len(storage.list_entries(1)) == 1
+            assert storage.list_entries(1)[0].last_entry_id == 39
+            has_files = disk.names()[0] == "0000000001.log"
+            assert (storage.stats().stored_bytes > 8000) == has_files
+            for entry_id in range(40):
+                if has_files:
+                    frame = await storage.read_entry(DOOMED, entry_id, fence=False)
+                    assert frame == make_frame(DOOMED, entry_id)
+        return was_alive, has_files
+
+    outcomes = {asyncio.run(main(seed, step)) for seed in range(5) for step in range(1, 8)}
+    assert outcomes == {(False, True), (False, False), (True, False)}
+
+
 def test_the_first_file_of_a_new_directory_may_be_torn() -> None:
     """Goal: a crash at any step of the very first start leaves a directory that opens."""
 
