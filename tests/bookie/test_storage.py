@@ -99,6 +99,8 @@ def test_entries_come_back_as_they_were_across_files_and_owners() -> None:
         expected = [make_frame(2, entry_id) for entry_id in range(0, 90, 3)]
         assert await read_all(storage, 2, first=0, last=89, stride=3) == expected
         assert await read_all(storage, 1, first=5, last=4) == []
+        # These lie in one file in another order than they are read in.
+        assert await read_all(storage, 3, first=5, last=7) == [make_frame(3, e) for e in (5, 6, 7)]
 
     asyncio.run(main())
 
