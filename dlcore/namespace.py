@@ -215,6 +215,8 @@ class Namespace:
             return
         self._closed = True
         try:
+            for each in list(self._context.open_objects):
+                await each.abort()
             await self._owner.aclose()
             await self._ledgers.aclose()
             self._registry.close()

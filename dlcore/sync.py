@@ -518,41 +518,15 @@ def _scan_clients(portal: Portal, config: LedgerClientConfig) -> ScanClients:
 
 
 class _Prefetched:
-    """Scan batches fetched on the portal, at most `_PREFETCH_BYTES` ahead."""
+    """Scan batches fetched on the portal; nobody refers to it but the caller, so it can go."""
 
     def __init__(
-        self,
-        portal: Portal,
-        scans: list[ScanRange],
-        uri: str | None,
-        clients: ScanClients,
+        self, portal: Portal, scans: list[ScanRange], uri: str | None, clients: ScanClients
     ) -> None:
         self._portal = portal
-        self._items: queue.SimpleQueue[ScanBatch | BaseException | None] = queue.SimpleQueue()
-        self._room = asyncio.Event()
-        self._ahead_bytes = 0
+        self._prefetch = _Prefetch()
         self._finished = False
-        self._task = portal.submit(self._fetch(scans, uri, clients))
-
-    async def _fetch(self, scans: list[ScanRange], uri: str | None, clients: ScanClients) -> None:
-        from dlcore.namespace import scan as scan_async
-
-        try:
-            async with contextlib.aclosing(scan_async(scans, uri=uri, clients=clients)) as batches:
-                async for batch in batches:
-                    self._ahead_bytes += batch.batch.nbytes
-                    self._items.put(batch)
-                    while self._ahead_bytes > _PREFETCH_BYTES:
-                        self._room.clear()
-                        await self._room.wait()
-        except Exception as error:  # noqa: BLE001  # raised in the caller's thread
-            self._items.put(error)
-        else:
-            self._items.put(None)
-
-    def _taken(self, size_bytes: int) -> None:
-        self._ahead_bytes -= size_bytes
-        self._room.set()
+        self._task = portal.submit(self._prefetch.fetch(scans, uri, clients))
 
     def __iter__(self) -> Iterator[ScanBatch]:
         return self
@@ -560,7 +534,8 @@ class _Prefetched:
     def __next__(self) -> ScanBatch:
         if self._finished:
             raise StopIteration
-        item = self._items.get()
+        prefetch = self._prefetch
+        item = prefetch.items.get()
         if item is None:
             self._finished = True
             raise StopIteration
@@ -568,7 +543,7 @@ class _Prefetched:
             self._finished = True
             raise item
         size_bytes = item.batch.nbytes
-        self._portal.post(lambda: self._taken(size_bytes))
+        self._portal.post(lambda: prefetch.taken(size_bytes))
         return item
 
     def close(self) -> None:
@@ -579,3 +554,34 @@ class _Prefetched:
     def __del__(self) -> None:
         if not self._finished and self._portal.is_usable:
             self._task.cancel()
+
+
+class _Prefetch:
+    """What crosses from the portal to the caller's thread: at most `_PREFETCH_BYTES` ahead."""
+
+    def __init__(self) -> None:
+        self.items: queue.SimpleQueue[ScanBatch | BaseException | None] = queue.SimpleQueue()
+        self._room = asyncio.Event()
+        self._ahead_bytes = 0
+
+    async def fetch(self, scans: list[ScanRange], uri: str | None, clients: ScanClients) -> None:
+        """Fetch everything; an error, or None at the end, is the last item."""
+        from dlcore.namespace import scan as scan_async
+
+        try:
+            async with contextlib.aclosing(scan_async(scans, uri=uri, clients=clients)) as batches:
+                async for batch in batches:
+                    self._ahead_bytes += batch.batch.nbytes
+                    self.items.put(batch)
+                    while self._ahead_bytes > _PREFETCH_BYTES:
+                        self._room.clear()
+                        await self._room.wait()
+        except Exception as error:  # noqa: BLE001  # raised in the caller's thread
+            self.items.put(error)
+        else:
+            self.items.put(None)
+
+    def taken(self, size_bytes: int) -> None:
+        """Make room."""
+        self._ahead_bytes -= size_bytes
+        self._room.set()

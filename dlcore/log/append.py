@@ -123,9 +123,7 @@ class StagedAppend:
             extents = await self._stage_own()
         _check_extents(extents, self._identity)
         result = await self._commit(extents)
-        for writer in self._writers:
-            await writer.aclose()
-        await self._reap()
+        await self._tidy()
         return result
 
     async def _stage_own(self) -> list[StagedExtent]:
@@ -255,10 +253,12 @@ class StagedAppend:
             node = await read_staged(self._context, self._identity, ledger_id)
             if node is not None and not node.staged.owner and not node.staged.committed:
                 await drop_staged(self._context, node)
-        await self._reap()
+        await self._tidy()
 
-    async def _reap(self) -> None:
+    async def _tidy(self) -> None:
         try:
+            for writer in self._writers:
+                await writer.aclose()
             await reap(self._context, self._identity)
         except DLError as error:
             # The append is decided; what is left over is reaped with the next one.
@@ -311,13 +311,17 @@ def _check_extents(extents: Sequence[StagedExtent], identity: str) -> None:
 
 def _check_not_appended(state: LogState, extents: Sequence[StagedExtent]) -> None:
     """Refuse entries that the log holds already: they would be there twice."""
-    staged = {extent.ledger_id: extent for extent in extents}
+    staged: dict[int, list[StagedExtent]] = {}
+    for each in extents:
+        staged.setdefault(each.ledger_id, []).append(each)
     for segment in state.segments:
         for extent in segment.closed_extents:
-            other = staged.get(extent.ledger_id)
             last = extent.last_entry_id
             assert last is not None
-            if other is not None and _overlap(other, extent.first_entry_id, last):
+            if any(
+                _overlap(other, extent.first_entry_id, last)
+                for other in staged.get(extent.ledger_id, ())
+            ):
                 raise AppendAbortedError(
                     f"log {state.name!r} holds entries {extent.first_entry_id} … {last} of staged "
                     f"ledger {extent.ledger_id} already"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import random
@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     from dlcore.log.store import LogStore
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore
+
+
+class Abortable(Protocol):
+    """Something with tasks of its own."""
+
+    async def abort(self) -> None:
+        """Stop at once; harmless when it is closed."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,3 +41,5 @@ class LogContext:
     config: LogConfig
     client_id: str
     cluster_id: str
+    open_objects: set[Abortable] = field(default_factory=set)
+    """Writers and readers at work, which the namespace stops when it is closed."""

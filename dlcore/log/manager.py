@@ -130,7 +130,7 @@ class DistributedLogManager:
         cursor = ReadCursor(self.name, dlsn or DLSN.INITIAL, skips_truncated=not is_explicit)
         cursor.copy().plan(state)  # raises if the position was truncated
         fetcher = Fetcher(self._context, state, cursor, ahead_bytes=self._config.read_ahead_bytes)
-        return AsyncLogReader(self.name, fetcher, StartAt(txid, timestamp_ms))
+        return AsyncLogReader(self._context, self.name, fetcher, StartAt(txid, timestamp_ms))
 
     # What is known
 

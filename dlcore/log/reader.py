@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from dlcore.log.context import LogContext
     from dlcore.log.fetch import FetchedEntry, Fetcher
 
 
@@ -72,13 +73,15 @@ class StartAt:
 class AsyncLogReader:
     """Reads one log; use `DistributedLogManager.open_reader`.  Requests are served in order."""
 
-    def __init__(self, name: str, fetcher: Fetcher, start: StartAt) -> None:
+    def __init__(self, context: LogContext, name: str, fetcher: Fetcher, start: StartAt) -> None:
+        self._context = context
         self._name = name
         self._fetcher = fetcher
         self._start: StartAt | None = start
         self._rows: _Rows | None = None
         self._turn = asyncio.Lock()
         self._closed = False
+        context.open_objects.add(self)
 
     def __repr__(self) -> str:
         return f"<AsyncLogReader {self._name!r} {'CLOSED' if self._closed else 'OPEN'}>"
@@ -187,7 +190,12 @@ class AsyncLogReader:
         if self._closed:
             return
         self._closed = True
+        self._context.open_objects.discard(self)
         await self._fetcher.aclose()
+
+    async def abort(self) -> None:
+        """Stop reading: the same as `aclose`."""
+        await self.aclose()
 
     async def __aenter__(self) -> AsyncLogReader:
         return self

@@ -9,6 +9,7 @@ Positions are half-open: a range holds the records from `start` up to but not in
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -166,7 +167,9 @@ class ScanRange:
 def _clip(extents: tuple[ExtentView, ...], start: DLSN, end: DLSN) -> tuple[ExtentView, ...]:
     """Return the entries that hold records of [start, end), two positions of one segment."""
     end_entry_id = end.entry_id + (1 if end.slot_id > 0 else 0)
-    parts = (extent.clipped(first=start.entry_id, end=end_entry_id) for extent in extents)
+    low = bisect_right(extents, start.entry_id, key=lambda extent: extent.end_entry_id)
+    high = bisect_left(extents, end_entry_id, key=lambda extent: extent.base_entry_id)
+    parts = (e.clipped(first=start.entry_id, end=end_entry_id) for e in extents[low:high])
     return tuple(part for part in parts if part is not None)
 
 

@@ -98,6 +98,7 @@ class AsyncLogWriter:
         self._changing = asyncio.Lock()  # one change of the log's metadata at a time
         self._pump_task = asyncio.create_task(self._run(), name=f"log-writer-{state.name}")
         self._pump_task.add_done_callback(self._pump_ended)
+        context.open_objects.add(self)
         if lock is not None:
             lock.verify = self._verify_untouched
             lock.on_change = self._ownership_changed
@@ -318,6 +319,7 @@ class AsyncLogWriter:
         await self.aclose()
 
     async def _stop(self) -> None:
+        self._context.open_objects.discard(self)
         self._pump_task.cancel()
         await asyncio.gather(self._pump_task, return_exceptions=True)
         active, self._active = self._active, None

@@ -17,6 +17,7 @@ from dlcore.errors import (
     UnexpectedError,
 )
 from dlcore.namespace import open_namespace
+from dlcore.records import LogRecord
 from tests.fixtures.memory_namespace import MemoryCluster, memory_cluster
 
 if TYPE_CHECKING:
@@ -93,8 +94,6 @@ def test_the_quorum_is_stored_with_the_log() -> None:
         quorum = QuorumConfig(ensemble_size=2, write_quorum_size=2, ack_quorum_size=2)
         await namespace.create_log("clicks", config=LogConfig(quorum=quorum))
         log = await namespace.open_log("clicks")
-        from dlcore.records import LogRecord
-
         async with await log.open_writer() as writer:
             await writer.write(LogRecord(1, b"a"))
         (segment,) = await log.get_log_segments()
@@ -133,3 +132,31 @@ def test_a_bad_uri_is_refused_before_anything_is_contacted() -> None:
     """The message shows the form."""
     with pytest.raises(InvalidNamespaceUriError, match="distributedlog://host:port"):
         asyncio.run(open_namespace("kafka://localhost/x"))
+
+
+def test_closing_a_namespace_stops_what_was_opened_on_it() -> None:
+    """No task is left running, and a writer that was forgotten frees the log."""
+
+    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+        await namespace.create_log("clicks")
+        log = await namespace.open_log("clicks")
+        writer = await log.open_writer()
+        reader = await log.open_reader()
+        await writer.write(LogRecord(1, b"a"))
+        waiting = asyncio.create_task(reader.read_bulk(5))
+        assert len(await waiting) == 1
+        waiting = asyncio.create_task(reader.read_bulk(5))
+        await asyncio.sleep(0)
+        await namespace.aclose()
+        with pytest.raises(AlreadyClosedError):
+            await waiting
+        with pytest.raises(AlreadyClosedError):
+            writer.write(LogRecord(2, b"b"))
+        left = [t for t in asyncio.all_tasks() if t.get_name().startswith(("log-", "writer-"))]
+        assert left == []
+        again = await (await cluster.open("b")).open_log("clicks")
+        async with await again.open_writer() as writer:
+            await writer.write(LogRecord(2, b"b"))
+        assert await again.get_log_record_count() == 2
+
+    on_namespace(body)
