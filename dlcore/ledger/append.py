@@ -362,6 +362,8 @@ class LedgerAppender:
         )
 
     def _unconfirmed(self) -> list[_Add]:
+        if self.error is not None:
+            return []  # they failed with it
         return [self._adds[e] for e in range(self.last_add_confirmed + 1, self.last_add_pushed + 1)]
 
     def change_stored(self, metadata: LedgerMetadata) -> list[Effect]:

@@ -70,7 +70,7 @@ class AppendDriver:
             timeout_s=services.config.add_timeout_s,
             is_recovery=is_recovery,
         )
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}  # a set that keeps its order
         self._waiters: list[asyncio.Future[None]] = []
         self._quarantine: dict[BookieId, float] = {}
         self._retry_timer: asyncio.TimerHandle | None = None
@@ -149,11 +149,11 @@ class AppendDriver:
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._on_task_done)
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if not task.cancelled():
             task.result()  # a defect goes to the loop's exception handler
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from dlcore.ledger.registry import BookieRegistry
     from dlcore.ledger.store import LedgerStore
     from dlcore.metadata.port import Op
+
+logger = logging.getLogger(__name__)
 
 
 class LedgerClient:
@@ -123,9 +127,15 @@ class LedgerClient:
         if task is None:
             task = asyncio.get_running_loop().create_task(recover(ledger_id, services))
             self._recoveries[ledger_id] = task
-            task.add_done_callback(lambda _: self._recoveries.pop(ledger_id, None))
+            task.add_done_callback(partial(self._on_recovered, ledger_id))
         # Several callers may wait for one recovery; one that is cancelled does not end it.
         return await asyncio.shield(task)
+
+    def _on_recovered(self, ledger_id: int, task: asyncio.Task[LedgerMetadata]) -> None:
+        del self._recoveries[ledger_id]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # Also for the case that everybody who waited was cancelled.
+            logger.info("recovery failed ledger=%d: %s", ledger_id, error)
 
     async def delete_ledger(self, ledger_id: int) -> None:
         """Delete the ledger; its bookies drop the entries some time later.

@@ -10,9 +10,7 @@ from dlcore.config import QuorumConfig
 def write_set(quorum: QuorumConfig, entry_id: int) -> tuple[int, ...]:
     """Return the ensemble positions that store `entry_id` (round-robin striping)."""
     assert entry_id >= 0
-    return tuple(
-        (entry_id + i) % quorum.ensemble_size for i in range(quorum.write_quorum_size)
-    )
+    return tuple((entry_id + i) % quorum.ensemble_size for i in range(quorum.write_quorum_size))
 
 
 def is_covered(quorum: QuorumConfig, known: AbstractSet[int]) -> bool:
@@ -22,7 +20,6 @@ def is_covered(quorum: QuorumConfig, known: AbstractSet[int]) -> bool:
     positions may be unknown; this is the exact form (bookkeeper.md section 1.2).
     """
     return all(
-        sum(position not in known for position in write_set(quorum, first))
-        < quorum.ack_quorum_size
+        sum(position not in known for position in write_set(quorum, first)) < quorum.ack_quorum_size
         for first in range(quorum.ensemble_size)
     )

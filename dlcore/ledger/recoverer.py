@@ -126,7 +126,7 @@ class _Recoverer:
         self._writer: AppendDriver | None = None
         self._start = -1
         self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}  # a set that keeps its order
         self._outcome: asyncio.Future[int] = self._loop.create_future()
 
     @property
@@ -212,11 +212,11 @@ class _Recoverer:
             self._perform(await work)
 
         task = self._loop.create_task(run())
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._on_task_done)
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fail(error)  # a defect: recovery must not wait for ever
 

@@ -1,0 +1,168 @@
+"""Simulated client processes: a real `LedgerClient` with its own session, connections and luck."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from dlcore.config import LedgerClientConfig
+from dlcore.errors import MetadataError
+from dlcore.ledger.client import LedgerClient
+from dlcore.ledger.registry import BookieRegistry
+from dlcore.ledger.store import LedgerStore
+from dlcore.metadata.port import ANY_VERSION, Op, SessionState, Unsubscribe, Versioned
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from dlcore.clock import Clock
+    from dlcore.metadata.memory import MemoryStore, MemoryTree
+    from dlcore.metadata.paths import NamespacePaths
+    from tests.simulation.network import Network
+    from tests.simulation.processes import SimBookieClient
+
+_CONFIG = LedgerClientConfig(
+    add_timeout_s=2.0,
+    read_timeout_s=2.0,
+    speculative_read_delay_s=0.3,
+    pending_bytes_max=4096,
+    pending_entries_max=12,
+)
+CONFIGS = (_CONFIG, replace(_CONFIG, pending_bytes_max=1 << 20, pending_entries_max=1000))
+
+
+class GatedStore:
+    """A metadata session of a process that can be paused: requests and answers wait at the gate."""
+
+    def __init__(self, inner: MemoryStore) -> None:
+        self.inner = inner
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def _pass(self, work: Coroutine[Any, Any, Any]) -> Any:
+        try:
+            await self.gate.wait()
+            result = await work
+            await self.gate.wait()
+        except MetadataError:
+            await self.gate.wait()
+            raise
+        else:
+            return result
+        finally:
+            work.close()  # one that never began would warn
+
+    async def get(self, path: str) -> Versioned | None:
+        """Return the node."""
+        found: Versioned | None = await self._pass(self.inner.get(path))
+        return found
+
+    async def get_children(self, path: str) -> list[str] | None:
+        """Return the children."""
+        found: list[str] | None = await self._pass(self.inner.get_children(path))
+        return found
+
+    async def create(
+        self, path: str, value: bytes = b"", *, ephemeral: bool = False, make_parents: bool = False
+    ) -> None:
+        """Create a node."""
+        await self._pass(
+            self.inner.create(path, value, ephemeral=ephemeral, make_parents=make_parents)
+        )
+
+    async def put(self, path: str, value: bytes, *, version: int) -> int:
+        """Compare-and-set."""
+        new_version: int = await self._pass(self.inner.put(path, value, version=version))
+        return new_version
+
+    async def delete(self, path: str, *, version: int = ANY_VERSION) -> None:
+        """Delete a node."""
+        await self._pass(self.inner.delete(path, version=version))
+
+    async def multi(self, ops: Sequence[Op]) -> None:
+        """Apply all or nothing."""
+        await self._pass(self.inner.multi(ops))
+
+    async def sync(self, path: str) -> None:
+        """Catch up."""
+        await self._pass(self.inner.sync(path))
+
+    def watch(self, path: str, callback: Callable[[], None]) -> Unsubscribe:
+        """Watch a node."""
+        return self.inner.watch(path, callback)
+
+    def on_session(self, callback: Callable[[SessionState], None]) -> Unsubscribe:
+        """Watch the session."""
+        return self.inner.on_session(callback)
+
+    @property
+    def session_state(self) -> SessionState:
+        """The session's state."""
+        return self.inner.session_state
+
+    @property
+    def session_token(self) -> str:
+        """The session's identity."""
+        return self.inner.session_token
+
+    async def aclose(self) -> None:
+        """End the session."""
+        await self.inner.aclose()
+
+
+class SimClient:
+    """One client process."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        seed: int,
+        network: Network,
+        bookies: SimBookieClient,
+        tree: MemoryTree,
+        paths: NamespacePaths,
+        clock: Clock,
+    ) -> None:
+        self.name = name
+        self.is_alive = True
+        self.store = GatedStore(tree.connect())
+        self._network = network
+        self.ledgers = LedgerClient(
+            ledgers=LedgerStore(self.store, paths),
+            registry=BookieRegistry(self.store, paths),
+            bookies=bookies,
+            config=random.Random(seed).choice(CONFIGS),
+            clock=clock,
+            rng=random.Random(seed),
+        )
+        self.tasks: dict[asyncio.Task[None], None] = {}
+
+    def crash(self) -> None:
+        """Die at once; a metadata request under way may still arrive."""
+        self.is_alive = False
+        self._network.kill(self.name)
+        self.store.gate.set()
+        for task in self.tasks:
+            task.cancel()
+
+    def pause(self) -> None:
+        """Stop sending and receiving."""
+        self._network.pause(self.name)
+        self.store.gate.clear()
+
+    def resume(self) -> None:
+        """Go on as if nothing had happened."""
+        self.store.gate.set()
+        self._network.resume(self.name)
+
+    async def aclose(self) -> None:
+        """Stop in good order."""
+        self.store.gate.set()
+        for task in list(self.tasks):
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await self.ledgers.aclose()
+        await self.store.aclose()
