@@ -1,7 +1,7 @@
 """Every error that dlog raises: one tree, drawn here.
 
-``code`` is stable and numeric (programs compare it, the command line exits with a failure when it is
-set); ``retriable`` says whether the same call may succeed later without a change by the caller.
+``code`` is stable and numeric (programs compare it, the command line exits with a failure when it
+is set); ``retriable`` says whether the same call may succeed later without a change by the caller.
 
     DLError
     ├── ConfigurationError              an option, URI or argument is wrong: nothing was done

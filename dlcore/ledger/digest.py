@@ -12,13 +12,15 @@ The checksum covers the 44 bytes before it and the body.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import crc32c
 
 from dlcore.errors import DigestMismatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 FRAME_HEADER_BYTES = 48
 _HEADER = struct.Struct(">HBBIqqqqI")

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import bisect
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from dlcore.config import QuorumConfig
 from dlcore.errors import CorruptMetadataError
-from dlcore.ids import BookieId
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dlcore.config import QuorumConfig
+    from dlcore.ids import BookieId
 
 
 class LedgerState(enum.Enum):

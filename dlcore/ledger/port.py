@@ -1,16 +1,19 @@
 """The port to bookies: what the ledger client needs of a transport.
 
-An answer about an entry has three values.  *Yes* is a returned frame; *proven no* is `NoSuchEntryError`
-or `NoSuchLedgerError`; every other error is *unknown* and must never be read as "no".
+An answer about an entry has three values.  *Yes* is a returned frame; *proven no* is
+`NoSuchEntryError` or `NoSuchLedgerError`; every other error is *unknown* and must never be read as
+"no".
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from dlcore.ids import BookieId
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Sequence
+
+    from dlcore.ids import BookieId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +49,9 @@ class BookieClient(Protocol):
     ) -> Awaitable[None]:
         """Store `frame`; the result arrives when it is durable there.
 
-        The request is queued before this returns, so calls reach one bookie in call order.  Adding an
-        entry that the bookie already holds succeeds.  A recovery add is accepted on a fenced ledger and
-        on a read-only bookie.
+        The request is queued before this returns, so calls reach one bookie in call order.  Adding
+        an entry that the bookie already holds succeeds.  A recovery add is accepted on a fenced
+        ledger and on a read-only bookie.
 
         Raises:
             LedgerFencedError, BookieReadOnlyError, BookieOverloadedError, EntryTooLargeError,
@@ -59,7 +62,7 @@ class BookieClient(Protocol):
     def write_lac(
         self, bookie: BookieId, *, ledger_id: int, last_add_confirmed: int
     ) -> Awaitable[None]:
-        """Tell the bookie the ledger's LAC, so that it can serve readers; queued like `add_entry`."""
+        """Tell the bookie the ledger's LAC, so that it can serve readers; queued as adds are."""
         ...
 
     async def read_lac(self, bookie: BookieId, *, ledger_id: int, fence: bool) -> int:
@@ -105,9 +108,9 @@ class BookieClient(Protocol):
     ) -> AsyncIterator[FollowUpdate]:
         """Push updates as the bookie's LAC moves; the first one comes at once; ends when cancelled.
 
-        A bookie that holds nothing of the ledger yet answers with a LAC of -1 and pushes once it does.
-        After an update with `fenced` no further entries will be confirmed by the old writer, and the
-        reader should look at the ledger's metadata.
+        A bookie that holds nothing of the ledger yet answers with a LAC of -1 and pushes once it
+        does. After an update with `fenced` no further entries will be confirmed by the old writer,
+        and the reader should look at the ledger's metadata.
         """
         ...
 

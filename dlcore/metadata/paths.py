@@ -1,19 +1,19 @@
 """The tree below a namespace's root: every path, in both directions.
 
-    <root>                                          NamespaceBinding
-    <root>/bookies/{available,readonly}/<name>      BookieRegistration, ephemeral
-    <root>/bookies/cookies/<name>                   BookieCookie
-    <root>/ledgers/idgen                            the next ledger id, as decimal text
-    <root>/ledgers/<high>/<middle>/<low>            LedgerMetadata
-    <root>/logs/<2-hex bucket>/<escaped name>       LogMetadata
-        …/max_lssn                                  MaxLssn; every change of the segment list writes it
-        …/max_txid                                  highest committed txid, as decimal text ("-1": none)
-        …/lock                                      LockHolder, ephemeral: the writer that owns the log
-        …/segments/<LSSN>                           LogSegment
-    <root>/commits/<escaped identity>               CommitRecord
-    <root>/staging/<escaped identity>/<ledger id>   StagedLedger
-    <root>/staging-owners/<token>                   ephemeral: the process that stages
-    <root>/proxies/{write,read}/<id>
+<root>                                          NamespaceBinding
+<root>/bookies/{available,readonly}/<name>      BookieRegistration, ephemeral
+<root>/bookies/cookies/<name>                   BookieCookie
+<root>/ledgers/idgen                            the next ledger id, as decimal text
+<root>/ledgers/<high>/<middle>/<low>            LedgerMetadata
+<root>/logs/<2-hex bucket>/<escaped name>       LogMetadata
+    …/max_lssn                                  MaxLssn; each change of the segments writes it
+    …/max_txid                                  highest committed txid as text; "-1": none
+    …/lock                                      LockHolder, ephemeral: the log's writer
+    …/segments/<LSSN>                           LogSegment
+<root>/commits/<escaped identity>               CommitRecord
+<root>/staging/<escaped identity>/<ledger id>   StagedLedger
+<root>/staging-owners/<token>                   ephemeral: the process that stages
+<root>/proxies/{write,read}/<id>
 """
 
 from __future__ import annotations
@@ -74,9 +74,7 @@ def _parse_server(server: str, uri: str) -> str:
 def escape(name: str) -> str:
     """Return `name` as one path component: bytes outside a safe set become ``%XX``."""
     assert name
-    escaped = "".join(
-        chr(byte) if chr(byte) in _SAFE else f"%{byte:02X}" for byte in name.encode()
-    )
+    escaped = "".join(chr(byte) if chr(byte) in _SAFE else f"%{byte:02X}" for byte in name.encode())
     return f"%2E{escaped[1:]}" if escaped.startswith(".") else escaped
 
 
@@ -135,7 +133,7 @@ class NamespacePaths:
         return f"{self.ledgers}/idgen"
 
     def ledger(self, ledger_id: int) -> str:
-        """Metadata of a ledger; at most 10,000 children per node, ZooKeeper's answers are bounded."""
+        """Metadata of a ledger; at most 10,000 children per node: ZooKeeper bounds answers."""
         high, low = divmod(ledger_id, _LEDGERS_PER_NODE)
         high, middle = divmod(high, _LEDGERS_PER_NODE)
         return f"{self.ledgers}/{high}/{middle:04d}/{low:04d}"

@@ -1,11 +1,11 @@
 """The metadata store port: a tree of small versioned values, in ZooKeeper's terms.
 
-Paths are absolute (``/dlog/logs/…``).  A node's version starts at 0 and counts its writes; a node that
-is deleted and created again starts at 0 again.  The parents of a node must exist, except where
+Paths are absolute (``/dlog/logs/…``).  A node's version starts at 0 and counts its writes; a node
+that is deleted and created again starts at 0 again.  The parents of a node must exist, except where
 `make_parents` says otherwise.
 
-`MetadataConnectionError` from a write means *unknown*: it may have taken effect.  Callers classify by
-reading back a token or a version; the store never retries a write by itself.
+`MetadataConnectionError` from a write means *unknown*: it may have taken effect.  Callers classify
+by reading back a token or a version; the store never retries a write by itself.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ Unsubscribe: TypeAlias = Callable[[], None]
 class MetadataStore(Protocol):
     """A session with the store.  Foreign exceptions never escape: all errors are `MetadataError`s.
 
-    After a session expired the store opens a new one by itself; ephemeral nodes of the old one are gone
-    and are their creators' to make again (`on_session`).
+    After a session expired the store opens a new one by itself; ephemeral nodes of the old one are
+    gone and are their creators' to make again (`on_session`).
     """
 
     async def get(self, path: str) -> Versioned | None:
@@ -114,10 +114,11 @@ class MetadataStore(Protocol):
         ...
 
     def watch(self, path: str, callback: Callable[[], None]) -> Unsubscribe:
-        """Call `callback` on the event loop after the node or its list of children may have changed.
+        """Call `callback` on the event loop after the node or its children may have changed.
 
-        Level-triggered: it says "look again", not what happened; it is also called after a new session
-        or a reconnection, and once soon after subscribing.  Several changes may give one call.
+        Level-triggered: it says "look again", not what happened; it is also called after a new
+        session or a reconnection, and once soon after subscribing.  Several changes may give one
+        call.
         """
         ...
 
