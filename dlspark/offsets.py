@@ -239,17 +239,18 @@ class StreamOffset:
         ranges = []
         for log in sorted(end.logs):
             start, stop = self._start_of(log, end), end.logs[log].dlsn
-            if start is not None and start.dlsn < stop:
+            if start.dlsn < stop:
                 ranges.append(LogRange(log=log, start=start, end=stop))
         return ranges
 
-    def _start_of(self, log: str, end: StreamOffset) -> LogPosition | None:
+    def _start_of(self, log: str, end: StreamOffset) -> LogPosition:
         position, known = end.logs[log], self.logs.get(log)
+        is_same_log = known is not None and known.log_id == position.log_id
         if log in end.init:
-            if known is not None and known.dlsn == end.init[log]:
-                return known
+            if is_same_log and known is not None and known.dlsn == end.init[log]:
+                return known  # with its count
             return LogPosition(log_id=position.log_id, dlsn=end.init[log])
-        if known is None or known.log_id != position.log_id:
+        if known is None or not is_same_log:
             raise ConfigurationError(
                 f"the offset {end.to_json()} does not follow {self.to_json()}: it has no start for "
                 f"log {log!r}; the checkpoint was changed by hand, or belongs to another query"

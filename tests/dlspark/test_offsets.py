@@ -140,6 +140,14 @@ def test_recreated_log_is_a_loss_and_is_read_from_its_beginning() -> None:
     assert end.logs["a"].log_id == "j"
 
 
+def test_recreated_log_belongs_to_its_new_id_from_its_first_position_on() -> None:
+    """Also where the query stood at that very position of the old one."""
+    start, _ = initial(a="1:0:0").advanced({"a": view("1:0:0")})
+    end, _ = start.advanced({"a": view("1:9:0", log_id="j")})
+    (part,) = start.ranges_to(through_spark(end))
+    assert part.start == LogPosition(log_id="j", dlsn=DLSN.INITIAL)
+
+
 @pytest.mark.parametrize(
     ("position", "first", "counts", "is_loss"),
     [

@@ -7,13 +7,13 @@ random segments and options (Hypothesis) whose entries are listed before and aft
 from __future__ import annotations
 
 import pickle
+from typing import TYPE_CHECKING
 
 from hypothesis import given, settings, strategies as st
 
 from dlcore.ids import DLSN
 from dlspark.planning import PARTITIONS_BEFORE_GROUPING, DlogPartition, plan_partitions
 from tests.fixtures.snapshots import snapshot_of
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dlcore.sync import ScanRange

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from dlspark import DistributedLogDataSource
 from dlspark.stream import DlogStreamWriter
-from tests.fixtures.spark import message_of
+from tests.fixtures.spark import committed_version, message_of
 from tests.fixtures.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -274,3 +274,13 @@ def test_two_writes_to_one_log_in_a_batch(logs: LogBench, tmp_path: Path) -> Non
     wait_for(logs, query, target, 30)
     stop(query)
     assert logs.payloads(target) == as_bytes(range(10)) * 3
+
+
+def test_empty_batches_are_recorded(logs: LogBench, tmp_path: Path) -> None:
+    """A batch without rows writes nothing, but is known to be done."""
+    source, target = logs.create("in"), logs.create("out")
+    query = start(logs, logs.stream(log=source), tmp_path, log=target)
+    wait_until((tmp_path / "commits" / "0").exists, timeout_s=TIMEOUT_S)
+    stop(query)
+    assert committed_version(logs.uri, f"stream:{query.id}") == 0
+    assert logs.payloads(target) == []

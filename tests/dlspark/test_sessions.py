@@ -1,0 +1,175 @@
+"""What a process keeps open: staging writers live as long as they are of use, and no longer.
+
+Goal: micro-batches share a writer, runs do not, and no failure leaves another task's records in it
+or takes them away.  Method: a namespace that only notes what is asked of its writers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from dlcore.errors import LogNotFoundError, WriteError
+from dlspark import sessions
+from dlspark.commit import AppendIdentity
+from dlspark.sessions import WRITERS_KEPT_MAX, close_shared_namespace, require_log, staging_writer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dlcore.sync import StagingWriter
+
+URI = "distributedlog://made-up:1/p"
+
+
+class NotedWriter:
+    """Notes its calls."""
+
+    def __init__(self, log: str) -> None:
+        self.log = log
+        self.calls: list[str] = []
+        self.is_broken = False
+
+    def discard(self) -> None:
+        """Note it, or fail."""
+        self.calls.append("discard")
+        if self.is_broken:
+            raise WriteError("broken")
+
+    def close(self, *, delete: bool = False) -> None:
+        """Note it."""
+        self.calls.append("delete" if delete else "close")
+
+
+class NotedNamespace:
+    """Holds the log ``clicks`` and any whose name starts with it."""
+
+    def __init__(self) -> None:
+        self.looked_up = 0
+        self.is_closed = False
+
+    def log_exists(self, log: str) -> bool:
+        """Return whether it is one of them."""
+        self.looked_up += 1
+        return log.startswith("clicks")
+
+    def open_staging_writer(self, log: str, *, identity: str) -> StagingWriter:
+        """Return another writer."""
+        if not self.log_exists(log):
+            raise LogNotFoundError(f"log {log!r} does not exist")
+        return cast("StagingWriter", NotedWriter(log))
+
+    def close(self) -> None:
+        """Note it."""
+        self.is_closed = True
+
+
+@pytest.fixture
+def namespace() -> Iterator[NotedNamespace]:
+    """Put a namespace in the place of this process's own."""
+    made_up = NotedNamespace()
+    sessions._namespaces[os.getpid(), URI] = cast("Any", made_up)
+    yield made_up
+    close_shared_namespace(URI)
+    assert made_up.is_closed
+
+
+def stream(run: str = "r", identity: str = "stream:q") -> AppendIdentity:
+    """Return the identity of a stream's batch."""
+    return AppendIdentity(identity=identity, version=0, run_id=run, recurs=True)
+
+
+ONCE = AppendIdentity(identity="write:t", version=0, is_unique=True)
+
+
+def use(append: AppendIdentity, log: str = "clicks", *, fails: bool = False) -> NotedWriter:
+    """Borrow a writer and give it back, perhaps by failing."""
+    failure = pytest.raises(ZeroDivisionError) if fails else contextlib.nullcontext()
+    with failure, staging_writer(URI, log, append) as writer:
+        found = cast("NotedWriter", writer)
+        assert 1 / (0 if fails else 1)
+    return found
+
+
+@pytest.mark.usefixtures("namespace")
+def test_batches_of_a_run_share_a_writer() -> None:
+    """One for each log and each identity."""
+    first = use(stream())
+    assert use(stream()) is first
+    assert use(stream(), "clicks2") is not first
+    assert use(stream(identity="stream:other")) is not first
+    assert first.calls == []
+
+
+@pytest.mark.usefixtures("namespace")
+def test_a_new_run_starts_with_a_new_writer() -> None:
+    """Whatever state the old one was in goes with it; other queries keep theirs."""
+    old, other = use(stream("r1")), use(stream("r1", "stream:other"))
+    assert use(stream("r2")) is not old
+    assert old.calls == ["close"]
+    assert other.calls == []
+
+
+@pytest.mark.usefixtures("namespace")
+def test_a_failed_task_of_a_stream_keeps_what_was_staged() -> None:
+    """Its own rows are forgotten; an earlier task's extents in the ledger may be yet to commit."""
+    writer = use(stream(), fails=True)
+    assert writer.calls == ["discard"]
+    assert use(stream()) is writer
+
+
+@pytest.mark.usefixtures("namespace")
+def test_a_broken_writer_is_not_used_again() -> None:
+    """It is closed, not deleted."""
+    writer = use(stream())
+    writer.is_broken = True
+    use(stream(), fails=True)
+    assert writer.calls == ["discard", "close"]
+    assert use(stream()) is not writer
+
+
+@pytest.mark.usefixtures("namespace")
+def test_a_writer_of_one_write_ends_with_its_task() -> None:
+    """Closed when the task is done, its ledger deleted when it fails."""
+    assert use(ONCE).calls == ["close"]
+    assert use(ONCE, fails=True).calls == ["delete"]
+
+
+@pytest.mark.usefixtures("namespace")
+def test_writers_kept_are_bounded() -> None:
+    """The one unused for longest goes first."""
+    writers = [use(stream(), f"clicks{number}") for number in range(WRITERS_KEPT_MAX)]
+    use(stream(), "clicks0")
+    use(stream(), "clicks-more")
+    assert [writer.calls for writer in writers[:2]] == [[], ["close"]]
+
+
+def test_logs_are_looked_up_until_they_are_there(namespace: NotedNamespace) -> None:
+    """A missing one is named with what would create it."""
+    for _ in range(2):
+        with pytest.raises(LogNotFoundError, match=r"'views'.*dlog log create views"):
+            require_log(URI, "views")
+    with (
+        pytest.raises(LogNotFoundError, match="dlog log create views"),
+        staging_writer(URI, "views", stream()),
+    ):
+        pass
+    before = namespace.looked_up
+    for _ in range(3):
+        require_log(URI, "clicks")
+    assert namespace.looked_up == before + 1
+
+
+def test_another_process_has_nothing_of_this_one(
+    namespace: NotedNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A forked child neither uses nor closes what its parent opened."""
+    writer = use(stream())
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(os, "getpid", lambda: -1)
+        close_shared_namespace(URI)
+    assert not namespace.is_closed
+    assert use(stream()) is writer
