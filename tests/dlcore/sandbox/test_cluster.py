@@ -136,7 +136,9 @@ def test_bookies_can_be_killed_stopped_paused_and_restarted(
     )
     second.pause()
     pids = pids_of(sandbox)
+    child = second._latest_child
     sandbox.stop()  # a paused one is no obstacle
+    assert child.exit_status == 0  # it was woken to stop in order, not killed
     assert not any(is_alive(pid) for pid in pids)
     with pytest.raises(ConfigurationError, match="the sandbox is not started"):
         first.restart()
@@ -211,14 +213,15 @@ from dlcore.sandbox import Sandbox
 sandbox = Sandbox(2, data_dir=sys.argv[1])
 sandbox.start()
 sandbox.bookies[1].pause()
-print(sandbox.zookeeper.pid, *(bookie.pid for bookie in sandbox.bookies), flush=True)
+children = sandbox.zookeeper.pid, *(bookie.pid for bookie in sandbox.bookies)
+print(*children, sandbox._warden._process.pid, flush=True)
 if sys.argv[2] == "wait":
     time.sleep(1000)
 """
 
 
 def start_owner(folder: Path, ending: str) -> tuple[subprocess.Popen[str], list[int]]:
-    """Start a process with a sandbox on `folder`; return it and the sandbox's processes."""
+    """Start a process with a sandbox on `folder`; return it and its children, the warden last."""
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(folder), ending],
         stdout=subprocess.PIPE,
@@ -228,7 +231,7 @@ def start_owner(folder: Path, ending: str) -> tuple[subprocess.Popen[str], list[
     assert owner.stdout is not None
     pids = [int(word) for word in owner.stdout.readline().split()]
     owner.stdout.close()
-    assert len(pids) == 3
+    assert len(pids) == 4
     return owner, pids
 
 
@@ -246,10 +249,16 @@ def test_no_process_outlives_its_owner(tmp_path: Path, ending: str) -> None:
 
 
 def test_a_folder_whose_owner_was_killed_can_be_used_at_once(tmp_path: Path) -> None:
-    """The new sandbox waits for what is left of the old one instead of refusing."""
+    """But not before what is left of the old sandbox is dead."""
     owner, pids = start_owner(tmp_path, "wait")
+    warden = pids[-1]
+    os.kill(warden, signal.SIGSTOP)
     owner.kill()
     owner.wait(WAIT_S)
+    with pytest.raises(ConfigurationError, match=f"is used by another sandbox, pid {owner.pid}"):
+        Sandbox(2, data_dir=tmp_path).start()
+    assert is_alive(pids[0])
+    os.kill(warden, signal.SIGCONT)
     with Sandbox(2, data_dir=tmp_path) as sandbox:
         assert not any(is_alive(pid) for pid in pids)
         assert len(sandbox.bookies) == 2
