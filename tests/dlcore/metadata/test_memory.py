@@ -114,6 +114,26 @@ def test_an_expiry_while_disconnected_is_noticed_on_return() -> None:
     run(scenario())
 
 
+def test_a_disconnection_before_the_new_session_is_open_does_not_lose_it() -> None:
+    """The return brings a new session, and says so."""
+
+    async def scenario() -> None:
+        store = MemoryTree(latency=lambda: 0.001).connect()
+        token = store.session_token
+        states: list[SessionState] = []
+        store.on_session(states.append)
+        store.expire()
+        store.disconnect()
+        store.reconnect()
+        await until(lambda: states[-1:] == [SessionState.CONNECTED])
+        assert states[:2] == [SessionState.EXPIRED, SessionState.SUSPENDED]
+        assert states.count(SessionState.CONNECTED) == 1
+        assert store.session_token != token
+        await store.create("/a", ephemeral=True)
+
+    run(scenario())
+
+
 def test_what_is_in_flight_when_the_connection_breaks_is_unknown() -> None:
     """A request still on its way never arrives; one whose reply is on its way did."""
 

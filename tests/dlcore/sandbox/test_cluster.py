@@ -253,12 +253,15 @@ def test_a_folder_whose_owner_was_killed_can_be_used_at_once(tmp_path: Path) -> 
     owner, pids = start_owner(tmp_path, "wait")
     warden = pids[-1]
     os.kill(warden, signal.SIGSTOP)
-    owner.kill()
-    owner.wait(WAIT_S)
-    with pytest.raises(ConfigurationError, match=f"is used by another sandbox, pid {owner.pid}"):
-        Sandbox(2, data_dir=tmp_path).start()
-    assert is_alive(pids[0])
-    os.kill(warden, signal.SIGCONT)
+    try:
+        owner.kill()
+        owner.wait(WAIT_S)
+        refusal = f"is used by another sandbox, pid {owner.pid}"
+        with pytest.raises(ConfigurationError, match=refusal):
+            Sandbox(2, data_dir=tmp_path).start()
+        assert is_alive(pids[0])
+    finally:
+        os.kill(warden, signal.SIGCONT)
     with Sandbox(2, data_dir=tmp_path) as sandbox:
         assert not any(is_alive(pid) for pid in pids)
         assert len(sandbox.bookies) == 2
