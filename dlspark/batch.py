@@ -26,7 +26,6 @@ from dlspark.reading import (
     require_all,
     resolve,
 )
-from dlspark.sessions import open_shared_namespace
 from dlspark.staging import abort_staged, commit_staged, stage_rows
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dlcore.sync import LogSnapshot, Namespace, ScanRange
+    from dlcore.sync import LogSnapshot, ScanRange
     from dlspark.options import ReadOptions, WriteOptions
     from dlspark.schema import WriteColumns
 
@@ -52,14 +51,14 @@ class DlogReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Take what the logs hold now, and divide it."""
-        namespace = open_shared_namespace(self._options.uri)
-        logs = list_selected(namespace, self._options.logs)
+        uri = self._options.uri
+        logs = list_selected(uri, self._options.logs)
         if not logs:
             raise LogNotFoundError(
                 f"no log in {self._options.uri} matches logsPattern={self._options.logs.pattern!r}"
             )
-        snapshots = require_all(LogSnapshots(namespace).take(logs), self._options.uri)
-        scans = [part for log in logs for part in self._scans(namespace, snapshots[log])]
+        snapshots = require_all(LogSnapshots(uri).take(logs), uri)
+        scans = [part for log in logs for part in self._scans(snapshots[log])]
         return list(
             plan_partitions(
                 scans,
@@ -68,10 +67,10 @@ class DlogReader(DataSourceReader):
             )
         )
 
-    def _scans(self, namespace: Namespace, snapshot: LogSnapshot) -> list[ScanRange]:
+    def _scans(self, snapshot: LogSnapshot) -> list[ScanRange]:
         view = LogView.of(snapshot)
-        start = resolve(namespace, snapshot, self._options.start)
-        end = resolve(namespace, snapshot, self._options.end or Edge.LATEST)
+        start = resolve(self._options.uri, snapshot, self._options.start)
+        end = resolve(self._options.uri, snapshot, self._options.end or Edge.LATEST)
         if start < end and not view.is_empty:
             position = LogPosition(log_id=snapshot.log_id, dlsn=start)
             if view.has_lost_after(position):

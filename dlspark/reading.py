@@ -12,7 +12,7 @@ from dlcore.ids import DLSN
 from dlspark.arrow import RowBuilder
 from dlspark.planning import DlogPartition
 from dlspark.positions import Bound, Edge, PositionsByLog, TimestampBound, TxidBound
-from dlspark.sessions import describe_missing
+from dlspark.sessions import describe_missing, open_shared_namespace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.datasource import InputPartition
 
-    from dlcore.sync import DistributedLogManager, LogSnapshot, Namespace
+    from dlcore.sync import DistributedLogManager, LogSnapshot
     from dlspark.offsets import DataLoss
     from dlspark.options import LogSelection
 
@@ -28,18 +28,18 @@ logger = logging.getLogger(__name__)
 _SNAPSHOTS_AT_ONCE = 8
 
 
-def list_selected(namespace: Namespace, selection: LogSelection) -> list[str]:
+def list_selected(uri: str, selection: LogSelection) -> list[str]:
     """Return the names of the selected logs; for a pattern, of those that exist."""
     if selection.pattern is None:
         return list(selection.names)
-    return [log for log in namespace.get_logs() if selection.matches(log)]
+    return [log for log in open_shared_namespace(uri).get_logs() if selection.matches(log)]
 
 
 class LogSnapshots:
     """Takes snapshots of logs, keeping what is known of each for the next one."""
 
-    def __init__(self, namespace: Namespace) -> None:
-        self._namespace = namespace
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
         self._open: dict[str, DistributedLogManager] = {}
 
     def take(self, logs: Iterable[str]) -> dict[str, LogSnapshot | None]:
@@ -58,7 +58,7 @@ class LogSnapshots:
             manager = snapshot = None  # deleted, or created again
         if manager is None or snapshot is None:
             try:
-                manager = self._namespace.open_log(log)
+                manager = open_shared_namespace(self._uri).open_log(log)
                 snapshot = manager.get_snapshot()
             except LogNotFoundError:
                 return None
@@ -76,11 +76,11 @@ def require_all(snapshots: Mapping[str, LogSnapshot | None], uri: str) -> dict[s
     return existing
 
 
-def resolve(namespace: Namespace, snapshot: LogSnapshot, bound: Bound) -> DLSN:
+def resolve(uri: str, snapshot: LogSnapshot, bound: Bound) -> DLSN:
     """Return the position that `bound` means in a log; for what lies after its records, its end."""
     match bound:
         case PositionsByLog(positions):
-            return resolve(namespace, snapshot, positions.get(snapshot.log, Edge.EARLIEST))
+            return resolve(uri, snapshot, positions.get(snapshot.log, Edge.EARLIEST))
         case DLSN():
             return bound
         case Edge.EARLIEST:
@@ -88,10 +88,10 @@ def resolve(namespace: Namespace, snapshot: LogSnapshot, bound: Bound) -> DLSN:
         case Edge.LATEST:
             return snapshot.end
         case TxidBound(txid):
-            with namespace.open_log(snapshot.log) as manager:
+            with open_shared_namespace(uri).open_log(snapshot.log) as manager:
                 return manager.get_dlsn_not_less_than_txid(txid)
         case TimestampBound(timestamp_ms):
-            with namespace.open_log(snapshot.log) as manager:
+            with open_shared_namespace(uri).open_log(snapshot.log) as manager:
                 return manager.get_dlsn_not_less_than_timestamp(timestamp_ms)
 
 

@@ -26,7 +26,7 @@ from dlspark.reading import (
     require_all,
     resolve,
 )
-from dlspark.sessions import close_shared_namespace, open_shared_namespace
+from dlspark.sessions import close_shared_namespace
 from dlspark.staging import abort_staged, commit_staged, stage_rows
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dlcore.sync import LogSnapshot, Namespace, ScanRange
+    from dlcore.sync import LogSnapshot, ScanRange
     from dlspark.options import ReadOptions, WriteOptions
     from dlspark.schema import WriteColumns
 
@@ -58,16 +58,15 @@ class DlogStreamReader(DataSourceStreamReader):
 
     def initialOffset(self) -> dict[str, Any]:
         """Resolve where a new query starts."""
-        namespace = open_shared_namespace(self._options.uri)
-        logs = list_selected(namespace, self._options.logs)
+        logs = list_selected(self._options.uri, self._options.logs)
         snapshots = require_all(self._take(logs), self._options.uri)
         self._known = StreamOffset.initial(
-            {log: self._start_of(namespace, snapshot) for log, snapshot in snapshots.items()}
+            {log: self._start_of(snapshot) for log, snapshot in snapshots.items()}
         )
         return self._known.to_json()
 
-    def _start_of(self, namespace: Namespace, snapshot: LogSnapshot) -> LogPosition:
-        start = resolve(namespace, snapshot, self._options.start)
+    def _start_of(self, snapshot: LogSnapshot) -> LogPosition:
+        start = resolve(self._options.uri, snapshot, self._options.start)
         view = LogView.of(snapshot)
         counts = {view.first: view.first_sequence_id, view.end: view.end_sequence_id}
         return LogPosition(log_id=snapshot.log_id, dlsn=start, sequence_id=counts.get(start))
@@ -89,8 +88,7 @@ class DlogStreamReader(DataSourceStreamReader):
 
     def _look(self, since: StreamOffset) -> dict[str, LogView | None]:
         known = {log for log in since.logs if self._options.logs.matches(log)}
-        namespace = open_shared_namespace(self._options.uri)
-        names = sorted(known.union(list_selected(namespace, self._options.logs)))
+        names = sorted(known.union(list_selected(self._options.uri, self._options.logs)))
         snapshots = self._take(names)
         added = {log: snapshots[log] for log in self._options.logs.names if log not in known}
         require_all(added, self._options.uri)
@@ -170,7 +168,7 @@ class DlogStreamReader(DataSourceStreamReader):
 
     def _take(self, logs: list[str]) -> dict[str, LogSnapshot | None]:
         if self._source is None:
-            self._source = LogSnapshots(open_shared_namespace(self._options.uri))
+            self._source = LogSnapshots(self._options.uri)
         return self._source.take(logs)
 
     def _report(self, losses: list[DataLoss]) -> None:

@@ -102,6 +102,12 @@ def test_second_batch_does_not_read_the_first_again_for_another_log() -> None:
     assert as_text(first.ranges_to(second)) == ["b 1:0:0-1:3:0"]
 
 
+def test_replay_of_a_first_batch_in_which_a_log_had_nothing() -> None:
+    """Its start is kept as well, or a changed option would let the replay read more."""
+    end, _ = initial(a="1:5:0", b="1:0:0").advanced({"a": view("1:5:0"), "b": view("1:3:0")})
+    assert as_text(initial(a="1:0:0", b="1:1:0").ranges_to(end)) == ["b 1:0:0-1:3:0"]
+
+
 def test_new_log_is_read_from_its_beginning_and_replayed_so() -> None:
     """A log found by a pattern starts at its first record, which the offset remembers."""
     start, _ = initial(a="1:5:0").advanced({"a": view("1:5:0")})

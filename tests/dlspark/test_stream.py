@@ -70,6 +70,48 @@ def test_replay_of_the_first_batch() -> None:
     assert as_text(found) == ["1:2:0-1:5:0", "2:0:0-2:3:0"]
 
 
+def test_a_run_of_a_query_over_a_growing_log() -> None:
+    """Positions move on with the log; an unchanged log is not asked again to plan its batch."""
+    source = MadeUpSnapshots(snapshot_of(()), snapshot_of((4,)), snapshot_of((4,), (3,)))
+    reader = reader_of(source, startingOffsets="earliest")
+    start = reader.initialOffset()
+    first = reader.latestOffset(start)
+    assert as_text(reader.partitions(start, first)) == ["1:0:0-1:4:0"]
+    second = reader.latestOffset(first)
+    assert as_text(reader.partitions(first, second)) == ["2:0:0-2:3:0"]
+    assert source.taken == 3
+    assert reader.latestOffset(second) == second
+    assert second["seq"] == {LOG: 70}
+
+
+def test_older_spark_names_no_start() -> None:
+    """Spark 4.1 passes none; what it mentioned last stands in, also after a restart."""
+    source = MadeUpSnapshots(snapshot_of((4,)), snapshot_of((4,)), snapshot_of((6,)))
+    reader = reader_of(source, startingOffsets="earliest")
+    start = reader.initialOffset()
+    first = reader.latestOffset()
+    assert as_text(reader.partitions(start, first)) == ["1:0:0-1:4:0"]
+    restarted = reader_of(source)
+    assert restarted.partitions(first, first) == []
+    second = restarted.latestOffset()
+    assert as_text(restarted.partitions(first, second)) == ["1:4:0-1:6:0"]
+
+
+def test_what_was_seen_before_is_not_enough_for_a_later_end() -> None:
+    """A batch of an earlier run may end after the last snapshot of this one."""
+    source = MadeUpSnapshots(snapshot_of((2,)), snapshot_of((5,)))
+    reader = reader_of(source)
+    reader.latestOffset(offset("1:0:0"))
+    found = reader.partitions(offset("1:0:0"), offset("1:5:0"))
+    assert as_text(found) == ["1:0:0-1:5:0"]
+
+
+def test_missing_log_at_the_start() -> None:
+    """With what would create it."""
+    with pytest.raises(LogNotFoundError, match="dlog log create clicks"):
+        reader_of(MadeUpSnapshots(None)).initialOffset()
+
+
 def test_start_equal_to_end_asks_nobody() -> None:
     """Spark does this for batches without data."""
     source = MadeUpSnapshots(None)
