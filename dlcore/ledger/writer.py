@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 _LAC_DELAY_S = 0.01
 """While adds are in flight the LAC waits this long for a next add to carry it."""
+_LAC_TURNS = 8
+"""Turns of the event loop left to callers that append in answer to their acknowledgement: the way
+up through a log's writer and back takes some, and an explicit LAC costs as much as an add."""
 _BACKOFF_S = 0.1
 _BACKOFF_S_MAX = 2.0
 
@@ -297,19 +300,17 @@ class LedgerWriter:
             if not future.done():  # its caller may have cancelled it
                 future.set_result(entry_id)
         if self._lac_timer is None:
-            # Callers that append in answer to their acknowledgement run before this does.
-            self._lac_timer = (
-                self._loop.call_soon(self._send_lac_if_idle)
-                if self._appender.is_idle
-                else self._loop.call_later(_LAC_DELAY_S, self._send_lac_if_news)
-            )
+            self._wait_for_carrier(_LAC_TURNS)
 
-    def _send_lac_if_idle(self) -> None:
+    def _wait_for_carrier(self, turns: int) -> None:
+        """Give the next add a chance to carry the LAC; with none in sight send it."""
         self._lac_timer = None
-        if self._appender.is_idle:
-            self._send_lac_if_news()
-        else:
+        if not self._appender.is_idle:
             self._lac_timer = self._loop.call_later(_LAC_DELAY_S, self._send_lac_if_news)
+        elif turns > 0:
+            self._lac_timer = self._loop.call_soon(self._wait_for_carrier, turns - 1)
+        else:
+            self._send_lac_if_news()
 
     def _send_lac_if_news(self) -> None:
         self._lac_timer = None
