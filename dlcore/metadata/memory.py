@@ -221,6 +221,8 @@ class MemoryStore:
         """Cut the connection: requests fail as unknown, the session lives on at the server."""
         if self._is_closed or self._state is SessionState.SUSPENDED:
             return
+        if self._state is SessionState.EXPIRED:
+            self._is_expired_unseen = True  # its new session was not open yet: it still needs one
         self._drop_connection()
         self._set_state(SessionState.SUSPENDED)
 
