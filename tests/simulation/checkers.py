@@ -67,6 +67,16 @@ class Checkers:
         """The only writer appended `body`: it is the entry after the one before."""
         self._ledgers.setdefault(ledger_id, _History()).bodies.append(body)
 
+    def on_metadata(self, path: str) -> None:
+        """The node at `path` was just changed: what was acknowledged before must still be held."""
+        for ledger_id, history in self._ledgers.items():
+            if path == self._paths.ledger(ledger_id):
+                metadata = self.stored(ledger_id)
+                self._trace(f"ledger {ledger_id} is {metadata.state.name} {_ensembles(metadata)}")
+                self._check_end(metadata)
+                for entry_id in range(history.acked + 1):
+                    self._check_quorum(metadata, entry_id)
+
     def on_ack(self, ledger_id: int, entry_id: int) -> None:
         """The writer was told that the entry is safe."""
         history = self._ledgers[ledger_id]
@@ -213,3 +223,10 @@ class Checkers:
                 f"{len(delivered)} entries"
             ),
         )
+
+
+def _ensembles(metadata: LedgerMetadata) -> str:
+    return " ".join(
+        f"{ensemble.first_entry_id}:{','.join(each.name for each in ensemble.bookies)}"
+        for ensemble in metadata.ensembles
+    )

@@ -30,14 +30,22 @@ _CONFIG = LedgerClientConfig(
     pending_bytes_max=4096,
     pending_entries_max=12,
 )
-CONFIGS = (_CONFIG, replace(_CONFIG, pending_bytes_max=1 << 20, pending_entries_max=1000))
+CONFIGS = (
+    _CONFIG,
+    replace(_CONFIG, add_timeout_s=5.0, pending_bytes_max=1 << 20, pending_entries_max=1000),
+)
 
 
 class GatedStore:
-    """A metadata session of a process that can be paused: requests and answers wait at the gate."""
+    """A metadata session of a process that can be paused: requests and answers wait at the gate.
 
-    def __init__(self, inner: MemoryStore) -> None:
+    Writes may be slow, as they are in a store that replicates: on their way in or out.
+    """
+
+    def __init__(self, inner: MemoryStore, *, rng: random.Random, write_delay_s: float) -> None:
         self.inner = inner
+        self._rng = rng
+        self._write_delay_s = write_delay_s
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -74,7 +82,11 @@ class GatedStore:
 
     async def put(self, path: str, value: bytes, *, version: int) -> int:
         """Compare-and-set."""
+        if self._write_delay_s:
+            await asyncio.sleep(self._rng.uniform(0.0, self._write_delay_s))
         new_version: int = await self._pass(self.inner.put(path, value, version=version))
+        if self._write_delay_s:
+            await asyncio.sleep(self._rng.uniform(0.0, self._write_delay_s))
         return new_version
 
     async def delete(self, path: str, *, version: int = ANY_VERSION) -> None:
@@ -128,15 +140,18 @@ class SimClient:
     ) -> None:
         self.name = name
         self.is_alive = True
-        self.store = GatedStore(tree.connect())
+        rng = random.Random(seed)
+        self.store = GatedStore(
+            tree.connect(), rng=rng, write_delay_s=rng.choice((0.0, 0.0, 0.3, 1.5))
+        )
         self._network = network
         self.ledgers = LedgerClient(
             ledgers=LedgerStore(self.store, paths),
             registry=BookieRegistry(self.store, paths),
             bookies=bookies,
-            config=random.Random(seed).choice(CONFIGS),
+            config=rng.choice(CONFIGS),
             clock=clock,
-            rng=random.Random(seed),
+            rng=rng,
         )
         self.tasks: dict[asyncio.Task[None], None] = {}
 

@@ -62,7 +62,8 @@ class SimBookie:
         self.storage: LedgerStorage | None = None
         self.acknowledged: set[tuple[int, int]] = set()
         """(ledger, entry) that it ever called durable: the checkers' own truth."""
-        self.on_fence_answered: Callable[[SimBookie], None] = lambda _: None
+        self.on_fence_answered: Callable[[SimBookie, str], None] = lambda _, __: None
+        self.up = asyncio.Event()
         self._network = network
         self._tree = tree
         self._paths = paths
@@ -77,11 +78,6 @@ class SimBookie:
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._burials: dict[asyncio.Task[None], None] = {}
         self._session: MemoryStore | None = None
-
-    @property
-    def is_up(self) -> bool:
-        """Whether it answers."""
-        return self.storage is not None
 
     async def start(self) -> None:
         """Replay the disk and register; one that dies at it is started again by who asks again."""
@@ -108,6 +104,7 @@ class SimBookie:
             await _bury(storage)
             return
         self.storage = storage
+        self.up.set()
         self._session = self._tree.connect()
         await self._register(self._session)
         self._trace(f"{self.name} up")
@@ -135,6 +132,7 @@ class SimBookie:
             return
         self._trace(f"{self.name} {'killed' if keep_cache else 'power lost'}")
         self._life += 1
+        self.up.clear()
         storage, self.storage = self.storage, None
         self.disk.crash(keep_cache=keep_cache)
         for task in self._tasks:
@@ -210,7 +208,7 @@ class SimBookie:
                 result = error
             self._network.send(self.name, client, lambda: reply(result))
             if fence:
-                self.on_fence_answered(self)
+                self.on_fence_answered(self, client)
 
         self._spawn(answer())
 

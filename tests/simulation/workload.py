@@ -80,7 +80,9 @@ class Scenario:
         self._world = world
         self._rng = world.rng
         self._ledgers: list[int] = []
-        self._hunters = 0.0
+        self._hunt_chance = 0.0
+        self._hunts_by_crash = False
+        self._is_healed = False
 
     async def play(self) -> None:
         """Run the whole seed."""
@@ -96,9 +98,11 @@ class Scenario:
         )
         spare = rng.choice((0, 1, 1, 2))
         await world.start(
-            bookie_count=quorum.ensemble_size + spare, disk_latency_s=rng.choice((0.0005, 0.003))
+            bookie_count=quorum.ensemble_size + spare,
+            disk_latency_s=rng.choice((0.0005, 0.003, 0.05)),
         )
-        self._hunters = rng.choice((0.0, 0.0, 0.2, 0.5))
+        self._hunt_chance = rng.choice((0.0, 0.3, 0.6))
+        self._hunts_by_crash = rng.random() < 0.5
         for bookie in world.bookies:
             bookie.on_fence_answered = self._hunt
         world.trace(f"quorum {quorum} bookies {len(world.bookies)}")
@@ -109,7 +113,7 @@ class Scenario:
             world.trace(f"{client.name} created {writer} on {_names(writer.metadata)}")
             world.spawn(self._write(client, writer), client=client)
             self._start_company(client, writer)
-        world.metadata_latency_s = rng.choice((0.002, 0.002, 0.05, 0.4))
+        world.metadata_latency_s = rng.choice((0.002, 0.002, 0.05, 0.2))
         chaos = world.spawn(self._chaos())
         await asyncio.sleep(CHAOS_S)
         chaos.cancel()
@@ -155,7 +159,7 @@ class Scenario:
         self._world.trace(f"{client.name} acked {writer.ledger_id}:{entry_id}")
         try:
             self._world.checkers.on_ack(writer.ledger_id, entry_id)
-        except AssertionError as violation:
+        except Exception as violation:  # noqa: BLE001  # whatever it is, it ends the run
             self._world.fail(violation)
 
     async def _end(self, client: SimClient, writer: LedgerWriter) -> None:
@@ -197,7 +201,7 @@ class Scenario:
         """
         rng, world = self._rng, self._world
         members = [world.bookie_of(each) for each in writer.metadata.last_ensemble.bookies]
-        near = rng.sample(members, rng.randint(1, writer.metadata.quorum.ack_quorum_size))
+        near = rng.sample(members, max(1, writer.metadata.quorum.ack_quorum_size - 1))
         world.trace(f"{client.name} is near {','.join(each.name for each in near)} only")
         for bookie in members:
             if bookie not in near:
@@ -206,7 +210,7 @@ class Scenario:
                 if bookie in near:
                     disturb = rng.choice((world.network.lag, world.network.block))
                     self._disturb(recoverer.name, bookie.name, disturb)
-                elif rng.random() < 0.3:
+                elif rng.random() < 0.5:
                     disturb = rng.choice((world.network.lag, world.network.make_flaky))
                     self._disturb(recoverer.name, bookie.name, disturb)
         if rng.random() < 0.4:
@@ -217,7 +221,7 @@ class Scenario:
         self._later(3.0, lambda: self._world.network.unblock(source, target))
 
     async def _recover(self, client: SimClient, ledger_id: int) -> None:
-        await asyncio.sleep(self._rng.uniform(0.0, 4.0) * self._rng.choice((0.05, 1.0)))
+        await asyncio.sleep(self._rng.uniform(0.0, 4.0) * self._rng.choice((0.05, 0.05, 1.0)))
         while True:
             self._world.trace(f"{client.name} begins")
             try:
@@ -278,6 +282,8 @@ class Scenario:
         self._crash(self._rng.choice(self._world.bookies))
 
     def _crash(self, bookie: SimBookie) -> None:
+        if self._is_healed:
+            return
         keep_cache = self._rng.random() < 0.3
         self._world.checkers.has_lost_bookie = True
         bookie.crash(keep_cache=keep_cache)
@@ -286,10 +292,15 @@ class Scenario:
     def _later(self, mean_s: float, action: Callable[[], object]) -> None:
         self._world.loop.call_later(self._rng.expovariate(1 / mean_s), action)
 
-    def _hunt(self, bookie: SimBookie) -> None:
+    def _hunt(self, bookie: SimBookie, client: str) -> None:
         """A bookie that has just answered a fencing request is the most interesting to lose."""
-        if self._rng.random() < self._hunters:
+        if self._is_healed or self._rng.random() >= self._hunt_chance:
+            return
+        if self._hunts_by_crash:
             self._world.loop.call_later(self._rng.uniform(0.0, 0.02), self._crash, bookie)
+        else:
+            # The answer is on its way already; what is asked next gets none.
+            self._disturb(client, bookie.name, self._world.network.block)
 
     async def _fault_bookie_pauses(self) -> None:
         name = self._rng.choice(self._world.bookies).name
@@ -360,7 +371,7 @@ class Scenario:
     async def _heal(self) -> None:
         world = self._world
         world.trace("healing")
-        self._hunters = 0.0
+        self._is_healed = True
         world.network.heal()
         for client in world.clients:
             if client.is_alive:
@@ -368,6 +379,8 @@ class Scenario:
                 client.store.inner.reconnect()
         for bookie in world.bookies:
             await bookie.start()
+        for bookie in world.bookies:
+            await bookie.up.wait()  # some were starting already
 
     async def _judge(self) -> None:
         world = self._world

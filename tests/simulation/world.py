@@ -15,9 +15,10 @@ from tests.simulation.processes import SimBookie, SimBookieClient
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
 
     from dlcore.ids import BookieId
+    from dlcore.metadata.port import Op
 
 EPOCH_MS = 1_700_000_000_000
 
@@ -38,6 +39,16 @@ class SimClock:
         return f"{self._rng.getrandbits(128):032x}"
 
 
+class WatchedTree(MemoryTree):
+    """A metadata tree that tells at once what was changed, so that checkers see every state."""
+
+    on_applied: Callable[[Sequence[Op]], None] = staticmethod(lambda _: None)
+
+    def _apply(self, ops: Sequence[Op], session: int) -> None:
+        super()._apply(ops, session)
+        self.on_applied(ops)
+
+
 class World:
     """Everything that one seed makes."""
 
@@ -48,7 +59,7 @@ class World:
         self.clock = SimClock(rng)
         self.network = Network(rng)
         self.metadata_latency_s = 0.002
-        self.tree = MemoryTree(latency=lambda: rng.uniform(0.2, 1.8) * self.metadata_latency_s)
+        self.tree = WatchedTree(latency=lambda: rng.uniform(0.2, 1.8) * self.metadata_latency_s)
         self.paths = NamespacePaths("/dlog")
         self.bookies: list[SimBookie] = []
         self.clients: list[SimClient] = []
@@ -58,10 +69,18 @@ class World:
         self.checkers = Checkers(
             tree=self.tree, paths=self.paths, bookies=self.bookies, trace=self.trace
         )
+        self.tree.on_applied = self._on_metadata
 
     def trace(self, line: str) -> None:
         """Record what happens, for the reader of a failed seed."""
         self.lines.append(f"{self.loop.time():9.4f}  {line}")
+
+    def _on_metadata(self, ops: Sequence[Op]) -> None:
+        try:
+            for op in ops:
+                self.checkers.on_metadata(op.path)
+        except AssertionError as violation:
+            self.fail(violation)
 
     async def start(self, *, bookie_count: int, disk_latency_s: float) -> None:
         """Make the namespace and start the bookies."""
@@ -69,7 +88,7 @@ class World:
         await ensure_namespace(session, self.paths, self.clock)
         await session.aclose()
         for number in range(bookie_count):
-            slow = 100.0 if self.rng.random() < 0.25 else 1.0
+            slow = 50.0 if self.rng.random() < 0.25 else 1.0
             bookie = SimBookie(
                 f"bookie-{number}",
                 rng=self.rng,

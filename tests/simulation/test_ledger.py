@@ -1,0 +1,115 @@
+"""Goal: no schedule of faults breaks a ledger's promises.  Method: one seed is one whole run.
+
+``python -m tests.simulation --seeds N`` runs more of them, ``--seed n`` replays one with its trace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.simulation.loop import LivenessLostError, run
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.workload import run_seed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SEED_COUNT = 500
+SEEDS_PER_TEST = 25
+MUTANT_SEEDS_MAX = 3000
+# Where each was found last: tried first, because a search takes up to a minute.
+FOUND_AT = {
+    "negative_answers_before_the_fence_is_durable": 154,
+    "acks_during_an_ensemble_change": 418,
+    "recovery_reads_do_not_fence": 1254,
+}
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """A run logs every fault it makes; the trace tells them better."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("first", range(0, SEED_COUNT, SEEDS_PER_TEST))
+def test_promises_hold_under_every_schedule(first: int) -> None:
+    """Each seed writes, crashes, recovers, heals and is judged by the checkers."""
+    acks = 0
+    for seed in range(first, first + SEEDS_PER_TEST):
+        result = run_seed(seed)
+        assert result.failure is None, result.explain()
+        acks += result.acks
+    assert acks > 0, "nothing was acknowledged, so nothing was tested"
+
+
+def test_a_seed_is_one_trace() -> None:
+    """The same seed gives the same run, in this process and with other hash seeds in another."""
+    here = [run_seed(seed).trace for seed in range(5)]
+    assert here == [run_seed(seed).trace for seed in range(5)]
+    digest = hashlib.sha256(repr(here).encode()).hexdigest()
+    script = (
+        "import hashlib, logging; logging.disable(logging.CRITICAL);"
+        "from tests.simulation.workload import run_seed;"
+        "traces = [run_seed(seed).trace for seed in range(5)];"
+        "print(hashlib.sha256(repr(traces).encode()).hexdigest())"
+    )
+    for hash_seed in ("1", "2"):
+        other = subprocess.run(
+            [sys.executable, "-c", script],
+            cwd=Path(__file__).resolve().parents[2],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert other.stdout.strip() == digest
+
+
+@pytest.mark.parametrize("name", sorted(MUTANTS))
+def test_known_bugs_are_found(name: str) -> None:
+    """A simulation that lets a known bug pass proves nothing about unknown ones."""
+    hint = FOUND_AT.get(name, 0)
+    with MUTANTS[name]():
+        for seed in (hint, *range(MUTANT_SEEDS_MAX)):
+            if run_seed(seed).failure is not None:
+                return
+    pytest.fail(f"{name} was not found in {MUTANT_SEEDS_MAX} seeds")
+
+
+def test_a_failed_seed_says_how_to_replay_it() -> None:
+    """What a person needs is in one text."""
+    with MUTANTS["acks_before_earlier_entries"]():
+        failed = next(each for each in map(run_seed, range(50)) if each.failure is not None)
+    text = failed.explain()
+    assert f"--seed {failed.seed}" in text
+    assert "created" in text
+    assert type(failed.failure).__name__ in text
+
+
+def test_the_loop_jumps_over_time_and_notices_a_standstill() -> None:
+    """An hour takes no time; waiting for nothing, or for too long, fails."""
+
+    async def sleep(seconds: float) -> float:
+        await asyncio.sleep(seconds)
+        return asyncio.get_running_loop().time()
+
+    assert run(sleep(3600.0), seconds_max=4000.0)[0] == pytest.approx(3600.0)
+    with pytest.raises(LivenessLostError, match="still at work"):
+        run(sleep(3600.0), seconds_max=60.0)
+
+    async def stand_still() -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(LivenessLostError, match="nothing can happen"):
+        run(stand_still())
