@@ -2,7 +2,8 @@
 
 A streaming sink appends under (query id, batch id); a write inside ``foreachBatch`` under the
 same, and the log it writes to, because one batch may write to several.  A batch write appends
-under the user's ``txnAppId`` and ``txnVersion`` where given, else under a token of its own.
+under the user's ``txnAppId`` and ``txnVersion`` where given, and the log as well, else under a
+token of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 QUERY_ID_PROPERTY = "sql.streaming.queryId"
 BATCH_ID_PROPERTY = "streaming.sql.batchId"
 RUN_ID_PROPERTY = "spark.jobGroup.id"
-_TARGET_BYTES_MAX = 128
+_IDENTITY_BYTES_MAX = 200
+_ANY_LOG = "<column>"
+"""Stands for a write whose rows choose their log; no log has such a name."""
 TASK_PROPERTIES = (QUERY_ID_PROPERTY, BATCH_ID_PROPERTY, RUN_ID_PROPERTY)
 
 
@@ -66,13 +69,15 @@ def batch_identity(
 ) -> AppendIdentity:
     """Return the identity of a batch write; `token` is unique to the write."""
     if options.transaction is not None:
+        # What was written to one log says nothing of another.
         return AppendIdentity(
-            identity=f"txn:{options.transaction.app_id}", version=options.transaction.version
+            identity=_with_target(f"txn:{options.transaction.app_id}", options.log),
+            version=options.transaction.version,
         )
     if properties.get(QUERY_ID_PROPERTY) and properties.get(BATCH_ID_PROPERTY):
         within = stream_identity(properties)
         return AppendIdentity(
-            identity=f"{within.identity}:{_describe_target(options.log)}",
+            identity=_with_target(within.identity, options.log),
             version=within.version,
             run_id=within.run_id,
             recurs=True,
@@ -80,12 +85,13 @@ def batch_identity(
     return AppendIdentity(identity=f"write:{token}", version=0, is_unique=True)
 
 
-def _describe_target(log: str | None) -> str:
-    if log is None:
-        return "*"
-    # Identities are short; names of logs need not be.
-    encoded = log.encode()
-    return log if len(encoded) <= _TARGET_BYTES_MAX else hashlib.sha256(encoded).hexdigest()
+def _with_target(appender: str, log: str | None) -> str:
+    # No log's name has a ">": the same text never comes of two appenders and two logs.
+    identity = f"{appender}>{log or _ANY_LOG}"
+    if len(identity.encode()) <= _IDENTITY_BYTES_MAX:
+        return identity
+    assert log is not None, "every appender leaves room for the other word"
+    return f"{appender}>{hashlib.sha256(log.encode()).hexdigest()}"
 
 
 class StagedTask(WriterCommitMessage):

@@ -22,7 +22,8 @@ Writing (`WriteOptions`):
     uri                     as above
     log                     the log to write to; without it the data has a column ``log``
     txnAppId, txnVersion    batch only, both or neither: a write with a version not above the last
-                            committed one of this application is skipped
+                            that this application committed to the log is skipped; writes without
+                            the option log count together, whichever logs their rows choose
 """
 
 from __future__ import annotations

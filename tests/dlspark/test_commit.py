@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql.datasource import WriterCommitMessage
 
 from dlcore.errors import UnexpectedError
+from dlcore.log.append import check_identity
 from dlspark.commit import (
     BATCH_ID_PROPERTY,
     QUERY_ID_PROPERTY,
@@ -67,7 +68,28 @@ def test_users_own_transaction_wins() -> None:
         uri=OPTIONS.uri, log="clicks", transaction=Transaction(app_id="job", version=4)
     )
     found = batch_identity(options, IN_A_BATCH, token="a")
-    assert (found.identity, found.version, found.run_id) == ("txn:job", 4, "")
+    assert (found.identity, found.version, found.run_id) == ("txn:job>clicks", 4, "")
+
+
+def test_users_own_transaction_is_of_one_log() -> None:
+    """One version may be written to several logs, whatever their names and the application's."""
+    longest = "x" * 128
+    targets = [
+        (app, log)
+        for app in ("a", "a>b", longest)
+        for log in ("b", "c", "b/c", longest * 2, longest * 3, None)
+    ]
+    found = [
+        batch_identity(
+            WriteOptions(uri=OPTIONS.uri, log=log, transaction=Transaction(app_id=app, version=4)),
+            OUTSIDE,
+            token="a",
+        ).identity
+        for app, log in targets
+    ]
+    assert len(set(found)) == len(targets)
+    for identity in found:
+        check_identity(identity)
 
 
 def test_extents_go_in_the_order_of_partitions() -> None:

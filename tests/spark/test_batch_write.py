@@ -144,8 +144,8 @@ def test_missing_log(spark: SparkSession, logs: LogBench) -> None:
 
 
 def test_users_own_transaction_is_written_once(spark: SparkSession, logs: LogBench) -> None:
-    """A version not above the last one is skipped; another application is another matter."""
-    log = logs.create()
+    """A version not above the last one is skipped; another application or log is another matter."""
+    log, second = logs.create(), logs.create()
     app = f"job-{log}"
     for version in ("1", "1", "0", "2"):
         frame = numbers(spark, 2).select(F.lit(version).alias("value"))
@@ -153,6 +153,8 @@ def test_users_own_transaction_is_written_once(spark: SparkSession, logs: LogBen
     other = numbers(spark, 1).select(F.lit("o").alias("value"))
     logs.save(other, log=log, txnAppId=f"{app}2", txnVersion="1")
     assert logs.payloads(log) == [b"1", b"1", b"2", b"2", b"o"]
+    logs.save(other, log=second, txnAppId=app, txnVersion="1")
+    assert logs.payloads(second) == [b"o"]
 
 
 class FlakyWriter(DlogWriter):
