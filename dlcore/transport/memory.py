@@ -49,6 +49,8 @@ class MemoryBookie:
         self.bookie = bookie
         self.is_read_only = False
         self.is_running = True
+        self.is_silent = False
+        """Requests get no answer at all, as from a frozen process; adds and LACs are lost."""
         self.requests = 0
         self._ledgers: dict[int, _Ledger] = {}
         self._faults: deque[BookieError] = deque()
@@ -191,6 +193,8 @@ class MemoryBookieClient:
     ) -> Awaitable[None]:
         """Store `frame`."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._is_silent(bookie):
+            return future
         try:
             self._reach(bookie).add_entry(frame, is_recovery=is_recovery)
         except (BookieError, DigestMismatchError) as error:
@@ -204,6 +208,8 @@ class MemoryBookieClient:
     ) -> Awaitable[None]:
         """Tell the bookie the LAC."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._is_silent(bookie):
+            return future
         try:
             self._reach(bookie).write_lac(ledger_id, last_add_confirmed)
         except BookieError as error:
@@ -214,15 +220,13 @@ class MemoryBookieClient:
 
     async def read_lac(self, bookie: BookieId, *, ledger_id: int, fence: bool) -> int:
         """Return the bookie's LAC."""
-        await asyncio.sleep(0)
-        return self._reach(bookie).read_lac(ledger_id, fence=fence)
+        return (await self._contact(bookie)).read_lac(ledger_id, fence=fence)
 
     async def read_entry(
         self, bookie: BookieId, *, ledger_id: int, entry_id: int, fence: bool
     ) -> bytes | memoryview:
         """Return one frame."""
-        await asyncio.sleep(0)
-        return self._reach(bookie).read_entry(ledger_id, entry_id, fence=fence)
+        return (await self._contact(bookie)).read_entry(ledger_id, entry_id, fence=fence)
 
     async def read_entries(
         self,
@@ -236,8 +240,7 @@ class MemoryBookieClient:
         """Stream frames in chunks."""
         chunk: list[bytes | memoryview] = []
         size = 0
-        await asyncio.sleep(0)
-        here = self._reach(bookie)
+        here = await self._contact(bookie)
         _check_at_least(first_entry_id, last_entry_id=last_entry_id)
         _check_at_least(1, stride=stride)
         for entry_id in range(first_entry_id, last_entry_id + 1, stride):
@@ -252,8 +255,7 @@ class MemoryBookieClient:
             if size >= _CHUNK_BYTES:
                 yield chunk
                 chunk, size = [], 0
-                await asyncio.sleep(0)
-                here = self._reach(bookie)
+                here = await self._contact(bookie)
         if chunk:
             yield chunk
 
@@ -261,8 +263,7 @@ class MemoryBookieClient:
         self, bookie: BookieId, *, ledger_id: int, first_entry_id: int
     ) -> AsyncIterator[FollowUpdate]:
         """Push updates as the LAC moves."""
-        await asyncio.sleep(0)
-        here = self._reach(bookie)
+        here = await self._contact(bookie)
         _check_at_least(0, ledger_id=ledger_id, first_entry_id=first_entry_id)
         next_entry_id = first_entry_id
         last: tuple[int, bool] | None = None
@@ -280,14 +281,22 @@ class MemoryBookieClient:
 
     async def list_entries(self, bookie: BookieId, *, ledger_id: int) -> Sequence[EntryRange]:
         """Return the ranges of entries held."""
-        await asyncio.sleep(0)
-        return self._reach(bookie).list_entries(ledger_id)
+        return (await self._contact(bookie)).list_entries(ledger_id)
 
     async def aclose(self) -> None:
         """Break every connection; the bookies themselves stay."""
         self._is_closed = True
         for bookie in self._bookies.values():
             bookie.wake()
+
+    def _is_silent(self, bookie: BookieId) -> bool:
+        return bookie in self._bookies and self._bookies[bookie].is_silent
+
+    async def _contact(self, bookie: BookieId) -> MemoryBookie:
+        await asyncio.sleep(0)
+        while self._is_silent(bookie):
+            await self._bookies[bookie].next_change.wait()
+        return self._reach(bookie)
 
     def _reach(self, bookie: BookieId) -> MemoryBookie:
         if self._is_closed:

@@ -1,0 +1,540 @@
+"""Goal: every transition of the append machine.  Method: feed answers, compare exact effects."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dlcore.errors import (
+    BadRequestError,
+    BookieReadOnlyError,
+    BookieUnavailableError,
+    CorruptMetadataError,
+    DLError,
+    EntryTooLargeError,
+    LedgerClosedError,
+    LedgerFencedError,
+    NotEnoughBookiesError,
+)
+from dlcore.ledger.append import (
+    CompleteAdds,
+    DropAdds,
+    Effect,
+    FailAdds,
+    FindReplacements,
+    LedgerAppender,
+    RetryReplacements,
+    SendAdd,
+    StoreMetadata,
+)
+from dlcore.ledger.digest import decode_frame
+from dlcore.ledger.metadata import LedgerMetadata, LedgerState
+from tests.fixtures.ledgers import bookie, bookies, entry_of, metadata_of, quorum_of
+
+if TYPE_CHECKING:
+    from dlcore.config import QuorumConfig
+
+UNAVAILABLE = BookieUnavailableError("no answer")
+
+
+class Bench:
+    """A machine and short words for what happens to it."""
+
+    def __init__(
+        self,
+        ensemble: str = "ABC",
+        *,
+        quorum: QuorumConfig | None = None,
+        persist: bool = True,
+    ) -> None:
+        self.machine = LedgerAppender(metadata_of((0, ensemble), quorum=quorum), persist=persist)
+
+    def append(self, count: int = 1) -> list[Effect]:
+        """Append bodies of ten bytes."""
+        return [effect for _ in range(count) for effect in self.machine.append([b"0123456789"])]
+
+    def ok(self, entry_id: int, name: str) -> list[Effect]:
+        """A bookie stored an entry."""
+        return self.machine.add_succeeded(
+            entry_id=entry_id, position=self.position(name), bookie=bookie(name)
+        )
+
+    def fail(self, entry_id: int, name: str, error: DLError = UNAVAILABLE) -> list[Effect]:
+        """A bookie failed an add."""
+        return self.machine.add_failed(
+            entry_id=entry_id, position=self.position(name), bookie=bookie(name), error=error
+        )
+
+    def is_idle(self) -> bool:
+        """Whether all is confirmed."""
+        return self.machine.is_idle
+
+    def is_changing(self) -> bool:
+        """Whether a change is un-stored."""
+        return self.machine.is_changing
+
+    def is_stuck(self) -> bool:
+        """Whether an entry waits for a replacement."""
+        return self.machine.is_stuck
+
+    def position(self, name: str) -> int:
+        """Return where a bookie is (or was) in the ensemble."""
+        members = self.machine.metadata.last_ensemble.bookies
+        return members.index(bookie(name)) if bookie(name) in members else 0
+
+    def listed(self, names: str, readmitted: str = "") -> list[Effect]:
+        """The registry was read."""
+        return self.machine.bookies_listed(
+            bookies(names), readmitted=bookies(readmitted), rng=random.Random(1)
+        )
+
+    def planned(self, effects: list[Effect]) -> LedgerMetadata:
+        """Return the metadata that is to be stored."""
+        (effect,) = effects
+        assert isinstance(effect, StoreMetadata)
+        return effect.metadata
+
+
+def complete(first: int, last: int) -> CompleteAdds:
+    """Return the effect that confirms a range."""
+    return CompleteAdds(first_entry_id=first, last_entry_id=last)
+
+
+def targets(effects: list[Effect]) -> list[tuple[int, str]]:
+    """Return (entry, bookie) of all sends."""
+    return [
+        (effect.entry_id, target.name)
+        for effect in effects
+        if isinstance(effect, SendAdd)
+        for _, target in effect.targets
+    ]
+
+
+def test_an_entry_goes_to_its_write_set_with_the_lac_of_the_moment() -> None:
+    """Striping, and what the frame carries."""
+    bench = Bench("ABCDE", quorum=quorum_of(5, 3, 2))
+    first = bench.append()
+    assert targets(first) == [(0, "A"), (0, "B"), (0, "C")]
+    assert targets(bench.append()) == [(1, "B"), (1, "C"), (1, "D")]
+    bench.ok(0, "A")
+    bench.ok(0, "C")
+    (sent,) = bench.append()
+    assert isinstance(sent, SendAdd)
+    frame = decode_frame(sent.frame, ledger_id=7, entry_id=2)
+    assert (frame.last_add_confirmed, frame.ledger_bytes) == (0, 30)
+    assert [position for position, _ in sent.targets] == [2, 3, 4]
+
+
+def test_acks_come_in_order_and_once() -> None:
+    """An entry at Qa waits for those before it."""
+    bench = Bench()
+    bench.append(3)
+    assert bench.ok(1, "A") == []
+    assert bench.ok(1, "B") == []
+    assert bench.ok(0, "B") == []
+    assert bench.ok(0, "B") == []  # repeated
+    assert not bench.is_idle()
+    assert bench.ok(0, "C") == [complete(0, 1)]
+    assert bench.ok(2, "A") == []
+    assert bench.ok(2, "C") == [complete(2, 2)]
+    assert bench.is_idle()
+    assert bench.machine.confirmed_bytes == bench.machine.pushed_bytes == 30
+
+
+def test_bytes_are_pending_until_the_whole_write_set_answered() -> None:
+    """A slow third replica counts as memory in use."""
+    bench = Bench()
+    bench.append(2)
+    size = bench.machine.pending_bytes
+    for entry_id in (0, 1):
+        for name in "AB":
+            bench.ok(entry_id, name)
+    assert bench.is_idle()
+    assert bench.machine.pending_bytes == size
+    assert bench.machine.pending_count == 2
+    bench.ok(0, "C")
+    assert bench.machine.pending_bytes == size // 2
+    bench.ok(0, "C")  # late and repeated
+    bench.ok(1, "C")
+    assert (bench.machine.pending_bytes, bench.machine.pending_count) == (0, 0)
+
+
+def test_an_ensemble_change_starts_after_the_lac_and_holds_acks_back() -> None:
+    """The rule that BookKeeper broke in #1591 and #4651."""
+    bench = Bench()
+    bench.append(3)
+    bench.ok(0, "A")
+    bench.ok(0, "B")
+    bench.ok(1, "A")
+    assert bench.fail(1, "C") == [FindReplacements()]
+    assert bench.fail(2, "C") == []  # folded in
+    planned = bench.planned(bench.listed("ABCD"))
+    assert planned == metadata_of((0, "ABC"), (1, "ABD"))
+    assert bench.is_changing()
+    assert bench.ok(1, "B") == []  # at Qa, and not told
+    assert bench.machine.last_add_confirmed == 0
+    effects = bench.machine.change_stored(planned)
+    assert effects[0] == DropAdds(bookies=frozenset({bookie("C")}))
+    assert targets(effects) == [(1, "D"), (2, "D")]
+    assert effects[-1] == complete(1, 1)
+    assert bench.machine.metadata == planned
+    assert not bench.is_changing()
+    assert bench.machine.failed_bookies == frozenset()
+
+
+def test_a_change_takes_acks_of_the_replaced_bookie_away() -> None:
+    """An entry may need Qa anew."""
+    bench = Bench()
+    bench.append(2)
+    bench.ok(0, "A")
+    bench.fail(1, "A")
+    planned = bench.planned(bench.listed("D"))
+    assert planned == metadata_of((0, "DBC"))  # in place: it starts at the same entry
+    assert bench.ok(0, "B") == []
+    effects = bench.machine.change_stored(planned)
+    assert targets(effects) == [(0, "D"), (1, "D")]
+    assert complete(0, 0) not in effects
+    assert bench.ok(0, "D") == [complete(0, 0)]
+
+
+def test_acks_go_on_while_replacements_are_looked_for() -> None:
+    """Nothing is planned yet, so the stored ensemble still counts."""
+    bench = Bench()
+    bench.append(1)
+    bench.fail(0, "A")
+    bench.ok(0, "B")
+    assert bench.ok(0, "C") == [complete(0, 0)]
+    assert bench.planned(bench.listed("D")) == metadata_of((0, "ABC"), (1, "DBC"))
+
+
+def test_confirmed_entries_are_not_sent_again_and_are_given_up() -> None:
+    """Their ensemble stays what it was."""
+    bench = Bench()
+    bench.append(2)
+    for name in "AB":
+        bench.ok(0, name)
+    bench.fail(1, "C")
+    planned = bench.planned(bench.listed("D"))
+    effects = bench.machine.change_stored(planned)
+    assert targets(effects) == [(1, "D")]
+    assert bench.machine.pending_count == 1
+    assert bench.ok(0, "C") == []  # of a replaced bookie
+
+
+def test_failures_during_a_change_start_the_next_one() -> None:
+    """They are not forgotten when the first one is stored."""
+    bench = Bench()
+    bench.append(1)
+    bench.fail(0, "A")
+    planned = bench.planned(bench.listed("DE"))
+    assert bench.fail(0, "B") == []
+    effects = bench.machine.change_stored(planned)
+    assert effects[-1] == FindReplacements()
+    assert bench.machine.failed_bookies == frozenset(bookies("B"))
+
+
+def test_two_failures_are_one_change() -> None:
+    """Failures that are known when planning are replaced together."""
+    bench = Bench()
+    bench.append(1)
+    bench.fail(0, "A")
+    bench.fail(0, "C")
+    planned = bench.planned(bench.listed("ABCDE"))
+    assert {each.name for each in planned.last_ensemble.bookies} == set("BDE")
+    assert planned.last_ensemble.bookies[1] == bookie("B")
+
+
+def test_without_replacement_it_goes_on_as_long_as_qa_can_be_reached() -> None:
+    """A delayed change."""
+    bench = Bench()
+    bench.append(1)
+    bench.fail(0, "A")
+    assert bench.listed("ABC") == [RetryReplacements(failed=frozenset(bookies("A")))]
+    bench.ok(0, "B")
+    assert bench.ok(0, "C") == [complete(0, 0)]
+    assert targets(bench.append()) == [(1, "B"), (1, "C")]
+    assert bench.machine.retry_replacements() == [FindReplacements()]
+    assert bench.machine.retry_replacements() == []  # under way
+    assert bench.planned(bench.listed("D")) == metadata_of((0, "ABC"), (1, "DBC"))
+
+
+def test_a_known_failure_is_not_looked_at_again_while_qa_can_be_reached() -> None:
+    """One dead bookie does not mean one lookup per entry."""
+    bench = Bench()
+    bench.append(2)
+    bench.fail(0, "A")
+    bench.listed("ABC")
+    assert bench.fail(1, "A") == []
+
+
+def test_too_few_bookies_end_the_writer() -> None:
+    """The message says who failed and what is needed."""
+    bench = Bench()
+    bench.append(1)
+    bench.fail(0, "A")
+    bench.listed("")
+    assert bench.fail(0, "B") == [FindReplacements()]
+    assert bench.is_stuck()
+    (effect,) = bench.listed("")
+    assert isinstance(effect, FailAdds)
+    assert isinstance(effect.error, NotEnoughBookiesError)
+    assert "entry 0 cannot reach 2 of 3" in str(effect.error)
+    assert bench.machine.error is effect.error
+    assert not bench.is_stuck()
+    assert bench.machine.pending_bytes == 0
+    assert bench.listed("D") == []
+    assert bench.machine.retry_replacements() == []
+
+
+def test_an_append_that_cannot_reach_qa_asks_for_replacements_at_once() -> None:
+    """No answer will come that could start it."""
+    bench = Bench(quorum=quorum_of(3, 3, 3))
+    bench.append(1)
+    for name in "BC":
+        bench.ok(0, name)
+    bench.fail(0, "A")
+    (effect,) = bench.listed("")
+    assert isinstance(effect, FailAdds)
+
+    bench = Bench()
+    bench.append(1)
+    for name in "BC":
+        bench.ok(0, name)
+    bench.fail(0, "A", BookieReadOnlyError("full"))
+    bench.listed("")
+    bench.append(1)
+    bench.fail(1, "B")
+    bench.listed("D")
+    assert bench.is_changing()
+
+
+def test_all_failed_at_once_sends_nothing() -> None:
+    """What nobody got goes to the replacement."""
+    bench = Bench("A", quorum=quorum_of(1, 1, 1))
+    bench.append(1)
+    bench.ok(0, "A")
+    assert bench.append() != []
+    bench.fail(1, "A")
+    assert bench.append() == []  # nobody left to send to; already looking
+    planned = bench.planned(bench.listed("B"))
+    effects = bench.machine.change_stored(planned)
+    assert targets(effects) == [(1, "B"), (2, "B")]
+
+
+def test_a_failed_bookie_is_readmitted_when_nobody_replaces_it() -> None:
+    """It gets what it missed and is still unconfirmed."""
+    bench = Bench()
+    bench.append(1)
+    bench.fail(0, "A")
+    bench.listed("")
+    bench.append(1)
+    bench.machine.retry_replacements()
+    effects = bench.listed("ABC", readmitted="ABC")
+    assert targets(effects) == [(0, "A"), (1, "A")]
+    assert bench.machine.failed_bookies == frozenset()
+    assert bench.machine.retry_replacements() == []
+
+
+def test_readmission_is_of_registered_bookies_only() -> None:
+    """The others stay failed."""
+    bench = Bench("ABCD", quorum=quorum_of(4, 3, 1))
+    bench.append(2)
+    bench.fail(0, "A")
+    bench.fail(1, "B")
+    effects = bench.listed("", readmitted="B")
+    assert targets(effects) == [(1, "B")]
+    assert effects[-1] == RetryReplacements(failed=frozenset(bookies("A")))
+
+
+def test_a_listing_that_nobody_needs_any_more_does_nothing() -> None:
+    """The failure may be gone when the answer comes."""
+    bench = Bench()
+    assert bench.listed("D") == []
+
+
+@pytest.mark.parametrize("error", [EntryTooLargeError("big"), BadRequestError("what?")])
+def test_what_every_bookie_would_refuse_ends_the_writer(error: DLError) -> None:
+    """Replacing bookies would go on for ever."""
+    bench = Bench()
+    bench.append(1)
+    assert bench.fail(0, "A", error) == [FailAdds(error=error)]
+
+
+def test_a_fence_ends_the_writer_whoever_says_it() -> None:
+    """Even a bookie that is no member any more."""
+    bench = Bench()
+    bench.append(1)
+    error = LedgerFencedError("fenced")
+    assert bench.machine.add_failed(entry_id=99, position=0, bookie=bookie("Z"), error=error) == [
+        FailAdds(error=error)
+    ]
+    assert bench.machine.fail(LedgerClosedError("later")) == []
+    assert bench.machine.error is error
+    assert bench.ok(0, "A") == []
+    assert bench.fail(0, "A") == []
+
+
+def planned_bench() -> tuple[Bench, LedgerMetadata]:
+    """Return a machine whose change is planned, and the plan."""
+    bench = Bench()
+    bench.append(1)
+    bench.fail(0, "A")
+    return bench, bench.planned(bench.listed("D"))
+
+
+@pytest.mark.parametrize(
+    ("state", "error"),
+    [
+        (LedgerState.CLOSED, LedgerClosedError),
+        (LedgerState.IN_RECOVERY, LedgerFencedError),
+    ],
+)
+def test_a_change_that_lost_to_another_client_ends_the_writer(
+    state: LedgerState, error: type[DLError]
+) -> None:
+    """What the metadata says decides."""
+    bench, _ = planned_bench()
+    (effect,) = bench.machine.metadata_reread(metadata_of((0, "ABC"), state=state))
+    assert isinstance(effect, FailAdds)
+    assert isinstance(effect.error, error)
+    assert bench.machine.metadata_reread(metadata_of((0, "ABC"))) == []
+    assert bench.machine.change_stored(metadata_of((0, "DBC"))) == []
+
+
+def test_a_change_whose_reply_was_lost_is_recognised() -> None:
+    """Only this writer changes the last ensemble."""
+    bench, planned = planned_bench()
+    effects = bench.machine.metadata_reread(planned)
+    assert targets(effects) == [(0, "D")]
+    assert bench.machine.metadata == planned
+
+
+def test_a_change_is_made_again_on_top_of_what_somebody_else_stored() -> None:
+    """A foreign change of something else is kept."""
+    bench, planned = planned_bench()
+    stored = replace(metadata_of((0, "ABC")), custom={"moved": "yes"})
+    again = bench.planned(bench.machine.metadata_reread(stored))
+    assert again == replace(planned, custom={"moved": "yes"})
+    assert bench.is_changing()
+
+
+def test_an_impossible_ensemble_is_not_believed() -> None:
+    """It would leave entries without an owner."""
+    bench, _ = planned_bench()
+    (effect,) = bench.machine.change_stored(metadata_of((0, "ABC"), (5, "DBC")))
+    assert isinstance(effect, FailAdds)
+    assert isinstance(effect.error, CorruptMetadataError)
+
+
+def test_recovery_changes_ensembles_in_memory_and_keeps_frames() -> None:
+    """Nothing is stored before the closing write."""
+    bench = Bench(persist=False)
+    entry = entry_of(0)
+    (sent,) = bench.machine.append_recovered(entry)
+    assert isinstance(sent, SendAdd)
+    assert sent.frame == bytes(entry.data)
+    bench.fail(0, "A")
+    effects = bench.listed("D")
+    assert targets(effects) == [(0, "D")]
+    assert not bench.is_changing()
+    assert bench.machine.metadata == metadata_of((0, "DBC"))
+
+
+def test_a_sealed_machine_starts_no_change() -> None:
+    """The closing write is about to happen."""
+    bench = Bench()
+    bench.append(1)
+    for name in "AB":
+        bench.ok(0, name)
+    bench.machine.seal()
+    assert bench.fail(0, "C") == []
+    assert bench.listed("D") == []
+
+
+class RandomRun:
+    """Answers in random order; its own record of who stored what judges every ack."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        quorum = quorum_of(
+            *self.rng.choice([(3, 3, 2), (5, 3, 2), (4, 2, 2), (3, 3, 3), (2, 2, 1)])
+        )
+        self.names = "ABCDEFGH"
+        self.machine = LedgerAppender(
+            metadata_of((0, self.names[: quorum.ensemble_size]), quorum=quorum)
+        )
+        self.stored: dict[int, set[str]] = {}
+        self.sent: list[tuple[int, int, str]] = []
+        self.todo: list[Effect] = []
+        self.confirmed = -1
+
+    def step(self) -> list[Effect]:
+        """Let one thing happen."""
+        choice = self.rng.random()
+        if choice < 0.3:
+            return self.machine.append([b"x"])
+        if choice < 0.8 and self.sent:
+            return self.answer(*self.sent.pop(self.rng.randrange(len(self.sent))))
+        return self.do(self.todo.pop(0)) if self.todo else []
+
+    def answer(self, entry_id: int, position: int, name: str) -> list[Effect]:
+        """Let a bookie answer an add."""
+        if self.rng.random() < 0.9:
+            self.stored.setdefault(entry_id, set()).add(name)
+            return self.machine.add_succeeded(
+                entry_id=entry_id, position=position, bookie=bookie(name)
+            )
+        return self.machine.add_failed(
+            entry_id=entry_id, position=position, bookie=bookie(name), error=UNAVAILABLE
+        )
+
+    def do(self, effect: Effect) -> list[Effect]:
+        """Answer what the machine asked for."""
+        match effect:
+            case FindReplacements():
+                return self.machine.bookies_listed(bookies(self.names), rng=self.rng)
+            case StoreMetadata(metadata=planned):
+                return self.machine.change_stored(planned)
+            case _:
+                return self.machine.retry_replacements()
+
+    def take(self, effect: Effect) -> None:
+        """Record an effect, and judge it if it is an ack."""
+        match effect:
+            case SendAdd():
+                self.sent += [(effect.entry_id, p, each.name) for p, each in effect.targets]
+            case CompleteAdds():
+                assert effect.first_entry_id == self.confirmed + 1
+                self.confirmed = effect.last_entry_id
+                for entry_id in range(effect.first_entry_id, self.confirmed + 1):
+                    self.judge(entry_id)
+            case DropAdds():
+                gone = {each.name for each in effect.bookies}
+                self.sent = [
+                    each for each in self.sent if each[2] not in gone or self.rng.random() < 0.2
+                ]
+            case FailAdds():
+                assert isinstance(effect.error, NotEnoughBookiesError)
+            case _:
+                self.todo.append(effect)
+
+    def judge(self, entry_id: int) -> None:
+        """Qa members of the entry's stored ensemble hold it."""
+        members = {each.name for each in self.machine.metadata.ensemble_of(entry_id).bookies}
+        holders = self.stored[entry_id] & members
+        assert len(holders) >= self.machine.metadata.quorum.ack_quorum_size
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_random_answers_keep_the_promises(seed: int) -> None:
+    """Whatever the order of answers, failures and changes."""
+    run = RandomRun(seed)
+    for _ in range(400):
+        if run.machine.error is not None:
+            break
+        for effect in run.step():
+            run.take(effect)
+    assert run.confirmed == run.machine.last_add_confirmed

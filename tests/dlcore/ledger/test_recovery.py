@@ -1,0 +1,280 @@
+"""Goal: every decision of recovery.  Method: feed answers, compare the exact effects."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dlcore.errors import BookieUnavailableError, LedgerRecoveryError
+from dlcore.ledger.metadata import LedgerState
+from dlcore.ledger.recovery import (
+    AbortRecovery,
+    Effect,
+    EndLedger,
+    FenceBookie,
+    LedgerRecovery,
+    ReadEntry,
+    StartWriteBack,
+    WriteBack,
+)
+from tests.fixtures.ledgers import bookie, entry_of, metadata_of, quorum_of
+
+if TYPE_CHECKING:
+    from dlcore.config import QuorumConfig
+
+UNKNOWN = BookieUnavailableError("silent")
+
+
+def recovery_of(
+    *ensembles: tuple[int, str], quorum: QuorumConfig | None = None, ahead: int = 1
+) -> LedgerRecovery:
+    """Return a machine for a ledger in recovery."""
+    metadata = metadata_of(
+        *(ensembles or ((0, "ABC"),)), quorum=quorum, state=LedgerState.IN_RECOVERY
+    )
+    return LedgerRecovery(metadata, read_ahead_max=ahead)
+
+
+def reads(entry_id: int, *positions: tuple[int, str]) -> list[ReadEntry]:
+    """Return the effects that read an entry."""
+    return [
+        ReadEntry(entry_id=entry_id, position=position, bookie=bookie(name))
+        for position, name in positions
+    ]
+
+
+def reading(lac: int = -1, *, quorum: QuorumConfig | None = None, ahead: int = 1) -> LedgerRecovery:
+    """Return a recovery of ABC that reads its first entry."""
+    machine = recovery_of(quorum=quorum, ahead=ahead)
+    machine.start()
+    for position in range(3):
+        machine.fenced(position=position, last_add_confirmed=lac)
+    return machine
+
+
+def test_fencing_goes_to_the_whole_last_ensemble_and_ends_with_coverage() -> None:
+    """And the highest LAC is the start."""
+    machine = recovery_of((0, "ABC"), (5, "ABD"))
+    assert machine.start() == [
+        FenceBookie(position=position, bookie=bookie(name)) for position, name in enumerate("ABD")
+    ]
+    assert machine.fenced(position=2, last_add_confirmed=7) == []
+    assert machine.fence_failed(position=0, error=UNKNOWN) == []
+    assert machine.fenced(position=1, last_add_confirmed=6) == [
+        StartWriteBack(last_add_confirmed=7),
+        *reads(8, (2, "D"), (0, "A"), (1, "B")),
+    ]
+    assert machine.fenced(position=0, last_add_confirmed=9) == []  # late, and not needed
+
+
+def test_entries_before_the_last_ensemble_are_taken_as_acknowledged() -> None:
+    """BookKeeper's #2615."""
+    machine = recovery_of((0, "ABC"), (5, "ABD"))
+    machine.start()
+    machine.fenced(position=0, last_add_confirmed=-1)
+    effects = machine.fenced(position=1, last_add_confirmed=2)
+    assert effects[0] == StartWriteBack(last_add_confirmed=4)
+
+
+def test_coverage_of_a_striped_ensemble_is_of_every_write_set() -> None:
+    """Three of five leave one write set open."""
+    machine = recovery_of((0, "ABCDE"), quorum=quorum_of(5, 3, 2))
+    machine.start()
+    for position in (0, 1, 2):
+        assert machine.fenced(position=position, last_add_confirmed=-1) == []
+    assert machine.fenced(position=3, last_add_confirmed=-1) != []
+
+
+def test_without_coverage_it_aborts_once_everybody_answered() -> None:
+    """It does not guess, and says who did not answer."""
+    machine = recovery_of()
+    machine.start()
+    machine.fence_failed(position=0, error=UNKNOWN)
+    machine.fenced(position=2, last_add_confirmed=-1)
+    (effect,) = machine.fence_failed(position=1, error=UNKNOWN)
+    assert isinstance(effect, AbortRecovery)
+    assert isinstance(effect.error, LedgerRecoveryError)
+    assert "too few bookies fenced it: A/00000000: BookieUnavailableError: silent" in str(
+        effect.error
+    )
+    assert machine.fenced(position=0, last_add_confirmed=-1) == []
+
+
+def test_answers_before_the_reads_mean_nothing() -> None:
+    """They cannot be about anything."""
+    machine = recovery_of()
+    machine.start()
+    assert machine.found(entry_of(0)) == []
+    assert machine.missing(entry_id=0, position=0) == []
+    assert machine.unknown(entry_id=0, position=0, error=UNKNOWN) == []
+
+
+def test_one_copy_recovers_and_two_noes_end() -> None:
+    """Generous with entries, strict with the end."""
+    machine = reading()
+    assert machine.missing(entry_id=0, position=0) == []
+    entry = entry_of(0)
+    assert machine.found(entry) == [WriteBack(entry=entry)]
+    assert machine.found(entry_of(0)) == []  # a second copy
+    assert machine.written_back(last_entry_id=0) == reads(1, (1, "B"), (2, "C"), (0, "A"))
+    assert machine.missing(entry_id=1, position=1) == []
+    assert machine.missing(entry_id=1, position=1) == []  # the same one again
+    assert machine.missing(entry_id=1, position=0) == [EndLedger(last_entry_id=0)]
+    assert machine.found(entry_of(1)) == []  # decided
+
+
+def test_an_empty_ledger_ends_at_once() -> None:
+    """At -1."""
+    machine = reading()
+    machine.missing(entry_id=0, position=0)
+    assert machine.missing(entry_id=0, position=2) == [EndLedger(last_entry_id=-1)]
+
+
+def test_unknown_never_counts_as_no() -> None:
+    """One no and two unknown decide nothing."""
+    machine = reading()
+    machine.missing(entry_id=0, position=0)
+    assert machine.unknown(entry_id=0, position=1, error=UNKNOWN) == []
+    (effect,) = machine.unknown(entry_id=0, position=2, error=UNKNOWN)
+    assert isinstance(effect, AbortRecovery)
+    assert "entry 0 may exist: B/00000000" in str(effect.error)
+    assert machine.missing(entry_id=0, position=1) == []
+
+
+def test_one_unknown_does_not_hold_up_what_the_others_decide() -> None:
+    """A dead bookie must not block recovery (#1067)."""
+    machine = reading()
+    machine.unknown(entry_id=0, position=0, error=UNKNOWN)
+    machine.missing(entry_id=0, position=1)
+    assert machine.missing(entry_id=0, position=2) == [EndLedger(last_entry_id=-1)]
+    machine = reading()
+    machine.unknown(entry_id=0, position=0, error=UNKNOWN)
+    assert machine.found(entry_of(0)) == [WriteBack(entry=entry_of(0))]
+
+
+def test_where_all_must_hold_an_entry_one_no_ends_it() -> None:
+    """Qw = Qa."""
+    machine = recovery_of(quorum=quorum_of(3, 3, 3))
+    machine.start()
+    machine.fenced(position=1, last_add_confirmed=-1)
+    assert machine.missing(entry_id=0, position=2) == [EndLedger(last_entry_id=-1)]
+
+
+def test_reading_ahead_decides_in_order_and_ends_after_writing_back() -> None:
+    """The ledger ends only with what Qa hold."""
+    machine = reading(ahead=3)
+    machine.missing(entry_id=2, position=0)
+    assert machine.missing(entry_id=2, position=1) == []  # the end, if 0 and 1 exist
+    assert machine.found(entry_of(1)) == []
+    assert machine.found(entry_of(0)) == [
+        WriteBack(entry=entry_of(0)),
+        WriteBack(entry=entry_of(1)),
+    ]
+    assert machine.written_back(last_entry_id=0) == []
+    assert machine.written_back(last_entry_id=1) == [EndLedger(last_entry_id=1)]
+    assert machine.written_back(last_entry_id=1) == []
+
+
+def test_an_abort_beyond_a_recovered_entry_still_writes_it_back() -> None:
+    """The next recovery finds it easier."""
+    machine = reading(ahead=2)
+    for position in range(3):
+        machine.unknown(entry_id=1, position=position, error=UNKNOWN)
+    effects = machine.found(entry_of(0))
+    assert effects[0] == WriteBack(entry=entry_of(0))
+    assert isinstance(effects[1], AbortRecovery)
+    assert machine.written_back(last_entry_id=0) == []
+
+
+class RandomRecovery:
+    """Some bookies are silent, the others hold what they hold; answers come in any order."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        quorum = quorum_of(*rng.choice([(3, 3, 2), (5, 3, 2), (3, 3, 3), (3, 2, 1)]))
+        size = quorum.ensemble_size
+        self.machine = recovery_of((0, "ABCDE"[:size]), quorum=quorum, ahead=rng.choice((1, 3, 16)))
+        self.acked = -1
+        self.holders: list[set[int]] = []
+        for entry_id in range(rng.randint(0, 8)):
+            positions = [(entry_id + i) % size for i in range(quorum.write_quorum_size)]
+            holders = set(rng.sample(positions, rng.randint(0, len(positions))))
+            self.holders.append(holders)
+            if len(holders) >= quorum.ack_quorum_size and self.acked == entry_id - 1:
+                self.acked = entry_id
+        self.silent = set(rng.sample(range(size), rng.choice((0, 0, 1, 2))))
+        self.requests: list[Effect] = []
+        self.written = -1
+        self.ends: list[int] = []
+        self.aborts = 0
+
+    def take(self, effects: list[Effect]) -> None:
+        """Do what needs no bookie; queue the rest."""
+        for effect in effects:
+            match effect:
+                case StartWriteBack(last_add_confirmed=lac):
+                    self.written = lac
+                case WriteBack(entry=entry):
+                    assert entry.entry_id == self.written + 1
+                    self.written += 1
+                    self.requests.append(effect)
+                case EndLedger(last_entry_id=last):
+                    self.ends.append(last)
+                case AbortRecovery():
+                    self.aborts += 1
+                case _:
+                    self.requests.append(effect)
+
+    def answer(self) -> list[Effect]:
+        """Let one of the requests be answered."""
+        effect = self.requests.pop(self.rng.randrange(len(self.requests)))
+        match effect:
+            case FenceBookie(position=position):
+                return self.answer_fence(position)
+            case ReadEntry(entry_id=entry_id, position=position):
+                return self.answer_read(entry_id, position)
+            case _:
+                # Confirmations come in order, whatever arrives first.
+                waiting = [e.entry.entry_id for e in self.requests if isinstance(e, WriteBack)]
+                last = min(waiting, default=self.written + 1) - 1
+                assert isinstance(effect, WriteBack)
+                if last < effect.entry.entry_id:
+                    self.requests.append(effect)
+                    return []
+                return self.machine.written_back(last_entry_id=last)
+
+    def answer_fence(self, position: int) -> list[Effect]:
+        """Answer with any LAC that the writer may have told."""
+        if position in self.silent:
+            return self.machine.fence_failed(position=position, error=UNKNOWN)
+        lac = self.rng.randint(-1, self.acked)
+        return self.machine.fenced(position=position, last_add_confirmed=lac)
+
+    def answer_read(self, entry_id: int, position: int) -> list[Effect]:
+        """Answer truthfully, or not at all."""
+        if position in self.silent:
+            return self.machine.unknown(entry_id=entry_id, position=position, error=UNKNOWN)
+        if entry_id < len(self.holders) and position in self.holders[entry_id]:
+            return self.machine.found(entry_of(entry_id))
+        return self.machine.missing(entry_id=entry_id, position=position)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_random_answers_lose_nothing_and_invent_nothing(seed: int) -> None:
+    """What Qa bookies hold is kept, what nobody holds is not made, and every run ends."""
+    run = RandomRecovery(seed)
+    run.take(run.machine.start())
+    while run.requests:
+        run.take(run.answer())
+    assert len(run.ends) + run.aborts == 1
+    for end in run.ends:
+        assert run.acked <= end
+        assert run.written == end
+        assert all(run.holders[entry_id] for entry_id in range(end + 1))
+    if not run.silent:
+        held = list(itertools.takewhile(bool, run.holders))
+        # Where one no is enough, one bookie that lacks the entry may end it earlier.
+        assert run.ends[0] <= len(held) - 1
