@@ -15,7 +15,7 @@ from dlcore.log.recovery import delete_ledger
 from dlcore.log.store import persistently
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from dlcore.log.context import LogContext
     from dlcore.log.metadata import LogState
@@ -73,12 +73,13 @@ async def remove_truncated(context: LogContext, state: LogState) -> LogState:
     while removable := removable_segments(state)[:_SEGMENTS_AT_ONCE]:
         remaining = set(_ledgers_of(state.segments[len(removable) :]))
         unused = sorted(set(_ledgers_of(removable)) - remaining)
+        lssns = [segment.lssn for segment in removable]
         staged = [
-            ledger_id for ledger_id in unused if not await _delete_unless_staged(context, ledger_id)
+            ledger_id
+            for ledger_id in unused
+            if not await _delete_unless_staged(context, ledger_id, state.name, lssns)
         ]
-        change = plan_remove(
-            context.logs.paths_of(state.name), state, [segment.lssn for segment in removable]
-        )
+        change = plan_remove(context.logs.paths_of(state.name), state, lssns)
         try:
             state = await context.logs.apply(change)
         except MetadataVersionError:
@@ -86,7 +87,7 @@ async def remove_truncated(context: LogContext, state: LogState) -> LogState:
             continue
         for ledger_id in staged:
             # Its staging node may have gone since: then nobody else would delete the ledger.
-            await _delete_unless_staged(context, ledger_id)
+            await _delete_unless_staged(context, ledger_id, state.name, lssns)
     return state
 
 
@@ -94,19 +95,39 @@ def _ledgers_of(segments: Iterable[LogSegment]) -> list[int]:
     return [extent.ledger_id for segment in segments for extent in segment.extents]
 
 
-async def _delete_unless_staged(context: LogContext, ledger_id: int) -> bool:
-    """Delete a ledger; not if a staging writer still fills it: whoever reaps that one will."""
+async def _delete_unless_staged(
+    context: LogContext, ledger_id: int, log: str, removed: Collection[int]
+) -> bool:
+    """Delete a ledger that was in the segments `removed` only, unless it is needed elsewhere.
+
+    Returns: False if it is still registered as staged: whoever reaps it will delete it.
+    """
     try:
         stored = await context.ledger_store.read(ledger_id)
     except LedgerNotFoundError:
         return True
     identity = stored.metadata.custom.get(STAGING_IDENTITY)
     if identity is not None:
-        path = context.paths.staged_ledger(identity, ledger_id)
-        if await persistently(lambda: context.store.get(path)) is not None:
+        if await _is_registered(context, identity, ledger_id):
             return False
+        # Without a registration no more of it can be committed; but a commit may have come between
+        # the reading of the log and the end of the registration, and put entries of it into a later
+        # segment.
+        state = await context.logs.read(log)
+        if ledger_id in _ledgers_of(s for s in state.segments if s.lssn not in removed):
+            return True
     await delete_ledger(context, ledger_id)
     return True
+
+
+async def _is_registered(context: LogContext, identity: str, ledger_id: int) -> bool:
+    path = context.paths.staged_ledger(identity, ledger_id)
+
+    async def look() -> bool:
+        await context.store.sync(path)
+        return await context.store.get(path) is not None
+
+    return await persistently(look)
 
 
 def refers_to(state: LogState, ledger_id: int) -> bool:

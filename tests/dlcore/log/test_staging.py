@@ -25,6 +25,7 @@ from dlcore.log.reaping import ABANDONED_AGE_MS
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
 
 if TYPE_CHECKING:
+    from dlcore.ledger.store import VersionedLedger
     from dlcore.log.manager import DistributedLogManager
     from dlcore.log.scan import StagedExtent
     from dlcore.log.staging import StagingWriter
@@ -289,6 +290,49 @@ def test_truncation_spares_a_ledger_that_is_still_filled() -> None:
         await (await small.begin_append("job", 3)).commit([])
         assert len(ledgers(cluster)) == 1
         assert staged_nodes(cluster) == []
+
+    on_log(body)
+
+
+def test_truncation_spares_a_ledger_of_which_more_is_committed_meanwhile() -> None:
+    """The commit ends the registration, so only the log itself tells that the ledger is needed."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        small = await cluster.open("small", config=replace(CONFIG, segment_bytes_max=1))
+        writer = await (await cluster.open("task")).open_staging_writer("clicks", identity="job")
+        extents = []
+        for text in ("one", "three"):
+            await writer.write_batch(batch(text))
+            extents.append(await writer.stage())
+
+        async def append(version: int, extent: StagedExtent | None) -> None:
+            assert extent is not None
+            await (await small.begin_append("job", version)).commit([extent])
+
+        other = await cluster.open("truncating")
+        await append(1, extents[0])
+        await writer.aclose()  # both are in one ledger, which nobody fills any more
+        async with await (await small.open_log("clicks")).open_writer() as ordinary:
+            await ordinary.write(record(ordinary.last_txid, b"two"))
+        store = other._context.ledger_store
+        read, windows = store.read, iter([extents[1]])
+
+        async def read_after_a_commit(ledger_id: int) -> VersionedLedger:
+            for extent in windows:
+                await append(2, extent)
+            return await read(ledger_id)
+
+        store.read = read_after_a_commit  # type: ignore[method-assign]
+        await (await other.open_log("clicks")).truncate(DLSN(2, 0, 0))
+        assert next(windows, None) is None
+        assert staged_nodes(cluster) == []
+        assert [s.lssn for s in await log.get_log_segments()] == [2, 3]
+        assert await payloads_of(log) == ["two", "three"]
+        await log.truncate(DLSN(3, 1, 0))
+        async with await log.open_writer() as ordinary:
+            await ordinary.write(record(ordinary.last_txid, b"four"))
+        await log.truncate(DLSN(4, 0, 0))
+        assert len(ledgers(cluster)) == 1  # by then the staged one is gone too
 
     on_log(body)
 
