@@ -84,7 +84,7 @@ class Fetcher:
 
     async def has_more(self) -> bool:
         """Return whether a record is readable now that was not taken, looking at the log afresh."""
-        state = await self._context.logs.read(self._state.name, known=self._state)
+        state = await self._context.logs.reread(self._state)
         if self._entries or self.error is not None or self.has_ended:
             return True
         step = self._cursor.copy().plan(state)
@@ -161,7 +161,7 @@ class Fetcher:
 
     async def _refresh(self) -> None:
         self._changed.clear()
-        self._state = await self._context.logs.read(self._state.name, known=self._state)
+        self._state = await self._context.logs.reread(self._state)
 
     async def _reader_of(self, ledger_id: int) -> LedgerReader:
         reader = self._reader

@@ -62,13 +62,8 @@ class DistributedLogManager:
     async def _read(self) -> LogState:
         if self._closed:
             raise AlreadyClosedError(f"the manager of log {self.name!r} is closed")
-        state = await self._context.logs.read(self.name, known=self._state)
-        if state.metadata.log_id != self.log_id:
-            raise LogNotFoundError(
-                f"log {self.name!r} was deleted and created again: open it again"
-            )
-        self._state = state
-        return state
+        self._state = await self._context.logs.reread(self._state)
+        return self._state
 
     # Writers and readers
 

@@ -70,7 +70,7 @@ async def recover_log(context: LogContext, state: LogState) -> LogState:
         try:
             closing = await _recover_extent(context, extent)
         except LedgerNotFoundError:
-            known, state = state, await context.logs.read(state.name)
+            known, state = state, await context.logs.reread(state)
             if state == known:
                 raise
             continue  # somebody recovered it as empty in the meantime
@@ -80,7 +80,7 @@ async def recover_log(context: LogContext, state: LogState) -> LogState:
         try:
             state = await context.logs.apply(change)
         except MetadataVersionError:
-            state = await context.logs.read(state.name)
+            state = await context.logs.reread(state)
             continue
         logger.info(
             "recovered log=%s segment=%d ledger=%d entries=%d",

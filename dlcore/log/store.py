@@ -131,6 +131,19 @@ class LogStore:
         validate_log_name(name)
         return await persistently(lambda: self._read(name, known))
 
+    async def reread(self, state: LogState) -> LogState:
+        """Return the present state of the log that `state` was read of.
+
+        Raises:
+            LogNotFoundError: it was deleted, perhaps created again: that is another log.
+        """
+        found = await self.read(state.name, known=state)
+        if found.metadata.log_id != state.metadata.log_id:
+            raise LogNotFoundError(
+                f"log {state.name!r} was deleted and created again: open it again"
+            )
+        return found
+
     async def _read(self, name: str, known: LogState | None) -> LogState:
         paths = self.paths_of(name)
         await self._store.sync(paths.node)

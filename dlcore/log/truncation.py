@@ -64,7 +64,7 @@ async def truncate_log(
             state = await context.logs.apply(change)
             changed = True
         except MetadataVersionError:
-            state = await context.logs.read(state.name)
+            state = await context.logs.reread(state)
     return changed, await remove_truncated(context, state)
 
 
@@ -83,7 +83,7 @@ async def remove_truncated(context: LogContext, state: LogState) -> LogState:
         try:
             state = await context.logs.apply(change)
         except MetadataVersionError:
-            state = await context.logs.read(state.name)
+            state = await context.logs.reread(state)
             continue
         for ledger_id in staged:
             # Its staging node may have gone since: then nobody else would delete the ledger.

@@ -480,7 +480,7 @@ class AsyncLogWriter:
         Raises:
             OwnershipAcquireFailedError: another writer took over.
         """
-        state = await self._context.logs.read(self._state.name)
+        state = await self._context.logs.reread(self._state)
         logger.info("log=%s changed under its writer: %s", state.name, error)
         if closing is not None and not _holds_open(state, closing.ledger_id):
             if not _holds_closed(state, closing):
@@ -528,7 +528,7 @@ class AsyncLogWriter:
 
     async def _verify_untouched(self) -> int | None:
         """Return the guard's version if the log is as this writer left it, else None."""
-        state = await self._context.logs.read(self._state.name)
+        state = await self._context.logs.reread(self._state)
         if self._own_ledger_id is not None:
             return state.version if _holds_open(state, self._own_ledger_id) else None
         is_same = state.max_lssn == self._state.max_lssn and state.open_segment is None
