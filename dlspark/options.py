@@ -9,7 +9,8 @@ Reading (`ReadOptions`):
     startingOffsets         earliest | latest | DLSN | JSON by log; inclusive.  Batch: earliest
                             (latest is refused); stream: latest, and only without a checkpoint
     startingTxid            … at the first record whose txid is not below this
-    startingTimestamp       … whose timestamp is not below this (epoch ms, or ISO-8601; UTC)
+    startingTimestamp       … whose timestamp is not below this (epoch ms, or ISO-8601; UTC).
+                            A batch without such a record is empty; a stream is refused
     endingOffsets           batch only; earliest is refused; exclusive: the next position
     endingTxid              batch only; exclusive: stop before the first record with txid >= this
     endingTimestamp         batch only; exclusive, likewise

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from dlcore.errors import LogNotFoundError
+from dlcore.errors import ConfigurationError, LogNotFoundError
 from dlcore.ids import DLSN
 from dlspark.arrow import RowBuilder
 from dlspark.planning import DlogPartition
@@ -93,6 +93,35 @@ def resolve(uri: str, snapshot: LogSnapshot, bound: Bound) -> DLSN:
         case TimestampBound(timestamp_ms):
             with open_shared_namespace(uri).open_log(snapshot.log) as manager:
                 return manager.get_dlsn_not_less_than_timestamp(timestamp_ms)
+
+
+def require_reached(snapshot: LogSnapshot, bound: Bound) -> None:
+    """Raise unless the first record that `bound` asks for is there already.
+
+    A stream cannot wait for it: it would start at the log's end, and give the records that follow
+    whether they are above the bound or below.
+
+    Raises:
+        ConfigurationError: no record of the log is at or above the bound.
+    """
+    extents = [extent for segment in snapshot.segments for extent in segment.extents]
+    match bound:
+        case TxidBound(wanted):
+            option, what = "startingTxid", "transaction id"
+            last = max((extent.last_txid for extent in extents), default=None)
+        case TimestampBound(wanted):
+            option, what = "startingTimestamp", "timestamp"
+            last = max((extent.last_timestamp_ms for extent in extents), default=None)
+        case _:
+            return
+    if wanted == 0 or (last is not None and last >= wanted):
+        return
+    found = "it holds no record" if last is None else f"its highest is {last}"
+    raise ConfigurationError(
+        f"option {option}={wanted}: log {snapshot.log!r} has not come to this {what} yet, {found}; "
+        "a stream starts at a record that is there, or with startingOffsets at earliest, latest or "
+        "a DLSN"
+    )
 
 
 def report_losses(losses: Iterable[DataLoss], *, fail: bool) -> None:

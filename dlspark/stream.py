@@ -24,6 +24,7 @@ from dlspark.reading import (
     read_rows,
     report_losses,
     require_all,
+    require_reached,
     resolve,
 )
 from dlspark.sessions import close_shared_namespace
@@ -66,6 +67,7 @@ class DlogStreamReader(DataSourceStreamReader):
         return self._known.to_json()
 
     def _start_of(self, snapshot: LogSnapshot) -> LogPosition:
+        require_reached(snapshot, self._options.start)
         start = resolve(self._options.uri, snapshot, self._options.start)
         view = LogView.of(snapshot)
         counts = {view.first: view.first_sequence_id, view.end: view.end_sequence_id}

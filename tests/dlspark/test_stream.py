@@ -6,16 +6,23 @@ source of snapshots that the test makes up.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dlcore.errors import AlreadyTruncatedError, LedgerReadError, LogNotFoundError
+from dlcore.errors import (
+    AlreadyTruncatedError,
+    ConfigurationError,
+    LedgerReadError,
+    LogNotFoundError,
+)
 from dlcore.ids import DLSN
-from dlspark import stream
+from dlspark import reading, stream
 from dlspark.offsets import LogPosition, StreamOffset
 from dlspark.options import Mode, ReadOptions
 from dlspark.planning import DlogPartition
@@ -104,6 +111,42 @@ def test_what_was_seen_before_is_not_enough_for_a_later_end() -> None:
     reader.latestOffset(offset("1:0:0"))
     found = reader.partitions(offset("1:0:0"), offset("1:5:0"))
     assert as_text(found) == ["1:0:0-1:5:0"]
+
+
+@pytest.mark.parametrize(
+    ("option", "reached", "words"),
+    [
+        ("startingTxid", 50, "=51: log 'clicks' .* its highest is 50"),
+        ("startingTimestamp", 70, "=71: log 'clicks' .* its highest is 70"),
+    ],
+)
+def test_start_that_the_log_has_not_come_to(
+    monkeypatch: pytest.MonkeyPatch, option: str, reached: int, words: str
+) -> None:
+    """Records below it would follow, and a stream has nothing that filters them."""
+    written = with_highest(snapshot_of((2,), (2,)), txid=50, timestamp_ms=70)
+    position = DLSN.parse("2:1:3")
+    manager = SimpleNamespace(
+        get_dlsn_not_less_than_txid=lambda txid: position,
+        get_dlsn_not_less_than_timestamp=lambda timestamp_ms: position,
+    )
+    namespace = SimpleNamespace(open_log=lambda log: contextlib.nullcontext(manager))
+    monkeypatch.setattr(reading, "open_shared_namespace", lambda uri: namespace)
+    start = reader_of(MadeUpSnapshots(written), **{option: str(reached)}).initialOffset()
+    assert start["logs"] == {LOG: "2:1:3"}
+    with pytest.raises(ConfigurationError, match=option + words):
+        reader_of(MadeUpSnapshots(written), **{option: str(reached + 1)}).initialOffset()
+    empty = snapshot_of(())
+    with pytest.raises(ConfigurationError, match=f"{option}=1: .* holds no record"):
+        reader_of(MadeUpSnapshots(empty), **{option: "1"}).initialOffset()
+    reader_of(MadeUpSnapshots(empty), **{option: "0"}).initialOffset()
+
+
+def with_highest(snapshot: LogSnapshot, *, txid: int, timestamp_ms: int) -> LogSnapshot:
+    """Return the snapshot with these values at the end of its last extent."""
+    *before, last = snapshot.segments
+    extent = replace(last.extents[-1], last_txid=txid, last_timestamp_ms=timestamp_ms)
+    return replace(snapshot, segments=(*before, replace(last, extents=(extent,))))
 
 
 def test_missing_log_at_the_start() -> None:

@@ -169,6 +169,19 @@ def test_failed_first_batch_with_records_is_replayed_exactly(logs: LogBench, sin
     assert sink.numbers == list(range(4, 12))
 
 
+@pytest.mark.parametrize(
+    "start", [{"startingTxid": "10"}, {"startingTimestamp": "2100-01-01"}], ids=["txid", "time"]
+)
+def test_start_beyond_the_end_is_refused(logs: LogBench, sink: Sink, start: dict[str, str]) -> None:
+    """What comes next may be below it; the error says how far the log is."""
+    log = logs.create()
+    append(logs, log, range(10))
+    sink.start(logs.stream(log=log, **start))
+    text = sink.message_of_failure()
+    assert f"option {next(iter(start))}=" in text
+    assert f"log '{log}' has not come to this" in text
+
+
 def test_pattern_finds_new_logs(logs: LogBench, sink: Sink) -> None:
     """From none at all; each new log from its beginning, each record once."""
     prefix = f"{logs.create('family')}/"
