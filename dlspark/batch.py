@@ -80,7 +80,11 @@ class DlogReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition; runs in a task."""
-        return read_rows(partition, uri=self._options.uri)
+        return read_rows(
+            partition,
+            uri=self._options.uri,
+            fail_on_data_loss=self._options.fail_on_data_loss,
+        )
 
 
 class DlogWriter(DataSourceArrowWriter):

@@ -14,7 +14,8 @@ Reading (`ReadOptions`):
     endingOffsets           batch only; earliest is refused; exclusive: the next position
     endingTxid              batch only; exclusive: stop before the first record with txid >= this
     endingTimestamp         batch only; exclusive, likewise
-    failOnDataLoss          true (default) | false
+    failOnDataLoss          true (default) | false: whether a read fails for records that were
+                            truncated, or whose log was deleted, or leaves them out with a warning
     minPartitions           split until there are at least so many, as far as there are entries
     maxRecordsPerPartition  about the most records of a partition; a partition is at least one entry
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from dlcore.errors import ConfigurationError, LogNotFoundError
+from dlcore.errors import AlreadyTruncatedError, ConfigurationError, LogNotFoundError
 from dlcore.ids import DLSN
 from dlspark.arrow import RowBuilder
 from dlspark.planning import DlogPartition
@@ -20,12 +20,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.datasource import InputPartition
 
-    from dlcore.sync import DistributedLogManager, LogSnapshot
+    from dlcore.sync import DistributedLogManager, LogSnapshot, ScanBatch, ScanRange
     from dlspark.offsets import DataLoss
     from dlspark.options import LogSelection
 
 logger = logging.getLogger(__name__)
 _SNAPSHOTS_AT_ONCE = 8
+_ADVICE_ON_LOSS = (
+    "The query stops because failOnDataLoss is true; set the option failOnDataLoss to false to go "
+    "on with what is there"
+)
 
 
 def list_selected(uri: str, selection: LogSelection) -> list[str]:
@@ -128,21 +132,42 @@ def report_losses(losses: Iterable[DataLoss], *, fail: bool) -> None:
     """Raise for the first loss if `fail`, else log each of them as a warning."""
     for loss in losses:
         if fail:
-            raise loss.error(
-                f"{loss}. The query stops because failOnDataLoss is true; set the option "
-                "failOnDataLoss to false to go on with what is there"
-            )
+            raise loss.error(f"{loss}. {_ADVICE_ON_LOSS}")
         logger.warning("data loss: %s; going on, because failOnDataLoss is false", loss)
 
 
-def read_rows(partition: InputPartition | None, *, uri: str) -> Iterator[pa.RecordBatch]:
+def read_rows(
+    partition: InputPartition | None, *, uri: str, fail_on_data_loss: bool
+) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a partition as Arrow batches.
 
     Spark passes a partition of its own when there is nothing to read.
+
+    Raises:
+        AlreadyTruncatedError: records were truncated after the partition was planned.
+        LogNotFoundError: the log was deleted meanwhile.
     """
     if not isinstance(partition, DlogPartition):
         return
+    for log, parts in groupby(partition.scans, key=lambda part: part.log):
+        yield from RowBuilder(log).build(_scan(parts, uri=uri, fail=fail_on_data_loss))
+
+
+def _scan(parts: Iterable[ScanRange], *, uri: str, fail: bool) -> Iterator[ScanBatch]:
+    """Scan ranges of one log; of those with a loss what was there, unless `fail`."""
     from dlcore.sync import scan
 
-    for log, scans in groupby(partition.scans, key=lambda part: part.log):
-        yield from RowBuilder(log).build(scan(list(scans), uri=uri))
+    for part in parts:
+        try:
+            yield from scan([part], uri=uri)
+        except (AlreadyTruncatedError, LogNotFoundError) as error:
+            if fail:
+                raise type(error)(f"{error}. {_ADVICE_ON_LOSS}") from error
+            logger.warning(
+                "data loss: log %r: the rest of %s … %s is skipped, because failOnDataLoss is "
+                "false: %s",
+                part.log,
+                part.start,
+                part.end,
+                error,
+            )

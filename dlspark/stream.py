@@ -158,7 +158,11 @@ class DlogStreamReader(DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition; runs in a task."""
-        return read_rows(partition, uri=self._options.uri)
+        return read_rows(
+            partition,
+            uri=self._options.uri,
+            fail_on_data_loss=self._options.fail_on_data_loss,
+        )
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: logs are kept as long as their owners say, not as long as readers need."""
