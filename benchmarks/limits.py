@@ -9,6 +9,7 @@ import sys
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import grpc
 
@@ -23,9 +24,13 @@ _BLOCK = os.urandom(MIB)
 
 
 def disk_rate(folder: Path, size_bytes: int) -> float:
-    """Return MB/s of writing a new file of `size_bytes` in order, with one fdatasync at the end."""
-    path = folder / "raw"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    """Return MB/s of writing a new file of `size_bytes` in order, with one fdatasync at the end.
+
+    The file stays until `folder` goes, as a log's files do.  Space that was just freed is another
+    matter: virtual disks and their caches take it several times faster.
+    """
+    path = folder / f"raw-{uuid4().hex}"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
         started = time.perf_counter()
         for _ in range(size_bytes // MIB):
@@ -34,7 +39,6 @@ def disk_rate(folder: Path, size_bytes: int) -> float:
         seconds = time.perf_counter() - started
     finally:
         os.close(descriptor)
-        path.unlink()
     return size_bytes / 1e6 / seconds
 
 
