@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dlcore.errors import EndOfStreamError, TransactionIdOutOfOrderError
+from dlcore.errors import EndOfStreamError, TransactionIdOutOfOrderError, UnexpectedError
 from dlcore.ids import DLSN, TXID_MAX
 from dlcore.log import codec
 from dlcore.log.metadata import LogMetadata, LogState, MaxLssn
@@ -144,20 +144,37 @@ def plan_start(
 
 
 def plan_complete(
-    paths: LogPaths, state: LogState, *, now_ms: int, closing: Extent | None, seal: bool = False
+    paths: LogPaths,
+    state: LogState,
+    *,
+    now_ms: int,
+    closing: Extent | None,
+    empty_ledger_id: int | None = None,
+    seal: bool = False,
 ) -> Change:
     """Complete the segment in progress, if there is one, and `seal` the log.
 
-    `closing` is the final form of its open extent; None drops that extent, which holds no entry.
+    Args:
+        paths: the log's.
+        state: the log as it was read.
+        now_ms: the present time.
+        closing: the final form of the segment's open extent, if it has one that holds entries.
+        empty_ledger_id: a closed ledger without entries: an open extent over it is dropped.
+        seal: let nothing follow.
+
+    Raises:
+        UnexpectedError: there is an open extent of which the caller says nothing.
     """
     draft = _Draft(paths, state)
-    _complete_last(draft, closing, now_ms=now_ms)
+    _complete_last(draft, closing, now_ms=now_ms, empty_ledger_id=empty_ledger_id)
     if seal:
         draft.max_lssn = replace(draft.max_lssn, sealed=True)
     return draft.finish()
 
 
-def _complete_last(draft: _Draft, closing: Extent | None, *, now_ms: int) -> None:
+def _complete_last(
+    draft: _Draft, closing: Extent | None, *, now_ms: int, empty_ledger_id: int | None = None
+) -> None:
     last = draft.last
     if last is None or last.state is SegmentState.COMPLETED:
         assert closing is None
@@ -168,6 +185,11 @@ def _complete_last(draft: _Draft, closing: Extent | None, *, now_ms: int) -> Non
         assert last.extents[-1].ledger_id == closing.ledger_id
         extents = (*extents, closing)
         draft.max_txid = max(draft.max_txid, closing.last_txid)
+    elif last.has_open_extent and last.extents[-1].ledger_id != empty_ledger_id:
+        raise UnexpectedError(
+            f"segment {last.lssn} cannot be completed without ledger {last.extents[-1].ledger_id}, "
+            "which is open and may hold records"
+        )
     is_first = last.lssn == min(draft._segments)
     if not extents and not (is_first and last.start_sequence_id > 0):
         draft.remove(last.lssn)

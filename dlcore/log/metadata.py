@@ -11,6 +11,7 @@ from dlcore.log.segment import LogSegment, SegmentState, Truncation
 
 if TYPE_CHECKING:
     from dlcore.config import QuorumConfig
+    from dlcore.log.segment import Extent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +110,16 @@ class LogState:
         """The segment a writer is appending to, or was when it died."""
         last = self.last_segment
         return last if last is not None and last.has_open_extent else None
+
+    def is_open_over(self, ledger_id: int) -> bool:
+        """Return whether the log ends with an open extent over this ledger."""
+        segment = self.open_segment
+        return segment is not None and segment.extents[-1].ledger_id == ledger_id
+
+    def ends_with(self, extent: Extent) -> bool:
+        """Return whether this extent is the last one that is final."""
+        last = self.last_segment
+        return last is not None and bool(last.closed_extents) and last.closed_extents[-1] == extent
 
     @property
     def first_active(self) -> DLSN:

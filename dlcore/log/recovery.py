@@ -75,7 +75,11 @@ async def recover_log(context: LogContext, state: LogState) -> LogState:
                 raise
             continue  # somebody recovered it as empty in the meantime
         change = plan_complete(
-            context.logs.paths_of(state.name), state, now_ms=context.clock.now_ms(), closing=closing
+            context.logs.paths_of(state.name),
+            state,
+            now_ms=context.clock.now_ms(),
+            closing=closing,
+            empty_ledger_id=extent.ledger_id if closing is None else None,
         )
         try:
             state = await context.logs.apply(change)

@@ -256,10 +256,25 @@ class AsyncLogWriter:
         """Drop the records below `dlsn`; return whether that changed anything."""
         self._require_usable()
         async with self._changing:
-            changed, self._state = await truncate_log(
+            changed, state = await truncate_log(
                 self._context, self._state, dlsn, end=self._end_of_active()
             )
+            if self._is_ours(state):
+                self._state = state
         return changed
+
+    def _is_ours(self, state: LogState) -> bool:
+        """Return whether `state` can be gone on from; raise if another took our segment over."""
+        if self._active is None:
+            # An open segment is another writer's.  The state known before makes our next change
+            # fail, and only then is the log taken over.
+            return state.open_segment is None
+        ledger_id = self._active.ledger.ledger_id
+        if not state.is_open_over(ledger_id):
+            error = _taken_over(state, ledger_id)
+            self._fail(error)
+            raise error
+        return True
 
     def _end_of_active(self) -> DLSN | None:
         last = self._last_dlsn
@@ -482,12 +497,9 @@ class AsyncLogWriter:
         """
         state = await self._context.logs.reread(self._state)
         logger.info("log=%s changed under its writer: %s", state.name, error)
-        if closing is not None and not _holds_open(state, closing.ledger_id):
-            if not _holds_closed(state, closing):
-                raise OwnershipAcquireFailedError(
-                    f"log {state.name!r}: another writer recovered ledger {closing.ledger_id} of "
-                    "this one"
-                ) from error
+        if closing is not None and not state.is_open_over(closing.ledger_id):
+            if not state.ends_with(closing):
+                raise _taken_over(state, closing.ledger_id) from error
             closing = None
         if closing is None and state.open_segment is not None:
             if self._lock is not None and not self._lock.is_owner:
@@ -510,6 +522,7 @@ class AsyncLogWriter:
                     self._state,
                     now_ms=self._context.clock.now_ms(),
                     closing=closing,
+                    empty_ledger_id=None if ledger is None else ledger.ledger_id,
                     seal=seal,
                 )
                 try:
@@ -530,7 +543,7 @@ class AsyncLogWriter:
         """Return the guard's version if the log is as this writer left it, else None."""
         state = await self._context.logs.reread(self._state)
         if self._own_ledger_id is not None:
-            return state.version if _holds_open(state, self._own_ledger_id) else None
+            return state.version if state.is_open_over(self._own_ledger_id) else None
         is_same = state.max_lssn == self._state.max_lssn and state.open_segment is None
         return state.version if is_same else None
 
@@ -579,12 +592,7 @@ def _fail_all(groups: list[Group[asyncio.Future[DLSN]]], error: DLError) -> None
                 future.set_exception(error)
 
 
-def _holds_open(state: LogState, ledger_id: int) -> bool:
-    segment = state.open_segment
-    return segment is not None and segment.extents[-1].ledger_id == ledger_id
-
-
-def _holds_closed(state: LogState, extent: Extent) -> bool:
-    """Return whether the log ends with exactly this extent: our change was applied after all."""
-    last = state.last_segment
-    return last is not None and bool(last.closed_extents) and last.closed_extents[-1] == extent
+def _taken_over(state: LogState, ledger_id: int) -> OwnershipAcquireFailedError:
+    return OwnershipAcquireFailedError(
+        f"log {state.name!r}: another writer recovered ledger {ledger_id} of this one"
+    )

@@ -73,12 +73,23 @@ def test_rolling_is_one_change() -> None:
 def test_an_empty_segment_vanishes_and_its_number_is_used_again() -> None:
     """So numbers stay consecutive."""
     state = plan_start(PATHS, written(7), ledger_id=8, now_ms=2).state
-    change = plan_complete(PATHS, state, now_ms=3, closing=None)
+    change = plan_complete(PATHS, state, now_ms=3, closing=None, empty_ledger_id=8)
     assert change.ops[0] == Delete(PATHS.segment(2))
     assert change.state.max_lssn.max_lssn == 1
     again = plan_start(PATHS, change.state, ledger_id=9, now_ms=4)
     assert again.state.segments[-1].lssn == 2
     assert again.state.segments[-1].start_sequence_id == 10
+
+
+@pytest.mark.parametrize("empty_ledger_id", [None, 9])
+@pytest.mark.parametrize("seal", [True, False])
+def test_an_open_extent_is_dropped_only_by_name(*, empty_ledger_id: int | None, seal: bool) -> None:
+    """Whoever does not know that it is empty must not lose what it holds."""
+    state = plan_start(PATHS, written(7), ledger_id=8, now_ms=2).state
+    with pytest.raises(UnexpectedError, match="ledger 8"):
+        plan_complete(
+            PATHS, state, now_ms=3, closing=None, empty_ledger_id=empty_ledger_id, seal=seal
+        )
 
 
 def test_the_only_segment_that_knows_the_next_sequence_id_stays() -> None:
@@ -88,7 +99,7 @@ def test_the_only_segment_that_knows_the_next_sequence_id_stays() -> None:
     assert truncated is not None
     assert [s.lssn for s in removable_segments(truncated.state)] == [1]
     alone = plan_remove(PATHS, truncated.state, [1]).state
-    completed = plan_complete(PATHS, alone, now_ms=3, closing=None).state
+    completed = plan_complete(PATHS, alone, now_ms=3, closing=None, empty_ledger_id=8).state
     assert completed.next_sequence_id == 10
     assert plan_start(PATHS, completed, ledger_id=9, now_ms=4).state.next_sequence_id == 10
 

@@ -205,8 +205,11 @@ class World:
 
     def complete(self) -> None:
         """Complete the segment in progress."""
-        if self.open_ledger is not None:
-            self.state = plan_complete(PATHS, self.state, now_ms=1, closing=self.closing()).state
+        closing, ledger = self.closing(), self.open_ledger
+        if ledger is not None:
+            self.state = plan_complete(
+                PATHS, self.state, now_ms=1, closing=closing, empty_ledger_id=ledger
+            ).state
 
     def append(self) -> None:
         """Append a staged extent."""

@@ -342,6 +342,57 @@ def test_two_idle_writers_without_a_lock() -> None:
     on_log(body)
 
 
+@pytest.mark.parametrize("end", ["seal", "write", "close"])
+def test_truncation_by_an_idle_writer_without_a_lock(end: str) -> None:
+    """It saw the other's open segment when it truncated: that does not make it its own."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        async with await log.open_writer() as writer:
+            for txid in range(3):
+                await writer.write(record(txid))
+        idle, busy = [
+            await (await other(cluster, lock_enabled=False)).open_writer() for _ in range(2)
+        ]
+        acked = [await busy.write(record(10 + i)) for i in range(3)]
+        assert await idle.truncate(DLSN(1, 2, 0))
+        acked.append(await busy.write(record(13)))  # the truncation did not take the log over
+        if end == "seal":
+            await idle.mark_end_of_stream()
+        elif end == "write":
+            acked.append(await idle.write(record(14)))
+        await idle.aclose()
+        if end == "close":
+            await busy.aclose()
+        else:
+            with pytest.raises(DLError):
+                await busy.write(record(15))
+            await busy.abort()
+        assert [r.dlsn for r in await read_all(log)] == [DLSN(1, 2, 0), *acked]
+        assert await log.is_end_of_stream_marked() is (end == "seal")
+
+    on_log(body)
+
+
+def test_truncation_tells_a_writer_that_it_was_replaced() -> None:
+    """Its ledger was recovered by another one: it cannot go on."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        first, second = [await other(cluster, lock_enabled=False) for _ in range(2)]
+        replaced = await first.open_writer()
+        await replaced.write(record(1))
+        async with await second.open_writer() as writer:
+            last = await writer.write(record(2))
+            with pytest.raises(OwnershipAcquireFailedError, match="another writer"):
+                await replaced.truncate(DLSN(1, 1, 0))
+            with pytest.raises(WriteError):
+                replaced.write(record(3))
+        with pytest.raises(WriteError):
+            await replaced.aclose()
+        assert [r.dlsn for r in await read_all(log)] == [last]
+
+    on_log(body)
+
+
 async def _write_again(writer: writer_module.AsyncLogWriter, payload: bytes) -> bool:
     try:
         await writer.write(record(2, payload))
