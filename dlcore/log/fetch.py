@@ -194,8 +194,15 @@ class Fetcher:
             await asyncio.gather(following, return_exceptions=True)
 
     def _is_at(self, step: FollowExtent) -> bool:
-        now = self._cursor.plan(self._state)
-        return isinstance(now, FollowExtent) and now.extent.ledger_id == step.extent.ledger_id
+        # On a copy: the cursor itself must not move past truncated records while entries are still
+        # delivered by the step that began before them.
+        cursor = self._cursor.copy()
+        now = cursor.plan(self._state)
+        return (
+            isinstance(now, FollowExtent)
+            and now.extent.ledger_id == step.extent.ledger_id
+            and cursor.position == self._cursor.position
+        )
 
     async def _first_of(self, following: asyncio.Task[None]) -> None:
         change = asyncio.create_task(self._changed.wait())
