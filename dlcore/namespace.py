@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import random
 import socket
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING, Any
 
 from dlcore.clock import Clock, SystemClock
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from dlcore.ledger.port import BookieClient
     from dlcore.log.scan import ScanBatch, ScanRange
     from dlcore.metadata.port import MetadataStore
+
+logger = logging.getLogger(__name__)
 
 _Closer = Callable[[], Coroutine[Any, Any, None]]
 
@@ -214,15 +218,24 @@ class Namespace:
         if self._closed:
             return
         self._closed = True
-        try:
-            for each in list(self._context.open_objects):
-                await each.abort()
-            await self._owner.aclose()
-            await self._ledgers.aclose()
-            self._registry.close()
-            await self._bookies.aclose()
-        finally:
-            await self._store.aclose()
+        async with AsyncExitStack() as steps:  # from the last to the first, whichever of them fails
+            steps.push_async_callback(self._store.aclose)
+            steps.push_async_callback(self._bookies.aclose)
+            steps.callback(self._registry.close)
+            steps.push_async_callback(self._ledgers.aclose)
+            steps.push_async_callback(self._owner.aclose)
+            await self._abort_open_objects()
+
+    async def _abort_open_objects(self) -> None:
+        """Abort all at once: without a metadata store each of them takes a while."""
+        results = await asyncio.gather(
+            *(each.abort() for each in list(self._context.open_objects)), return_exceptions=True
+        )
+        errors = [result for result in results if isinstance(result, BaseException)]
+        for error in errors[1:]:
+            logger.warning("closing %s: %s: %s", self._uri, type(error).__name__, error)
+        if errors:
+            raise errors[0]
 
     async def __aenter__(self) -> Namespace:
         return self
@@ -348,8 +361,9 @@ class ScanClients:
         """Close every connection."""
         closers, self._closers = self._closers, []
         self._clients, self._namespaces = {}, {}
-        for closer in closers:
-            await closer()
+        async with AsyncExitStack() as steps:  # whichever of them fails
+            for closer in reversed(closers):
+                steps.push_async_callback(closer)
 
 
 async def scan(

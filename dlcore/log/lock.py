@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from dlcore.clock import Clock
+    from dlcore.metadata.port import Versioned
 
 logger = logging.getLogger(__name__)
 
@@ -227,10 +228,18 @@ class WriterLock:
 
     async def _delete_own_node(self) -> None:
         async def delete() -> None:
-            holder = await self._logs.read_lock(self._name)
-            if holder is None or not self._ownership.is_own(holder):
+            await self._store.sync(self._path)
+            node = await self._store.get(self._path)
+            if node is None or not self._is_own(node):
                 return
             with contextlib.suppress(NoNodeError):  # it vanished with its session
                 await self._store.multi([Delete(self._path)])
 
-        await persistently(delete)
+        try:
+            await persistently(delete)
+        except UNANSWERED as error:
+            # No answer for longer than a session lasts: the node goes with the session.
+            logger.warning("writer lock of log=%s is left to expire: %s", self._name, error)
+
+    def _is_own(self, node: Versioned) -> bool:
+        return self._ownership.is_own(codec.decode_lock(node.value, path=self._path))

@@ -12,6 +12,7 @@ from dlcore.errors import (
     AlreadyClosedError,
     InvalidLogNameError,
     InvalidNamespaceUriError,
+    LedgerReadError,
     LogExistsError,
     LogNotFoundError,
     UnexpectedError,
@@ -158,5 +159,38 @@ def test_closing_a_namespace_stops_what_was_opened_on_it() -> None:
         async with await again.open_writer() as writer:
             await writer.write(LogRecord(2, b"b"))
         assert await again.get_log_record_count() == 2
+
+    on_namespace(body)
+
+
+def test_closing_goes_on_after_a_failure() -> None:
+    """Every writer is stopped and every connection closed; the failure is still raised."""
+
+    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+        writers = []
+        for name in ("clicks", "orders"):
+            await namespace.create_log(name)
+            writers.append(await (await namespace.open_log(name)).open_writer())
+
+        async def fail() -> None:
+            raise LedgerReadError("planted")
+
+        closed: list[str] = []
+
+        async def close_bookies() -> None:
+            closed.append("bookies")
+
+        for writer in writers:
+            writer._lock.release = fail  # type: ignore[union-attr, method-assign]
+        namespace._ledgers.aclose = fail  # type: ignore[method-assign]
+        namespace._bookies.aclose = close_bookies  # type: ignore[method-assign]
+        with pytest.raises(LedgerReadError, match="planted"):
+            await namespace.aclose()
+        assert closed == ["bookies"]
+        for writer in writers:
+            with pytest.raises(AlreadyClosedError):
+                writer.write(LogRecord(1, b"a"))
+        with pytest.raises(AlreadyClosedError):
+            await cluster.stores["a"].get("/dlog")
 
     on_namespace(body)

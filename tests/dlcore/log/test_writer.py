@@ -24,7 +24,7 @@ from dlcore.errors import (
     WriteError,
 )
 from dlcore.ids import DLSN
-from dlcore.log import writer as writer_module
+from dlcore.log import store as store_module, writer as writer_module
 from dlcore.log.segment import SegmentState
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
 
@@ -561,5 +561,30 @@ def test_commit_makes_the_last_record_visible() -> None:
                 received = await waiting
                 assert received is not None
                 assert received.dlsn == position
+
+    on_log(body)
+
+
+def test_giving_up_without_a_metadata_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One round of attempts to remove the lock, not one for each; then the session's end does."""
+    monkeypatch.setattr(store_module, "_RETRY_DELAYS_S", (0.0,) * 5)
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        writer = await log.open_writer()
+        await writer.write(record(1))
+        store = cluster.stores["a"]
+        sync, asked = store.sync, []
+
+        async def count(path: str) -> None:
+            asked.append(path)
+            await sync(path)
+
+        monkeypatch.setattr(store, "sync", count)
+        store.disconnect()
+        await writer.abort()
+        assert len(asked) == 6
+        store.expire()
+        async with await (await other(cluster)).open_writer() as second:
+            await second.write(record(2))
 
     on_log(body)
