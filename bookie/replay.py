@@ -108,6 +108,7 @@ async def open_entry_log(disk: Disk, *, owner: bytes) -> OpenedLog:
         )
     sealed = [await _open_sealed(disk, number, live[number], owner) for number in sorted(live)]
     if replayed.footer is not None:
+        await _write_again(file, replayed.records_end)
         summaries = list(replayed.index.summaries())
         sealed.append(
             SealedFile(
@@ -151,8 +152,7 @@ async def _delete_garbage(disk: Disk, numbers: list[int]) -> None:
 async def _settle_tail(file: DiskFile, replayed: _Replayed) -> None:
     """Cut what was never acknowledged, and make sure of the last batch.
 
-    The last batch may be in the page cache only: a process that died after a failed sync leaves
-    pages that look written and are not.  Writing its bytes again makes them durable for certain.
+    The last batch may be in the page cache only, see `_write_again`.
     """
     if file.size > replayed.records_end:
         logger.warning(
@@ -163,8 +163,16 @@ async def _settle_tail(file: DiskFile, replayed: _Replayed) -> None:
         )
         await file.truncate(replayed.records_end)
     if replayed.batch_offset:
-        size = replayed.records_end - replayed.batch_offset
-        await file.rewrite(replayed.batch_offset, await file.read(replayed.batch_offset, size))
+        await _write_again(file, replayed.batch_offset)
+
+
+async def _write_again(file: DiskFile, offset: int) -> None:
+    """Make the file durable from `offset` on, whatever a sync before said.
+
+    A process that died after a failed sync leaves pages that look written and are not; another sync
+    would not write them.
+    """
+    await file.rewrite(offset, await file.read(offset, file.size - offset))
 
 
 async def _open_sealed(disk: Disk, number: int, records_end: int, owner: bytes) -> SealedFile:
