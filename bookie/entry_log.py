@@ -187,8 +187,13 @@ class EntryLog:
             del self._records_ends[number]
 
     def append_mark(self) -> None:
-        """Accept a record that proves, once written, that all before it was durable."""
-        self._append_small(RecordType.MARK, b"", None)
+        """Accept a record that proves, once written, that all before it was durable.
+
+        It gets a batch of its own: with the records before it in one batch it would prove nothing.
+        """
+        self._append(
+            RecordType.MARK, b"", payload_crc=crc32c.crc32c(b""), ledger=None, is_apart=True
+        )
         self.is_marked = True
 
     async def flush(self) -> None:
@@ -229,14 +234,20 @@ class EntryLog:
         return self._append(kind, payload, payload_crc=crc, ledger=ledger).index
 
     def _append(
-        self, kind: RecordType, payload: BytesLike, *, payload_crc: int, ledger: int | None
+        self,
+        kind: RecordType,
+        payload: BytesLike,
+        *,
+        payload_crc: int,
+        ledger: int | None,
+        is_apart: bool = False,
     ) -> _UnsealedFile:
         self.check()
         size = RECORD_HEADER_BYTES + len(payload)
         self._roll_if_full(size)
         current = self._current
         position = current.position
-        batch = self._batch_for(size)
+        batch = self._batch_for(size, is_apart=is_apart)
         header = encode_record_header(
             kind,
             payload_bytes=len(payload),
@@ -257,10 +268,10 @@ class EntryLog:
         self.is_marked = False
         return current
 
-    def _batch_for(self, size: int) -> _Batch:
+    def _batch_for(self, size: int, *, is_apart: bool) -> _Batch:
         """Return the batch that takes the next record: the last one, unless it is full."""
         number = self._current.index.number
-        if self._batches:
+        if self._batches and not is_apart:
             last = self._batches[-1]
             if last.file_number == number and last.size + size <= self._config.batch_bytes_max:
                 return last

@@ -150,6 +150,7 @@ class LedgerStorage:
             self._log.run(), name="bookie entry log"
         )
         self._watch_space()
+        self._settle_later()
 
     def __repr__(self) -> str:
         return f"<LedgerStorage {self._state.value} ledgers={len(self._ledgers)}>"
@@ -352,7 +353,9 @@ class LedgerStorage:
             timer.cancel()
         try:
             if not self._has_failed:
-                self._log_settled()
+                self._log_lacs()
+                if not self._log.is_marked:
+                    self._log.append_mark()
                 await self._log.flush()
             if self._comparisons:
                 await asyncio.wait(self._comparisons)
@@ -489,8 +492,7 @@ class LedgerStorage:
     def _on_durable(self, ledger_ids: set[int]) -> None:
         for ledger_id in self._followers.ledgers() & ledger_ids:
             self._followers.wake(ledger_id)
-        if not self._log.is_marked:
-            self._call_later(self._config.settle_interval_s, self._settle)
+        self._settle_later()
         self._watch_space()
 
     def _on_sealed(self, index: FileIndex, file: DiskFile, footer_offset: int) -> None:
@@ -517,16 +519,22 @@ class LedgerStorage:
                 state = self._ledgers[ledger_id] = LedgerState()
             state.note_sealed(number, summary)
 
-    def _settle(self) -> None:
-        if not self._has_failed:
-            self._log_settled()
+    def _settle_later(self) -> None:
+        if not self._log.is_marked:
+            self._call_later(self._config.settle_interval_s, self._settle)
 
-    def _log_settled(self) -> None:
+    def _settle(self) -> None:
         """Log explicit LACs, or if there is none, proof that the last flush was durable."""
+        if self._has_failed:
+            return
+        if self._unlogged_lacs:
+            self._log_lacs()
+        elif not self._log.is_marked:
+            self._log.append_mark()
+
+    def _log_lacs(self) -> None:
         for ledger_id in sorted(self._unlogged_lacs):
             self._log.append_lac(ledger_id, self._ledgers[ledger_id].last_add_confirmed)
-        if not self._unlogged_lacs and not self._log.is_marked:
-            self._log.append_mark()
         self._unlogged_lacs.clear()
 
     # State and timers
