@@ -63,23 +63,29 @@ class LedgerReader:
         """Whether the ledger is known to have its end."""
         return self._metadata.state is LedgerState.CLOSED
 
-    async def refresh(self) -> LedgerMetadata:
-        """Read the metadata again, if there is a store and anything can have changed."""
+    async def refresh(self, *, fresh: bool = False) -> LedgerMetadata:
+        """Read the metadata again, if there is a store and anything can have changed.
+
+        With `fresh` as it is now, otherwise as it was a moment ago.
+        """
         if self._ledgers is not None and not self.is_closed:
-            self._metadata = (await self._ledgers.read(self._metadata.ledger_id)).metadata
+            stored = await self._ledgers.read(self._metadata.ledger_id, fresh=fresh)
+            self._metadata = stored.metadata
         return self._metadata
 
     async def read_last_add_confirmed(self) -> int:
         """Return the last entry of a closed ledger, else the LAC that the bookies know; -1: none.
 
-        Sees at least every LAC whose `LedgerWriter.publish_lac` returned before this was called.
+        Sees at least every LAC whose `LedgerWriter.publish_lac` returned before this was called,
+        with the exception told there.
 
         Raises:
             LedgerReadError: too few bookies answered.
             LedgerNotFoundError: the ledger was deleted.
             MetadataError: the store did not answer.
         """
-        metadata = await self.refresh()
+        # Bookies of an ensemble that was replaced would answer too, without what came after them.
+        metadata = await self.refresh(fresh=True)
         if metadata.state is LedgerState.CLOSED:
             return metadata.last_entry_id
         ensemble = metadata.last_ensemble

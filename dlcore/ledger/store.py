@@ -111,9 +111,16 @@ class LedgerStore:
                 return VersionedLedger(metadata, 0)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    async def read(self, ledger_id: int) -> VersionedLedger:
-        """Return the ledger's metadata, or raise `LedgerNotFoundError`."""
-        found = await self._read_if_exists(ledger_id)
+    async def read(self, ledger_id: int, *, fresh: bool = False) -> VersionedLedger:
+        """Return the ledger's metadata, or raise `LedgerNotFoundError`.
+
+        With `fresh` nothing that was stored before this call is missed; otherwise a server of the
+        metadata store may answer that is behind the others.
+        """
+        if fresh:
+            found = await self._find(ledger_id)
+        else:
+            found = await self._read_if_exists(ledger_id)
         if found is None:
             raise LedgerNotFoundError(f"ledger {ledger_id} does not exist")
         return found
