@@ -468,6 +468,7 @@ class LedgerStorage:
         dead = sorted(self._sealed_bytes.keys() - needed)
         if not dead:
             return {}
+        self._log_lacs()  # a ledger whose state goes must owe nothing to the log
         self._log.append_garbage(dead)
         dropped = {number: self._sealed_bytes.pop(number) for number in dead}
         for number in dead:
