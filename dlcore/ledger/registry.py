@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dlcore.errors import (
     BookieUnavailableError,
+    CorruptMetadataError,
     MetadataConnectionError,
     MetadataSessionExpiredError,
     WrongIncarnationError,
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from dlcore.ids import BookieId
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore, Unsubscribe
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,8 @@ class BookieRegistry:
     async def get_bookies(self) -> list[BookieInfo]:
         """Read all registered bookies afresh, ordered by name.
 
-        A bookie that is on its way between writable and read-only counts as read-only.
+        A bookie that is on its way between writable and read-only counts as read-only.  One whose
+        registration cannot be read is left out with a warning: the others do without it.
         """
         await self._store.sync(self._paths.bookies_available)
         directories = (self._paths.bookies_available, self._paths.bookies_readonly)
@@ -64,6 +70,7 @@ class BookieRegistry:
         Raises:
             BookieUnavailableError: it is not registered, or that could not be found out.
             WrongIncarnationError: another incarnation is registered under its name.
+            CorruptMetadataError: its registration cannot be read.
         """
         if bookie in self._fresh:
             return self._addresses[bookie]
@@ -106,8 +113,15 @@ class BookieRegistry:
 
     async def _read_directory(self, path: str) -> list[BookieRegistration]:
         names = await self._store.get_children(path) or ()
-        read = await asyncio.gather(*(self._read(f"{path}/{name}") for name in names))
+        read = await asyncio.gather(*(self._read_if_sound(f"{path}/{name}") for name in names))
         return [registration for registration in read if registration is not None]
+
+    async def _read_if_sound(self, path: str) -> BookieRegistration | None:
+        try:
+            return await self._read(path)
+        except CorruptMetadataError as error:
+            logger.warning("bookie left out, its registration cannot be read: %s", error)
+            return None
 
     async def _read(self, path: str) -> BookieRegistration | None:
         node = await self._store.get(path)

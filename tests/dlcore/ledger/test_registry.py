@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING
 
 import pytest
@@ -154,13 +155,19 @@ def test_an_absent_bookie_and_a_replaced_one_are_different_errors() -> None:
     play(scenario)
 
 
-def test_a_registration_that_does_not_parse_is_named() -> None:
-    """Not skipped in silence."""
+def test_a_registration_that_does_not_parse_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """The namespace stays writable with the other bookies; the bad one is named."""
 
     async def scenario(tree: MemoryTree, store: MemoryStore, registry: BookieRegistry) -> None:
         await store.create(PATHS.bookie_available("b1"), b"\xff")
-        with pytest.raises(CorruptMetadataError, match=PATHS.bookie_available("b1")):
-            await registry.get_bookies()
+        await store.create(PATHS.bookie_readonly("b3"), b"\xff")
+        await register(store, B2, "h:2")
+        with caplog.at_level(logging.WARNING):
+            assert await registry.get_bookies() == [BookieInfo(B2, "h:2", read_only=False)]
+        assert len(caplog.records) == 2
+        assert PATHS.bookie_available("b1") in caplog.text
+        assert PATHS.bookie_readonly("b3") in caplog.text
+        assert await registry.resolve(B2) == "h:2"
         with pytest.raises(CorruptMetadataError, match=PATHS.bookie_available("b1")):
             await registry.resolve(B1)
 
