@@ -317,10 +317,10 @@ def test_truncation_spares_a_ledger_of_which_more_is_committed_meanwhile() -> No
         store = other._context.ledger_store
         read, windows = store.read, iter([extents[1]])
 
-        async def read_after_a_commit(ledger_id: int) -> VersionedLedger:
+        async def read_after_a_commit(ledger_id: int, **options: bool) -> VersionedLedger:
             for extent in windows:
                 await append(2, extent)
-            return await read(ledger_id)
+            return await read(ledger_id, **options)
 
         store.read = read_after_a_commit  # type: ignore[method-assign]
         await (await other.open_log("clicks")).truncate(DLSN(2, 0, 0))
