@@ -302,13 +302,13 @@ class LogWriter(_Blocking):
 
     def write(self, record: LogRecord) -> None:
         """Buffer a record; raise at once if its transaction id or size is not acceptable."""
-        from dlcore.log.transmit import check_record
+        from dlcore.log.transmit import checked_payload
 
-        check_record(record.txid, record.payload, last_txid=self._last_txid)
+        payload = checked_payload(record.txid, record.payload, last_txid=self._last_txid)
         self._last_txid = record.txid
         self._txids.append(record.txid)
-        self._payloads.append(record.payload)
-        self._buffered_bytes += len(record.payload) + _BUFFERED_RECORD_BYTES
+        self._payloads.append(payload)
+        self._buffered_bytes += len(payload) + _BUFFERED_RECORD_BYTES
         if self._buffered_bytes >= _BUFFER_BYTES:
             self._hand_over()
 

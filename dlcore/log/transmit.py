@@ -36,8 +36,11 @@ RECORD_TICKET_BYTES = 256
 """What a record that is written by itself costs in memory beyond its payload."""
 
 
-def check_record(txid: int, payload: bytes, *, last_txid: int) -> None:
-    """Raise the error that says why a record cannot follow `last_txid`, if it cannot."""
+def checked_payload(txid: int, payload: bytes, *, last_txid: int) -> bytes:
+    """Return the payload, as bytes that nobody can change while the record waits to be sent.
+
+    Raises the error that says why the record cannot follow `last_txid`, if it cannot.
+    """
     if not isinstance(payload, bytes | bytearray | memoryview):
         raise ConfigurationError(f"payload={payload!r}: expected bytes")
     if not isinstance(txid, int):
@@ -46,7 +49,9 @@ def check_record(txid: int, payload: bytes, *, last_txid: int) -> None:
         raise txid_out_of_range(txid)
     if txid < last_txid:
         raise txid_out_of_order(txid, last_txid)
-    check_payload_size(len(payload))
+    stored = payload if type(payload) is bytes else bytes(payload)
+    check_payload_size(len(stored))
+    return stored
 
 
 @dataclass(slots=True)
@@ -130,7 +135,7 @@ class Transmitter(Generic[_Ticket]):
         return not (self._sealed or self._open or self._in_flight)
 
     def add_record(self, txid: int, payload: bytes, ticket: _Ticket | None = None) -> None:
-        """Accept one record, which `check_record` passed."""
+        """Accept one record, which `checked_payload` passed."""
         size_bytes = len(payload) + RECORD_OVERHEAD_BYTES
         group = self._group_for(txid, size_bytes)
         group._add_record(txid, payload)

@@ -34,7 +34,7 @@ from dlcore.log.changes import Change, plan_complete, plan_start
 from dlcore.log.entry import ipc_options
 from dlcore.log.recovery import delete_ledger, recover_log
 from dlcore.log.rolling import RollingPolicy
-from dlcore.log.transmit import Group, Slice, Transmitter, check_record
+from dlcore.log.transmit import Group, Slice, Transmitter, checked_payload
 from dlcore.log.truncation import truncate_log
 
 if TYPE_CHECKING:
@@ -130,9 +130,9 @@ class AsyncLogWriter:
             EndOfStreamError, AlreadyClosedError, WriteError.
         """
         self._require_writable()
-        check_record(record.txid, record.payload, last_txid=self._last_txid)
+        payload = checked_payload(record.txid, record.payload, last_txid=self._last_txid)
         future = self._new_future()
-        self._transmitter.add_record(record.txid, record.payload, future)
+        self._transmitter.add_record(record.txid, payload, future)
         self._last_txid = record.txid
         self._wake.set()
         return future

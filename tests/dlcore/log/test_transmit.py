@@ -15,7 +15,7 @@ from dlcore.errors import (
 )
 from dlcore.ids import TXID_MAX
 from dlcore.log.batches import batch_of
-from dlcore.log.transmit import Slice, Transmitter, check_record
+from dlcore.log.transmit import Slice, Transmitter, checked_payload
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -132,17 +132,30 @@ def test_random_use_keeps_every_record_once_in_order(seed: int) -> None:
 
 def test_records_are_checked() -> None:
     """Each refusal names the value and the rule."""
-    check_record(5, b"", last_txid=5)
-    check_record(TXID_MAX, b"x" * RECORD_SIZE_BYTES_MAX, last_txid=-1)
+    checked_payload(5, b"", last_txid=5)
+    checked_payload(TXID_MAX, b"x" * RECORD_SIZE_BYTES_MAX, last_txid=-1)
     with pytest.raises(TransactionIdOutOfOrderError, match="4 is lower than 5"):
-        check_record(4, b"", last_txid=5)
+        checked_payload(4, b"", last_txid=5)
     for txid in (-1, TXID_MAX + 1):
         with pytest.raises(TransactionIdOutOfOrderError, match="out of range"):
-            check_record(txid, b"", last_txid=-1)
+            checked_payload(txid, b"", last_txid=-1)
     with pytest.raises(LogRecordTooLongError, match=str(RECORD_SIZE_BYTES_MAX + 1)):
-        check_record(1, b"x" * (RECORD_SIZE_BYTES_MAX + 1), last_txid=0)
+        checked_payload(1, b"x" * (RECORD_SIZE_BYTES_MAX + 1), last_txid=0)
     with pytest.raises(ConfigurationError, match="expected bytes"):
-        check_record(1, "text", last_txid=0)  # type: ignore[arg-type]
+        checked_payload(1, "text", last_txid=0)  # type: ignore[arg-type]
+
+
+def test_payloads_cannot_change_after_they_were_accepted() -> None:
+    """What is immutable is not copied."""
+    payload = b"x" * 1000
+    assert checked_payload(1, payload, last_txid=0) is payload
+    for view in (bytearray(b"abcd"), memoryview(b"abcd"), memoryview(b"a-b-c-d-")[::2]):
+        stored = checked_payload(1, view, last_txid=0)  # type: ignore[arg-type]
+        assert type(stored) is bytes
+        assert stored == b"abcd"
+    wide = memoryview(bytes(RECORD_SIZE_BYTES_MAX + 8)).cast("Q")
+    with pytest.raises(LogRecordTooLongError):  # bytes count, not items
+        checked_payload(1, wide, last_txid=0)  # type: ignore[arg-type]
 
 
 def test_batches_and_records_concatenate_without_copying_small_parts() -> None:

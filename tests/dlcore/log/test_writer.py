@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
+from dlcore import sync
+from dlcore._portal import Portal
 from dlcore.config import RECORD_SIZE_BYTES_MAX
 from dlcore.errors import (
     AlreadyClosedError,
     ConfigurationError,
-    DLError,
     EndOfStreamError,
     LedgerFencedError,
     LogRecordTooLongError,
@@ -26,10 +27,12 @@ from dlcore.errors import (
 from dlcore.ids import DLSN
 from dlcore.log import store as store_module, writer as writer_module
 from dlcore.log.segment import SegmentState
+from dlcore.records import LogRecord
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
 
 if TYPE_CHECKING:
     from dlcore.log.manager import DistributedLogManager
+    from dlcore.namespace import Namespace
 
 
 async def other(cluster: MemoryCluster, **changes: object) -> DistributedLogManager:
@@ -104,6 +107,44 @@ def test_refused_records_leave_the_writer_usable() -> None:
             await writer.write(record(7))
 
     on_log(body)
+
+
+def test_a_buffer_may_be_used_again_at_once() -> None:
+    """The record is what was in it when it was written."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        async with await log.open_writer() as writer:
+            buffer = bytearray(4)
+            for letter in b"abc":
+                buffer[:] = bytes([letter]) * 4
+                writer.write(LogRecord(1, buffer))  # type: ignore[arg-type]
+        assert [r.payload for r in await read_all(log)] == [b"aaaa", b"bbbb", b"cccc"]
+
+    on_log(body)
+
+
+def test_a_buffer_may_be_used_again_at_once_in_blocking_code() -> None:
+    """There the record waits in the caller's thread."""
+    portal, cluster = Portal(), MemoryCluster()
+
+    async def open_namespace() -> Namespace:
+        await cluster.start()
+        return await cluster.open("a")
+
+    try:
+        with sync.Namespace(portal, portal.call(open_namespace())) as namespace:
+            namespace.create_log("clicks")
+            with namespace.open_log("clicks") as log:
+                buffer = bytearray(4)
+                with log.open_writer() as writer:
+                    for letter in b"abc":
+                        buffer[:] = bytes([letter]) * 4
+                        writer.write(LogRecord(1, buffer))  # type: ignore[arg-type]
+                with log.open_reader() as reader:
+                    payloads = [r.payload for r in reader.read_bulk(9)]
+        assert payloads == [b"aaaa", b"bbbb", b"cccc"]
+    finally:
+        portal.stop()
 
 
 def test_a_bulk_stops_at_its_first_refusal() -> None:
@@ -286,119 +327,6 @@ def test_an_empty_segment_of_a_crashed_writer_vanishes() -> None:
         assert len(ledgers) == 1
 
     on_log(body)
-
-
-@pytest.mark.parametrize("loss", ["disabled", "removed"])
-def test_two_writers_without_a_lock(loss: str) -> None:
-    """Exactly one goes on; no record is lost or doubled."""
-
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
-        first_log = await other(cluster, lock_enabled=loss == "removed")
-        second_log = await other(cluster, lock_enabled=loss == "removed")
-        first = await first_log.open_writer()
-        await first.write(record(1, b"first"))
-        if loss == "removed":
-            path = cluster.paths.log("clicks").lock
-            await cluster.stores["a"].delete(path)
-        second = await second_log.open_writer()
-        await second.write(record(2, b"second"))
-        late = first.write(record(3, b"late"))
-        with pytest.raises((LedgerFencedError, OwnershipAcquireFailedError)):
-            await late
-        with pytest.raises(WriteError):
-            first.write(record(4))
-        with pytest.raises(WriteError):
-            await first.aclose()
-        await second.write(record(5, b"third"))
-        await second.aclose()
-        assert [r.payload for r in await read_all(log)] == [b"first", b"second", b"third"]
-
-    on_log(body)
-
-
-def test_two_idle_writers_without_a_lock() -> None:
-    """Both think the log is theirs and start a segment at once: one of them wins it."""
-
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
-        writers = [await (await other(cluster, lock_enabled=False)).open_writer() for _ in range(2)]
-        futures = [w.write(record(1, b"%d" % i)) for i, w in enumerate(writers)]
-        acked = {
-            i
-            for i, r in enumerate(await asyncio.gather(*futures, return_exceptions=True))
-            if isinstance(r, DLSN)
-        }
-        again = await asyncio.gather(
-            *(_write_again(w, b"again-%d" % i) for i, w in enumerate(writers))
-        )
-        assert again.count(True) == 1
-        wanted = {b"%d" % i for i in acked} | {b"again-%d" % again.index(True)}
-        for writer in writers:
-            await writer.abort()
-        await log.recover()
-        found = [r.payload for r in await read_all(log)]
-        assert len(found) == len(set(found))
-        assert set(found) >= wanted
-
-    on_log(body)
-
-
-@pytest.mark.parametrize("end", ["seal", "write", "close"])
-def test_truncation_by_an_idle_writer_without_a_lock(end: str) -> None:
-    """It saw the other's open segment when it truncated: that does not make it its own."""
-
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
-        async with await log.open_writer() as writer:
-            for txid in range(3):
-                await writer.write(record(txid))
-        idle, busy = [
-            await (await other(cluster, lock_enabled=False)).open_writer() for _ in range(2)
-        ]
-        acked = [await busy.write(record(10 + i)) for i in range(3)]
-        assert await idle.truncate(DLSN(1, 2, 0))
-        acked.append(await busy.write(record(13)))  # the truncation did not take the log over
-        if end == "seal":
-            await idle.mark_end_of_stream()
-        elif end == "write":
-            acked.append(await idle.write(record(14)))
-        await idle.aclose()
-        if end == "close":
-            await busy.aclose()
-        else:
-            with pytest.raises(DLError):
-                await busy.write(record(15))
-            await busy.abort()
-        assert [r.dlsn for r in await read_all(log)] == [DLSN(1, 2, 0), *acked]
-        assert await log.is_end_of_stream_marked() is (end == "seal")
-
-    on_log(body)
-
-
-def test_truncation_tells_a_writer_that_it_was_replaced() -> None:
-    """Its ledger was recovered by another one: it cannot go on."""
-
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
-        first, second = [await other(cluster, lock_enabled=False) for _ in range(2)]
-        replaced = await first.open_writer()
-        await replaced.write(record(1))
-        async with await second.open_writer() as writer:
-            last = await writer.write(record(2))
-            with pytest.raises(OwnershipAcquireFailedError, match="another writer"):
-                await replaced.truncate(DLSN(1, 1, 0))
-            with pytest.raises(WriteError):
-                replaced.write(record(3))
-        with pytest.raises(WriteError):
-            await replaced.aclose()
-        assert [r.dlsn for r in await read_all(log)] == [last]
-
-    on_log(body)
-
-
-async def _write_again(writer: writer_module.AsyncLogWriter, payload: bytes) -> bool:
-    try:
-        await writer.write(record(2, payload))
-    except DLError:
-        return False
-    return True
 
 
 def test_acks_are_held_back_until_a_lost_lock_is_regained() -> None:
