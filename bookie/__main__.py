@@ -16,6 +16,8 @@ import threading
 import tomllib
 from pathlib import Path
 
+import uvloop
+
 from bookie.server import BookieServer
 from bookie.server_config import BookieConfig, bookie_options
 from dlcore.clock import SystemClock
@@ -50,7 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
         config = _read_config(options)
     except ConfigurationError as error:
         return _refuse(str(error))
-    return asyncio.run(_run(config, watch_parent=watch_parent))
+    # An append crosses five event loops on its way to three bookies and back: uvloop's are faster.
+    return uvloop.run(_run(config, watch_parent=watch_parent))
 
 
 def _parser() -> argparse.ArgumentParser:
