@@ -18,8 +18,10 @@ from dlcore.clock import Clock, SystemClock
 from dlcore.config import LedgerClientConfig, LogConfig
 from dlcore.errors import (
     AlreadyClosedError,
+    AlreadyTruncatedError,
     BookieError,
     BookieUnavailableError,
+    LedgerNotFoundError,
     LedgerReadError,
 )
 from dlcore.ids import BookieId, validate_log_name
@@ -385,6 +387,8 @@ async def scan(
 
     Raises:
         LedgerReadError: no replica could give an entry.
+        AlreadyTruncatedError: a ledger is gone: records of the range were truncated, or the log was
+            deleted, since the scan was planned.  Known only with `uri`.
     """
     own = clients is None
     clients = clients or ScanClients(config)
@@ -411,6 +415,11 @@ async def _scan_one(
                     yield batch
                     rest = part.after_entry(batch.entry_id)
                 return
+        except LedgerNotFoundError as error:
+            raise AlreadyTruncatedError(
+                f"log {part.log!r}: records of the range {part.start} to {part.end} were truncated "
+                f"or deleted while it was read: {error}"
+            ) from error
         except (LedgerReadError, BookieError):
             if fresh or uri is None:
                 raise

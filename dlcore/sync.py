@@ -489,6 +489,8 @@ def scan(
 
     Raises:
         LedgerReadError: no replica could give an entry.
+        AlreadyTruncatedError: records were truncated or deleted since the scan was planned; known
+            only with `uri`.
     """
     portal = shared_portal()
     clients = _scan_clients(portal, config or LedgerClientConfig())

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.config import LogConfig, QuorumConfig
+from dlcore.config import LedgerClientConfig, LogConfig, QuorumConfig
 from dlcore.errors import (
     AlreadyClosedError,
+    AlreadyTruncatedError,
     InvalidLogNameError,
     InvalidNamespaceUriError,
     LedgerReadError,
@@ -17,13 +19,17 @@ from dlcore.errors import (
     LogNotFoundError,
     UnexpectedError,
 )
-from dlcore.namespace import open_namespace
+from dlcore.ids import DLSN
+from dlcore.ledger.client import LedgerClient
+from dlcore.namespace import ScanClients, open_namespace, scan
 from dlcore.records import LogRecord
-from tests.fixtures.memory_namespace import MemoryCluster, memory_cluster
+from dlcore.transport.memory import MemoryBookieClient
+from tests.fixtures.memory_namespace import ManualClock, MemoryCluster, memory_cluster
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
+    from dlcore.ids import BookieId
     from dlcore.namespace import Namespace
 
 
@@ -192,5 +198,54 @@ def test_closing_goes_on_after_a_failure() -> None:
                 writer.write(LogRecord(1, b"a"))
         with pytest.raises(AlreadyClosedError):
             await cluster.stores["a"].get("/dlog")
+
+    on_namespace(body)
+
+
+class PlannedClients(ScanClients):
+    """Bookies that a plan knows of are gone: what is read comes by way of the metadata store."""
+
+    def __init__(self, namespace: Namespace) -> None:
+        super().__init__()
+        self._namespace = namespace
+
+    def client_of(self, cluster_id: str, addresses: Mapping[BookieId, str]) -> LedgerClient:
+        """Return a client that reaches nobody."""
+        return LedgerClient(
+            ledgers=None,
+            registry=None,
+            bookies=MemoryBookieClient([]),
+            config=LedgerClientConfig(),
+            clock=ManualClock("scan"),
+            rng=random.Random(0),
+        )
+
+    async def fresh_client(self, uri: str) -> LedgerClient:
+        """Return the namespace's."""
+        return self._namespace.ledgers
+
+
+@pytest.mark.parametrize("change", ["truncated", "deleted"])
+def test_a_scan_of_what_is_gone_meanwhile_says_so(change: str) -> None:
+    """It names the log and the range."""
+
+    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+        await namespace.create_log("clicks")
+        log = await namespace.open_log("clicks")
+        for _ in range(2):
+            async with await log.open_writer() as writer:
+                await writer.write(LogRecord(1, b"a"))
+        snapshot = await log.get_snapshot()
+        scans = snapshot.scans(snapshot.first, snapshot.end)
+        found = [b async for b in scan(scans, uri="memory", clients=PlannedClients(namespace))]
+        assert [b.lssn for b in found] == [1, 2]
+        if change == "truncated":
+            await log.truncate(DLSN(2, 0, 0))
+        else:
+            await log.delete()
+        with pytest.raises(AlreadyTruncatedError, match=r"'clicks': .* 1:0:0 to 1:1:0"):
+            [b async for b in scan(scans, uri="memory", clients=PlannedClients(namespace))]
+        with pytest.raises(LedgerReadError):
+            [b async for b in scan(scans, clients=PlannedClients(namespace))]
 
     on_namespace(body)
