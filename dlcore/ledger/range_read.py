@@ -73,6 +73,7 @@ class _Lane:
         self.quiet_since = now
         self.streams: dict[BookieId, _Stream] = {}
         self.ready: deque[Sequence[EntryFrame]] = deque()
+        self.taken = 0  # entries of the first ready chunk that are merged already
         self.error: DLError | None = None
         self.closing: list[_Stream] = []
 
@@ -150,10 +151,12 @@ class RangeRead:
                 if not merged:
                     self._raise_if_failed(lane)
                 break
-            chunk = lane.ready.popleft()
-            merged.append(chunk[0])
-            if len(chunk) > 1:
-                lane.ready.appendleft(chunk[1:])
+            chunk = lane.ready[0]
+            merged.append(chunk[lane.taken])
+            lane.taken += 1
+            if lane.taken == len(chunk):
+                lane.ready.popleft()
+                lane.taken = 0
         return merged
 
     @staticmethod
