@@ -146,6 +146,7 @@ class LedgerAppender:
         self._persist = persist
         self._adds: dict[int, _Add] = {}  # unconfirmed, or not yet answered by all; ascending
         self._failed: dict[int, BookieId] = {}  # positions whose bookie failed
+        self._reasons: dict[BookieId, DLError] = {}  # why it failed last
         self._is_looking = False
         self._planned: LedgerMetadata | None = None
         self._is_sealed = False
@@ -245,12 +246,14 @@ class LedgerAppender:
         add = self._take_answer(entry_id, position, bookie)
         if add is None:
             return []
-        if isinstance(error, EntryTooLargeError | BadRequestError):
-            return self.fail(error)  # every bookie would say the same
+        if self._persist and isinstance(error, EntryTooLargeError | BadRequestError):
+            # Every bookie would say the same.  In recovery it is one bookie with other bytes.
+            return self.fail(error)
         self._release(add)
         if position in self._failed and self._can_confirm(add):
             return []
         self._failed[position] = bookie
+        self._reasons[bookie] = error
         return self._look()
 
     def _take_answer(self, entry_id: int, position: int, bookie: BookieId) -> _Add | None:
@@ -353,7 +356,9 @@ class LedgerAppender:
         return effects
 
     def _not_enough(self, add: _Add) -> NotEnoughBookiesError:
-        failed = ", ".join(map(str, sorted(self.failed_bookies)))
+        failed = ", ".join(
+            f"{each} ({self._reasons[each]})" for each in sorted(self.failed_bookies)
+        )
         quorum = self.metadata.quorum
         return NotEnoughBookiesError(
             f"ledger {self.metadata.ledger_id}: entry {add.entry_id} cannot reach "

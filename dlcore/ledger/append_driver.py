@@ -39,6 +39,8 @@ _RETRY_S_MAX = 5.0
 _QUARANTINE_S = 10.0
 """A bookie that failed is not chosen again for this long: its registration outlives it by about as
 much, and choosing it at once would only make the next ensemble change."""
+_STUCK_PATIENCE_S = 20.0
+"""How long adds that cannot reach Qa are tried on bookies that failed lately, without others."""
 
 
 class AppendDriver:
@@ -76,6 +78,8 @@ class AppendDriver:
         self._retry_timer: asyncio.TimerHandle | None = None
         self._retry_s = _RETRY_S
         self._is_retry = False
+        self._stuck_since: float | None = None
+        self._stuck_pause_s = _BACKOFF_S
 
     def perform(self, effects: Sequence[Effect]) -> None:
         """Do what the machine asks; answers come back in later turns of the loop."""
@@ -172,13 +176,30 @@ class AppendDriver:
             )
             self._advance(effects)
             return
-        now = self._loop.time()
-        usable = [each for each in registered if self._quarantine.get(each, 0.0) <= now]
         readmitted = registered if self._is_retry else []
         self._is_retry = False
+        candidates = await self._choose_candidates(registered)
         self._advance(
-            self.appender.bookies_listed(usable, readmitted=readmitted, rng=self._services.rng)
+            self.appender.bookies_listed(candidates, readmitted=readmitted, rng=self._services.rng)
         )
+
+    async def _choose_candidates(self, registered: Sequence[BookieId]) -> Sequence[BookieId]:
+        """Leave out who failed lately, unless adds wait and nobody else is there."""
+        now = self._loop.time()
+        usable = [each for each in registered if self._quarantine.get(each, 0.0) <= now]
+        members = self.appender.metadata.last_ensemble.bookies
+        if not self.appender.is_stuck or not set(usable).issubset(members):
+            self._stuck_since = None
+            return usable
+        if self._stuck_since is None:
+            self._stuck_since = now
+            self._stuck_pause_s = _BACKOFF_S
+        if now + self._stuck_pause_s > self._stuck_since + _STUCK_PATIENCE_S:
+            return usable
+        if not set(registered).issubset(members):
+            await asyncio.sleep(self._stuck_pause_s)
+            self._stuck_pause_s = min(self._stuck_pause_s * 2, _BACKOFF_S_MAX)
+        return registered
 
     async def _list_bookies(self) -> list[BookieId]:
         """List writable bookies, patiently as long as adds wait for the answer."""

@@ -189,8 +189,10 @@ class LedgerWriter:
             NotEnoughBookiesError: too few accepted it within the add time-out; it is still tried.
         """
         lac = self.last_add_confirmed
+        if self._closed is not None:
+            return
         self._raise_if_failed()
-        if lac < 0 or self._closed is not None:
+        if lac < 0:
             return
         self._send_lac()
         try:
@@ -230,16 +232,22 @@ class LedgerWriter:
         self._is_closing = True
         async with self._close_lock:
             if self._closed is None:
-                self._raise_if_taken_over()
-                await self._driver.wait_until(lambda: self._appender.is_idle or self._is_over)
-                self._appender.seal()
-                await self._driver.wait_until(
-                    lambda: not self._appender.is_changing or self._is_over
-                )
-                self._raise_if_taken_over()
-                self._closed = await self._store_end()
+                try:
+                    self._closed = await self._settle()
+                except (LedgerFencedError, LedgerClosedError) as error:
+                    await self._stop(error)  # nothing is left to do here, or to try again
+                    raise
                 await self._stop(LedgerClosedError(f"ledger {self.ledger_id} is closed"))
             return self._closed
+
+    async def _settle(self) -> LedgerMetadata:
+        """Wait until nothing changes any more, then store the end."""
+        self._raise_if_taken_over()
+        await self._driver.wait_until(lambda: self._appender.is_idle or self._is_over)
+        self._appender.seal()
+        await self._driver.wait_until(lambda: not self._appender.is_changing or self._is_over)
+        self._raise_if_taken_over()
+        return await self._store_end()
 
     async def abandon(self) -> None:
         """Stop without closing the ledger, as a crash would: recovery decides about its end."""
@@ -302,6 +310,9 @@ class LedgerWriter:
             future = self._futures.popleft()
             if not future.done():  # its caller may have cancelled it
                 future.set_result(entry_id)
+        if self._lac_timer is not None and self._appender.is_idle:
+            self._lac_timer.cancel()  # it may be the longer wait, of a time with adds in flight
+            self._lac_timer = None
         if self._lac_timer is None:
             self._wait_for_carrier(_LAC_TURNS)
 

@@ -1,72 +1,316 @@
-"""A reader beside a metadata store whose servers are not all up to date.
-
-Goal: a LAC read never trusts an ensemble that was replaced.  Method: a store that answers with what
-it knew until it is asked to catch up.
-"""
+"""Goal: readers and followers get every confirmed entry.  Method: memory bookies, virtual time."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+import asyncio
+import random
+from typing import TYPE_CHECKING
 
-from dlcore.config import LedgerClientConfig
-from dlcore.ledger.reader import LedgerReader
-from dlcore.ledger.store import LedgerStore
-from dlcore.metadata.memory import MemoryTree
-from dlcore.metadata.paths import NamespacePaths
-from dlcore.transport.memory import MemoryBookie, MemoryBookieClient
-from tests.fixtures.aio import run
-from tests.fixtures.ledgers import LEDGER_ID, bookie, metadata_of
+import pytest
+
+from dlcore.config import QuorumConfig
+from dlcore.errors import (
+    BookieStorageError,
+    ConfigurationError,
+    LedgerReadError,
+)
+from dlcore.ledger.client import LedgerClient
+from dlcore.transport.memory import MemoryBookieClient
+from tests.fixtures.ledgers import quorum_of
 
 if TYPE_CHECKING:
-    from dlcore.metadata.memory import MemoryStore
-    from dlcore.metadata.port import MetadataStore, Versioned
+    from collections.abc import Callable
 
-PATHS = NamespacePaths("/dlog")
+    from dlcore.ledger.reader import LedgerReader
 
-
-class LaggingStore:
-    """A session with a server that learns of changes only when it is made to."""
-
-    def __init__(self, store: MemoryStore) -> None:
-        self._store = store
-        self._known: dict[str, Versioned | None] = {}
-
-    async def get(self, path: str) -> Versioned | None:
-        """Return the node as it was after the last `sync`."""
-        if path not in self._known:
-            self._known[path] = await self._store.get(path)
-        return self._known[path]
-
-    async def sync(self, path: str) -> None:
-        """Catch up."""
-        await self._store.sync(path)
-        self._known.clear()
+from tests.fixtures.ledger_cluster import (
+    CONFIG,
+    Cluster,
+    TokenClock,
+    bodies,
+    read_all,
+    read_into,
+    run,
+    write,
+)
 
 
-def test_a_published_lac_is_seen_through_a_lagging_server() -> None:
-    """The bookies of the old ensemble would answer, and know less."""
+def test_damage_silence_and_death_are_read_around() -> None:
+    """One good copy anywhere is enough for each entry."""
 
-    async def scenario() -> None:
-        tree = MemoryTree()
-        store = tree.connect()
-        ledgers = LedgerStore(store, PATHS)
-        await store.create(PATHS.ledgers, make_parents=True)
-        versioned = await ledgers.create(metadata_of((0, "ABC")))
-        members = {name: MemoryBookie(bookie(name)) for name in "ABCDEF"}
-        for name in "ABC":
-            members[name].write_lac(LEDGER_ID, 4)
-        lagging = LedgerStore(cast("MetadataStore", LaggingStore(tree.connect())), PATHS)
-        reader = LedgerReader(
-            (await lagging.read(LEDGER_ID)).metadata,
-            bookies=MemoryBookieClient(members.values()),
-            ledgers=lagging,
-            config=LedgerClientConfig(),
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(quorum_of(3, 3, 3))
+        await write(writer, 30)
+        await writer.close()
+        for position in range(3):
+            held = cluster.member(writer, position).entries(writer.ledger_id)
+            for entry_id in range(30):
+                if entry_id % 3 != position:
+                    held[entry_id] = held[entry_id][:-1] + b"?"
+        reader = await cluster.client.open_ledger(writer.ledger_id)
+        assert await read_all(reader, 0, 29) == bodies(0, 29)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("quorum", [(3, 3, 3), (4, 2, 2)])
+def test_a_silent_replica_costs_the_speculative_delay(quorum: tuple[int, int, int]) -> None:
+    """Not the read time-out."""
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(quorum_of(*quorum))
+        await write(writer, 12)
+        await writer.close()
+        reader = await cluster.client.open_ledger(writer.ledger_id)
+        for position in range(quorum[0]):
+            silent = cluster.member(writer, position)
+            silent.is_silent = True
+            began = asyncio.get_running_loop().time()
+            assert await read_all(reader, 0, 11) == bodies(0, 11)
+            assert asyncio.get_running_loop().time() - began < 1.2
+            silent.is_silent = False
+            silent.wake()
+
+    run(scenario)
+
+
+def test_an_entry_that_nobody_gives_is_an_error_that_names_all_answers() -> None:
+    """Everything before it is delivered."""
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(QuorumConfig())
+        await write(writer, 5)
+        await writer.close()
+        members = [cluster.member(writer, position) for position in range(3)]
+        del members[0].entries(writer.ledger_id)[3]
+        members[1].entries(writer.ledger_id)[3] = b"damaged"
+        members[2].stop()
+        reader = await cluster.client.open_ledger(writer.ledger_id)
+        got: list[bytes] = []
+        with pytest.raises(LedgerReadError) as caught:
+            await read_into(got, reader, 0, 4)
+        assert got == bodies(0, 2)
+        for each, answer in zip(
+            members,
+            ("NoSuchEntryError", "DigestMismatchError", "BookieUnavailableError"),
+            strict=True,
+        ):
+            assert f"{each.bookie}: {answer}" in str(caught.value)
+
+    run(scenario)
+
+
+def test_all_silent_is_an_error_after_the_time_out() -> None:
+    """A read never hangs."""
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(QuorumConfig())
+        await write(writer, 1)
+        await writer.close()
+        for each in cluster.bookies.values():
+            each.is_silent = True
+        reader = await cluster.client.open_ledger(writer.ledger_id)
+        with pytest.raises(LedgerReadError, match=r"no answer within 2\.0 s"):
+            await read_all(reader, 0, 0)
+
+    run(scenario)
+
+
+def test_ranges_outside_the_ledger_are_refused() -> None:
+    """With the ledger's end in the message."""
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(QuorumConfig())
+        await write(writer, 2)
+        await writer.close()
+        reader = await cluster.client.open_ledger(writer.ledger_id)
+        with pytest.raises(ConfigurationError, match=r"last=2: ledger \d+ ends with entry 1"):
+            await read_all(reader, 0, 2)
+        with pytest.raises(ConfigurationError, match="first=-1"):
+            await read_all(reader, -1, 0)
+        with pytest.raises(ConfigurationError, match="first=-5"):
+            await anext(aiter(reader.follow(-5)))
+
+    run(scenario)
+
+
+def test_a_reader_without_metadata_store_reads_by_what_it_was_handed() -> None:
+    """As Spark's executors do; everything else says what is missing."""
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(QuorumConfig())
+        await write(writer, 9)
+        metadata = await writer.close()
+        client = LedgerClient(
+            ledgers=None,
+            registry=None,
+            bookies=MemoryBookieClient(cluster.bookies.values()),
+            config=CONFIG,
+            clock=TokenClock(),
+            rng=random.Random(0),
         )
-        assert await reader.read_last_add_confirmed() == 4
-        await ledgers.write(metadata_of((0, "ABC"), (5, "DEF")), version=versioned.version)
-        for name in "DEF":
-            members[name].write_lac(LEDGER_ID, 9)
-        assert (await reader.refresh()).last_ensemble.first_entry_id == 0
-        assert await reader.read_last_add_confirmed() == 9
+        assert await read_all(client.open_ledger_of(metadata), 0, 8) == bodies(0, 8)
+        with pytest.raises(ConfigurationError, match="it can only read"):
+            await client.open_ledger(metadata.ledger_id)
+        for each in cluster.bookies.values():
+            each.stop()
+        with pytest.raises(LedgerReadError):
+            await read_all(client.open_ledger_of(metadata), 0, 8)
 
-    run(scenario())
+    run(scenario)
+
+
+def test_a_stale_reader_looks_at_the_metadata_after_a_failure() -> None:
+    """Entries may have moved to other bookies since it was handed the metadata."""
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(quorum_of(2, 2, 2))
+        stale = cluster.client.open_ledger_of(writer.metadata)
+        for position in (0, 1):
+            cluster.member(writer, position).stop()
+        await write(writer, 4)
+        await writer.close()
+        assert await read_all(stale, 0, 3) == bodies(0, 3)
+
+    run(scenario)
+
+
+def test_a_lac_read_without_coverage_says_who_did_not_answer() -> None:
+    """It does not guess."""
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(QuorumConfig())
+        await write(writer, 1)
+        reader = await cluster.client.open_ledger(writer.ledger_id)
+        cluster.member(writer, 0).stop()
+        cluster.member(writer, 1).is_silent = True
+        with pytest.raises(LedgerReadError, match=r"is stopped; .* did not answer within 2\.0 s"):
+            await reader.read_last_add_confirmed()
+        cluster.member(writer, 1).is_silent = False
+
+    run(scenario)
+
+
+async def follow_all(reader: LedgerReader, first: int, got: list[bytes]) -> bool:
+    """Collect bodies until the end; return what the last step said."""
+    closed = False
+    async for step in reader.follow(first):
+        assert not closed
+        assert all(each.entry_id <= step.last_add_confirmed for each in step.frames)
+        got += [bytes(each.body) for each in step.frames]
+        closed = step.closed
+    return closed
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop run until something holds."""
+    while not condition():  # noqa: ASYNC110  # virtual time: polling costs nothing
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("quorum", [(3, 3, 2), (4, 2, 2)])
+def test_a_follower_gets_entries_as_they_are_confirmed(quorum: tuple[int, int, int]) -> None:
+    """Through ensemble changes and the death of the bookie it follows, to the end."""
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(quorum_of(*quorum))
+        reader = await cluster.client.open_ledger(writer.ledger_id)
+        got: list[bytes] = []
+        follower = asyncio.create_task(follow_all(reader, 0, got))
+        for position in (0, 1, 2):
+            await write(writer, 7)
+            await until(lambda: len(got) == writer.last_add_confirmed + 1)
+            victim = cluster.member(writer, position)
+            victim.stop()
+            await write(writer, 7)
+            await until(lambda: len(got) == writer.last_add_confirmed + 1)
+            victim.start()
+        await writer.close()
+        assert await follower is True
+        assert got == bodies(0, 41)
+
+    run(scenario, "ABCDE")
+
+
+def test_a_follower_joins_anywhere_and_ends_with_recovery() -> None:
+    """A fence makes it look at the metadata."""
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(QuorumConfig())
+        await write(writer, 20)
+        reader = await cluster.client.open_ledger(writer.ledger_id)
+        got: list[bytes] = []
+        follower = asyncio.create_task(follow_all(reader, 12, got))
+        await until(lambda: len(got) == 8)
+        other = cluster.new_client()
+        await other.recover_ledger(writer.ledger_id)
+        assert await follower is True
+        assert got == bodies(12, 19)
+        await other.aclose()
+
+    run(scenario)
+
+
+def test_a_follower_of_a_bookie_that_hears_nothing_asks_the_others() -> None:
+    """The followed bookie is cut off from the writer, and says nothing wrong."""
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(QuorumConfig())
+        reader = await cluster.client.open_ledger(writer.ledger_id)
+        got: list[bytes] = []
+        follower = asyncio.create_task(follow_all(reader, 0, got))
+        await asyncio.sleep(0.1)
+        # The reader follows the bookie at the position of the ledger's id.
+        cut_off = cluster.member(writer, writer.ledger_id % 3)
+        cut_off.fail_next(*[BookieStorageError("disk")] * 100)  # its add, its LACs
+        await write(writer, 1)
+        await until(lambda: len(got) == 1)
+        await writer.close()
+        assert await follower is True
+
+    run(scenario, "ABC")
+
+
+def test_a_follower_reads_damaged_pushes_from_others() -> None:
+    """Every frame is verified, whoever pushes it."""
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(QuorumConfig())
+        await write(writer, 10)
+        await writer.publish_lac()
+        held = cluster.member(writer, writer.ledger_id % 3).entries(writer.ledger_id)
+        for entry_id in (0, 4, 5, 9):
+            held[entry_id] = held[entry_id][:-1] + b"?"
+        reader = await cluster.client.open_ledger(writer.ledger_id)
+        got: list[bytes] = []
+        follower = asyncio.create_task(follow_all(reader, 0, got))
+        await until(lambda: len(got) == 10)
+        assert got == bodies(0, 9)
+        await writer.close()
+        assert await follower is True
+
+    run(scenario)
+
+
+def test_a_follower_waits_for_bookies_that_are_all_away() -> None:
+    """With pauses that grow; it goes on when they are back."""
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(QuorumConfig())
+        await write(writer, 3)
+        await writer.publish_lac()
+        for each in cluster.bookies.values():
+            each.stop()
+        reader = await cluster.client.open_ledger(writer.ledger_id)
+        got: list[bytes] = []
+        follower = asyncio.create_task(follow_all(reader, 0, got))
+        await asyncio.sleep(30.0)
+        assert sum(each.requests for each in cluster.bookies.values()) < 200
+        for each in cluster.bookies.values():
+            each.start()
+        await until(lambda: len(got) == 3)
+        follower.cancel()
+        await asyncio.gather(follower, return_exceptions=True)
+        await writer.abandon()
+
+    run(scenario)
