@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dlcore.errors import (
+    DLError,
     LedgerNotFoundError,
     LedgerRecoveryError,
     LogNotFoundError,
@@ -158,8 +159,16 @@ async def _remove_if_empty(context: LogContext, parent: str) -> None:
 
 
 async def reap_abandoned(context: LogContext) -> None:
-    """Drop what identities left behind that never came back."""
+    """Drop what identities left behind that never came back.
+
+    What cannot be dropped stays for the next one who tries: it is nobody's present work.
+    """
     names = await persistently(lambda: context.store.get_children(context.paths.staging)) or []
     before_ms = context.clock.now_ms() - ABANDONED_AGE_MS
     for name in names:
-        await reap(context, unescape(name), created_before_ms=before_ms)
+        try:
+            await reap(context, unescape(name), created_before_ms=before_ms)
+        except DLError as error:
+            logger.warning(
+                "leftovers of append %s stay: %s: %s", unescape(name), type(error).__name__, error
+            )

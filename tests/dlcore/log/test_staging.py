@@ -392,6 +392,25 @@ def test_other_identities_leftovers_are_swept_when_they_are_old() -> None:
     on_log(body)
 
 
+def test_leftovers_that_cannot_be_dropped_stop_nobody() -> None:
+    """They are another identity's; the others' are dropped all the same."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        gone = await cluster.open("gone")
+        await stage(gone, "lost")
+        await gone.aclose()
+        damaged = f"{cluster.paths.staging_of('before job')}/7"
+        await cluster.stores["a"].create(damaged, b"damaged", make_parents=True)
+        driver = await cluster.open("driver")
+        cluster.clocks["driver"].current_ms += ABANDONED_AGE_MS + 1
+        result = await (await driver.begin_append("other", 1)).commit([])
+        assert result.committed
+        assert staged_nodes(cluster) == [damaged]
+        assert ledgers(cluster) == []
+
+    on_log(body)
+
+
 def test_reaped_data_cannot_be_committed() -> None:
     """The commit finds the registration gone, and says so."""
 
