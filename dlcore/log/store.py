@@ -42,6 +42,8 @@ _READ_ATTEMPTS_MAX = 100
 """Every failed attempt means that somebody else changed the log in the meantime."""
 CHANGE_BYTES_MAX = 1_000_000
 """ZooKeeper closes the connection on a request above 1 MB (jute.maxbuffer)."""
+_OP_OVERHEAD_BYTES = 64
+"""What an operation takes in a request beyond its path and value, at most: header, ACL, flags."""
 
 
 async def persistently(call: Callable[[], Awaitable[_Result]]) -> _Result:
@@ -300,7 +302,12 @@ class LogStore:
 
 def require_change_size(ops: Sequence[Op]) -> None:
     """Refuse what the metadata store could not take in one transaction."""
-    size = sum(len(op.path) + len(op.value if isinstance(op, Create | Put) else b"") for op in ops)
+    size = sum(
+        len(op.path.encode())
+        + len(op.value if isinstance(op, Create | Put) else b"")
+        + _OP_OVERHEAD_BYTES
+        for op in ops
+    )
     if size > CHANGE_BYTES_MAX:
         raise UnexpectedError(
             f"a metadata transaction of {size} bytes exceeds the limit of {CHANGE_BYTES_MAX}: "
