@@ -88,7 +88,10 @@ class StorageConfig:
     open_files_max: int = 128
     """Sealed files kept open, two descriptors each."""
     settle_interval_s: float = 1.0
-    """Explicit LACs are logged within this time, and proof that the last flush was durable."""
+    """Proof that the last flush was durable is logged within this time."""
+    lac_delay_s: float = 0.001
+    """How long an explicit LAC waits for an add to share a flush with, before it gets its own: a
+    writer's next add often follows at once, and must not find the disk busy."""
     space: SpaceConfig = field(default_factory=SpaceConfig)
     garbage: GarbageConfig = field(default_factory=GarbageConfig)
 
@@ -101,6 +104,7 @@ class StorageConfig:
             "follow_chunk_bytes",
             "open_files_max",
             "settle_interval_s",
+            "lac_delay_s",
         ):
             value = getattr(self, key)
             require(condition=value > 0, key=key, value=value, rule="expected a number > 0")

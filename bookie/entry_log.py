@@ -172,12 +172,21 @@ class EntryLog:
             ledger_id
         )
 
-    def append_lac(self, ledger_id: int, last_add_confirmed: int) -> None:
-        """Accept an explicit last add confirmed."""
+    def append_lac(self, ledger_id: int, last_add_confirmed: int) -> asyncio.Future[None]:
+        """Accept an explicit last add confirmed; the future is done when it is durable.
+
+        It waits for any other record, or for `wake`, and is written with that.
+        """
         payload = encode_lac(ledger_id, last_add_confirmed)
-        self._append_small(RecordType.LAC, payload, ledger_id).note_lac(
-            ledger_id, last_add_confirmed
+        current = self._append(
+            RecordType.LAC,
+            payload,
+            payload_crc=crc32c.crc32c(payload),
+            ledger=ledger_id,
+            is_urgent=False,
         )
+        current.index.note_lac(ledger_id, last_add_confirmed)
+        return self._watch_last_batch()
 
     def append_garbage(self, numbers: Sequence[int]) -> None:
         """Accept that sealed files are garbage, before they are deleted."""
@@ -196,28 +205,45 @@ class EntryLog:
         )
         self.is_marked = True
 
-    async def flush(self) -> None:
-        """Wait until everything accepted so far is durable.
+    def wake(self) -> None:
+        """Write what waits now."""
+        self._wakeup.set()
+
+    def watch(self) -> asyncio.Future[None]:
+        """Return a future that is done when everything accepted so far is durable.
 
         Raises:
             BookieError: it will not be.
         """
         self.check()
         if self._batches:
-            await self._watch_last_batch()
-        elif self._writing is not None:
-            future = asyncio.get_running_loop().create_future()
+            return self._watch_last_batch()
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._writing is not None:
             self._writing.futures.append(future)
-            await future
+        else:
+            future.set_result(None)
+        return future
+
+    async def flush(self) -> None:
+        """Make everything accepted so far durable.
+
+        Raises:
+            BookieError: it will not be.
+        """
+        durable = self.watch()
+        if not durable.done():
+            self.wake()
+            await durable
 
     async def run(self) -> None:
         """Write batches until cancelled or failed; the owner's task."""
         try:
             while True:
                 await self._wakeup.wait()
-                while self._batches:
-                    await self._write_batch(self._batches.popleft())
                 self._wakeup.clear()
+                for _ in range(len(self._batches)):  # a newcomer wakes again, unless it can wait
+                    await self._write_batch(self._batches.popleft())
         except BookieStorageError as error:
             self._fail(error)
         finally:
@@ -241,6 +267,7 @@ class EntryLog:
         payload_crc: int,
         ledger: int | None,
         is_apart: bool = False,
+        is_urgent: bool = True,
     ) -> _UnsealedFile:
         self.check()
         size = RECORD_HEADER_BYTES + len(payload)
@@ -248,6 +275,8 @@ class EntryLog:
         current = self._current
         position = current.position
         batch = self._batch_for(size, is_apart=is_apart)
+        if is_urgent:
+            self._wakeup.set()
         header = encode_record_header(
             kind,
             payload_bytes=len(payload),
@@ -277,7 +306,6 @@ class EntryLog:
                 return last
         batch = _Batch(number, self._current.position.offset)
         self._batches.append(batch)
-        self._wakeup.set()
         return batch
 
     def _watch_last_batch(self) -> asyncio.Future[None]:

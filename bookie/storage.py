@@ -139,7 +139,6 @@ class LedgerStorage:
         self._judge = GarbageJudge(config.garbage)
         self._garbage_lock = asyncio.Lock()
         self._followers = Followers()
-        self._unlogged_lacs: set[int] = set()
         self._comparisons: set[asyncio.Task[None]] = set()
         self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
         self._state_callbacks: list[Callable[[StorageState], None]] = []
@@ -170,21 +169,25 @@ class LedgerStorage:
             refusal.set_exception(error)
             return refusal
 
-    def write_lac(self, ledger_id: int, last_add_confirmed: int) -> None:
-        """Remember the LAC, wake followers, and log it within `settle_interval_s`.
+    def write_lac(self, ledger_id: int, last_add_confirmed: int) -> asyncio.Future[None]:
+        """Remember the LAC and wake followers now; the future is done when it is durable.
+
+        The next add may still carry it to disk: for that it waits up to `lac_delay_s`.
 
         Raises:
             BadRequestError: an id out of range.
+            BookieStorageError: the storage failed; the future may hold it, too.
         """
         self._check_open()
         self._log.check()
         _check_id("ledger", ledger_id)
         if last_add_confirmed != INVALID_ENTRY_ID:
             _check_id("entry", last_add_confirmed)
-        if self._ledger(ledger_id).note_lac(last_add_confirmed):
-            self._unlogged_lacs.add(ledger_id)
-            self._call_later(self._config.settle_interval_s, self._settle)
-            self._followers.wake(ledger_id)
+        if not self._ledger(ledger_id).note_lac(last_add_confirmed):
+            return self._log.watch()  # known already, but perhaps from a record on its way
+        self._followers.wake(ledger_id)
+        self._call_later(self._config.lac_delay_s, self._log.wake)
+        return self._log.append_lac(ledger_id, last_add_confirmed)
 
     async def read_lac(self, ledger_id: int, *, fence: bool) -> int:
         """Return the highest LAC known, -1 for none; with `fence`, fence first and durably.
@@ -353,9 +356,7 @@ class LedgerStorage:
             timer.cancel()
         try:
             if not self._has_failed:
-                self._log_lacs()
-                if not self._log.is_marked:
-                    self._log.append_mark()
+                self._settle()
                 await self._log.flush()
             if self._comparisons:
                 await asyncio.wait(self._comparisons)
@@ -468,7 +469,6 @@ class LedgerStorage:
         dead = sorted(self._sealed_bytes.keys() - needed)
         if not dead:
             return {}
-        self._log_lacs()  # a ledger whose state goes must owe nothing to the log
         self._log.append_garbage(dead)
         dropped = {number: self._sealed_bytes.pop(number) for number in dead}
         for number in dead:
@@ -525,18 +525,9 @@ class LedgerStorage:
             self._call_later(self._config.settle_interval_s, self._settle)
 
     def _settle(self) -> None:
-        """Log explicit LACs, or if there is none, proof that the last flush was durable."""
-        if self._has_failed:
-            return
-        if self._unlogged_lacs:
-            self._log_lacs()
-        elif not self._log.is_marked:
+        """Log proof that the last flush was durable."""
+        if not self._has_failed and not self._log.is_marked:
             self._log.append_mark()
-
-    def _log_lacs(self) -> None:
-        for ledger_id in sorted(self._unlogged_lacs):
-            self._log.append_lac(ledger_id, self._ledgers[ledger_id].last_add_confirmed)
-        self._unlogged_lacs.clear()
 
     # State and timers
 

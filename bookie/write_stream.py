@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _HANDSHAKE_ID = 0
+_LAC_BYTES = 64
+"""What an explicit LAC counts for in flight: about what it takes on disk."""
 
 
 class WriteStream:
@@ -160,21 +162,25 @@ class WriteStream:
         if future.done():
             self._settle(request_id, future.exception())
             return
+        self._fly(request_id, len(frame), future)
+
+    def _fly(self, request_id: int, size_bytes: int, future: asyncio.Future[None]) -> None:
+        """Settle the request once `future` is done."""
         self._in_flight += 1
-        self._in_flight_bytes += len(frame)
+        self._in_flight_bytes += size_bytes
         if self._in_flight_bytes >= self._bytes_max:
             self._has_room.clear()
-        future.add_done_callback(partial(self._land, request_id, len(frame)))
+        future.add_done_callback(partial(self._land, request_id, size_bytes))
 
     def _land(self, request_id: int, size_bytes: int, future: asyncio.Future[None]) -> None:
-        """Settle an add that was in flight."""
+        """Settle a request that was in flight."""
         self._in_flight -= 1
         self._in_flight_bytes -= size_bytes
         assert self._in_flight_bytes >= 0
         if self._in_flight_bytes < self._bytes_max:
             self._has_room.set()
         if future.cancelled():
-            self._settle(request_id, BookieUnavailableError("the bookie gave the add up"))
+            self._settle(request_id, BookieUnavailableError("the bookie gave the request up"))
         else:
             self._settle(request_id, future.exception())
 
@@ -187,11 +193,11 @@ class WriteStream:
                     f"ledger {ledger_id} with last add confirmed {last_add_confirmed}: "
                     "expected a ledger >= 0 and an entry >= -1"
                 )
-            self._storage.write_lac(ledger_id, last_add_confirmed)
+            future = self._storage.write_lac(ledger_id, last_add_confirmed)
         except DLError as error:
             self._settle(request_id, error)
         else:
-            self._settle(request_id, None)
+            self._fly(request_id, _LAC_BYTES, future)
 
     def _settle(self, request_id: int, error: BaseException | None) -> None:
         if error is None:

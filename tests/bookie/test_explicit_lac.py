@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
+
+import pytest
 
 from bookie.config import GarbageConfig
 from bookie.disk import MemoryDisk
+from bookie.storage import LedgerStorage
+from dlcore.errors import BookieStorageError
 from tests.fixtures.aio import run
 from tests.fixtures.storage import ManualClock, make_frame, open_storage, small_config
 
@@ -30,12 +35,84 @@ def test_a_lac_told_while_its_ledger_is_collected_harms_no_other() -> None:
                     await storage.add_entry(make_frame(ledger_id, entry_id))
             await storage.collect_garbage(is_deleted)
             clock.now += 1000
-            storage.write_lac(1, 2)
+            told = storage.write_lac(1, 2)
             report = await storage.collect_garbage(is_deleted)
             assert report.files_deleted == 1
-            storage.write_lac(2, 11)
-            await asyncio.sleep(0.05)
+            assert told.done()
+            await storage.write_lac(2, 11)
         async with open_storage(disk, config, clock=clock) as storage:
             assert await storage.read_lac(2, fence=False) == 11
+
+    run(main())
+
+
+def test_an_answered_lac_survives_a_crash_at_once() -> None:
+    """Goal: whoever was told that a LAC is published can rely on it, whatever happens next."""
+
+    async def main(crash_at: int | None) -> None:
+        disk = MemoryDisk(random.Random(1), latency_s=lambda: 0.001)
+        storage = await LedgerStorage.open(disk, small_config(), clock=ManualClock())
+        await storage.add_entry(make_frame(1, 0))
+        if crash_at is not None:
+            disk.crash_at_step = disk.steps + crash_at
+        answer = storage.write_lac(1, 0)
+        again = storage.write_lac(1, 0)
+        assert await storage.read_lac(1, fence=False) == 0
+        assert not answer.done()
+        assert not again.done()
+        if crash_at is None:
+            await asyncio.gather(answer, again)
+            assert storage.write_lac(1, 0).done()
+        else:
+            for each in (answer, again):
+                with pytest.raises(BookieStorageError):
+                    await each
+        disk.crash()
+        await storage.aclose()
+        disk.latency_s = None
+        if crash_at is None:
+            async with open_storage(disk) as storage:
+                assert await storage.read_lac(1, fence=False) == 0
+
+    for crash_at in (None, 1, 2):
+        run(main(crash_at))
+
+
+def test_a_lac_shares_the_flush_of_the_add_that_follows() -> None:
+    """Goal: a writer that adds again at once never waits for the flush of a LAC.
+
+    Method: the LAC may wait for ever; an add takes it along, and so does a fence.
+    """
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        async with open_storage(disk, small_config(lac_delay_s=3600.0)) as storage:
+            await storage.add_entry(make_frame(1, 0))
+            steps = disk.steps
+            told = storage.write_lac(1, 0)
+            await asyncio.sleep(0.01)
+            assert not told.done()
+            assert disk.steps == steps
+            await storage.add_entry(make_frame(1, 1))
+            assert told.done()
+            assert disk.steps == steps + 2
+            told = storage.write_lac(1, 1)
+            assert await storage.read_lac(1, fence=True) == 1
+            assert told.done()
+
+    run(main())
+
+
+def test_many_lacs_share_a_flush() -> None:
+    """Goal: one write and one sync for all ledgers whose LAC moved meanwhile."""
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        async with open_storage(disk, small_config(file_bytes_max=2**20)) as storage:
+            for ledger_id in range(10):
+                await storage.add_entry(make_frame(ledger_id, 0))
+            steps = disk.steps
+            await asyncio.gather(*(storage.write_lac(ledger_id, 0) for ledger_id in range(10)))
+            assert disk.steps == steps + 2
 
     run(main())

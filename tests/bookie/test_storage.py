@@ -428,8 +428,8 @@ def test_an_explicit_lac_and_the_proof_of_the_last_flush_are_logged_soon() -> No
         disk = MemoryDisk()
         async with open_storage(disk, small_config(settle_interval_s=0.01)) as storage:
             await add(storage, 1, 0)
-            storage.write_lac(1, 0)
             size, steps = storage.stats().stored_bytes, disk.steps
+            storage.write_lac(1, 0)
             await until(lambda: disk.steps == steps + 4)
             await asyncio.sleep(0.05)
             assert disk.steps == steps + 4

@@ -41,6 +41,8 @@ class Answers:
         self.denied: set[tuple[int, int]] = set()
         """Absent according to a fencing read."""
         self.fenced: set[int] = set()
+        self.lacs: dict[int, int] = {}
+        """Highest explicit LAC that was answered."""
 
     def note_add(
         self, ledger_id: int, entry_id: int, future: asyncio.Future[None], *, is_recovery: bool
@@ -53,6 +55,15 @@ class Answers:
         def done(each: asyncio.Future[None]) -> None:
             if each.exception() is None:
                 self.acked.add((ledger_id, entry_id))
+
+        future.add_done_callback(done)
+
+    def note_lac(self, ledger_id: int, lac: int, future: asyncio.Future[None]) -> None:
+        """Remember an explicit LAC once it is answered."""
+
+        def done(each: asyncio.Future[None]) -> None:
+            if each.exception() is None:
+                self.lacs[ledger_id] = max(lac, self.lacs.get(ledger_id, -1))
 
         future.add_done_callback(done)
 
@@ -77,7 +88,8 @@ async def work(storage: LedgerStorage, answers: Answers, rng: random.Random) -> 
                     with contextlib.suppress(LedgerFencedError):
                         await future
             elif choice < 0.8:
-                storage.write_lac(ledger_id, max(0, entry_id - 1))
+                lac = max(0, entry_id - 1)
+                answers.note_lac(ledger_id, lac, storage.write_lac(ledger_id, lac))
             elif choice < 0.9 and ledger_id == 3:
                 reads.append(asyncio.ensure_future(fence(storage, answers, entry_id)))
             elif choice < 0.95:
@@ -114,6 +126,9 @@ async def check(storage: LedgerStorage, answers: Answers) -> None:
     lost = {each for each in answers.acked - held if each[0] != DOOMED}
     assert not lost
     assert not held & answers.denied
+    for ledger_id, lac in answers.lacs.items():
+        if ledger_id != DOOMED:
+            assert await storage.read_lac(ledger_id, fence=False) >= lac
     for ledger_id in answers.fenced:
         with pytest.raises(LedgerFencedError):
             await storage.add_entry(make_frame(ledger_id, 1000))

@@ -121,7 +121,7 @@ async def ask(storage: LedgerStorage, request: tuple[Any, ...]) -> Any:
             case ("range", ledger_id, first, last, stride):
                 return await read_all(storage, ledger_id, first=first, last=last, stride=stride)
             case ("lac", ledger_id, last_add_confirmed):
-                return storage.write_lac(ledger_id, last_add_confirmed)
+                return await storage.write_lac(ledger_id, last_add_confirmed)
             case ("read_lac", ledger_id, fence):
                 return await storage.read_lac(ledger_id, fence=fence)
             case ("list", ledger_id):

@@ -179,13 +179,20 @@ class SimBookie:
         if self.storage is None:
             self._refuse(client, reply)
             return
+        life = self._life
         try:
-            self.storage.write_lac(ledger_id, lac)
+            future = self.storage.write_lac(ledger_id, lac)
         except DLError as error:
             failure = error
             self._network.send(self.name, client, lambda: reply(failure))
-        else:
-            self._network.send(self.name, client, lambda: reply(None))
+            return
+
+        def on_done(done: asyncio.Future[None]) -> None:
+            result = done.exception()
+            if life == self._life:
+                self._network.send(self.name, client, lambda: reply(result))
+
+        future.add_done_callback(on_done)
 
     def serve(
         self,
