@@ -73,8 +73,8 @@ class EntryLogEvents(NamedTuple):
 
     on_durable: Callable[[set[int]], None]
     """A batch with records of these ledgers is durable."""
-    on_sealed: Callable[[FileIndex, DiskFile, int], None]
-    """A file got its footer at that offset; the receiver owns the file handle from then on."""
+    on_sealed: Callable[[FileIndex, DiskFile, WritePosition], None]
+    """A file got its footer at that position; the receiver owns the file handle from then on."""
     on_failed: Callable[[BookieError], None]
     """Nothing will become durable any more."""
 
@@ -366,7 +366,7 @@ class EntryLog:
         )
         await full.file.append(footer)
         del self._unsealed[full.index.number]
-        self._events.on_sealed(full.index, full.file, position.offset)
+        self._events.on_sealed(full.index, full.file, position)
 
     def _fail(self, error: BookieError) -> None:
         if self._failure is not None:

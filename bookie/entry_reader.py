@@ -13,7 +13,7 @@ import numpy as np
 
 from bookie.entry_log import EntryLog, Location
 from bookie.entry_log_format import file_name
-from bookie.index import LedgerEntries, SealedIndex, open_footer
+from bookie.index import LedgerEntries, SealedIndex, read_footer
 from dlcore.errors import BookieStorageError, DigestMismatchError
 from dlcore.ids import INVALID_ENTRY_ID
 from dlcore.ledger.digest import decode_frame
@@ -30,6 +30,13 @@ _RUN_BYTES_MAX = 4 * 1024 * 1024
 _ENTRY_ID_MAX = 2**63 - 1
 _LOOKUP_COUNT = 256
 """Entries looked up at a time while a chunk is filled."""
+
+
+class _FooterPlace(NamedTuple):
+    """Where a sealed file's footer is, and what its checksum starts from."""
+
+    offset: int
+    seed: int
 
 
 class _OpenFile(NamedTuple):
@@ -54,19 +61,17 @@ class EntryReader:
         self._log = log
         self._ledgers = ledgers
         self._open_files_max = open_files_max
-        self._footers: dict[int, int] = {}
+        self._footers: dict[int, _FooterPlace] = {}
         self._open: OrderedDict[int, _OpenFile] = OrderedDict()
 
-    def add_sealed(self, number: int, *, footer_offset: int) -> None:
-        """Take note of a sealed file."""
-        self._footers[number] = footer_offset
+    def add_sealed(self, number: int, *, footer_offset: int, seed: int) -> None:
+        """Take note of a sealed file; `seed` is that of its header."""
+        self._footers[number] = _FooterPlace(footer_offset, seed)
 
     def forget(self, number: int) -> None:
         """Let go of a file that is about to be deleted."""
         del self._footers[number]
-        opened = self._open.pop(number, None)
-        if opened is not None:
-            opened.file.close()
+        self._close(number)
 
     def close(self) -> None:
         """Close every sealed file."""
@@ -158,6 +163,32 @@ class EntryReader:
         lasts = ids[np.concatenate((breaks, [len(ids) - 1]))] if len(ids) else ids
         return list(zip(firsts.tolist(), lasts.tolist(), strict=True))
 
+    async def prove_absent(self, ledger_id: int, entry_id: int) -> None:
+        """Verify every footer that would name the entry, as it is on the disk now.
+
+        A footer in use may have rotted since it was opened, and a rotted one hides entries.  An
+        unsealed file's index is in memory and needs no proof.
+
+        Raises:
+            BookieStorageError: a footer is damaged, or does name the entry.
+        """
+        state = self._ledgers.get(ledger_id)
+        files = [] if state is None else state.files_between(entry_id, entry_id)
+        for _, number in files:
+            file, _ = self._opened(number)
+            place = self._footers[number]
+            data = await file.read(place.offset, file.size - place.offset)
+            footer = await self._disk.compute(
+                read_footer, data, offset=place.offset, number=number, seed=place.seed
+            )
+            entries = None if footer is None else footer.entries(ledger_id)
+            if entries is None or any(entries.between(entry_id, entry_id, 1)):
+                self._close(number)
+                raise BookieStorageError(
+                    f"entry {ledger_id}:{entry_id} cannot be called absent: the footer of "
+                    f"{file_name(number)} is damaged"
+                )
+
     async def read(self, ledger_id: int, locations: Sequence[Location]) -> list[memoryview]:
         """Return the verified frames at `locations`.
 
@@ -214,15 +245,24 @@ class EntryReader:
         if opened is not None:
             self._open.move_to_end(number)
             return opened
-        offset = self._footers.get(number)
-        if offset is None:
+        place = self._footers.get(number)
+        if place is None:
             raise BookieStorageError(f"{file_name(number)} was dropped as garbage meanwhile")
         file = self._disk.open(file_name(number))
-        footer = open_footer(file.view(offset, file.size - offset), offset=offset)
+        view = file.view(place.offset, file.size - place.offset)
+        footer = read_footer(view, offset=place.offset, number=number, seed=place.seed)
+        if footer is None:
+            file.close()
+            raise BookieStorageError(f"the footer of {file_name(number)} is damaged")
         opened = self._open[number] = _OpenFile(file, footer)
         while len(self._open) > self._open_files_max:
             self._open.popitem(last=False)[1].file.close()
         return opened
+
+    def _close(self, number: int) -> None:
+        opened = self._open.pop(number, None)
+        if opened is not None:
+            opened.file.close()
 
 
 def _runs(locations: Sequence[Location]) -> Iterator[list[Location]]:

@@ -188,7 +188,7 @@ def _column(parts: Sequence[object], typecode: str, stored: str) -> bytes:
 
 
 class SealedIndex:
-    """The footer of a sealed file, used in place; its checksum was verified when it was opened."""
+    """The footer of a sealed file, used in place; whoever opens it verifies its checksum."""
 
     def __init__(self, payload: memoryview) -> None:
         if len(payload) < _FIXED.size:
@@ -255,8 +255,12 @@ def encode_footer_record(
     return [record, payload]
 
 
-def read_footer(view: memoryview, *, offset: int, header: FileHeader) -> SealedIndex | None:
-    """Return the footer in `view`, the file from `offset` to its end; None if it is damaged."""
+def read_footer(view: memoryview, *, offset: int, number: int, seed: int) -> SealedIndex | None:
+    """Return the footer in `view`, file `number` from `offset` to its end; None if it is damaged.
+
+    `seed` is that of the file's header.
+    """
+    header = FileHeader(number, {}, 0, seed)
     record = read_record_header(view, offset, header, view_offset=offset)
     if record is None or record.type is not RecordType.FOOTER or record.end != offset + len(view):
         return None
@@ -264,11 +268,6 @@ def read_footer(view: memoryview, *, offset: int, header: FileHeader) -> SealedI
     if crc32c.crc32c(payload) != record.payload_crc:
         return None
     return SealedIndex(payload[_padding(offset) :])
-
-
-def open_footer(view: memoryview, *, offset: int) -> SealedIndex:
-    """Return the footer in `view` as `read_footer` does, trusting that it was verified before."""
-    return SealedIndex(view[RECORD_HEADER_BYTES + _padding(offset) :])
 
 
 def _padding(offset: int) -> int:

@@ -1,7 +1,8 @@
 """A directory of the machine's file system.
 
-All writes and syncs go through one thread, so that nothing overlaps on the device and the event
-loop never waits for it.  Reads are tried without waiting first; only what is not cached takes a
+Writes and syncs go through one thread, so that nothing overlaps on the device and the event loop
+never waits for a slow one; small appends to a device that was quick last time do without the
+thread.  Reads are tried without waiting first; only what is not cached takes a
 thread.  Entries are read with `preadv` and not through a mapping, because a bad sector under a
 mapping kills the process.
 """
@@ -35,6 +36,11 @@ _TEMPORARY_SUFFIX = ".tmp"
 _READ_THREADS = 4
 _JOIN_BYTES_MAX = 256 * 1024
 """A gathered write up to this size is joined first: a copy is cheaper than many vectors."""
+_INLINE_BYTES_MAX = 16 * 1024
+"""Appends up to this size are written and synced on the event loop while the device is quick: two
+switches of threads cost more than the sync itself."""
+_QUICK_S_MAX = 0.001
+"""One append that takes longer sends the following to the thread, until one there was quick."""
 _VECTORS_MAX = 512
 """Buffers per `writev`; Linux takes 1024."""
 _WOULD_BLOCK = (errno.EAGAIN, errno.EOPNOTSUPP)
@@ -72,8 +78,16 @@ class RealFile:
     async def append(self, buffers: Sequence[BytesLike]) -> None:
         """Write `buffers` at the end and make them durable."""
         offset = self._size
-        self._size += sum(len(buffer) for buffer in buffers)
-        await self._write("append to", self._append, buffers, offset)
+        size = sum(len(buffer) for buffer in buffers)
+        self._size += size
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        if size <= _INLINE_BYTES_MAX and self._disk.is_quick and not self._is_closed:
+            with _device_errors("append to", self._path):
+                self._append(buffers, offset)
+        else:
+            await self._write("append to", self._append, buffers, offset)
+        self._disk.is_quick = loop.time() - started_s <= _QUICK_S_MAX
 
     async def rewrite(self, offset: int, data: BytesLike) -> None:
         """Write `data` over existing bytes and make them durable."""
@@ -194,6 +208,8 @@ class RealDisk:
         self._readers = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="bookie-disk-read")
         self._files: set[RealFile] = set()
         self._is_closed = False
+        self.is_quick = False
+        """Whether the last append was durable faster than a thread is worth."""
         for path in self._directory.glob(f"*{_TEMPORARY_SUFFIX}"):
             path.unlink()  # left by a crash before its rename: nobody ever relied on it
 

@@ -58,6 +58,8 @@ class SealedFile:
     number: int
     size: int
     records_end: int
+    seed: int
+    """Where the checksums of the file's records start."""
     summaries: list[LedgerSummary]
 
 
@@ -115,6 +117,7 @@ async def open_entry_log(disk: Disk, *, owner: bytes) -> OpenedLog:
                 number=newest,
                 size=file.size,
                 records_end=replayed.records_end,
+                seed=replayed.header.seed,
                 summaries=summaries,
             )
         )
@@ -179,7 +182,7 @@ async def _open_sealed(disk: Disk, number: int, records_end: int, owner: bytes) 
     file = disk.open(file_name(number))
     try:
         view = file.view(0, file.size)
-        summaries = await disk.compute(_read_footer, view, number, records_end, owner)
+        seed, summaries = await disk.compute(_read_footer, view, number, records_end, owner)
         if summaries is None:
             logger.warning("making a damaged footer again file=%s", file.name)
             replayed = await disk.compute(_replay_sealed, view, number, records_end, owner)
@@ -190,7 +193,11 @@ async def _open_sealed(disk: Disk, number: int, records_end: int, owner: bytes) 
             await file.append(footer)
             summaries = list(replayed.index.summaries())
         return SealedFile(
-            number=number, size=file.size, records_end=records_end, summaries=summaries
+            number=number,
+            size=file.size,
+            records_end=records_end,
+            seed=seed,
+            summaries=summaries,
         )
     finally:
         file.close()
@@ -198,11 +205,11 @@ async def _open_sealed(disk: Disk, number: int, records_end: int, owner: bytes) 
 
 def _read_footer(
     view: memoryview, number: int, records_end: int, owner: bytes
-) -> list[LedgerSummary] | None:
-    """Return what the footer says, None if it is damaged."""
+) -> tuple[int, list[LedgerSummary] | None]:
+    """Return the file's seed, and what its footer says, None if that is damaged."""
     header = decode_file_header(view, number=number, owner=owner)
-    index = read_footer(view[records_end:], offset=records_end, header=header)
-    return None if index is None else list(index.summaries())
+    index = read_footer(view[records_end:], offset=records_end, number=number, seed=header.seed)
+    return header.seed, None if index is None else list(index.summaries())
 
 
 def _replay_sealed(view: memoryview, number: int, records_end: int, owner: bytes) -> _Replayed:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from bookie.config import StorageConfig
     from bookie.disk_port import Disk, DiskFile
     from bookie.index import FileIndex, LedgerSummary
-    from bookie.replay import OpenedLog
+    from bookie.replay import OpenedLog, WritePosition
     from dlcore.clock import Clock
     from dlcore.ledger.digest import BytesLike
 
@@ -130,9 +130,10 @@ class LedgerStorage:
             disk, self._log, self._ledgers, open_files_max=config.open_files_max
         )
         for sealed in opened.sealed:
-            self._take_sealed(
-                sealed.number, sealed.summaries, size=sealed.size, end=sealed.records_end
+            self._reader.add_sealed(
+                sealed.number, footer_offset=sealed.records_end, seed=sealed.seed
             )
+            self._take_sealed(sealed.number, sealed.summaries, size=sealed.size)
         for summary in opened.index.summaries():
             self._ledger(summary.ledger_id).note_summary(summary)
         self._space = SpaceGuard(config.space, free_bytes=disk.space().free_bytes)
@@ -209,7 +210,7 @@ class LedgerStorage:
         await self._prepare_read(ledger_id, fence=fence)
         location = self._reader.find(ledger_id, entry_id)
         if location is None:
-            raise self._absent(ledger_id, entry_id)
+            raise await self._absent(ledger_id, entry_id)
         await self._wait_durable([location])
         return (await self._reader.read(ledger_id, [location]))[0]
 
@@ -240,7 +241,7 @@ class LedgerStorage:
             wanted = range(next_entry_id, last_entry_id + 1, stride)
             chunk = self._reader.find_all(ledger_id, wanted, bytes_max=chunk_bytes)
             if not chunk:
-                raise self._absent(ledger_id, next_entry_id)
+                raise await self._absent(ledger_id, next_entry_id)
             await self._wait_durable(chunk)
             yield await self._reader.read(ledger_id, chunk)
             next_entry_id = chunk[-1].entry_id + stride
@@ -449,9 +450,15 @@ class LedgerStorage:
             raise NoSuchLedgerError(f"ledger {ledger_id} is unknown here")
         return state
 
-    def _absent(self, ledger_id: int, entry_id: int) -> BookieError:
-        """Return the proven no, unless the log failed: then nothing absent is proven."""
+    async def _absent(self, ledger_id: int, entry_id: int) -> BookieError:
+        """Return the proven no.
+
+        Raises:
+            BookieStorageError: the log failed, or where the entry would be found is damaged: then
+                nothing absent is proven.
+        """
         self._log.check()
+        await self._reader.prove_absent(ledger_id, entry_id)
         if ledger_id not in self._ledgers:
             return NoSuchLedgerError(f"ledger {ledger_id} is unknown here")
         return NoSuchEntryError(f"entry {ledger_id}:{entry_id} is not held here")
@@ -496,8 +503,11 @@ class LedgerStorage:
         self._settle_later()
         self._watch_space()
 
-    def _on_sealed(self, index: FileIndex, file: DiskFile, footer_offset: int) -> None:
-        self._take_sealed(index.number, index.summaries(), size=file.size, end=footer_offset)
+    def _on_sealed(self, index: FileIndex, file: DiskFile, position: WritePosition) -> None:
+        self._reader.add_sealed(
+            index.number, footer_offset=position.offset, seed=position.header.seed
+        )
+        self._take_sealed(index.number, index.summaries(), size=file.size)
         file.close()
 
     def _on_failed(self, error: BookieError) -> None:
@@ -508,10 +518,7 @@ class LedgerStorage:
         logger.error("the entry log failed, nothing will be written any more: %s", error)
         self._update_state()
 
-    def _take_sealed(
-        self, number: int, summaries: Iterable[LedgerSummary], *, size: int, end: int
-    ) -> None:
-        self._reader.add_sealed(number, footer_offset=end)
+    def _take_sealed(self, number: int, summaries: Iterable[LedgerSummary], *, size: int) -> None:
         self._sealed_bytes[number] = size
         for summary in summaries:
             ledger_id = summary.ledger_id

@@ -13,7 +13,6 @@ from bookie.index import (
     LedgerSummary,
     SealedIndex,
     encode_footer_record,
-    open_footer,
     read_footer,
 )
 from dlcore.errors import BookieStorageError
@@ -62,7 +61,7 @@ def test_both_indexes_answer_as_a_dict_does(
     fill(index, model, fenced)
     index.deleted_files.extend([1, 2])
     record = b"".join(encode_footer_record(index, HEADER, offset=101, sequence=7))
-    sealed = read_footer(memoryview(record), offset=101, header=HEADER)
+    sealed = read_footer(memoryview(record), offset=101, number=HEADER.number, seed=HEADER.seed)
     assert sealed is not None
     assert sealed.deleted_files == [1, 2]
     known = {ledger for ledger, _ in model} | fenced
@@ -105,11 +104,20 @@ def test_columns_are_aligned_in_the_file(offset: int) -> None:
     index = FileIndex(3)
     fill(index, {(1, 2): (5, 60, 1), (9, 4): (6, 61, 1)}, set())
     file = bytes(offset) + b"".join(encode_footer_record(index, HEADER, offset=offset, sequence=0))
-    found = open_footer(memoryview(file)[offset:], offset=offset).entries(9)
+    sealed = read_footer(
+        memoryview(file)[offset:], offset=offset, number=HEADER.number, seed=HEADER.seed
+    )
+    assert sealed is not None
+    found = sealed.entries(9)
     assert found is not None
     start = file.find((4).to_bytes(8, "little"), offset)
     assert start % 8 == 0
     assert list(found.between(0, 100, 10)) == [(4, 6, 61)]
+
+
+def read_at_100(record: bytes | bytearray) -> SealedIndex | None:
+    """Read a footer that lies at offset 100."""
+    return read_footer(memoryview(record), offset=100, number=HEADER.number, seed=HEADER.seed)
 
 
 def test_every_flipped_byte_of_a_footer_is_noticed() -> None:
@@ -119,11 +127,16 @@ def test_every_flipped_byte_of_a_footer_is_noticed() -> None:
     record = bytearray(b"".join(encode_footer_record(index, HEADER, offset=100, sequence=0)))
     for position in range(len(record)):
         record[position] ^= 0x40
-        assert read_footer(memoryview(record), offset=100, header=HEADER) is None, position
+        assert read_at_100(record) is None, position
         record[position] ^= 0x40
-    assert read_footer(memoryview(record), offset=100, header=HEADER) is not None
+    assert read_at_100(record) is not None
     for size in range(len(record)):
-        assert read_footer(memoryview(record)[:size], offset=100, header=HEADER) is None
+        assert (
+            read_footer(
+                memoryview(record)[:size], offset=100, number=HEADER.number, seed=HEADER.seed
+            )
+            is None
+        )
 
 
 def test_a_footer_that_contradicts_itself_is_refused() -> None:

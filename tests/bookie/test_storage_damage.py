@@ -6,16 +6,19 @@ Each test acknowledges something, damages what holds it, and asks as recovery do
 from __future__ import annotations
 
 import asyncio
+import struct
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie.disk import MemoryDisk
+from bookie.disk import MemoryDisk, RealDisk
 from bookie.entry_log_format import file_name
 from bookie.storage import LedgerStorage
-from dlcore.errors import BookieStorageError
+from dlcore.errors import BookieStorageError, NoSuchEntryError
 from tests.fixtures.aio import run, until
-from tests.fixtures.storage import ManualClock, make_frame, open_storage, small_config
+from tests.fixtures.storage import ManualClock, make_frame, open_storage, read_all, small_config
 
 if TYPE_CHECKING:
     from bookie.config import StorageConfig
@@ -134,5 +137,60 @@ def test_a_footer_whose_sync_failed_is_written_again() -> None:
             for entry_id in range(held):
                 frame = await storage.read_entry(1, entry_id, fence=True)
                 assert frame == make_frame(1, entry_id)
+
+    run(main())
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize("hidden_id", [3 | 64, 0])
+def test_a_rotted_footer_hides_no_entry(is_open: bool, hidden_id: int) -> None:
+    """Goal: recovery counts noes, so a "no" out of a footer that changed would lose an entry.
+
+    Method: the id of an entry is changed in the footer of a sealed file, while that is in use and
+    while it is not; the real disk maps footers, so what is in use changes with it.
+    """
+    config = small_config(file_bytes_max=900, open_files_max=1)
+    said = r"footer of 0000000001\.log is damaged"
+
+    async def main(directory: Path) -> None:
+        disk = RealDisk(directory)
+        async with open_storage(disk, config) as storage:
+            for entry_id in range(30):
+                await storage.add_entry(make_frame(1, entry_id))
+            location = storage._reader.find(1, 3)
+            assert location is not None
+            path = directory / file_name(location.file_number)
+            data = path.read_bytes()
+            offset = storage._reader._footers[location.file_number].offset
+            position = data.index(struct.pack("<q", 3), offset)
+            if not is_open:
+                assert await storage.read_entry(1, 29, fence=False)
+                storage._reader.close()
+            with path.open("r+b") as file:
+                file.seek(position)
+                file.write(struct.pack("<q", hidden_id))
+            for fence in (False, True):
+                with pytest.raises(BookieStorageError, match=said):
+                    await storage.read_entry(1, 3, fence=fence)
+            with pytest.raises(BookieStorageError, match=said):
+                await read_all(storage, 1, first=3, last=3)
+            with pytest.raises(NoSuchEntryError):
+                await storage.read_entry(1, 30, fence=True)
+        await disk.aclose()
+
+    with tempfile.TemporaryDirectory() as directory:
+        run(main(Path(directory)))
+
+
+def test_a_true_no_is_still_proven() -> None:
+    """Goal: a hole among entries of a sealed file is answered as one."""
+
+    async def main() -> None:
+        async with open_storage(MemoryDisk(), small_config(file_bytes_max=900)) as storage:
+            for entry_id in range(0, 60, 2):
+                await storage.add_entry(make_frame(1, entry_id))
+            for entry_id in range(1, 60, 2):
+                with pytest.raises(NoSuchEntryError):
+                    await storage.read_entry(1, entry_id, fence=True)
 
     run(main())
