@@ -13,6 +13,7 @@ from dlcore.errors import (
     EntryTooLargeError,
     LedgerClosedError,
     LedgerFencedError,
+    LedgerNotFoundError,
     MetadataError,
     MetadataVersionError,
     NotEnoughBookiesError,
@@ -227,6 +228,7 @@ class LedgerWriter:
         Raises:
             LedgerFencedError: a recoverer took the ledger over and decides about its end.
             LedgerClosedError: somebody else closed it, at another entry.
+            LedgerNotFoundError: it was deleted.
             MetadataError: whether it is closed is unknown.
         """
         self._is_closing = True
@@ -234,7 +236,7 @@ class LedgerWriter:
             if self._closed is None:
                 try:
                     self._closed = await self._settle()
-                except (LedgerFencedError, LedgerClosedError) as error:
+                except (LedgerFencedError, LedgerClosedError, LedgerNotFoundError) as error:
                     await self._stop(error)  # nothing is left to do here, or to try again
                     raise
                 await self._stop(LedgerClosedError(f"ledger {self.ledger_id} is closed"))

@@ -1,0 +1,77 @@
+"""A writer whose ledger was taken from it while it closed.
+
+Goal: its end is told, and nothing of it stays behind in the client.  Method: memory bookies, and
+the metadata changed behind its back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dlcore.config import QuorumConfig
+from dlcore.errors import DLError, LedgerClosedError, LedgerFencedError, LedgerNotFoundError
+from dlcore.ledger.store import LedgerStore
+from tests.fixtures.aio import run
+from tests.fixtures.memory_namespace import MemoryCluster, memory_cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+
+async def close_elsewhere(cluster: MemoryCluster, ledger_id: int) -> None:
+    """Close the ledger before the writer's last entry, as a faulty client would."""
+    store = LedgerStore(cluster.tree.connect(), cluster.paths)
+    stored = await store.read(ledger_id)
+    closed = stored.metadata.closed(last_entry_id=0, length_bytes=1)
+    await store.write(closed, version=stored.version)
+
+
+async def recover_elsewhere(cluster: MemoryCluster, ledger_id: int) -> None:
+    """Fence the writer and close the ledger without what the writer adds next."""
+    other = await cluster.open("b")
+    await other.ledgers.recover_ledger(ledger_id)
+
+
+async def delete_elsewhere(cluster: MemoryCluster, ledger_id: int) -> None:
+    """Delete the ledger."""
+    await LedgerStore(cluster.tree.connect(), cluster.paths).delete(ledger_id)
+
+
+@pytest.mark.parametrize(
+    ("take", "is_noticed_before", "error"),
+    [
+        (close_elsewhere, False, LedgerClosedError),
+        (delete_elsewhere, False, LedgerNotFoundError),
+        (recover_elsewhere, True, LedgerFencedError),
+    ],
+)
+def test_a_close_that_comes_too_late_ends_the_writer(
+    take: Callable[[MemoryCluster, int], Awaitable[None]],
+    is_noticed_before: bool,
+    error: type[DLError],
+) -> None:
+    """It is told each time, and neither the client nor a timer keeps the writer."""
+
+    async def scenario() -> None:
+        async with memory_cluster(bookie_count=3) as cluster:
+            ledgers = (await cluster.open("a")).ledgers
+            writer = await ledgers.create_ledger(QuorumConfig())
+            await asyncio.gather(*(writer.append([b"x"]) for _ in range(3)))
+            await take(cluster, writer.ledger_id)
+            if is_noticed_before:
+                with pytest.raises(error):
+                    await writer.append([b"x"])
+            assert ledgers._writers == {writer}
+            for _ in range(2):
+                with pytest.raises(error):
+                    await writer.close()
+            assert not ledgers._writers
+            assert writer._lac._is_closed
+            assert writer._lac_timer is None
+            with pytest.raises(error):
+                await writer.wait_for_capacity()
+
+    run(scenario())
