@@ -223,9 +223,13 @@ class RealDisk:
         )
 
     def names(self) -> list[str]:
-        """Return the names of all files, sorted."""
+        """Return the names of all files, sorted; folders are not ours (a mount has lost+found)."""
         with _device_errors("list", self._directory):
-            return sorted(path.name for path in self._directory.iterdir() if path.name != LOCK_NAME)
+            return sorted(
+                path.name
+                for path in self._directory.iterdir()
+                if path.name != LOCK_NAME and not path.is_dir()
+            )
 
     async def create(self, name: str, content: Sequence[BytesLike]) -> RealFile:
         """Create a file that holds `content`; under its name it exists whole or not at all."""

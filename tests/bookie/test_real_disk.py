@@ -131,3 +131,40 @@ def test_a_device_error_is_a_storage_error_that_names_the_file(tmp_path: Path) -
         await disk.aclose()
 
     asyncio.run(main())
+
+
+def test_only_a_quick_device_is_waited_for_on_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: a slow sync holds the loop up once.
+
+    Method: syncs take as long as the test says and tell their thread; the loop's clock is the
+    test's, so that a busy machine changes nothing.
+    """
+    threads: list[int] = []
+    now_s = 0.0
+    sync_s = 0.0
+
+    def sync(_: int) -> None:
+        nonlocal now_s
+        now_s += sync_s
+        threads.append(threading.get_ident())
+
+    monkeypatch.setattr("bookie.real_disk.os.fdatasync", sync)
+
+    async def main() -> None:
+        nonlocal sync_s
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now_s)
+        disk = RealDisk(tmp_path)
+        file = await disk.create("log", [b"head"])
+        for duration_s in (0.0, 0.0, 0.5, 0.5, 0.0, 0.0):
+            sync_s = duration_s
+            await file.append([b"small"])
+        await file.append([b"x" * 1_000_000])
+        file.close()
+        await disk.aclose()
+
+    asyncio.run(main())
+    here = threading.get_ident()
+    on_loop = [thread == here for thread in threads]
+    assert on_loop == [False, True, True, False, False, True, False]
