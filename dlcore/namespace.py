@@ -170,13 +170,17 @@ class Namespace:
         state = await self._context.logs.read(validate_log_name(name))
         return DistributedLogManager(self._context, state, config or self._context.config)
 
-    async def begin_append(self, identity: str, version: int, *, run_id: str = "") -> StagedAppend:
+    async def begin_append(
+        self, identity: str, version: int, *, run_id: str = "", keep_record: bool = True
+    ) -> StagedAppend:
         """Begin an atomic append to any number of logs.
 
         Args:
             identity: who appends, across restarts: 1 … 200 bytes.
             version: which append of that identity; versions that were committed are not again.
             run_id: one life of the appender; within it a version is appended once.
+            keep_record: remember the commit for ever.  False for an identity of one append only,
+                which nobody tries again: its record is removed once the commit is known.
         """
         self._require_open()
         append = StagedAppend(
@@ -186,6 +190,7 @@ class Namespace:
             version,
             run_id=run_id,
             config=self._context.config,
+            keep_record=keep_record,
         )
         if not self._has_swept:
             self._has_swept = True

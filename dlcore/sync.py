@@ -178,9 +178,16 @@ class Namespace(_Blocking):
         manager = self._call(self._namespace.open_log(name, config=config))
         return DistributedLogManager(self._portal, manager)
 
-    def begin_append(self, identity: str, version: int, *, run_id: str = "") -> StagedAppend:
-        """Begin an atomic append to any number of logs; (identity, version) commits once."""
-        append = self._call(self._namespace.begin_append(identity, version, run_id=run_id))
+    def begin_append(
+        self, identity: str, version: int, *, run_id: str = "", keep_record: bool = True
+    ) -> StagedAppend:
+        """Begin an atomic append to any number of logs; (identity, version) commits once.
+
+        Without `keep_record`, for an identity of one append only, nothing of it is kept.
+        """
+        append = self._call(
+            self._namespace.begin_append(identity, version, run_id=run_id, keep_record=keep_record)
+        )
         return StagedAppend(self._portal, append)
 
     def open_staging_writer(self, log: str, *, identity: str) -> StagingWriter:

@@ -71,6 +71,7 @@ class StagedAppend:
         *,
         run_id: str,
         config: LogConfig,
+        keep_record: bool = True,
     ) -> None:
         check_identity(identity)
         if not 0 <= version < 2**63:
@@ -80,6 +81,8 @@ class StagedAppend:
         self._identity = identity
         self._version = version
         self._run_id = run_id
+        self._keep_record = keep_record
+        self._result: CommitResult | None = None
         self._config = config
         self._limits = SegmentLimits(
             size_bytes_max=config.segment_bytes_max,
@@ -119,12 +122,14 @@ class StagedAppend:
             MetadataConnectionError: whether it was committed is unknown; calling again tells.
         """
         self._require_alive()
-        if extents is None:
-            extents = await self._stage_own()
-        _check_extents(extents, self._identity)
-        result = await self._commit(extents)
+        if self._result is None:
+            if extents is None:
+                extents = await self._stage_own()
+            _check_extents(extents, self._identity)
+            # Remembered here too, for the record that tells of it may be removed now.
+            self._result = await self._commit(extents)
         await self._tidy()
-        return result
+        return self._result
 
     async def _stage_own(self) -> list[StagedExtent]:
         for writer in self._writers:
@@ -263,6 +268,22 @@ class StagedAppend:
         except DLError as error:
             # The append is decided; what is left over is reaped with the next one.
             logger.warning("reaping after append %s failed: %s", self._identity, error)
+        if self._result is not None and self._result.committed and not self._keep_record:
+            await self._drop_record()
+
+    async def _drop_record(self) -> None:
+        """Remove the commit record if it is this append's; what is left over harms nobody."""
+        path = self._context.paths.commit(self._identity)
+        try:
+            node = await self._read_record()
+            if node is not None and self._is_own(node):
+                await self._context.store.delete(path, version=node.version)
+        except DLError as error:
+            logger.warning("the record of append %s stays: %s", self._identity, error)
+
+    def _is_own(self, node: Versioned) -> bool:
+        path = self._context.paths.commit(self._identity)
+        return codec.decode_commit(node.value, path=path).token == self._token
 
     def _require_alive(self) -> None:
         if self._aborted:
