@@ -76,8 +76,7 @@ class LedgerReader:
     async def read_last_add_confirmed(self) -> int:
         """Return the last entry of a closed ledger, else the LAC that the bookies know; -1: none.
 
-        Sees at least every LAC whose `LedgerWriter.publish_lac` returned before this was called,
-        with the exception told there.
+        Sees at least every LAC whose `LedgerWriter.publish_lac` returned before this was called.
 
         Raises:
             LedgerReadError: too few bookies answered.

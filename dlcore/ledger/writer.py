@@ -182,9 +182,7 @@ class LedgerWriter:
         """Make every LAC read that starts from now on see the present LAC.
 
         Waits until so many bookies accepted it that no read can reach coverage without one of them.
-        A bookie accepts a LAC in memory and has it on disk within its `settle_interval_s`: one that
-        is killed before may forget it, and reads may then see a lower LAC until the next entry or
-        LAC reaches the bookies, or the ledger is closed or recovered.  No entry is lost by that.
+        A bookie accepts a LAC once it is durable there, so killed bookies do not forget it.
 
         Raises:
             NotEnoughBookiesError: too few accepted it within the add time-out; it is still tried.
