@@ -73,7 +73,7 @@ class Disk(Protocol):
         ...
 
     def names(self) -> list[str]:
-        """Return the names of all files, sorted."""
+        """Return the names of all files, sorted; folders are left out."""
         ...
 
     async def create(self, name: str, content: Sequence[BytesLike]) -> DiskFile:

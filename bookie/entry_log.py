@@ -29,7 +29,7 @@ from bookie.entry_log_format import (
     frame_crc,
 )
 from bookie.index import FileIndex, encode_footer_record
-from bookie.replay import WritePosition
+from bookie.replay import WritePosition, note_newest
 from dlcore.errors import BookieStorageError, BookieUnavailableError
 
 if TYPE_CHECKING:
@@ -341,6 +341,7 @@ class EntryLog:
         if target.file is None:
             await self._seal(self._unsealed[batch.file_number - 1])
             target.file = await self._disk.create(file_name(batch.file_number), [target.content])
+            await note_newest(self._disk, batch.file_number)
         if target.file.size != batch.offset:
             raise BookieStorageError(
                 f"{target.file.name} has {target.file.size} bytes, expected {batch.offset}"

@@ -15,6 +15,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from bookie.entry_log_format import file_number
 from dlcore.errors import (
     ConfigurationError,
     DLError,
@@ -69,7 +70,7 @@ async def establish_identity(
     if local is not None:
         _check_folder(local, name=name, cluster_id=cluster_id)
         _check_remote(local, remote, node)
-        if not _data_files(disk):
+        if not any(file_number(each) is not None for each in disk.names()):
             raise ConfigurationError(
                 f"the data folder holds the cookie of bookie {name!r} but no data: its files were "
                 "deleted; restore them, or start the bookie as a new one: empty the folder and "
@@ -101,12 +102,8 @@ async def confirm_identity(disk: Disk, cookie: BookieCookie) -> None:
     await disk.delete([_PROVISIONAL_FILE])
 
 
-def _data_files(disk: Disk) -> list[str]:
-    return [name for name in disk.names() if name not in (COOKIE_FILE, _PROVISIONAL_FILE)]
-
-
 def _check_empty(disk: Disk, remote: BookieCookie | None, *, name: str, node: str) -> None:
-    strangers = _data_files(disk)
+    strangers = [each for each in disk.names() if each not in (COOKIE_FILE, _PROVISIONAL_FILE)]
     if strangers:
         raise ConfigurationError(
             f"the data folder holds no cookie but other files ({', '.join(strangers[:3])}): "

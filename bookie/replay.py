@@ -1,6 +1,7 @@
 """Opening the entry log: the whole is taken, a never acknowledged tail is cut, all else refused.
 
-The newest file's header names every file that must exist.  Sealed files are known by their footers;
+The newest file's header names every file that must exist; that the newest itself exists is noted in
+a small file of its own.  Sealed files are known by their footers;
 one whose footer is damaged is read from its records.  Only the newest file is always read whole.
 """
 
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
     from bookie.disk_port import Disk, DiskFile
 
 logger = logging.getLogger(__name__)
+
+_NEWEST_FILE = "newest"
+"""Holds the number of the newest file that may hold something acknowledged, as decimal text."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,9 +96,16 @@ async def open_entry_log(disk: Disk, *, owner: bytes) -> OpenedLog:
         BookieStorageError: a file is missing, foreign, or damaged where it was acknowledged.
     """
     numbers = [number for name in disk.names() if (number := file_number(name)) is not None]
+    newest = max(numbers, default=0)
+    noted = await _read_newest(disk)
+    if newest < noted:
+        raise BookieStorageError(
+            f"{file_name(noted)} is missing: it was the newest file, and held acknowledged entries"
+        )
     if not numbers:
         return await _start_file(disk, 1, owner=owner, sealed=[])
-    newest = max(numbers)
+    if newest > noted:
+        await note_newest(disk, newest)
     file = disk.open(file_name(newest))
     view = file.view(0, file.size)
     replayed = await disk.compute(_replay_newest, view, newest, owner)
@@ -136,6 +147,7 @@ async def _start_file(
     live_files = {each.number: each.records_end for each in sealed}
     content = encode_file_header(number, owner=owner, live_files=live_files)
     file = await disk.create(file_name(number), [content])
+    await note_newest(disk, number)
     header = decode_file_header(memoryview(content), number=number, owner=owner)
     return OpenedLog(
         sealed=sealed,
@@ -143,6 +155,25 @@ async def _start_file(
         index=FileIndex(number),
         position=WritePosition(header=header, offset=header.size, sequence=0),
     )
+
+
+async def note_newest(disk: Disk, number: int) -> None:
+    """Note that file `number` exists, before anything in it is acknowledged.
+
+    Every other file is named by the header of a later one; the loss of the newest would go
+    unnoticed.
+    """
+    await disk.write_file(_NEWEST_FILE, b"%d" % number)
+
+
+async def _read_newest(disk: Disk) -> int:
+    """Return the number noted last, 0 if there is none."""
+    text = await disk.read_file(_NEWEST_FILE)
+    if text is None:
+        return 0
+    if not text.isdigit():
+        raise BookieStorageError(f"{_NEWEST_FILE}: {text[:20]!r}, expected the number of a file")
+    return int(text)
 
 
 async def _delete_garbage(disk: Disk, numbers: list[int]) -> None:

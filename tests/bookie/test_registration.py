@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie.disk import MemoryDisk
+from bookie.disk import MemoryDisk, RealDisk
 from bookie.registration import Registrar, confirm_identity, establish_identity
 from dlcore.clock import SystemClock
 from dlcore.errors import (
@@ -29,6 +29,8 @@ from dlcore.metadata.paths import NamespacePaths
 from tests.fixtures.aio import run, until_async
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from bookie.disk_port import Disk
     from dlcore.ledger.codec import BookieCookie
 
@@ -50,7 +52,7 @@ async def boot(disk: Disk, store: MemoryStore, cluster_id: str, name: str) -> Bo
     cookie = await establish_identity(
         disk, store, PATHS, name=name, cluster_id=cluster_id, clock=CLOCK
     )
-    await disk.write_file("00000001.log", b"data")
+    await disk.write_file("0000000001.log", b"data")
     await confirm_identity(disk, cookie)
     return cookie
 
@@ -63,7 +65,7 @@ def test_an_identity_is_made_once_and_kept() -> None:
         disk = MemoryDisk()
         first = await boot(disk, store, cluster_id, "bookie-1")
         assert await boot(disk, store, cluster_id, "bookie-1") == first
-        assert disk.names() == ["00000001.log", "cookie"]
+        assert disk.names() == ["0000000001.log", "cookie"]
         assert (first.name, first.cluster_id) == ("bookie-1", cluster_id)
         other = await boot(MemoryDisk(), store, cluster_id, "bookie-2")
         assert other.incarnation != first.incarnation
@@ -85,6 +87,8 @@ def test_folders_that_are_not_this_bookies_are_refused() -> None:
         cookie = await disk_1.read_file("cookie")
         assert cookie is not None
         await emptied.write_file("cookie", cookie)
+        await emptied.write_file("newest", b"1")
+        await emptied.write_file("holiday.jpg", b"")
         for disk, name, cluster, said in (
             (MemoryDisk(), "bookie-1", cluster_id, "folder is empty, but the cluster knows"),
             (disk_2, "bookie-1", cluster_id, "belongs to bookie 'bookie-2', not to 'bookie-1'"),
@@ -97,6 +101,23 @@ def test_folders_that_are_not_this_bookies_are_refused() -> None:
                 await boot(disk, store, cluster, name)
             assert disk.names() == before
         assert await store.get(PATHS.cookie("bookie-3")) is None
+        await store.aclose()
+
+    run(scenario())
+
+
+def test_folders_inside_the_folder_do_not_matter(tmp_path: Path) -> None:
+    """A fresh mount has a folder of its own: it is empty, and no data when the data is gone."""
+
+    async def scenario() -> None:
+        _, store, cluster_id = await connect()
+        (tmp_path / "lost+found").mkdir()
+        disk = RealDisk(tmp_path)
+        await boot(disk, store, cluster_id, "bookie-1")
+        await disk.delete(["0000000001.log"])
+        with pytest.raises(ConfigurationError, match="files were deleted"):
+            await boot(disk, store, cluster_id, "bookie-1")
+        await disk.aclose()
         await store.aclose()
 
     run(scenario())

@@ -333,3 +333,30 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
     with_storage(tmp_path, lambda storage: add_one_by_one(storage, range(2)))
     assert (tmp_path / "1.log").read_bytes() == b"mine"
     expect_entries(tmp_path, 2)
+
+
+@pytest.mark.parametrize("small_files", [False, True])
+def test_the_newest_file_is_missed(tmp_path: Path, small_files: bool) -> None:
+    """Goal: no file may go unnoticed, the one that no other names neither, nor the only one."""
+
+    async def fill(storage: LedgerStorage) -> None:
+        await add_one_by_one(storage, range(100))
+
+    with_storage(tmp_path, fill, crash=True, small_files=small_files)
+    newest = max(tmp_path.glob("*.log"))
+    newest.unlink()
+    expect_refusal(tmp_path, f"{newest.name} is missing", "the newest")
+
+
+def test_a_damaged_note_of_the_newest_file_is_refused(one_file: Path) -> None:
+    """Goal: what cannot be read is not taken for "none"."""
+    (one_file / "newest").write_bytes(b"1?")
+    expect_refusal(one_file, "newest", "1?")
+
+
+def test_a_directory_without_the_note_gets_it(one_file: Path) -> None:
+    """Goal: a crash right after a file was made leaves a directory that opens, and is complete."""
+    (one_file / "newest").unlink()
+    expect_entries(one_file, 5)
+    (one_file / FIRST).unlink()
+    expect_refusal(one_file, FIRST, "missing")
