@@ -229,6 +229,7 @@ class BookieServer:
                 f"the namespace is now cluster {binding.cluster_id}, this bookie belongs to "
                 f"{self._cluster_id}: no ledger counts as deleted"
             )
+        await self._check_metadata_is_not_older()
         report = await self.storage.collect_garbage(self._is_ledger_deleted)
         if report.refused:
             logger.warning("garbage collection refused bookie=%s: %s", self.bookie, report.refused)
@@ -239,6 +240,30 @@ class BookieServer:
                 report.ledgers_deleted,
                 report.files_deleted,
                 report.bytes_freed,
+            )
+
+    async def _check_metadata_is_not_older(self) -> None:
+        """Refuse to collect by metadata that knows less than this bookie: a restored backup.
+
+        Every ledger made after the backup would look deleted.  Ids only rise, so one that was never
+        given out gives the backup away.
+
+        Raises:
+            CorruptMetadataError: the next ledger id is missing, or not above every id held here.
+        """
+        path = self._paths.ledger_idgen
+        highest = max(self.storage.ledgers(), default=-1)  # looked at first: ids rise meanwhile
+        await self._store.sync(path)
+        node = await self._store.get(path)
+        if node is None or not node.value.isdigit():
+            raise CorruptMetadataError(
+                f"{path} does not hold the next ledger id: no ledger counts as deleted"
+            )
+        if highest >= int(node.value):
+            raise CorruptMetadataError(
+                f"this bookie holds ledger {highest}, but {path} says that the next new ledger is "
+                f"{int(node.value)}: the metadata was restored from an old backup, and no ledger "
+                f"counts as deleted; to go on, set it to more than {highest}"
             )
 
     async def _is_ledger_deleted(self, ledger_id: int) -> bool:

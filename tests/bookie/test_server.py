@@ -15,7 +15,12 @@ from bookie.config import GarbageConfig, SpaceConfig, StorageConfig
 from bookie.server import BookieServer
 from bookie.server_config import BookieConfig
 from dlcore.clock import SystemClock
-from dlcore.errors import BookieReadOnlyError, BookieUnavailableError, ConfigurationError
+from dlcore.errors import (
+    BookieReadOnlyError,
+    BookieUnavailableError,
+    ConfigurationError,
+    CorruptMetadataError,
+)
 from dlcore.ledger.codec import decode_registration
 from dlcore.metadata.binding import ensure_namespace, read_binding
 from dlcore.metadata.memory import MemoryTree
@@ -345,6 +350,7 @@ def test_garbage_is_what_the_metadata_store_says_is_deleted(tmp_path: Path) -> N
         tree = MemoryTree()
         async with in_process(tmp_path, tree, garbage=GarbageConfig(age_ms=0)) as server:
             store = tree.connect()
+            await store.put(PATHS.ledger_idgen, b"3", version=-1)
             for ledger_id in (1, 2):
                 await store.create(PATHS.ledger(ledger_id), make_parents=True)
             async with client_of(store, PATHS, server.address) as client:
@@ -361,6 +367,34 @@ def test_garbage_is_what_the_metadata_store_says_is_deleted(tmp_path: Path) -> N
                 await server._collect_once()
             assert server.storage.ledgers() == [2]
             await other.aclose()
+            await store.aclose()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("next_id", [b"2", b"", None])
+def test_metadata_that_is_older_than_the_data_deletes_nothing(
+    tmp_path: Path, next_id: bytes | None
+) -> None:
+    """Two ledgers in a namespace that gave out one: it is a restored backup, and proves nothing."""
+
+    async def scenario() -> None:
+        tree = MemoryTree()
+        async with in_process(tmp_path, tree, garbage=GarbageConfig(age_ms=0)) as server:
+            store = tree.connect()
+            if next_id is None:
+                await store.delete(PATHS.ledger_idgen)
+            else:
+                await store.put(PATHS.ledger_idgen, next_id, version=-1)
+            for ledger_id in (1, 2):
+                await server.storage.add_entry(frame_of(ledger_id, 0))
+            for _ in range(3):
+                with pytest.raises(CorruptMetadataError, match="no ledger counts as deleted"):
+                    await server._collect_once()
+            assert server.storage.ledgers() == [1, 2]
+            if next_id is not None:
+                await store.put(PATHS.ledger_idgen, b"3", version=-1)
+                await until(lambda: server.storage.ledgers() == [])
             await store.aclose()
 
     run(scenario)
