@@ -107,18 +107,18 @@ class EntryReader:
         """
         chunk: list[Location] = []
         size = 0
-        while len(chunk) < len(wanted):
-            start = len(chunk)
-            for location in self.between(
-                ledger_id, wanted[start], wanted[-1], count_max=_LOOKUP_COUNT
-            ):
-                if len(chunk) == len(wanted) or location.entry_id < wanted[len(chunk)]:
+        next_id, last_id = wanted.start, wanted.stop - 1  # a range of all ids has no len()
+        while next_id <= last_id:
+            found = self.between(ledger_id, next_id, last_id, count_max=_LOOKUP_COUNT)
+            for location in found:
+                if location.entry_id < next_id:
                     continue
                 size += location.size
-                if location.entry_id != wanted[len(chunk)] or (chunk and size > bytes_max):
+                if location.entry_id != next_id or (chunk and size > bytes_max):
                     return chunk
                 chunk.append(location)
-            if len(chunk) == start:
+                next_id += wanted.step
+            if not found:
                 break
         return chunk
 

@@ -233,6 +233,7 @@ class LedgerStorage:
         """
         _check_id("ledger", ledger_id)
         _check_id("entry", first_entry_id)
+        _check_id("entry", max(0, last_entry_id))
         if stride < 1 or chunk_bytes < 1:
             raise BadRequestError(f"stride={stride} chunk_bytes={chunk_bytes}: expected >= 1")
         next_entry_id = first_entry_id

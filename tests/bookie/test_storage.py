@@ -135,6 +135,28 @@ def test_range_reads_end_at_the_first_entry_that_is_not_held() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("stride", [1, 7])
+def test_a_range_may_reach_to_the_last_id_there_is(stride: int) -> None:
+    """Goal: "all there is" is a range like others: what is held, then the proven no."""
+
+    async def main() -> None:
+        async with open_storage(MemoryDisk()) as storage:
+            await add(storage, 1, *range(300), 2**63 - 1)
+            frames: list[bytes] = []
+            with pytest.raises(NoSuchEntryError):
+                async for chunk in storage.read_entries(
+                    1, first_entry_id=0, last_entry_id=2**63 - 2, stride=stride, chunk_bytes=500
+                ):
+                    frames += map(bytes, chunk)
+            assert frames == [make_frame(1, entry_id) for entry_id in range(0, 300, stride)]
+            last = 2**63 - 1
+            assert await read_all(storage, 1, first=last, last=last) == [make_frame(1, last)]
+            with pytest.raises(BadRequestError):
+                await read_all(storage, 1, first=0, last=last + 1)
+
+    asyncio.run(main())
+
+
 def test_bad_input_is_refused_by_name_and_writes_nothing() -> None:
     """Goal: each kind of bad frame or request has its own error; the log does not grow."""
     good = make_frame(1, 5)
