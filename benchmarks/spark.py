@@ -8,7 +8,6 @@ import sys
 import tempfile
 import threading
 import time
-import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -47,8 +46,6 @@ def spark_session(folder: Path) -> Iterator[SparkSession]:
     """Run Spark in this process with two task slots."""
     os.environ["SPARK_LOCAL_DIRS"] = str(folder / "spark")
     os.environ["PYSPARK_PYTHON"] = sys.executable  # else workers are the python3 of the PATH
-    # PySpark's own remark on its own pandas support; nothing here goes through its pandas code.
-    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     builder = SparkSession.Builder().master(f"local[{CORES}]").appName("dlog benchmarks")
     settings = {
         "spark.driver.memory": "1g",

@@ -12,7 +12,6 @@ import signal
 import sys
 import tempfile
 import traceback
-import warnings
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
@@ -126,8 +125,6 @@ def _start_spark(folder: Path) -> SparkSession:
     os.environ["PYSPARK_PYTHON"] = sys.executable  # else workers are the python3 of the PATH
     # It logs a traceback of its own when Ctrl-C interrupts a call.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    # PySpark's own remark on its own pandas support; nothing here goes through its pandas code.
-    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     settings = {
         "spark.driver.memory": "1g",
         "spark.ui.enabled": "false",
