@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
     _Context = grpc.aio.ServicerContext[bytes, bytes]
 
+_RANGE_BYTES_MAX = 2 + 2 * (1 + 9)
+"""Of one range in an answer: a tag and a length, then two tags with numbers of 63 bits."""
+LISTED_RANGES_MAX = wire.RESPONSE_BYTES_MAX // _RANGE_BYTES_MAX - 1
+"""Ranges of entries in one answer; the room of one is for the status."""
 _SHUTTING_DOWN = "the bookie is shutting down"
 _Response = TypeVar(
     "_Response",
@@ -188,6 +192,7 @@ class BookieService:
             request = wire.decode_request(pb.ListEntriesRequest, data)
             self._check_ledger(request.incarnation, request.ledger_id)
             ranges = self._storage.list_entries(request.ledger_id)
+            _check_ranges_fit(request.ledger_id, len(ranges))
         except DLError as error:
             return _failure(pb.ListEntriesResponse, error)
         response = pb.ListEntriesResponse(status=pb.OK)
@@ -226,6 +231,15 @@ def _check_at_least(lowest: int, **values: int) -> None:
     for name, value in values.items():
         if value < lowest:
             raise BadRequestError(f"{name}={value}: expected at least {lowest}")
+
+
+def _check_ranges_fit(ledger_id: int, count: int) -> None:
+    """Refuse by name what gRPC would not carry, before time is spent on making it."""
+    if count > LISTED_RANGES_MAX:
+        raise BadRequestError(
+            f"ledger {ledger_id} has {count} ranges of entries here, more than the "
+            f"{LISTED_RANGES_MAX} that one answer holds: read the entries instead"
+        )
 
 
 def _failure(kind: type[_Response], error: DLError) -> bytes:
