@@ -19,6 +19,7 @@ from dlcore.ledger.append import (
     SendAdd,
     StoreMetadata,
 )
+from dlcore.ledger.probation import Probation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -75,6 +76,7 @@ class AppendDriver:
         self._tasks: dict[asyncio.Task[None], None] = {}  # a set that keeps its order
         self._waiters: list[asyncio.Future[None]] = []
         self._quarantine: dict[BookieId, float] = {}
+        self._probation = Probation(conduct_s=4 * services.config.add_timeout_s)
         self._retry_timer: asyncio.TimerHandle | None = None
         self._retry_s = _RETRY_S
         self._is_retry = False
@@ -163,8 +165,9 @@ class AppendDriver:
 
     async def _find_replacements(self) -> None:
         failed = self.appender.failed_bookies
-        until = self._loop.time() + _QUARANTINE_S
-        self._quarantine.update(dict.fromkeys(failed, until))
+        now = self._loop.time()
+        self._quarantine.update(dict.fromkeys(failed, now + _QUARANTINE_S))
+        self._probation.note_failed(failed, now)
         try:
             registered = await self._list_bookies()
         except MetadataError as error:
@@ -176,12 +179,26 @@ class AppendDriver:
             )
             self._advance(effects)
             return
-        readmitted = registered if self._is_retry else []
-        self._is_retry = False
+        readmitted = self._choose_readmitted(registered)
         candidates = await self._choose_candidates(registered)
         self._advance(
             self.appender.bookies_listed(candidates, readmitted=readmitted, rng=self._services.rng)
         )
+        self._probation.note_admitted(self.appender.failed_bookies)
+
+    def _choose_readmitted(self, registered: Sequence[BookieId]) -> Sequence[BookieId]:
+        """Return who may get entries again if there is nobody to replace it.
+
+        A bookie that is registered and does not answer would hold up all that is sent to it, again
+        and again; it is tried at longer and longer intervals, unless entries cannot do without.
+        """
+        is_retry, self._is_retry = self._is_retry, False
+        now = self._loop.time()
+        if self.appender.is_stuck:
+            return [each for each in registered if self._probation.is_last_hope(each, now)]
+        if not is_retry:
+            return []
+        return [each for each in registered if self._probation.is_over(each, now)]
 
     async def _choose_candidates(self, registered: Sequence[BookieId]) -> Sequence[BookieId]:
         """Leave out who failed lately, unless adds wait and nobody else is there."""
