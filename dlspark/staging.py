@@ -79,7 +79,10 @@ def commit_staged(messages: Sequence[WriterCommitMessage | None], *, uri: str) -
         _advice_on_txids(),
         _advice_on_duplicates(),
         open_shared_namespace(uri).begin_append(
-            append.identity, append.version, run_id=append.run_id
+            append.identity,
+            append.version,
+            run_id=append.run_id,
+            keep_record=not append.is_unique,
         ) as staged,
     ):
         result = staged.commit(extents)

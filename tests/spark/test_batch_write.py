@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from dlspark import DistributedLogDataSource
 from dlspark.batch import DlogWriter
-from tests.fixtures.spark import list_staged, message_of
+from tests.fixtures.spark import committed_version, list_staged, message_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -210,7 +210,9 @@ def test_failed_attempts_leave_nothing(spark: SparkSession, logs: LogBench, tmp_
     log = logs.create()
     save_flaky(numbers(spark, 600, 2), logs, tmp_path, "stage", log)
     assert {path.name for path in tmp_path.glob("?-?")} == {"0-0", "0-1", "1-0", "1-1"}
-    assert list_staged(logs.uri, f"write:{(tmp_path / 'token').read_text()}")[0] == set()
+    identity = f"write:{(tmp_path / 'token').read_text()}"
+    assert list_staged(logs.uri, identity)[0] == set()
+    assert committed_version(logs.uri, identity) is None  # nobody will ask, so nothing is kept
     assert logs.payloads(log) == as_bytes(600)
 
 
