@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING
 
-from dlcore.config import QuorumConfig
+if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
+    from dlcore.config import QuorumConfig
 
 
 def write_set(quorum: QuorumConfig, entry_id: int) -> tuple[int, ...]:
