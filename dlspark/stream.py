@@ -52,19 +52,24 @@ class DlogStreamReader(DataSourceStreamReader):
 
     def __init__(self, options: ReadOptions, source: LogSnapshots | None = None) -> None:
         self._options = options
+        self._initial: StreamOffset | None = None
         self._known: StreamOffset | None = None
         self._source = source
         self._snapshots: dict[str, LogSnapshot] = {}
         self._reported: set[DataLoss] = set()
 
     def initialOffset(self) -> dict[str, Any]:
-        """Resolve where a new query starts."""
-        logs = list_selected(self._options.uri, self._options.logs)
-        snapshots = require_all(self._take(logs), self._options.uri)
-        self._known = StreamOffset.initial(
-            {log: self._start_of(snapshot) for log, snapshot in snapshots.items()}
-        )
-        return self._known.to_json()
+        """Resolve where a new query starts; once, however often and late Spark asks."""
+        return self._initial_offset().to_json()
+
+    def _initial_offset(self) -> StreamOffset:
+        if self._initial is None:
+            logs = list_selected(self._options.uri, self._options.logs)
+            snapshots = require_all(self._take(logs), self._options.uri)
+            self._initial = StreamOffset.initial(
+                {log: self._start_of(snapshot) for log, snapshot in snapshots.items()}
+            )
+        return self._initial
 
     def _start_of(self, snapshot: LogSnapshot) -> LogPosition:
         require_reached(snapshot, self._options.start)
@@ -78,10 +83,13 @@ class DlogStreamReader(DataSourceStreamReader):
     ) -> dict[str, Any]:
         """Return the offset after all that is readable now.
 
-        Spark 4.1 passes no arguments; there the last offset it mentioned stands in.
+        Spark 4.1 passes no arguments; there the last offset it mentioned stands in.  It asks a new
+        query for this before it asks for the initial offset.
         """
-        since = self._known if start is None else StreamOffset.from_json(start)
-        assert since is not None, "Spark asks for the initial offset first"
+        if start is not None:
+            since = StreamOffset.from_json(start)
+        else:
+            since = self._known or self._initial_offset()
         views = self._look(since)
         offset, losses = since.advanced(views)
         self._report(losses)

@@ -104,6 +104,16 @@ def test_older_spark_names_no_start() -> None:
     assert as_text(restarted.partitions(first, second)) == ["1:4:0-1:6:0"]
 
 
+def test_older_spark_asks_a_new_query_for_its_end_first() -> None:
+    """What "latest" means is settled by the first question, whichever it is."""
+    source = MadeUpSnapshots(snapshot_of((4,)), snapshot_of((6,)), snapshot_of((9,)))
+    reader = reader_of(source, startingOffsets="latest")
+    first = reader.latestOffset()
+    start = reader.initialOffset()
+    assert as_text(reader.partitions(start, first)) == ["1:4:0-1:6:0"]
+    assert reader.initialOffset() == start
+
+
 def test_what_was_seen_before_is_not_enough_for_a_later_end() -> None:
     """A batch of an earlier run may end after the last snapshot of this one."""
     source = MadeUpSnapshots(snapshot_of((2,)), snapshot_of((5,)))
