@@ -65,11 +65,18 @@ class Sink:
         return [number for _, number in self.rows]
 
     def wait_for(self, count: int) -> None:
-        """Wait until there are `count` rows."""
+        """Wait until there are `count` rows, and Spark will not run their batches again."""
         assert self._query is not None
-        wait_until(lambda: len(self.rows) >= count or not self._is_active(), timeout_s=TIMEOUT_S)
+        wait_until(
+            lambda: (len(self.rows) >= count and self._is_committed()) or not self._is_active(),
+            timeout_s=TIMEOUT_S,
+        )
         assert self._is_active(), self._query.exception()
         assert len(self.rows) == count
+
+    def _is_committed(self) -> bool:
+        """Whether Spark noted the last batch that came: without that a restart runs it again."""
+        return (self.checkpoint / "commits" / str(max(self.batches))).exists()
 
     def wait_for_batch(self, batch_id: int) -> None:
         """Wait until a batch has been taken."""
