@@ -68,11 +68,12 @@ def main() -> int:
     try:
         with ExitStack() as stack:
             outcome = _run(progress, stack)
-    except KeyboardInterrupt:
-        progress.say("interrupted: stopped everything")
-        exit_code = EXIT_INTERRUPTED
-    except Exception:  # noqa: BLE001 - whatever it was, what is below must still happen
-        traceback.print_exc()
+    except BaseException as error:  # noqa: BLE001 - whatever it was, what is below must still happen
+        if _was_interrupted(error):
+            progress.say("interrupted: stopped everything")
+            exit_code = EXIT_INTERRUPTED
+        else:
+            traceback.print_exc()
     _ignore_interrupts()
     left = wait_until_alone(timeout_s=30)
     problems = [f"process {pid} is left: {command}" for pid, command in left.items()]
@@ -82,6 +83,13 @@ def main() -> int:
         for problem in problems:
             progress.say(problem)
     return exit_code
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is behind `error`: py4j, interrupted while it sends, fails in its clean-up."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
 
 
 def _interrupt(_: int, __: FrameType | None) -> NoReturn:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
 from uuid import uuid4
 
+from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
@@ -46,16 +48,24 @@ def wait_until_alone(timeout_s: float) -> dict[int, str]:
 
 def stop_spark() -> None:
     """Stop Spark and its Java process, which would otherwise live as long as this one."""
+    # A Ctrl-C that came in the middle of a call leaves a connection that no longer answers; what
+    # cannot be stopped through it ends with the Java process.
+    with contextlib.suppress(Py4JError):
+        _stop_session()
+    gateway = SparkContext._gateway
+    if gateway is None:
+        return
+    with contextlib.suppress(Py4JError):
+        gateway.shutdown()
+    process = getattr(gateway, "proc", None)
+    if process is not None:
+        process.stdin.close()  # its Java process ends with its input
+        process.wait(timeout=_JAVA_TIMEOUT_S)
+
+
+def _stop_session() -> None:
     session = SparkSession.getActiveSession()
     if session is not None:
         for query in session.streams.active:
             query.stop()
         session.stop()
-    gateway = SparkContext._gateway
-    if gateway is None:
-        return
-    gateway.shutdown()
-    process = getattr(gateway, "proc", None)
-    if process is not None:
-        process.stdin.close()  # its Java process ends with its input
-        process.wait(timeout=_JAVA_TIMEOUT_S)
