@@ -6,6 +6,7 @@ import asyncio
 import os
 import statistics
 import time
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -22,6 +23,10 @@ from dlcore.records import LogRecord
 from dlcore.sync import open_namespace
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine
+
+    from dlcore.log.manager import DistributedLogManager
+    from dlcore.log.writer import AsyncLogWriter
     from dlcore.sandbox.cluster import Sandbox
 
 COPIES = 3
@@ -107,69 +112,80 @@ def peak_memory_mb(pid: int) -> float:
 
 def append_latency(sandbox: Sandbox, folder: Path) -> list[Figure]:
     """One record at a time, durable on three bookies, beside a gRPC call with one fdatasync."""
-    with bare_server(folder) as address:
-        figure = measure(
-            name="append_latency",
-            unit="ms",
-            target=Target(ratio=2.0, is_rate=False),
-            value=lambda: asyncio.run(_append_ms(sandbox.uri)),
-            limit=lambda: asyncio.run(
-                round_trip_ms(address, durable=True, size_bytes=RECORD_BYTES, count=_LATENCY_COUNT)
-            ),
-        )
-    return [figure]
+    return _beside_bare_call(
+        "append_latency", lambda: _append_ms(sandbox.uri), folder, durable=True, ratio_max=2.0
+    )
 
 
 async def _append_ms(uri: str) -> float:
-    name = f"bench/{uuid4().hex}"
     times = []
-    async with await open_namespace_async(uri) as namespace:
-        await namespace.create_log(name, config=CONFIG)
-        async with (
-            await namespace.open_log(name, config=CONFIG) as log,
-            await log.open_writer() as writer,
-        ):
-            payload = os.urandom(RECORD_BYTES)
-            await writer.write(LogRecord(0, payload))
-            for txid in range(_LATENCY_COUNT):
-                started = time.perf_counter()
-                await writer.write(LogRecord(txid, payload))
-                times.append(time.perf_counter() - started)
+    async with _fresh_log(uri) as (_, writer):
+        payload = os.urandom(RECORD_BYTES)
+        await writer.write(LogRecord(0, payload))
+        for txid in range(_LATENCY_COUNT):
+            started = time.perf_counter()
+            await writer.write(LogRecord(txid, payload))
+            times.append(time.perf_counter() - started)
     return statistics.median(times) * 1000
 
 
 def tail_latency(sandbox: Sandbox, folder: Path) -> list[Figure]:
     """From a record being durable to a tailing reader having it, beside a bare gRPC round trip."""
+    return _beside_bare_call(
+        "tail_latency", lambda: _tail_ms(sandbox.uri), folder, durable=False, ratio_max=3.0
+    )
+
+
+async def _tail_ms(uri: str) -> float:
+    times = []
+    async with (
+        _fresh_log(uri) as (log, writer),
+        await log.open_reader(dlsn=DLSN.INITIAL) as reader,
+    ):
+        payload = os.urandom(RECORD_BYTES)
+        for txid in range(_LATENCY_COUNT):
+            waiting = asyncio.create_task(reader.read_next())
+            position = await writer.write(LogRecord(txid, payload))
+            durable = time.perf_counter()
+            record = await waiting
+            times.append(time.perf_counter() - durable)
+            assert record is not None
+            assert record.dlsn == position
+    return statistics.median(times[1:]) * 1000  # the first one opens the reader's streams
+
+
+def _beside_bare_call(
+    name: str,
+    latency_ms: Callable[[], Coroutine[None, None, float]],
+    folder: Path,
+    *,
+    durable: bool,
+    ratio_max: float,
+) -> list[Figure]:
+    """Measure a latency beside a bare gRPC call that carries as much."""
     with bare_server(folder) as address:
         figure = measure(
-            name="tail_latency",
+            name=name,
             unit="ms",
-            target=Target(ratio=3.0, is_rate=False),
-            value=lambda: asyncio.run(_tail_ms(sandbox.uri)),
+            target=Target(ratio=ratio_max, is_rate=False),
+            value=lambda: asyncio.run(latency_ms()),
             limit=lambda: asyncio.run(
-                round_trip_ms(address, durable=False, size_bytes=RECORD_BYTES, count=_LATENCY_COUNT)
+                round_trip_ms(
+                    address, durable=durable, size_bytes=RECORD_BYTES, count=_LATENCY_COUNT
+                )
             ),
         )
     return [figure]
 
 
-async def _tail_ms(uri: str) -> float:
+@asynccontextmanager
+async def _fresh_log(uri: str) -> AsyncIterator[tuple[DistributedLogManager, AsyncLogWriter]]:
+    """Make a log and open it for writing."""
     name = f"bench/{uuid4().hex}"
-    times = []
     async with await open_namespace_async(uri) as namespace:
         await namespace.create_log(name, config=CONFIG)
         async with (
             await namespace.open_log(name, config=CONFIG) as log,
             await log.open_writer() as writer,
-            await log.open_reader(dlsn=DLSN.INITIAL) as reader,
         ):
-            payload = os.urandom(RECORD_BYTES)
-            for txid in range(_LATENCY_COUNT):
-                waiting = asyncio.create_task(reader.read_next())
-                position = await writer.write(LogRecord(txid, payload))
-                durable = time.perf_counter()
-                record = await waiting
-                times.append(time.perf_counter() - durable)
-                assert record is not None
-                assert record.dlsn == position
-    return statistics.median(times[1:]) * 1000  # the first one opens the reader's streams
+            yield log, writer

@@ -2,9 +2,9 @@
 
 Writes and syncs go through one thread, so that nothing overlaps on the device and the event loop
 never waits for a slow one; small appends to a device that was quick last time do without the
-thread.  Reads are tried without waiting first; only what is not cached takes a
-thread.  Entries are read with `preadv` and not through a mapping, because a bad sector under a
-mapping kills the process.
+thread.  Reads are tried without waiting first; only what is not cached takes a thread.  Entries
+are read with `preadv` and not through a mapping, because a bad sector under a mapping kills the
+process.
 """
 
 from __future__ import annotations

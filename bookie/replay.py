@@ -1,8 +1,8 @@
 """Opening the entry log: the whole is taken, a never acknowledged tail is cut, all else refused.
 
 The newest file's header names every file that must exist; that the newest itself exists is noted in
-a small file of its own.  Sealed files are known by their footers;
-one whose footer is damaged is read from its records.  Only the newest file is always read whole.
+a small file of its own.  Sealed files are known by their footers; one whose footer is damaged is
+read from its records.  Only the newest file is always read whole.
 """
 
 from __future__ import annotations
