@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING
 import grpc
 
 from bookie.disk import RealDisk
+from bookie.garbage_collector import GarbageCollector
 from bookie.registration import Registrar, confirm_identity, establish_identity
 from bookie.service import BookieService
 from bookie.storage import LedgerStorage, StorageState
 from dlcore.errors import (
     BookieStorageError,
     ConfigurationError,
-    CorruptMetadataError,
     DLError,
 )
-from dlcore.metadata.binding import ensure_namespace, read_binding
+from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.paths import NamespacePaths, parse_uri
 from dlcore.transport import wire
 
@@ -223,14 +223,10 @@ class BookieServer:
                 logger.warning("garbage collection failed bookie=%s: %s", self.bookie, error)
 
     async def _collect_once(self) -> None:
-        binding = await read_binding(self._store, self._paths)
-        if binding.cluster_id != self._cluster_id:
-            raise CorruptMetadataError(
-                f"the namespace is now cluster {binding.cluster_id}, this bookie belongs to "
-                f"{self._cluster_id}: no ledger counts as deleted"
-            )
-        await self._check_metadata_is_not_older()
-        report = await self.storage.collect_garbage(self._is_ledger_deleted)
+        collector = GarbageCollector(
+            self.storage, store=self._store, paths=self._paths, cluster_id=self._cluster_id
+        )
+        report = await collector.collect()
         if report.refused:
             logger.warning("garbage collection refused bookie=%s: %s", self.bookie, report.refused)
         elif report.ledgers_deleted:
@@ -241,38 +237,6 @@ class BookieServer:
                 report.files_deleted,
                 report.bytes_freed,
             )
-
-    async def _check_metadata_is_not_older(self) -> None:
-        """Refuse to collect by metadata that knows less than this bookie: a restored backup.
-
-        Every ledger made after the backup would look deleted.  Ids only rise, so one that was never
-        given out gives the backup away.
-
-        Raises:
-            CorruptMetadataError: the next ledger id is missing, or not above every id held here.
-        """
-        path = self._paths.ledger_idgen
-        highest = max(self.storage.ledgers(), default=-1)  # looked at first: ids rise meanwhile
-        await self._store.sync(path)
-        node = await self._store.get(path)
-        if node is None or not node.value.isdigit():
-            raise CorruptMetadataError(
-                f"{path} does not hold the next ledger id: no ledger counts as deleted"
-            )
-        if highest >= int(node.value):
-            raise CorruptMetadataError(
-                f"this bookie holds ledger {highest}, but {path} says that the next new ledger is "
-                f"{int(node.value)}: the metadata was restored from an old backup, and no ledger "
-                f"counts as deleted; to go on, set it to more than {highest}"
-            )
-
-    async def _is_ledger_deleted(self, ledger_id: int) -> bool:
-        """Return whether the ledger has no metadata, read twice: the second time after a sync."""
-        path = self._paths.ledger(ledger_id)
-        if await self._store.get(path) is not None:
-            return False
-        await self._store.sync(path)
-        return await self._store.get(path) is None
 
 
 def _host_port(host: str, port: int) -> str:
