@@ -164,7 +164,9 @@ class BookieServer:
                 "the host is no address of this machine"
             ) from error
         await server.start()
-        self.address = _host_port(config.advertised_host or config.host, port)
+        self.address = _host_port(
+            config.advertised_host or config.host, config.advertised_port or port
+        )
 
         async def stop() -> None:
             logger.info("draining bookie=%s", self.bookie)

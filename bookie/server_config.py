@@ -41,6 +41,8 @@ class BookieConfig:
     """Port to listen on; 0 takes a free one."""
     advertised_host: str = ""
     """What clients connect to; empty: `host`."""
+    advertised_port: int = 0
+    """Likewise its port, where something forwards to this bookie; 0: the port it listens on."""
     session_timeout_s: float = 10.0
     """After this long without contact the metadata store drops the registration."""
     connection_bytes_max: int = 16 * MIB
@@ -59,12 +61,9 @@ class BookieConfig:
             value=self.name,
             rule=f"expected 1 … {_NAME_LENGTH_MAX} printable characters",
         )
-        require(
-            condition=0 <= self.port < 2**16,
-            key="port",
-            value=self.port,
-            rule="expected 0 … 65535",
-        )
+        for key in ("port", "advertised_port"):
+            value = getattr(self, key)
+            require(condition=0 <= value < 2**16, key=key, value=value, rule="expected 0 … 65535")
         require(
             condition=bool(self.advertised_host) or self.host not in _ANY_HOST,
             key="advertised_host",

@@ -343,6 +343,29 @@ def test_a_full_disk_is_registered_as_read_only(tmp_path: Path) -> None:
     run(scenario)
 
 
+def test_a_bookie_is_registered_where_clients_reach_it(tmp_path: Path) -> None:
+    """Something forwards from another address: that one is registered, and not its own."""
+
+    async def scenario() -> None:
+        tree = MemoryTree()
+        config = BookieConfig(
+            name="b",
+            metadata_uri=URI,
+            data_dir=tmp_path,
+            advertised_host="bookie.example",
+            advertised_port=4321,
+        )
+        store = tree.connect()
+        async with await BookieServer.start(config, store=store, clock=SystemClock()) as server:
+            assert server.address == "bookie.example:4321"
+            node = await store.get(PATHS.bookie_available("b"))
+            assert node is not None
+            assert decode_registration(node.value).address == "bookie.example:4321"
+        await store.aclose()
+
+    run(scenario)
+
+
 def test_garbage_is_what_the_metadata_store_says_is_deleted(tmp_path: Path) -> None:
     """Two ledgers, one deleted: only that one goes; none goes in another cluster's namespace."""
 

@@ -46,6 +46,7 @@ def test_every_limit_can_be_set() -> None:
         ({"port": 1.5}, "port=1.5"),
         ({"port": True}, "port=True"),
         ({"port": 65536}, "port=65536"),
+        ({"advertised_port": -1}, "advertised_port=-1"),
         ({"name": 3}, "name=3"),
         ({"name": ""}, "name=''"),
         ({"name": "a\nb"}, "name="),
