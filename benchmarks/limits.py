@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import struct
 import subprocess
 import sys
 import time
@@ -11,9 +12,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+import crc32c
 import grpc
 
 from benchmarks.bare_server import ECHO, WRITE
+from bookie.entry_log_format import RECORD_HEADER_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 
 MIB = 1024 * 1024
 _BLOCK = os.urandom(MIB)
+_FILE_HEADER_BYTES = struct.Struct(">12xI")
+_PAYLOAD_BYTES = struct.Struct(">4xI")
 
 
 def disk_rate(folder: Path, size_bytes: int) -> float:
@@ -40,6 +45,29 @@ def disk_rate(folder: Path, size_bytes: int) -> float:
     finally:
         os.close(descriptor)
     return size_bytes / 1e6 / seconds
+
+
+def disk_read_s(path: Path) -> float:
+    """Return the time to read a file in order."""
+    buffer = bytearray(MIB)
+    started = time.perf_counter()
+    with path.open("rb", buffering=0) as file:
+        while file.readinto(buffer):
+            pass
+    return time.perf_counter() - started
+
+
+def bare_replay_s(path: Path) -> float:
+    """Return the time to read an entry log file and to sum each of its payloads, no more."""
+    started = time.perf_counter()
+    view = memoryview(path.read_bytes())
+    (offset,) = _FILE_HEADER_BYTES.unpack_from(view)
+    while offset < len(view):
+        (payload_bytes,) = _PAYLOAD_BYTES.unpack_from(view, offset)
+        offset += RECORD_HEADER_BYTES
+        crc32c.crc32c(view[offset : offset + payload_bytes])
+        offset += payload_bytes
+    return time.perf_counter() - started
 
 
 @contextmanager

@@ -38,7 +38,7 @@ WRITE_BYTES = 256 * MIB
 RECORD_BYTES = 1024
 _BATCH_RECORDS = 1024
 _LATENCY_COUNT = 300
-_MEMORY_MB_MAX = 300
+MEMORY_MB_MAX = 300
 
 
 def record_batches(*, total_bytes: int, record_bytes: int) -> list[pa.RecordBatch]:
@@ -96,7 +96,7 @@ def core_write(sandbox: Sandbox, folder: Path) -> list[Figure]:
         name="bookie_peak_memory",
         unit="MB",
         value=max(peak_memory_mb(bookie.pid) for bookie in sandbox.bookies),
-        limit=float(_MEMORY_MB_MAX),
+        limit=float(MEMORY_MB_MAX),
         target=Target(ratio=1.0, is_rate=False),
     )
     return [figure, memory]
@@ -104,10 +104,19 @@ def core_write(sandbox: Sandbox, folder: Path) -> list[Figure]:
 
 def peak_memory_mb(pid: int) -> float:
     """Return the largest resident size that a process ever had."""
+    return _status_mb(pid, "VmHWM")
+
+
+def memory_mb(pid: int) -> float:
+    """Return the resident size of a process."""
+    return _status_mb(pid, "VmRSS")
+
+
+def _status_mb(pid: int, key: str) -> float:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
+        if line.startswith(f"{key}:"):
             return int(line.split()[1]) * 1024 / 1e6
-    raise AssertionError(f"the kernel tells no VmHWM of process {pid}")
+    raise AssertionError(f"the kernel tells no {key} of process {pid}")
 
 
 def append_latency(sandbox: Sandbox, folder: Path) -> list[Figure]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import logs, spark
+from benchmarks import bookies, logs, spark
 from dlcore.sandbox.cluster import Sandbox
 
 if TYPE_CHECKING:
@@ -33,7 +33,13 @@ BENCHMARKS: dict[str, Callable[[Sandbox, Path], list[Figure]]] = {
     "spark_batch_read": spark.batch_read,
     "spark_batch_write": spark.batch_write,
     "stream_trigger": spark.stream_trigger,
+    "restart": bookies.restart,
+    "restart_full": bookies.restart_full,
+    "memory": bookies.memory,
+    "memory_full": bookies.memory_full,
 }
+LONG = ("restart_full", "memory_full")
+"""Run only when named: minutes of work, and 15 GB of disk."""
 
 
 def main() -> None:
@@ -42,7 +48,7 @@ def main() -> None:
     parser.add_argument("--only", choices=sorted(BENCHMARKS), help="run one benchmark")
     parser.add_argument("--data-dir", type=Path, default=Path("artifacts"))
     arguments = parser.parse_args()
-    names = [arguments.only] if arguments.only else list(BENCHMARKS)
+    names = [arguments.only] if arguments.only else [n for n in BENCHMARKS if n not in LONG]
     arguments.data_dir.mkdir(parents=True, exist_ok=True)
     console = Console(highlight=False, soft_wrap=True, width=_TABLE_WIDTH)
     figures: list[Figure] = []

@@ -1,0 +1,218 @@
+"""Figures of one bookie: its start after a crash, and its memory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections import deque
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.figures import Figure, Target
+from benchmarks.limits import bare_replay_s, disk_read_s
+from benchmarks.logs import MEMORY_MB_MAX, memory_mb, peak_memory_mb
+from bookie.registration import COOKIE_FILE
+from dlcore.config import LedgerClientConfig
+from dlcore.ledger.codec import decode_cookie
+from dlcore.ledger.digest import encode_frame
+from dlcore.transport.grpc import GrpcBookieClient
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from dlcore.ids import BookieId
+    from dlcore.sandbox.cluster import Bookie, Sandbox
+
+GB = 10**9
+RESTART_BYTES = 2 * GB
+RESTART_BYTES_FULL = 10 * GB
+_RESTART_BYTES_FEW = GB
+_RESTARTS = 5
+_DROP_CACHES = Path("/proc/sys/vm/drop_caches")
+
+MEMORY_ENTRIES = 1_000_000
+MEMORY_ENTRIES_FULL = 10_000_000
+_ENTRIES_PER_LEDGER = 100
+_BODY = b"x" * 100
+_IN_FLIGHT = 5000
+_LEDGERS_READ = 100
+_CLIENT = LedgerClientConfig(add_timeout_s=60.0, read_timeout_s=60.0)
+
+
+def restart(sandbox: Sandbox, _: Path) -> list[Figure]:
+    """The start of a killed bookie that stores 2 GB, beside one with 1 GB and the bare work."""
+    return _restart(sandbox, RESTART_BYTES)
+
+
+def restart_full(sandbox: Sandbox, _: Path) -> list[Figure]:
+    """The start of a killed bookie that stores 10 GB, beside one with 1 GB and the bare work."""
+    return _restart(sandbox, RESTART_BYTES_FULL)
+
+
+def _restart(sandbox: Sandbox, stored_bytes: int) -> list[Figure]:
+    """Start bookies that store nothing, little and much, in turn; each was killed before."""
+    empty, few, many = sandbox.bookies
+    _fill(few, _RESTART_BYTES_FEW)
+    _fill(many, stored_bytes)
+    oldest, *_, newest = sorted(many.folder.glob("*.log"))
+    seconds: dict[Bookie, list[float]] = {empty: [], few: [], many: []}
+    replays, reads = [], []
+    for _ in range(_RESTARTS):
+        for bookie, times in seconds.items():
+            times.append(_start_s(bookie))
+        _forget_cached_files()
+        replays.append(bare_replay_s(newest))
+        reads.append(disk_read_s(oldest) / (oldest.stat().st_size / GB))
+    empty_s, few_s, many_s = (statistics.median(times) for times in seconds.values())
+    further_gb = (_stored_bytes(many) - _stored_bytes(few)) / GB
+    cache = "cold" if _can_forget() else "warm"
+    rows = [
+        (f"restart_{stored_bytes // GB}_gb", "s", many_s, few_s, 1.25),
+        (
+            "restart_further_gb",
+            "ms/GB",
+            (many_s - few_s) / further_gb * 1000,
+            statistics.median(reads) * 1000,
+            0.1,
+        ),
+        ("restart_replay", "s", few_s - empty_s, statistics.median(replays), 10.0),
+    ]
+    return [
+        Figure(
+            name=name,
+            unit=f"{unit}, {cache}",
+            value=value,
+            limit=limit,
+            target=Target(ratio=ratio_max, is_rate=False),
+        )
+        for name, unit, value, limit, ratio_max in rows
+    ]
+
+
+def _fill(bookie: Bookie, stored_bytes: int) -> None:
+    """Fill the bookie's folder while it does not run, up to a SIGKILL."""
+    bookie.kill()
+    command = [sys.executable, "-m", "benchmarks.fill_storage"]
+    command += [str(bookie.folder), str(stored_bytes)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "full\n"
+        process.kill()
+
+
+def _start_s(bookie: Bookie) -> float:
+    """Return the time from the start of the process until it serves; kill it before and after."""
+    if bookie.is_running:
+        bookie.kill()
+    _forget_cached_files()
+    started = time.perf_counter()
+    bookie.restart()
+    seconds = time.perf_counter() - started
+    bookie.kill()
+    return seconds
+
+
+def _stored_bytes(bookie: Bookie) -> int:
+    return sum(path.stat().st_size for path in bookie.folder.glob("*.log"))
+
+
+def _can_forget() -> bool:
+    return os.access(_DROP_CACHES, os.W_OK)
+
+
+def _forget_cached_files() -> None:
+    """Have the kernel forget what it read from disks, if this user may ask for it."""
+    if _can_forget():
+        os.sync()
+        _DROP_CACHES.write_text("1")
+
+
+def memory(sandbox: Sandbox, _: Path) -> list[Figure]:
+    """Resident memory of a bookie with a million entries in 10,000 ledgers, all open at once."""
+    return _memory(sandbox.bookies[0], MEMORY_ENTRIES)
+
+
+def memory_full(sandbox: Sandbox, _: Path) -> list[Figure]:
+    """Resident memory of a bookie with 10 million entries in 100,000 ledgers, all open at once."""
+    return _memory(sandbox.bookies[0], MEMORY_ENTRIES_FULL)
+
+
+def _memory(bookie: Bookie, entry_count: int) -> list[Figure]:
+    ledger_count = entry_count // _ENTRIES_PER_LEDGER
+    asyncio.run(_write_entries(bookie, ledger_count))
+    figures = [
+        _memory_figure("memory_written", memory_mb(bookie.pid)),
+        _memory_figure("memory_written_peak", peak_memory_mb(bookie.pid)),
+    ]
+    bookie.kill()
+    bookie.restart()
+    restarted_mb = memory_mb(bookie.pid)
+    asyncio.run(_read_entries(bookie, ledger_count))
+    return [
+        *figures,
+        _memory_figure("memory_restarted", restarted_mb),
+        _memory_figure("memory_read", memory_mb(bookie.pid)),
+        _memory_figure("memory_restarted_peak", peak_memory_mb(bookie.pid)),
+    ]
+
+
+def _memory_figure(name: str, value_mb: float) -> Figure:
+    return Figure(
+        name=name,
+        unit="MB",
+        value=value_mb,
+        limit=MEMORY_MB_MAX,
+        target=Target(ratio=1.0, is_rate=False),
+    )
+
+
+async def _write_entries(bookie: Bookie, ledger_count: int) -> None:
+    """Write entries to all ledgers in turn, so that every file holds some of each."""
+    pending: deque[asyncio.Future[None]] = deque()
+    async with _client_of(bookie) as (client, bookie_id):
+        for entry_id in range(_ENTRIES_PER_LEDGER):
+            for ledger_id in range(ledger_count):
+                frame = encode_frame(
+                    ledger_id=ledger_id,
+                    entry_id=entry_id,
+                    last_add_confirmed=entry_id - 1,
+                    ledger_bytes=(entry_id + 1) * len(_BODY),
+                    body=[_BODY],
+                )
+                pending.append(client.add_entry(bookie_id, frame))
+                if len(pending) == _IN_FLIGHT:
+                    await pending.popleft()
+        await asyncio.gather(*pending)
+
+
+async def _read_entries(bookie: Bookie, ledger_count: int) -> None:
+    """Read some ledgers whole, which needs every file."""
+    async with _client_of(bookie) as (client, bookie_id):
+        for ledger_id in range(0, ledger_count, ledger_count // _LEDGERS_READ):
+            chunks = client.read_entries(
+                bookie_id,
+                ledger_id=ledger_id,
+                first_entry_id=0,
+                last_entry_id=_ENTRIES_PER_LEDGER - 1,
+            )
+            assert sum([len(frames) async for frames in chunks]) == _ENTRIES_PER_LEDGER
+
+
+@asynccontextmanager
+async def _client_of(bookie: Bookie) -> AsyncIterator[tuple[GrpcBookieClient, BookieId]]:
+    """Talk to one bookie as the ledger client does."""
+    cookie = decode_cookie((bookie.folder / COOKIE_FILE).read_bytes(), source=COOKIE_FILE)
+
+    async def resolve(_: BookieId) -> str:
+        return bookie.address
+
+    client = GrpcBookieClient(resolve, cluster_id=cookie.cluster_id, config=_CLIENT)
+    try:
+        yield client, cookie.bookie
+    finally:
+        await client.aclose()
