@@ -65,33 +65,33 @@ def _restart(sandbox: Sandbox, stored_bytes: int) -> list[Figure]:
     for _ in range(_RESTARTS):
         for bookie, times in seconds.items():
             times.append(_start_s(bookie))
+            peak_mb = peak_memory_mb(bookie.pid)  # in the end that of the bookie with much
+            bookie.kill()
         _forget_cached_files()
         replays.append(bare_replay_s(newest))
         reads.append(disk_read_s(oldest) / (oldest.stat().st_size / GB))
     empty_s, few_s, many_s = (statistics.median(times) for times in seconds.values())
     further_gb = (_stored_bytes(many) - _stored_bytes(few)) / GB
     cache = "cold" if _can_forget() else "warm"
-    rows = [
-        (f"restart_{stored_bytes // GB}_gb", "s", many_s, few_s, 1.25),
-        (
+    return [
+        _at_most(1.25, f"restart_{stored_bytes // GB}_gb", f"s, {cache}", many_s, few_s),
+        _at_most(
+            0.1,
             "restart_further_gb",
-            "ms/GB",
+            f"ms/GB, {cache}",
             (many_s - few_s) / further_gb * 1000,
             statistics.median(reads) * 1000,
-            0.1,
         ),
-        ("restart_replay", "s", few_s - empty_s, statistics.median(replays), 10.0),
+        _at_most(
+            10.0, "restart_replay", f"s, {cache}", few_s - empty_s, statistics.median(replays)
+        ),
+        _memory_figure("restart_peak_memory", peak_mb),
     ]
-    return [
-        Figure(
-            name=name,
-            unit=f"{unit}, {cache}",
-            value=value,
-            limit=limit,
-            target=Target(ratio=ratio_max, is_rate=False),
-        )
-        for name, unit, value, limit, ratio_max in rows
-    ]
+
+
+def _at_most(ratio_max: float, name: str, unit: str, value: float, limit: float) -> Figure:
+    target = Target(ratio=ratio_max, is_rate=False)
+    return Figure(name=name, unit=unit, value=value, limit=limit, target=target)
 
 
 def _fill(bookie: Bookie, stored_bytes: int) -> None:
@@ -106,15 +106,13 @@ def _fill(bookie: Bookie, stored_bytes: int) -> None:
 
 
 def _start_s(bookie: Bookie) -> float:
-    """Return the time from the start of the process until it serves; kill it before and after."""
+    """Return the time from the start of the process until it serves."""
     if bookie.is_running:
         bookie.kill()
     _forget_cached_files()
     started = time.perf_counter()
     bookie.restart()
-    seconds = time.perf_counter() - started
-    bookie.kill()
-    return seconds
+    return time.perf_counter() - started
 
 
 def _stored_bytes(bookie: Bookie) -> int:
@@ -144,31 +142,24 @@ def memory_full(sandbox: Sandbox, _: Path) -> list[Figure]:
 
 def _memory(bookie: Bookie, entry_count: int) -> list[Figure]:
     ledger_count = entry_count // _ENTRIES_PER_LEDGER
-    asyncio.run(_write_entries(bookie, ledger_count))
-    figures = [
-        _memory_figure("memory_written", memory_mb(bookie.pid)),
-        _memory_figure("memory_written_peak", peak_memory_mb(bookie.pid)),
-    ]
-    bookie.kill()
-    bookie.restart()
-    restarted_mb = memory_mb(bookie.pid)
-    asyncio.run(_read_entries(bookie, ledger_count))
-    return [
-        *figures,
-        _memory_figure("memory_restarted", restarted_mb),
-        _memory_figure("memory_read", memory_mb(bookie.pid)),
-        _memory_figure("memory_restarted_peak", peak_memory_mb(bookie.pid)),
-    ]
+    with asyncio.Runner() as runner:
+        runner.run(_write_entries(bookie, ledger_count))
+        figures = [
+            _memory_figure("memory_written", memory_mb(bookie.pid)),
+            _memory_figure("memory_written_peak", peak_memory_mb(bookie.pid)),
+        ]
+        bookie.kill()
+        bookie.restart()
+        figures += [
+            _memory_figure("memory_restarted", memory_mb(bookie.pid)),
+            _memory_figure("memory_restarted_peak", peak_memory_mb(bookie.pid)),
+        ]
+        runner.run(_read_entries(bookie, ledger_count))
+        return [*figures, _memory_figure("memory_read", memory_mb(bookie.pid))]
 
 
 def _memory_figure(name: str, value_mb: float) -> Figure:
-    return Figure(
-        name=name,
-        unit="MB",
-        value=value_mb,
-        limit=MEMORY_MB_MAX,
-        target=Target(ratio=1.0, is_rate=False),
-    )
+    return _at_most(1.0, name, "MB", value_mb, MEMORY_MB_MAX)
 
 
 async def _write_entries(bookie: Bookie, ledger_count: int) -> None:
