@@ -26,18 +26,24 @@ DEFAULT_TOTAL_BYTES = 1 << 40
 class _Inode:
     """A file's bytes: what the device holds, what readers see, and the sectors that differ."""
 
-    __slots__ = ("cache", "dirty", "durable")
+    __slots__ = ("cache", "dirty", "durable", "lost")
 
     def __init__(self) -> None:
         self.durable = bytearray()
         self.cache = bytearray()
         self.dirty: set[int] = set()
+        self.lost: set[int] = set()  # sectors that cannot be read
 
     def write(self, offset: int, data: bytes) -> None:
         self.cache[offset : offset + len(data)] = data
-        self.dirty.update(
-            range(offset // SECTOR_BYTES, (offset + len(data) - 1) // SECTOR_BYTES + 1)
-        )
+        written = _sectors(offset, len(data))
+        self.dirty.update(written)
+        if self.lost:
+            self.lost.difference_update(written)
+
+    def check_readable(self, offset: int, size: int) -> None:
+        if self.lost and not self.lost.isdisjoint(_sectors(offset, size)):
+            raise BookieStorageError(f"cannot read {size} bytes at offset {offset}: lost sector")
 
     def truncate(self, size: int) -> None:
         del self.cache[size:]
@@ -73,6 +79,11 @@ class _Inode:
             self.durable[start : start + len(data)] = data
 
 
+def _sectors(offset: int, size: int) -> range:
+    """Return the sectors that a range of bytes touches."""
+    return range(offset // SECTOR_BYTES, -(-(offset + size) // SECTOR_BYTES))
+
+
 class MemoryDisk:
     """One directory in memory, deterministic on any event loop; no threads.
 
@@ -82,7 +93,8 @@ class MemoryDisk:
 
     Faults and costs are plain attributes: the next write, sync or read fails with `write_error`,
     `sync_error` or `read_error` and clears it; the disk crashes when `steps` reaches
-    `crash_at_step`; `latency_s` is drawn for every step.
+    `crash_at_step`, and tells `on_crash`; `latency_s` is drawn for every step.  `corrupt` and
+    `lose_sector` damage what is durable.
     """
 
     def __init__(
@@ -105,6 +117,11 @@ class MemoryDisk:
         self.sync_error: str | None = None
         self.read_error: str | None = None
         self.crash_at_step: int | None = None
+        self.on_crash: Callable[[], None] = lambda: None
+        """Called when the crash at `crash_at_step` has happened: the power of the machine is off,
+        and whoever runs on it is to be ended."""
+        self.open_files = 0
+        """Handles that the running owner has opened and not closed."""
 
     def crash(self, *, keep_cache: bool = False) -> None:
         """End the running owner: handles fail from now on.
@@ -112,7 +129,7 @@ class MemoryDisk:
         Args:
             keep_cache: only the process dies (SIGKILL); otherwise the machine does (power).
         """
-        self._generation += 1
+        self._end_generation()
         self.crash_at_step = None
         if keep_cache:
             return
@@ -129,6 +146,14 @@ class MemoryDisk:
         inode = self._names[name]
         inode.cache[offset : offset + len(data)] = data
         inode.durable[offset : offset + len(data)] = data
+
+    def lose_sector(self, name: str, offset: int) -> None:
+        """Make the sector at `offset` unreadable, until it is written again."""
+        self._names[name].lost.add(offset // SECTOR_BYTES)
+
+    def size_of(self, name: str) -> int:
+        """Return the size of an existing file."""
+        return len(self._names[name].cache)
 
     @property
     def steps(self) -> int:
@@ -170,7 +195,10 @@ class MemoryDisk:
     async def read_file(self, name: str) -> bytes | None:
         """Return a small file's content; None if it does not exist."""
         inode = self._names.get(name)
-        return None if inode is None else bytes(inode.cache)
+        if inode is None:
+            return None
+        inode.check_readable(0, len(inode.cache))
+        return bytes(inode.cache)
 
     async def write_file(self, name: str, data: bytes) -> None:
         """Set a small file's content atomically and durably."""
@@ -182,7 +210,7 @@ class MemoryDisk:
 
     async def aclose(self) -> None:
         """Give the directory up; its content stays for the next owner."""
-        self._generation += 1
+        self._end_generation()
 
     async def step(self, generation: int) -> None:
         """Pass one point at which the machine can crash, and wait the device's latency."""
@@ -190,6 +218,7 @@ class MemoryDisk:
         self._steps += 1
         if self.crash_at_step is not None and self._steps >= self.crash_at_step:
             self.crash()
+            self.on_crash()
         self.check_alive(generation)
         if self.latency_s is not None:
             await asyncio.sleep(self.latency_s())
@@ -223,6 +252,15 @@ class MemoryDisk:
             raise BookieStorageError(f"cannot sync: {message}")
         inode.sync()
 
+    def note_closed(self, generation: int) -> None:
+        """Count a handle as closed, if it is not of an earlier owner."""
+        if generation == self._generation:
+            self.open_files -= 1
+
+    def _end_generation(self) -> None:
+        self._generation += 1
+        self.open_files = 0
+
     def check_read(self) -> None:
         """Fail a read if told to."""
         if self.read_error is not None:
@@ -253,6 +291,7 @@ class MemoryFile:
         self._inode = inode
         self._generation = generation
         self._is_closed = False
+        disk.open_files += 1
 
     @property
     def name(self) -> str:
@@ -283,6 +322,10 @@ class MemoryFile:
 
     async def read(self, offset: int, size: int) -> memoryview:
         """Return exactly `size` bytes."""
+        return self.read_now(offset, size)
+
+    def read_now(self, offset: int, size: int) -> memoryview:
+        """Return exactly `size` bytes."""
         self._check_open()
         self._disk.check_alive(self._generation)
         self._disk.check_read()
@@ -294,11 +337,14 @@ class MemoryFile:
             raise BookieStorageError(
                 f"{self._name} has {self.size} bytes, not {size} at offset {offset}"
             )
+        self._inode.check_readable(offset, size)
         return memoryview(bytes(self._inode.cache[offset : offset + size]))
 
     def close(self) -> None:
         """Close the file."""
-        self._is_closed = True
+        if not self._is_closed:
+            self._is_closed = True
+            self._disk.note_closed(self._generation)
 
     def _check_open(self) -> None:
         if self._is_closed:

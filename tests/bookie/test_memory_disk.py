@@ -8,6 +8,7 @@ import random
 import pytest
 
 from bookie.disk import MemoryDisk
+from bookie.memory_disk import SECTOR_BYTES
 from dlcore.errors import BookieStorageError
 
 
@@ -114,5 +115,67 @@ def test_latency_is_waited_on_the_loop() -> None:
         await asyncio.sleep(0)
         assert not append.done()
         await append
+
+    asyncio.run(main())
+
+
+def test_a_lost_sector_fails_reads_until_it_is_written() -> None:
+    """Its neighbours can be read; views and small files fail alike."""
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        file = await disk.create("a", [bytes(3 * SECTOR_BYTES)])
+        disk.lose_sector("a", SECTOR_BYTES + 7)
+        assert len(await file.read(0, SECTOR_BYTES)) == SECTOR_BYTES
+        assert len(await file.read(2 * SECTOR_BYTES, SECTOR_BYTES)) == SECTOR_BYTES
+        for start in (SECTOR_BYTES - 1, SECTOR_BYTES, 2 * SECTOR_BYTES - 1):
+            with pytest.raises(BookieStorageError, match="lost sector"):
+                await file.read(start, 2)
+        with pytest.raises(BookieStorageError, match="lost sector"):
+            file.view(0, 3 * SECTOR_BYTES)
+        with pytest.raises(BookieStorageError, match="lost sector"):
+            await disk.read_file("a")
+        await file.rewrite(SECTOR_BYTES, b"x" * SECTOR_BYTES)
+        assert bytes(await file.read(SECTOR_BYTES, 1)) == b"x"
+
+    asyncio.run(main())
+
+
+def test_a_crash_at_a_step_tells_who_runs_there() -> None:
+    """The crash has happened when it is told, and is told once."""
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        file = await disk.create("a", [b"1"])
+        told: list[int] = []
+        disk.on_crash = lambda: told.append(disk.steps)
+        disk.crash_at_step = disk.steps + 2
+        with pytest.raises(BookieStorageError):
+            await file.append([b"2"])
+        assert len(told) == 1
+        with pytest.raises(BookieStorageError):
+            await file.append([b"3"])
+        assert len(told) == 1
+
+    asyncio.run(main())
+
+
+def test_open_handles_are_counted_for_each_owner() -> None:
+    """A handle of a dead owner does not count, whenever it is closed."""
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        first = await disk.create("a", [b"1"])
+        second = disk.open("a")
+        assert disk.open_files == 2
+        first.close()
+        first.close()
+        assert disk.open_files == 1
+        disk.crash()
+        third = disk.open("a")
+        second.close()
+        assert disk.open_files == 1
+        third.close()
+        assert disk.open_files == 0
 
     asyncio.run(main())
