@@ -31,10 +31,8 @@ if TYPE_CHECKING:
 
     _Context = grpc.aio.ServicerContext[bytes, bytes]
 
-_RANGE_BYTES_MAX = 2 + 2 * (1 + 9)
-"""Of one range in an answer: a tag and a length, then two tags with numbers of 63 bits."""
-LISTED_RANGES_MAX = wire.RESPONSE_BYTES_MAX // _RANGE_BYTES_MAX - 1
-"""Ranges of entries in one answer; the room of one is for the status."""
+LISTED_RANGES_MAX = 4096
+"""Ranges of entries in one page of a list: small enough that making it delays nobody."""
 _SHUTTING_DOWN = "the bookie is shutting down"
 _Response = TypeVar(
     "_Response",
@@ -88,7 +86,7 @@ class BookieService:
                 "ReadEntry": unary(self._read_entry, None, None),
                 "ReadEntries": stream(self._read_entries, None, None),
                 "Follow": stream(self._follow, None, None),
-                "ListEntries": unary(self._list_entries, None, None),
+                "ListEntries": stream(self._list_entries, None, None),
                 "GetInfo": unary(self._get_info, None, None),
             },
         )
@@ -187,20 +185,17 @@ class BookieService:
         finally:
             self._idle_followers.discard(task)
 
-    async def _list_entries(self, data: bytes, _context: _Context) -> bytes:
+    async def _list_entries(self, data: bytes, context: _Context) -> None:
         try:
             request = wire.decode_request(pb.ListEntriesRequest, data)
             self._check_ledger(request.incarnation, request.ledger_id)
             ranges = self._storage.list_entries(request.ledger_id)
-            _check_ranges_fit(request.ledger_id, len(ranges))
         except DLError as error:
-            return _failure(pb.ListEntriesResponse, error)
-        response = pb.ListEntriesResponse(status=pb.OK)
-        for entries in ranges:
-            response.ranges.add(
-                first_entry_id=entries.first_entry_id, last_entry_id=entries.last_entry_id
-            )
-        return response.SerializeToString()
+            await context.write(_failure(pb.ListEntriesResponse, error))
+            return
+        for start in range(0, max(len(ranges), 1), LISTED_RANGES_MAX):
+            page = ranges[start : start + LISTED_RANGES_MAX]
+            await context.write(wire.encode_list_entries_response(page))
 
     async def _get_info(self, _data: bytes, _context: _Context) -> bytes:
         stats = self._storage.stats()
@@ -231,15 +226,6 @@ def _check_at_least(lowest: int, **values: int) -> None:
     for name, value in values.items():
         if value < lowest:
             raise BadRequestError(f"{name}={value}: expected at least {lowest}")
-
-
-def _check_ranges_fit(ledger_id: int, count: int) -> None:
-    """Refuse by name what gRPC would not carry, before time is spent on making it."""
-    if count > LISTED_RANGES_MAX:
-        raise BadRequestError(
-            f"ledger {ledger_id} has {count} ranges of entries here, more than the "
-            f"{LISTED_RANGES_MAX} that one answer holds: read the entries instead"
-        )
 
 
 def _failure(kind: type[_Response], error: DLError) -> bytes:

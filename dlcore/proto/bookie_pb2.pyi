@@ -474,6 +474,10 @@ Global___EntryRange: _TypeAlias = EntryRange  # noqa: Y015
 
 @_typing.final
 class ListEntriesResponse(_message.Message):
+    """A page of ranges, ascending over the whole stream.  Without any range there is one empty page; a
+    stream that could not begin has one page with a status other than OK.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     STATUS_FIELD_NUMBER: _builtins.int

@@ -59,7 +59,7 @@ class BookieStub:
                 request_serializer=dlcore_dot_proto_dot_bookie__pb2.FollowRequest.SerializeToString,
                 response_deserializer=dlcore_dot_proto_dot_bookie__pb2.FollowResponse.FromString,
                 _registered_method=True)
-        self.ListEntries = channel.unary_unary(
+        self.ListEntries = channel.unary_stream(
                 '/dlog.bookie.v1.Bookie/ListEntries',
                 request_serializer=dlcore_dot_proto_dot_bookie__pb2.ListEntriesRequest.SerializeToString,
                 response_deserializer=dlcore_dot_proto_dot_bookie__pb2.ListEntriesResponse.FromString,
@@ -144,7 +144,7 @@ def add_BookieServicer_to_server(servicer, server):
                     request_deserializer=dlcore_dot_proto_dot_bookie__pb2.FollowRequest.FromString,
                     response_serializer=dlcore_dot_proto_dot_bookie__pb2.FollowResponse.SerializeToString,
             ),
-            'ListEntries': grpc.unary_unary_rpc_method_handler(
+            'ListEntries': grpc.unary_stream_rpc_method_handler(
                     servicer.ListEntries,
                     request_deserializer=dlcore_dot_proto_dot_bookie__pb2.ListEntriesRequest.FromString,
                     response_serializer=dlcore_dot_proto_dot_bookie__pb2.ListEntriesResponse.SerializeToString,
@@ -311,7 +311,7 @@ class Bookie:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
+        return grpc.experimental.unary_stream(
             request,
             target,
             '/dlog.bookie.v1.Bookie/ListEntries',

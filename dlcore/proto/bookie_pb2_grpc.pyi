@@ -36,7 +36,7 @@ class BookieStub:
     ReadEntry: _grpc.UnaryUnaryMultiCallable[_bookie_pb2.ReadEntryRequest, _bookie_pb2.ReadEntryResponse]
     ReadEntries: _grpc.UnaryStreamMultiCallable[_bookie_pb2.ReadEntriesRequest, _bookie_pb2.ReadEntriesResponse]
     Follow: _grpc.UnaryStreamMultiCallable[_bookie_pb2.FollowRequest, _bookie_pb2.FollowResponse]
-    ListEntries: _grpc.UnaryUnaryMultiCallable[_bookie_pb2.ListEntriesRequest, _bookie_pb2.ListEntriesResponse]
+    ListEntries: _grpc.UnaryStreamMultiCallable[_bookie_pb2.ListEntriesRequest, _bookie_pb2.ListEntriesResponse]
     GetInfo: _grpc.UnaryUnaryMultiCallable[_bookie_pb2.InfoRequest, _bookie_pb2.InfoResponse]
 
 @_typing.type_check_only
@@ -47,7 +47,7 @@ class BookieAsyncStub(BookieStub):
     ReadEntry: _aio.UnaryUnaryMultiCallable[_bookie_pb2.ReadEntryRequest, _bookie_pb2.ReadEntryResponse]  # type: ignore[assignment]
     ReadEntries: _aio.UnaryStreamMultiCallable[_bookie_pb2.ReadEntriesRequest, _bookie_pb2.ReadEntriesResponse]  # type: ignore[assignment]
     Follow: _aio.UnaryStreamMultiCallable[_bookie_pb2.FollowRequest, _bookie_pb2.FollowResponse]  # type: ignore[assignment]
-    ListEntries: _aio.UnaryUnaryMultiCallable[_bookie_pb2.ListEntriesRequest, _bookie_pb2.ListEntriesResponse]  # type: ignore[assignment]
+    ListEntries: _aio.UnaryStreamMultiCallable[_bookie_pb2.ListEntriesRequest, _bookie_pb2.ListEntriesResponse]  # type: ignore[assignment]
     GetInfo: _aio.UnaryUnaryMultiCallable[_bookie_pb2.InfoRequest, _bookie_pb2.InfoResponse]  # type: ignore[assignment]
 
 class BookieServicer(metaclass=_abc_1.ABCMeta):
@@ -91,7 +91,7 @@ class BookieServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _bookie_pb2.ListEntriesRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_bookie_pb2.ListEntriesResponse, _abc.Awaitable[_bookie_pb2.ListEntriesResponse]]: ...
+    ) -> _typing.Union[_abc.Iterator[_bookie_pb2.ListEntriesResponse], _abc.AsyncIterator[_bookie_pb2.ListEntriesResponse]]: ...
 
     @_abc_1.abstractmethod
     def GetInfo(

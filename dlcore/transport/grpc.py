@@ -151,7 +151,22 @@ class GrpcBookieClient:
     async def list_entries(self, bookie: BookieId, *, ledger_id: int) -> Sequence[EntryRange]:
         """List the entries held; see the port."""
         request = wire.encode_list_entries(incarnation=bookie.incarnation, ledger_id=ledger_id)
-        return await self._call(bookie, "ListEntries", request, wire.decode_list_entries_response)
+        stream = self._stream(
+            bookie,
+            "ListEntries",
+            request,
+            wire.decode_list_entries_response,
+            timeout_s=self._config.read_timeout_s,
+        )
+        ranges: list[EntryRange] = []
+        pages = 0
+        async with aclosing(stream) as answers:
+            async for page in answers:
+                ranges += page
+                pages += 1
+        if not pages:
+            raise BookieUnavailableError(f"{bookie}: it ended the list before its first page")
+        return ranges
 
     async def aclose(self) -> None:
         """Close every connection; pending requests fail with `BookieUnavailableError`."""

@@ -278,8 +278,16 @@ def encode_list_entries(*, incarnation: str, ledger_id: int) -> bytes:
     return request.SerializeToString()
 
 
+def encode_list_entries_response(ranges: Iterable[EntryRange]) -> bytes:
+    """Return one page of ranges."""
+    response = pb.ListEntriesResponse(status=pb.OK)
+    for each in ranges:
+        response.ranges.add(first_entry_id=each.first_entry_id, last_entry_id=each.last_entry_id)
+    return response.SerializeToString()
+
+
 def decode_list_entries_response(data: bytes) -> list[EntryRange]:
-    """Return the ranges, or raise the error that the bookie answered with."""
+    """Return one page of ranges, or raise the error that the bookie answered with."""
     message = _parse(pb.ListEntriesResponse, data, BookieUnavailableError)
     _raise_for(message.status, message.detail)
     return [

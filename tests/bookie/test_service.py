@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from bookie.service import LISTED_RANGES_MAX
 from dlcore.config import ENTRY_SIZE_BYTES_MAX
 from dlcore.errors import (
     BadRequestError,
@@ -20,7 +19,6 @@ from dlcore.errors import (
     EntryTooLargeError,
     WrongIncarnationError,
 )
-from dlcore.ledger.port import EntryRange
 from dlcore.proto import bookie_pb2 as pb
 from dlcore.proto.bookie_pb2_grpc import BookieStub
 from dlcore.transport import wire
@@ -254,7 +252,7 @@ def test_undecodable_requests_are_bad_requests(tmp_path: Path, method: str) -> N
             grpc.aio.insecure_channel(served.address) as channel,
         ):
             path = f"/{wire.SERVICE}/{method}"
-            if method in ("ReadEntries", "Follow"):
+            if method in ("ReadEntries", "Follow", "ListEntries"):
                 streaming: grpc.aio.UnaryStreamMultiCallable[bytes, bytes]
                 streaming = channel.unary_stream(path, None, None)
                 (data,) = [each async for each in streaming(b"\xff\xff\xff")]
@@ -378,27 +376,6 @@ def test_a_client_that_vanishes_leaves_no_trace_in_the_service(tmp_path: Path) -
             client = GrpcBookieClient(served.resolve, cluster_id=CLUSTER_ID, config=CLIENT)
             await client.add_entry(BOOKIE, frame_of(1, 0))
             await served.service.drain()
-            await client.aclose()
-
-    run(scenario)
-
-
-def test_a_list_of_ranges_that_no_message_holds_is_refused_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The largest list that is answered fits into a message; one range more is refused, named."""
-    widest = EntryRange(first_entry_id=2**63 - 2, last_entry_id=2**63 - 1)
-
-    async def scenario() -> None:
-        async with serve(tmp_path) as served:
-            held = [widest] * LISTED_RANGES_MAX
-            monkeypatch.setattr(served.storage, "list_entries", lambda _: held)
-            client = GrpcBookieClient(served.resolve, cluster_id=CLUSTER_ID, config=CLIENT)
-            listed = await client.list_entries(BOOKIE, ledger_id=1)
-            assert len(listed) == LISTED_RANGES_MAX
-            held.append(widest)
-            with pytest.raises(BadRequestError, match=f"has {len(held)} ranges"):
-                await client.list_entries(BOOKIE, ledger_id=1)
             await client.aclose()
 
     run(scenario)

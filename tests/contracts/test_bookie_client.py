@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from bookie.service import LISTED_RANGES_MAX
 from dlcore.config import ENTRY_SIZE_BYTES_MAX
 from dlcore.errors import (
     BadRequestError,
@@ -183,6 +184,23 @@ def test_a_range_read_yields_what_is_there_before_it_says_no(open_cluster: Open)
             EntryRange(first_entry_id=0, last_entry_id=1),
             EntryRange(first_entry_id=3, last_entry_id=3),
         ]
+
+    run(open_cluster, scenario)
+
+
+@pytest.mark.parametrize("count", [0, LISTED_RANGES_MAX, LISTED_RANGES_MAX + 1])
+def test_a_list_of_ranges_may_be_longer_than_a_page(open_cluster: Open, count: int) -> None:
+    """Hold every second entry: each is a range, and all come, in order."""
+
+    async def scenario(cluster: Cluster) -> None:
+        client, bookie = cluster.client, cluster.bookie
+        await client.read_lac(bookie, ledger_id=LEDGER, fence=True)  # known, though it is empty
+        held = range(1, 2 * count, 2)
+        await asyncio.gather(
+            *(client.add_entry(bookie, frame_of(LEDGER, e), is_recovery=True) for e in held)
+        )
+        listed = await client.list_entries(bookie, ledger_id=LEDGER)
+        assert list(listed) == [EntryRange(first_entry_id=e, last_entry_id=e) for e in held]
 
     run(open_cluster, scenario)
 
