@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 
 _OFFSET_MAX = 2**32
+_SECTOR_BYTES = 4096
+"""The most that a device loses at once."""
 
 
 class Location(NamedTuple):
@@ -196,13 +198,21 @@ class EntryLog:
             del self._records_ends[number]
 
     def append_mark(self) -> None:
-        """Accept a record that proves, once written, that all before it was durable.
+        """Accept records that prove, once written, that all before them was durable.
 
-        It gets a batch of its own: with the records before it in one batch it would prove nothing.
+        They get a batch of their own: with the records before them in one batch they would prove
+        nothing.  The second one begins a sector: to lose one sector is not to lose the last entry
+        together with its proof.
         """
-        self._append(
-            RecordType.MARK, b"", payload_crc=crc32c.crc32c(b""), ledger=None, is_apart=True
-        )
+        padding = bytes(-(self._current.position.offset + RECORD_HEADER_BYTES) % _SECTOR_BYTES)
+        for payload, is_apart in ((padding, True), (b"", False)):
+            self._append(
+                RecordType.MARK,
+                payload,
+                payload_crc=crc32c.crc32c(payload),
+                ledger=None,
+                is_apart=is_apart,
+            )
         self.is_marked = True
 
     def wake(self) -> None:

@@ -61,7 +61,7 @@ class RecordType(IntEnum):
     GARBAGE = 4
     """These files are no longer needed; logged before they are deleted."""
     MARK = 5
-    """Nothing but proof that everything before it was durable."""
+    """Nothing but proof that everything before it was durable; its payload fills a sector."""
     FOOTER = 6
     """The sorted index of the file, its last record."""
 
