@@ -93,6 +93,24 @@ class LedgerMetadata:
         kept = tuple(e for e in self.ensembles if e.first_entry_id < first_entry_id)
         return replace(self, ensembles=(*kept, Ensemble(first_entry_id, bookies)))
 
+    def with_replaced(self, *, first_entry_id: int, old: BookieId, new: BookieId) -> LedgerMetadata:
+        """Return a copy in which `new` has the place of `old` in one ensemble, of that first entry.
+
+        The last ensemble of a ledger that is not CLOSED is its writer's or recoverer's alone: a
+        recoverer reads only from the ensemble that it found, and a writer takes another one for a
+        change of its own.
+        """
+        assert (
+            self.state is LedgerState.CLOSED or first_entry_id != self.last_ensemble.first_entry_id
+        )
+        changed = tuple(
+            replace(each, bookies=tuple(new if b == old else b for b in each.bookies))
+            if each.first_entry_id == first_entry_id
+            else each
+            for each in self.ensembles
+        )
+        return replace(self, ensembles=changed)
+
     def closed(self, *, last_entry_id: int, length_bytes: int) -> LedgerMetadata:
         """Return a copy in state CLOSED, ending with `last_entry_id` (-1: empty)."""
         assert self.state is not LedgerState.CLOSED

@@ -13,6 +13,11 @@
 <root>/commits/<escaped identity>               CommitRecord
 <root>/staging/<escaped identity>/<ledger id>   StagedLedger
 <root>/staging-owners/<token>                   ephemeral: the process that stages
+<root>/autorecovery/auditor                     AuditorOffice, ephemeral: the one that audits
+<root>/autorecovery/paused                      exists while auto-recovery is paused
+<root>/autorecovery/last-check                  ReplicaCheckRun
+<root>/autorecovery/ledgers/<high>/<middle>/<low>   UnderReplicatedLedger
+<root>/autorecovery/locks/<ledger id>           ephemeral: the worker that repairs the ledger
 <root>/proxies/{write,read}/<id>
 """
 
@@ -134,9 +139,7 @@ class NamespacePaths:
 
     def ledger(self, ledger_id: int) -> str:
         """Metadata of a ledger; at most 10,000 children per node: ZooKeeper bounds answers."""
-        high, low = divmod(ledger_id, _LEDGERS_PER_NODE)
-        high, middle = divmod(high, _LEDGERS_PER_NODE)
-        return f"{self.ledgers}/{high}/{middle:04d}/{low:04d}"
+        return f"{self.ledgers}/{_split(ledger_id)}"
 
     def ledger_id_of(self, high: str, middle: str, low: str) -> int:
         """Invert `ledger` for the three components below `ledgers`."""
@@ -188,6 +191,40 @@ class NamespacePaths:
     def staging_owner(self, token: str) -> str:
         """Ephemeral node of one staging process."""
         return f"{self.staging_owners}/{token}"
+
+    @property
+    def auditor(self) -> str:
+        """Ephemeral node of the auditor."""
+        return f"{self.root}/autorecovery/auditor"
+
+    @property
+    def autorecovery_paused(self) -> str:
+        """Exists while auto-recovery is paused."""
+        return f"{self.root}/autorecovery/paused"
+
+    @property
+    def last_check(self) -> str:
+        """The last full replica check."""
+        return f"{self.root}/autorecovery/last-check"
+
+    @property
+    def under_replicated(self) -> str:
+        """Root of the tree of under-replicated ledgers."""
+        return f"{self.root}/autorecovery/ledgers"
+
+    def under_replicated_ledger(self, ledger_id: int) -> str:
+        """Node of one under-replicated ledger; bounded children per node, as for `ledger`."""
+        return f"{self.under_replicated}/{_split(ledger_id)}"
+
+    def repair_lock(self, ledger_id: int) -> str:
+        """Ephemeral node of the worker that repairs a ledger; there are as many as workers."""
+        return f"{self.root}/autorecovery/locks/{ledger_id}"
+
+
+def _split(ledger_id: int) -> str:
+    high, low = divmod(ledger_id, _LEDGERS_PER_NODE)
+    high, middle = divmod(high, _LEDGERS_PER_NODE)
+    return f"{high}/{middle:04d}/{low:04d}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -487,3 +487,113 @@ class StagedLedger(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StagedLedger: _TypeAlias = StagedLedger  # noqa: Y015
+
+@_typing.final
+class UnderReplicatedLedger(_message.Message):
+    """A ledger that lacks replicas; a worker of the auto-recovery deletes it when all are there."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    LEDGER_ID_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    FINDINGS_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    ledger_id: _builtins.int
+    since_ms: _builtins.int
+    findings: _builtins.int
+    """how often it was found; each writes the node, so no deletion overlooks one"""
+    attempts: _builtins.int
+    reason: _builtins.str
+    """why the last attempt did not finish it"""
+    @_builtins.property
+    def missing(self) -> _containers.RepeatedCompositeFieldContainer[Global___BookieRef]:
+        """lost members; none: entries are missing on members that live"""
+
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        ledger_id: _builtins.int = ...,
+        missing: _abc.Iterable[Global___BookieRef] | None = ...,
+        since_ms: _builtins.int = ...,
+        findings: _builtins.int = ...,
+        attempts: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "findings", b"findings", "ledger_id", b"ledger_id", "missing", b"missing", "reason", b"reason", "since_ms", b"since_ms", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnderReplicatedLedger: _TypeAlias = UnderReplicatedLedger  # noqa: Y015
+
+@_typing.final
+class AuditorOffice(_message.Message):
+    """Who is the auditor."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    owner: _builtins.str
+    """for people: host:pid"""
+    token: _builtins.str
+    """which process, exactly"""
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        owner: _builtins.str = ...,
+        token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["owner", b"owner", "token", b"token", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditorOffice: _TypeAlias = AuditorOffice  # noqa: Y015
+
+@_typing.final
+class ReplicaCheckRun(_message.Message):
+    """The last full replica check that came to its end."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    STARTED_MS_FIELD_NUMBER: _builtins.int
+    FINISHED_MS_FIELD_NUMBER: _builtins.int
+    LEDGERS_FIELD_NUMBER: _builtins.int
+    UNDER_REPLICATED_FIELD_NUMBER: _builtins.int
+    UNKNOWN_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    started_ms: _builtins.int
+    finished_ms: _builtins.int
+    ledgers: _builtins.int
+    under_replicated: _builtins.int
+    unknown: _builtins.int
+    """ledgers of which some bookie did not answer"""
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        started_ms: _builtins.int = ...,
+        finished_ms: _builtins.int = ...,
+        ledgers: _builtins.int = ...,
+        under_replicated: _builtins.int = ...,
+        unknown: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished_ms", b"finished_ms", "ledgers", b"ledgers", "started_ms", b"started_ms", "under_replicated", b"under_replicated", "unknown", b"unknown", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaCheckRun: _TypeAlias = ReplicaCheckRun  # noqa: Y015

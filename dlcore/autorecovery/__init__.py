@@ -1,0 +1,1 @@
+"""Auto-recovery: who notices that replicas are missing, and who makes them again."""

@@ -1,0 +1,83 @@
+"""Which bookies are lost, and which ledgers lack replicas because of them.
+
+Theory of operation.  A bookie is *absent* when its incarnation is not registered, and *lost* when
+
+* another incarnation is registered under its name: its data will not come back; or
+* it has been absent for the delay; or
+* it vanished together with another one, both while this auditor watched and neither for longer than
+  the delay: the next failure could be one too many.
+
+While nobody at all is registered nobody is lost: then the metadata store was restored, or the
+network or the whole cluster is down.  Whoever is still absent after that has the whole delay again,
+as when an auditor begins: it may be a cluster that starts.  A bookie that is registered again is
+not lost any more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from dlcore.ids import BookieId
+    from dlcore.ledger.metadata import LedgerMetadata
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditResult:
+    """What a look at the bookies gave; bookies in order.
+
+    `look_again_s` is when one of the absent ones will be lost, if nothing else happens before.
+    """
+
+    lost: tuple[BookieId, ...]
+    absent: tuple[BookieId, ...]
+    look_again_s: float | None
+
+
+class BookieAudit:
+    """One auditor's view of the bookies.  Times are of any clock that does not go back."""
+
+    def __init__(self, *, lost_bookie_delay_s: float) -> None:
+        self._delay_s = lost_bookie_delay_s
+        self._seen: set[BookieId] = set()  # registered at some look since nobody was
+        self._absent_since: dict[BookieId, float] = {}
+        self._lost: set[BookieId] = set()
+
+    def look(
+        self, *, known: Collection[BookieId], registered: Collection[BookieId], now: float
+    ) -> AuditResult:
+        """Compare the bookies that have or had data with those that are registered now."""
+        if not registered:
+            self._seen.clear()
+            self._absent_since.clear()
+            self._lost.clear()
+            return AuditResult(lost=(), absent=tuple(sorted(set(known))), look_again_s=None)
+        self._seen.update(registered)
+        absent = sorted(set(known).difference(registered))
+        self._absent_since = {each: self._absent_since.get(each, now) for each in absent}
+        self._lost.intersection_update(absent)
+        names = {each.name for each in registered}
+        due_s = {each: self._absent_since[each] + self._delay_s - now for each in absent}
+        fresh = [
+            each
+            for each in absent
+            if each in self._seen and each.name not in names and due_s[each] > 0
+        ]
+        if len(fresh) > 1:
+            self._lost.update(fresh)
+        self._lost.update(each for each in absent if each.name in names or due_s[each] <= 0)
+        waits = [due_s[each] for each in absent if each not in self._lost]
+        return AuditResult(
+            lost=tuple(sorted(self._lost)),
+            absent=tuple(absent),
+            look_again_s=min(waits, default=None),
+        )
+
+
+def lost_members(metadata: LedgerMetadata, lost: Collection[BookieId]) -> tuple[BookieId, ...]:
+    """Return the lost bookies that the ledger's ensembles name: it is under-replicated by them."""
+    members = {bookie for ensemble in metadata.ensembles for bookie in ensemble.bookies}
+    return tuple(sorted(members.intersection(lost)))

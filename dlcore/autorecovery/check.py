@@ -1,0 +1,171 @@
+"""What each bookie of each ensemble should hold, against what it says it holds.
+
+An answer is a list of ranges, or unknown; only what a bookie proved not to hold is missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from dlcore.ledger.metadata import Ensemble, LedgerMetadata, LedgerState
+from dlcore.ledger.port import EntryRange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from dlcore.config import QuorumConfig
+    from dlcore.ids import BookieId
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An answer: the bookie holds these ranges, ascending, and nothing else."""
+
+    ranges: Sequence[EntryRange]
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """No answer, and why."""
+
+    reason: str
+
+
+Answer: TypeAlias = Held | Unknown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fragment:
+    """The entries `first_entry_id` to `last_entry_id` of one ensemble; none if last < first.
+
+    `is_final` says that the metadata of the ensemble may be changed by anyone: it is not the last
+    ensemble of a ledger that has a writer or a recoverer.
+    """
+
+    ensemble: Ensemble
+    last_entry_id: int
+    is_final: bool
+
+    @property
+    def first_entry_id(self) -> int:
+        """The first entry, which names the ensemble."""
+        return self.ensemble.first_entry_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaCheck:
+    """One bookie of one ensemble: the ranges that it should hold and does not, or unknown."""
+
+    fragment: Fragment
+    position: int
+    bookie: BookieId
+    missing: tuple[EntryRange, ...] = ()
+    unknown: str | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it is proven to hold all that it should."""
+        return not self.missing and self.unknown is None
+
+
+def fragments_of(metadata: LedgerMetadata, *, last_add_confirmed: int = -1) -> list[Fragment]:
+    """Return the ledger's fragments in order.
+
+    Entries are counted up to the ledger's end when it is CLOSED; else up to `last_add_confirmed`,
+    and completed ensembles whole: an ensemble is only ever changed after their last entry was
+    confirmed.
+    """
+    is_closed = metadata.state is LedgerState.CLOSED
+    end = metadata.last_entry_id if is_closed else last_add_confirmed
+    fragments: list[Fragment] = []
+    for index, ensemble in enumerate(metadata.ensembles):
+        is_last = index == len(metadata.ensembles) - 1
+        last = end if is_last else metadata.ensembles[index + 1].first_entry_id - 1
+        if is_closed:
+            last = min(last, end)
+        fragments.append(
+            Fragment(
+                ensemble=ensemble,
+                last_entry_id=max(last, ensemble.first_entry_id - 1),
+                is_final=is_closed or not is_last,
+            )
+        )
+    return fragments
+
+
+def expected_ranges(
+    quorum: QuorumConfig, *, position: int, first_entry_id: int, last_entry_id: int
+) -> Iterator[EntryRange]:
+    """Yield what a position of an ensemble stores of a range of entries, ascending.
+
+    Entry e goes to the positions (e + i) mod E for i below Qw.
+    """
+    size, width = quorum.ensemble_size, quorum.write_quorum_size
+    if first_entry_id > last_entry_id:
+        return
+    if size == width:
+        yield EntryRange(first_entry_id=first_entry_id, last_entry_id=last_entry_id)
+        return
+    # Runs of Qw entries, the last of which has e mod E = position.
+    last_of_run = first_entry_id + (position - first_entry_id) % size
+    while last_of_run - width + 1 <= last_entry_id:
+        yield EntryRange(
+            first_entry_id=max(last_of_run - width + 1, first_entry_id),
+            last_entry_id=min(last_of_run, last_entry_id),
+        )
+        last_of_run += size
+
+
+def missing_ranges(
+    quorum: QuorumConfig, fragment: Fragment, position: int, held: Sequence[EntryRange]
+) -> tuple[EntryRange, ...]:
+    """Return what the position should hold of the fragment and is not in `held`, ascending."""
+    missing: list[EntryRange] = []
+    next_entry_id = fragment.first_entry_id
+    for each in held:
+        if each.first_entry_id > fragment.last_entry_id:
+            break
+        missing += expected_ranges(
+            quorum,
+            position=position,
+            first_entry_id=next_entry_id,
+            last_entry_id=each.first_entry_id - 1,
+        )
+        next_entry_id = max(next_entry_id, each.last_entry_id + 1)
+    missing += expected_ranges(
+        quorum,
+        position=position,
+        first_entry_id=next_entry_id,
+        last_entry_id=fragment.last_entry_id,
+    )
+    return tuple(missing)
+
+
+def check_ledger(
+    metadata: LedgerMetadata,
+    answers: Mapping[BookieId, Answer],
+    *,
+    last_add_confirmed: int = -1,
+) -> list[ReplicaCheck]:
+    """Compare every bookie of every ensemble with its answer; no answer is unknown."""
+    checks: list[ReplicaCheck] = []
+    for fragment in fragments_of(metadata, last_add_confirmed=last_add_confirmed):
+        for position, bookie in enumerate(fragment.ensemble.bookies):
+            answer = answers.get(bookie, Unknown("it was not asked"))
+            missing: tuple[EntryRange, ...] = ()
+            unknown = None
+            if isinstance(answer, Held):
+                missing = missing_ranges(metadata.quorum, fragment, position, answer.ranges)
+            else:
+                unknown = answer.reason
+            checks.append(
+                ReplicaCheck(
+                    fragment=fragment,
+                    position=position,
+                    bookie=bookie,
+                    missing=missing,
+                    unknown=unknown,
+                )
+            )
+    return checks

@@ -1,0 +1,184 @@
+"""What to do for one ledger that lacks replicas: who gets what, from whom, and what must wait.
+
+Rules:
+
+* A lost bookie is replaced, ensemble by ensemble, in every ensemble that is final.
+* An entry that a living bookie proved not to hold is added there again; its place stays.
+* The last ensemble of a ledger that is not CLOSED is left to its writer or recoverer; if that takes
+  too long the ledger is recovered first.
+* A member that gave no answer is neither: the ledger stays on the list.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dlcore.autorecovery.check import Answer, Fragment, Held, check_ledger, expected_ranges
+from dlcore.ledger.metadata import LedgerMetadata, LedgerState
+from dlcore.ledger.quorum import write_set
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from dlcore.config import QuorumConfig
+    from dlcore.ids import BookieId
+    from dlcore.ledger.port import EntryRange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replace:
+    """A lost bookie's place in a final ensemble; all that it should hold goes to another bookie."""
+
+    fragment: Fragment
+    position: int
+    old: BookieId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refill:
+    """Entries that a living member should hold and does not."""
+
+    fragment: Fragment
+    position: int
+    bookie: BookieId
+    ranges: tuple[EntryRange, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairPlan:
+    """What one ledger needs; nothing at all means that it has all its replicas.
+
+    `lost_in_tail` are lost members of the last ensemble of a ledger that is not CLOSED, and
+    `is_in_recovery` says that somebody began to recover it.
+    """
+
+    replaces: tuple[Replace, ...]
+    refills: tuple[Refill, ...]
+    lost_in_tail: tuple[BookieId, ...]
+    is_in_recovery: bool
+    unknown: tuple[str, ...]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to do or to wait for."""
+        return not (
+            self.replaces
+            or self.refills
+            or self.lost_in_tail
+            or self.is_in_recovery
+            or self.unknown
+        )
+
+
+def plan_repair(
+    metadata: LedgerMetadata, *, lost: Collection[BookieId], answers: Mapping[BookieId, Answer]
+) -> RepairPlan:
+    """Plan the repair of a ledger whose `lost` members will not come back."""
+    is_closed = metadata.state is LedgerState.CLOSED
+    replaces: list[Replace] = []
+    refills: list[Refill] = []
+    unknown: list[str] = []
+    for check in check_ledger(metadata, answers):
+        if not check.fragment.is_final:
+            continue
+        if check.bookie in lost:
+            replaces.append(
+                Replace(fragment=check.fragment, position=check.position, old=check.bookie)
+            )
+        elif check.unknown is not None:
+            unknown.append(f"{check.bookie}: {check.unknown}")
+        elif check.missing:
+            refills.append(
+                Refill(
+                    fragment=check.fragment,
+                    position=check.position,
+                    bookie=check.bookie,
+                    ranges=check.missing,
+                )
+            )
+    tail = () if is_closed else metadata.last_ensemble.bookies
+    return RepairPlan(
+        replaces=tuple(replaces),
+        refills=tuple(refills),
+        lost_in_tail=tuple(each for each in tail if each in lost),
+        is_in_recovery=metadata.state is LedgerState.IN_RECOVERY,
+        unknown=tuple(dict.fromkeys(unknown)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyLane:
+    """Entries first, first + stride, … ≤ last, all of which the `sources` should hold.
+
+    The sources are in the order to try: those that say they hold entries, those that gave no
+    answer, and the lost ones, which may still be there after all.
+    """
+
+    first_entry_id: int
+    last_entry_id: int
+    stride: int
+    sources: tuple[BookieId, ...]
+
+
+def whole_position(quorum: QuorumConfig, fragment: Fragment, position: int) -> list[EntryRange]:
+    """Return all that a position of a fragment should hold."""
+    return list(
+        expected_ranges(
+            quorum,
+            position=position,
+            first_entry_id=fragment.first_entry_id,
+            last_entry_id=fragment.last_entry_id,
+        )
+    )
+
+
+def copy_lanes(
+    quorum: QuorumConfig,
+    fragment: Fragment,
+    *,
+    ranges: Iterable[EntryRange],
+    target: BookieId,
+    lost: Collection[BookieId],
+    answers: Mapping[BookieId, Answer],
+) -> list[CopyLane]:
+    """Return lanes that together hold exactly the entries of `ranges`, each entry once.
+
+    Without striping a lane is a range.  With it, entries of one lane have one write set, so they
+    are E apart.
+    """
+    size = quorum.ensemble_size
+    is_striped = size != quorum.write_quorum_size
+    lanes: list[CopyLane] = []
+    open_lanes: dict[int, tuple[int, int]] = {}  # first and last entry, by residue
+
+    def sources_of(entry_id: int) -> tuple[BookieId, ...]:
+        members = [fragment.ensemble.bookies[p] for p in write_set(quorum, entry_id)]
+        return tuple(
+            sorted(
+                (each for each in members if each != target),
+                key=lambda each: (each in lost, not isinstance(answers.get(each), Held)),
+            )
+        )
+
+    def close(first: int, last: int, stride: int) -> None:
+        lanes.append(
+            CopyLane(
+                first_entry_id=first, last_entry_id=last, stride=stride, sources=sources_of(first)
+            )
+        )
+
+    for each in ranges:
+        if not is_striped:
+            close(each.first_entry_id, each.last_entry_id, 1)
+            continue
+        for entry_id in range(each.first_entry_id, each.last_entry_id + 1):
+            residue = entry_id % size
+            first, last = open_lanes.get(residue, (entry_id, entry_id - size))
+            if last + size != entry_id:
+                close(first, last, size)
+                first = entry_id
+            open_lanes[residue] = first, entry_id
+    for residue in sorted(open_lanes):
+        close(*open_lanes[residue], size)
+    return lanes
