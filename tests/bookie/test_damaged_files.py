@@ -64,12 +64,8 @@ class Stored:
         outcomes: list[Outcome] = []
 
         async def work(directory: Path) -> None:
-            directory.mkdir(exist_ok=True)
             for damaged in damages:
-                for path in directory.iterdir():
-                    path.unlink()
-                for name, data in damaged.items():
-                    (directory / name).write_bytes(data)
+                place(directory, damaged)
                 outcomes.append(await self.promised.check(directory, CONFIG))
 
         async def main() -> None:
@@ -109,6 +105,15 @@ def stored(tmp_path: Path) -> Stored:
     assert len(found.sealed) >= 2
     assert found.check(content) == Outcome(is_refused=False, returned=len(promised.entries))
     return found
+
+
+def place(directory: Path, content: Content) -> None:
+    """Make a folder hold these files and no others."""
+    directory.mkdir(exist_ok=True)
+    for path in directory.iterdir():
+        path.unlink()
+    for name, data in content.items():
+        (directory / name).write_bytes(data)
 
 
 def changed(content: Content, name: str, offset: int, data: bytes) -> Content:
@@ -198,7 +203,7 @@ def test_every_byte_of_a_footer(stored: Stored) -> None:
 
 
 def test_a_footer_and_each_record_of_its_file(stored: Stored) -> None:
-    """Goal: with the index gone too, a damaged record makes the folder be refused, or is unknown."""
+    """Goal: with the index gone too, a damaged record has the folder refused, or is unknown."""
     data = stored.content[SEALED]
     end = stored.records_end(SEALED)
     cut = {**stored.content, SEALED: data[:end]}
