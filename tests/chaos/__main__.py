@@ -1,0 +1,59 @@
+"""Runs the chaos: ``python -m tests.chaos --seconds 600 --seed 7``."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import secrets
+import sys
+
+from tests.chaos.disks import enter_mount_namespace
+from tests.chaos.plan import KINDS
+from tests.chaos.run import plan_of, run_chaos
+
+EXIT_INTERRUPTED = 130
+
+
+def main() -> int:
+    """Run the seeds asked for; return 1 if a promise was broken."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60, help="of faults (default: 60)")
+    parser.add_argument("--seed", type=int, action="append", help="default: one at random")
+    parser.add_argument("--plan", action="store_true", help="print the plan and do nothing")
+    parser.add_argument("--quiet", action="store_true", help="print the reports alone")
+    parser.add_argument(
+        "--only", action="append", choices=KINDS, metavar="KIND", help=f"of {', '.join(KINDS)}"
+    )
+    arguments = parser.parse_args()
+    kinds = arguments.only or KINDS
+    seeds = arguments.seed or [secrets.randbelow(1_000_000)]
+    has_failed = False
+    for seed in seeds:
+        if arguments.plan:
+            print("\n".join(map(str, plan_of(seed, arguments.seconds, kinds))))
+            continue
+        if not arguments.quiet:
+            print(f"seed {seed}: starting the cluster", flush=True)
+        tell = _say_nothing if arguments.quiet else _say
+        try:
+            report = asyncio.run(run_chaos(seed, seconds=arguments.seconds, tell=tell, kinds=kinds))
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+            return EXIT_INTERRUPTED
+        print(report, flush=True)
+        has_failed |= not report.is_clean
+    return int(has_failed)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _say_nothing(text: str) -> None:
+    if "kept in" in text:
+        _say(text)
+
+
+if __name__ == "__main__":
+    enter_mount_namespace(["-m", "tests.chaos", *sys.argv[1:]])
+    sys.exit(main())

@@ -1,0 +1,287 @@
+"""The cluster of a run: ZooKeeper, bookies behind proxies, and the clients that work on it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import random
+import sys
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+from dlcore import DLError, LogConfig, QuorumConfig, open_namespace
+from dlcore.clock import SystemClock
+from dlcore.ledger.store import LedgerStore
+from dlcore.metadata.binding import ensure_namespace
+from dlcore.metadata.paths import NamespacePaths
+from dlcore.metadata.zookeeper import ZooKeeperStore
+from dlcore.sandbox.process import HOST, Warden
+from dlcore.sandbox.zookeeper import EmbeddedZooKeeper
+from tests.chaos import disks
+from tests.chaos.client import CLIENT_CONFIG, LOG_CONFIG, Work
+from tests.chaos.history import DAMAGED, Found, History
+from tests.chaos.links import Network
+from tests.chaos.payloads import identity_of
+from tests.chaos.plan import BOOKIE_SESSION_S, ZOOKEEPER
+from tests.chaos.services import BookieService, Deadline, Service, client_may_end
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+    from pathlib import Path
+
+ROOT = "/dlog"
+BOOKIES = tuple(f"bookie-{number}" for number in range(1, 6))
+WRITERS = ("writer-1", "writer-2")
+READER = "reader"
+RECOVERER = "recoverer"
+CLIENTS = (*WRITERS, READER, RECOVERER)
+LOCKED, CONTENDED, SOLO = "chaos/locked", "chaos/contended", "chaos/solo"
+STAGED = ("chaos/staged-1", "chaos/staged-2")
+LOGS = (LOCKED, CONTENDED, SOLO, *STAGED)
+START_TIMEOUT_S = 120.0
+_SMALL_DISKS = 2
+_SMALL_DISK_BYTES_MIN = 96 * 1024 * 1024
+_BYTES_PER_S = 1024 * 1024
+_BOOKIE_OPTIONS = {
+    "session-timeout-s": BOOKIE_SESSION_S,
+    "file-bytes-max": 4 * 1024 * 1024,
+    "garbage-interval-s": 5.0,
+    "garbage-age-ms": 2000,
+    "space-minimum-bytes": 2 * 1024 * 1024,
+    "space-read-only-below-bytes": 6 * 1024 * 1024,
+    "space-writable-above-bytes": 8 * 1024 * 1024,
+    "space-check-interval-s": 0.5,
+}
+FULL_DISK_BYTES = 0
+READ_ONLY_DISK_BYTES = 4 * 1024 * 1024
+
+
+class Cluster:
+    """Everything that runs; an async context manager that leaves nothing behind.
+
+    Args:
+        folder: for all data and logs.
+        seed: chooses the quorums of one log, and what clients do.
+        seconds: how long it will work, for the size of small disks.
+    """
+
+    def __init__(self, folder: Path, *, seed: int, seconds: float) -> None:
+        self.folder = folder
+        self.history = History()
+        self.bookies: dict[str, BookieService] = {}
+        self.clients: dict[str, Service] = {}
+        self.small_disks: tuple[str, ...] = ()
+        self.store: ZooKeeperStore
+        self.paths = NamespacePaths(ROOT)
+        self._seed = seed
+        self._seconds = seconds
+        self._offsets: dict[Path, int] = {}
+        self._resources = AsyncExitStack()
+        self._keepers: list[asyncio.Task[None]] = []
+        self._warden = Warden()
+        self._zookeeper_port = 0
+        self.zookeeper = EmbeddedZooKeeper(folder / "zookeeper", warden=self._warden)
+        self.zookeeper_turn = asyncio.Lock()
+        self.network = Network(self._process_ids)
+        self.syncs = disks.SyncFaults(folder, self._warden)
+
+    def _process_ids(self) -> dict[str, int]:
+        services = (*self.bookies.values(), *self.clients.values())
+        return {each.name: pid for each in services if (pid := each.pid) is not None}
+
+    async def __aenter__(self) -> Cluster:
+        try:
+            await self._start()
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_exception: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Kill what runs, unmount, close."""
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        for service in (*self.clients.values(), *self.bookies.values()):
+            await service.kill()
+        for name in self.bookies:
+            await self.syncs.end(name)
+            self.bookies[name].release()
+        await self._resources.aclose()
+        await self.network.aclose()
+        await asyncio.to_thread(self.zookeeper.stop)
+        await asyncio.to_thread(self._warden.close)
+        for name in self.small_disks:
+            disks.unmount(self.folder / name)
+        self.small_disks = ()
+
+    async def _start(self) -> None:
+        await asyncio.to_thread(self.zookeeper.start)
+        port = int(self.zookeeper.servers.rpartition(":")[2])
+        self._zookeeper_port = await self.network.open_proxy(ZOOKEEPER, lambda: port)
+        self.store = await ZooKeeperStore.connect(self.zookeeper.servers)
+        self._resources.push_async_callback(self.store.aclose)
+        await ensure_namespace(self.store, self.paths, SystemClock())
+        if disks.can_mount():
+            size_bytes = _SMALL_DISK_BYTES_MIN + int(self._seconds * _BYTES_PER_S)
+            for name in BOOKIES[:_SMALL_DISKS]:
+                disks.mount_small_disk(self.folder / name, size_bytes=size_bytes)
+                self.small_disks += (name,)
+        for name in BOOKIES:
+            await self._add_bookie(name)
+        if not await self.wait_all_serve(START_TIMEOUT_S):
+            raise RuntimeError(f"the bookies did not start: see {self.folder}")
+        await self._create_logs()
+        for name in CLIENTS:
+            self._add_client(name)
+
+    @property
+    def uri(self) -> str:
+        """The namespace, by way of the proxy."""
+        return f"distributedlog://{HOST}:{self._zookeeper_port}{ROOT}"
+
+    @property
+    def direct_uri(self) -> str:
+        """The namespace, for those whom no fault shall hit."""
+        return f"distributedlog://{self.zookeeper.servers}{ROOT}"
+
+    async def _add_bookie(self, name: str) -> None:
+        proxy_port = 0
+
+        def options() -> Sequence[str]:
+            given = {**_BOOKIE_OPTIONS, "metadata-uri": self.uri, "advertised-port": proxy_port}
+            return [part for key, value in given.items() for part in (f"--{key}", str(value))]
+
+        bookie = BookieService(
+            name,
+            folder=self.folder / name,
+            program=self.syncs.program(name),
+            options=options,
+            warden=self._warden,
+        )
+        proxy_port = await self.network.open_proxy(name, lambda: bookie.port)
+        self.bookies[name] = bookie
+        bookie.start()
+        self._keepers.append(asyncio.create_task(bookie.keep_running()))
+
+    async def _create_logs(self) -> None:
+        rng = random.Random(f"quorums {self._seed}")
+        striped = QuorumConfig(ensemble_size=rng.choice([3, 4, 5]))
+        async with await open_namespace(self.direct_uri) as namespace:
+            for log in LOGS:
+                await namespace.create_log(
+                    log, config=LogConfig(quorum=striped) if log == SOLO else None
+                )
+
+    def _add_client(self, name: str) -> None:
+        def command(life: int) -> Sequence[str]:
+            work = self._work_of(name, life)
+            return [
+                sys.executable,
+                "-m",
+                "tests.chaos.client",
+                json.dumps(dataclasses.asdict(work)),
+            ]
+
+        service = Service(
+            name,
+            command,
+            log_path=self.folder / f"{name}.log",
+            warden=self._warden,
+            may_end=client_may_end,
+        )
+        self.clients[name] = service
+        service.start()
+        self._keepers.append(asyncio.create_task(service.keep_running()))
+
+    def _work_of(self, name: str, life: int) -> Work:
+        work = Work(name=name, life=life, uri=self.uri, seed=self._seed, folder=str(self.folder))
+        if name in WRITERS:
+            return dataclasses.replace(
+                work,
+                locked=(LOCKED,) if name != WRITERS[-1] else (LOCKED, SOLO),
+                contended=(CONTENDED,),
+                staged=STAGED,
+            )
+        if name == READER:
+            return dataclasses.replace(work, tailed=LOGS)
+        return dataclasses.replace(work, recovered=(LOCKED, CONTENDED, SOLO))
+
+    # What goes on
+
+    def poll(self) -> None:
+        """Take new events into the history."""
+        for path in sorted(self.folder.glob("*.events"), key=lambda each: each.stat().st_ctime_ns):
+            offset = self._offsets.get(path, 0)
+            with path.open("rb") as file:
+                file.seek(offset)
+                data = file.read()
+            complete = data[: data.rfind(b"\n") + 1]
+            self._offsets[path] = offset + len(complete)
+            self.history.add_file(complete.decode())
+
+    async def wait_all_serve(self, timeout_s: float) -> bool:
+        """Return whether all bookies came to serve and to be registered as writable in time."""
+
+        async def all_serve() -> bool:
+            if not all(bookie.serves for bookie in self.bookies.values()):
+                return False
+            try:
+                registered = await self.store.get_children(self.paths.bookies_available)
+            except DLError:
+                return False
+            return set(registered or ()) == set(self.bookies)
+
+        return await Deadline(timeout_s).wait(all_serve)
+
+    async def forget_cookie(self, node: str) -> None:
+        """Delete a bookie's cookie, as its error message tells the operator."""
+        await self.store.delete(node)
+
+    async def find_incarnations(self) -> set[str]:
+        """Return all incarnations that ledgers name."""
+        ledgers = LedgerStore(self.store, self.paths)
+        found: set[str] = set()
+        async for ledger_id in ledgers.list_ledgers():
+            try:
+                metadata = (await ledgers.read(ledger_id)).metadata
+            except DLError:
+                continue  # deleted meanwhile
+            found |= {b.incarnation for each in metadata.ensembles for b in each.bookies}
+        return found
+
+    async def read_logs(self) -> dict[str, list[Found]]:
+        """Read every log from its beginning, after completing what killed writers left."""
+        config = dataclasses.replace(LOG_CONFIG, lock_timeout_s=START_TIMEOUT_S)
+        finals: dict[str, list[Found]] = {}
+        async with await open_namespace(
+            self.direct_uri, config=config, client_config=CLIENT_CONFIG
+        ) as namespace:
+            for log in LOGS:
+                manager = await namespace.open_log(log)
+                await manager.recover()
+                finals[log] = []
+                async with await manager.open_reader() as reader:
+                    while records := await reader.read_bulk(1000, until_caught_up=True):
+                        finals[log] += [
+                            Found(each.dlsn, each.sequence_id, identity_of(each.payload) or DAMAGED)
+                            for each in records
+                        ]
+        return finals
+
+
+async def persistently(step: Callable[[], Awaitable[None]], *, timeout_s: float) -> None:
+    """Try `step` until it succeeds; raise its error when that takes too long."""
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + timeout_s
+    while True:
+        try:
+            return await step()
+        except DLError:
+            if loop.time() >= until_s:
+                raise
+        await asyncio.sleep(0.2)

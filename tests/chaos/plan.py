@@ -1,0 +1,151 @@
+"""What the nemesis will do, drawn from the seed alone: the same seed, the same plan.
+
+Only the plan is reproducible.  What it meets is real: processes, disks and their timing.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ADD_TIMEOUT_S = 3.0
+"""Of the clients, for adds and reads alike."""
+BOOKIE_SESSION_S = 4.0
+CLIENT_SESSION_S = 10.0
+"""What `open_namespace` takes."""
+
+KINDS = (
+    "kill bookie",
+    "pause bookie",
+    "kill client",
+    "pause client",
+    "cut links",
+    "half-open links",
+    "one-way links",
+    "slow links",
+    "reset links",
+    "fill disk",
+    "fail syncs",
+    "slow disk",
+    "restart ZooKeeper",
+    "pause ZooKeeper",
+    "wipe bookie",
+)
+LINK_KINDS = frozenset(kind for kind in KINDS if kind.endswith(" links"))
+ZOOKEEPER = "zookeeper"
+_GAP_S_MIN, _GAP_S_MAX = 1.0, 4.0
+_EARLY_SHARE = 0.6
+"""The first round of all kinds takes this share of the time."""
+
+# Seconds that a fault lasts: long enough for the time-outs that it is to outlast.
+_LASTS_S = {
+    "kill bookie": (0.2, 8.0),
+    "pause bookie": (BOOKIE_SESSION_S + ADD_TIMEOUT_S, BOOKIE_SESSION_S + ADD_TIMEOUT_S + 4),
+    "kill client": (0.2, 4.0),
+    "pause client": (CLIENT_SESSION_S + 1.5, CLIENT_SESSION_S + 4),
+    "cut links": (1.0, 12.0),
+    "half-open links": (2.0, 12.0),
+    "one-way links": (2.0, 12.0),
+    "slow links": (3.0, 10.0),
+    "reset links": (0.0, 0.0),
+    "fill disk": (4.0, 9.0),
+    "fail syncs": (2.0, 5.0),
+    "slow disk": (3.0, 9.0),
+    "restart ZooKeeper": (0.0, 6.0),
+    "pause ZooKeeper": (2.0, 9.0),
+    "wipe bookie": (0.2, 2.0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault: what, when after the start, for how long, and to whom.
+
+    `sources` and `endpoints` are the two ends of links.  `strength` is in 0 … 1 and means what the
+    kind makes of it: a delay, how full the disk gets, whether a kill comes again during replay.
+    """
+
+    kind: str
+    at_s: float
+    lasts_s: float
+    target: str = ""
+    sources: tuple[str, ...] = ()
+    endpoints: tuple[str, ...] = ()
+    strength: float = 0.0
+
+    def __str__(self) -> str:
+        whom = self.target or f"{','.join(self.sources)} → {','.join(self.endpoints)}"
+        text = f"{self.at_s:7.2f} s  {self.kind:<17} {whom}"
+        return f"{text}, {self.lasts_s:.1f} s, strength {self.strength:.2f}"
+
+
+def make_plan(
+    seed: int,
+    *,
+    seconds: float,
+    bookies: Sequence[str],
+    clients: Sequence[str],
+    small_disks: Sequence[str],
+    kinds: Sequence[str] = KINDS,
+) -> list[Fault]:
+    """Return faults over `seconds`, in order of time: each of `kinds` once, and then at random.
+
+    `small_disks` are the bookies whose disk can be filled.
+    """
+    rng = random.Random(f"chaos {seed}")
+    first_round = list(kinds)
+    rng.shuffle(first_round)
+    faults: list[Fault] = []
+    gap_s = min(_GAP_S_MAX, max(_GAP_S_MIN, _EARLY_SHARE * seconds / max(1, len(kinds))))
+    at_s = gap_s / 2
+    while at_s < seconds or first_round:
+        kind = first_round.pop() if first_round else rng.choice(list(kinds))
+        faults.append(_make_fault(rng, kind, at_s, bookies, clients, small_disks))
+        at_s += gap_s if first_round else rng.uniform(0.3, 1.7) * gap_s
+    return faults
+
+
+def _make_fault(
+    rng: random.Random,
+    kind: str,
+    at_s: float,
+    bookies: Sequence[str],
+    clients: Sequence[str],
+    small_disks: Sequence[str],
+) -> Fault:
+    lasts_s = rng.uniform(*_LASTS_S[kind])
+    strength = rng.random()
+    if kind in LINK_KINDS:
+        sources, endpoints = _choose_links(rng, bookies, clients)
+        return Fault(kind, at_s, lasts_s, sources=sources, endpoints=endpoints, strength=strength)
+    if kind.endswith("ZooKeeper"):
+        target = ZOOKEEPER
+    elif kind == "fill disk":
+        target = rng.choice(list(small_disks))
+    else:
+        target = rng.choice(list(clients if kind.endswith("client") else bookies))
+    return Fault(kind, at_s, lasts_s, target, strength=strength)
+
+
+def _choose_links(
+    rng: random.Random, bookies: Sequence[str], clients: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return sources and endpoints of one of the shapes that partitions have."""
+
+    def some(names: Sequence[str], low: int, high: int) -> tuple[str, ...]:
+        return tuple(sorted(rng.sample(list(names), rng.randint(low, min(high, len(names))))))
+
+    shape = rng.randrange(5)
+    if shape == 0:  # one bookie and everybody
+        return tuple(clients), some(bookies, 1, 1)
+    if shape == 1:  # one client and some bookies
+        return some(clients, 1, 1), some(bookies, 1, len(bookies))
+    if shape == 2:  # some clients and some bookies
+        return some(clients, 1, 2), some(bookies, 1, 2)
+    if shape == 3:  # clients and the metadata store
+        return some(clients, 1, 2), (ZOOKEEPER,)
+    return some(bookies, 1, 2), (ZOOKEEPER,)
