@@ -71,6 +71,37 @@ class GarbageConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionConfig:
+    """When what is left in a mostly dead file is moved, and how fast."""
+
+    below_live_share: float = 0.5
+    """A sealed file is compacted when less than this share of its bytes is needed; 0 is never."""
+    full_below_live_share: float = 0.8
+    """The same while the bookie is read-only: then less is worth the copying."""
+    bytes_per_second: int = 16 * MIB
+    """Most bytes of records copied in a second."""
+    floor_bytes: int = 32 * MIB
+    """Of the disk's free space, what copies must leave; the rest of the reserve is theirs."""
+
+    def __post_init__(self) -> None:
+        for key in ("below_live_share", "full_below_live_share"):
+            value = getattr(self, key)
+            require(condition=0 <= value < 1, key=key, value=value, rule="expected 0 <= share < 1")
+        require(
+            condition=self.bytes_per_second > 0,
+            key="bytes_per_second",
+            value=self.bytes_per_second,
+            rule="expected bytes > 0",
+        )
+        require(
+            condition=self.floor_bytes >= 0,
+            key="floor_bytes",
+            value=self.floor_bytes,
+            rule="expected bytes >= 0",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StorageConfig:
     """Limits of the entry log; the defaults bound a bookie's memory to well under 300 MB."""
 
@@ -86,7 +117,11 @@ class StorageConfig:
     follow_chunk_bytes: int = MIB
     """Most frame bytes of one follow update (one frame is always let through)."""
     open_files_max: int = 128
-    """Sealed files kept open, two descriptors each."""
+    """Sealed files kept open."""
+    footer_bytes_max: int = 128 * MIB
+    """Footers of sealed files kept in memory, 16 bytes for each of their entries."""
+    damaged_entries_max: int = 10_000
+    """Entries known to be damaged and waiting for repair; more are found again later."""
     settle_interval_s: float = 1.0
     """Proof that the last flush was durable is logged within this time."""
     lac_delay_s: float = 0.001
@@ -94,6 +129,7 @@ class StorageConfig:
     writer's next add often follows at once, and must not find the disk busy."""
     space: SpaceConfig = field(default_factory=SpaceConfig)
     garbage: GarbageConfig = field(default_factory=GarbageConfig)
+    compact: CompactionConfig = field(default_factory=CompactionConfig)
 
     def __post_init__(self) -> None:
         for key in (
@@ -103,6 +139,8 @@ class StorageConfig:
             "entry_size_bytes_max",
             "follow_chunk_bytes",
             "open_files_max",
+            "footer_bytes_max",
+            "damaged_entries_max",
             "settle_interval_s",
             "lac_delay_s",
         ):

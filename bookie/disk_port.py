@@ -56,6 +56,14 @@ class DiskFile(Protocol):
         """Return exactly `size` bytes; fewer in the file is a `BookieStorageError`."""
         ...
 
+    def read_now(self, offset: int, size: int) -> memoryview:
+        """Return exactly `size` bytes, waiting for the device: for what is small and mostly cached.
+
+        Raises:
+            BookieStorageError: they cannot be read, or the file is shorter.
+        """
+        ...
+
     def view(self, offset: int, size: int) -> memoryview:
         """Return a read-only view of bytes that will not change any more; it outlives `close`."""
         ...

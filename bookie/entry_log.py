@@ -54,6 +54,7 @@ class Location(NamedTuple):
     file_number: int
     offset: int
     size: int
+    ledger_id: int
 
 
 class _Batch:
@@ -156,6 +157,11 @@ class EntryLog:
 
     def append_entry(self, frame: EntryFrame) -> asyncio.Future[None]:
         """Accept a verified frame; the future is done when it is durable."""
+        self.copy_entry(frame)
+        return self._watch_last_batch()
+
+    def copy_entry(self, frame: EntryFrame) -> None:
+        """Accept a verified frame of which nobody waits to hear; `flush` makes it durable."""
         current = self._append(
             RecordType.ENTRY, frame.data, payload_crc=frame_crc(frame.data), ledger=frame.ledger_id
         )
@@ -166,7 +172,6 @@ class EntryLog:
             size=len(frame.data),
             last_add_confirmed=frame.last_add_confirmed,
         )
-        return self._watch_last_batch()
 
     def append_fence(self, ledger_id: int) -> None:
         """Accept a fence."""
@@ -179,6 +184,11 @@ class EntryLog:
 
         It waits for any other record, or for `wake`, and is written with that.
         """
+        self.copy_lac(ledger_id, last_add_confirmed)
+        return self._watch_last_batch()
+
+    def copy_lac(self, ledger_id: int, last_add_confirmed: int) -> None:
+        """Accept an explicit last add confirmed of which nobody waits to hear."""
         payload = encode_lac(ledger_id, last_add_confirmed)
         current = self._append(
             RecordType.LAC,
@@ -188,7 +198,6 @@ class EntryLog:
             is_urgent=False,
         )
         current.index.note_lac(ledger_id, last_add_confirmed)
-        return self._watch_last_batch()
 
     def append_garbage(self, numbers: Sequence[int]) -> None:
         """Accept that sealed files are garbage, before they are deleted."""

@@ -1,7 +1,13 @@
 """The read half of the entry log: finding entries and reading them, verified.
 
-Looking up does not wait; reading does.  Sealed files are opened when needed and the most recently
-used ones stay open, because a big disk holds more files than a process may have descriptors.
+Looking up does not wait, but for the footer of a sealed file that is not in memory; reading does.
+Sealed files are opened when needed, and the most recently used ones stay open with their footers,
+because a big disk holds more files than a process may have descriptors, and more footers than it
+has memory.
+
+An entry may be held twice: once compaction has copied it, or once its first copy was found damaged.
+The newest durable copy is the one that counts.  The file of an older one may be dropped at any
+time, so whoever finds its file gone looks again.
 """
 
 from __future__ import annotations
@@ -16,11 +22,12 @@ from bookie.entry_log_format import file_name
 from bookie.index import LedgerEntries, SealedIndex, read_footer
 from dlcore.errors import BookieStorageError, DigestMismatchError
 from dlcore.ids import INVALID_ENTRY_ID
-from dlcore.ledger.digest import decode_frame
+from dlcore.ledger.digest import EntryFrame, decode_frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from bookie.damage import DamageLog
     from bookie.disk_port import Disk, DiskFile
     from bookie.ledger_state import LedgerState
 
@@ -32,51 +39,79 @@ _LOOKUP_COUNT = 256
 """Entries looked up at a time while a chunk is filled."""
 
 
-class _FooterPlace(NamedTuple):
+class FooterPlace(NamedTuple):
     """Where a sealed file's footer is, and what its checksum starts from."""
 
     offset: int
     seed: int
 
 
-class _OpenFile(NamedTuple):
-    """A sealed file with its footer in place."""
+class _Footer(NamedTuple):
+    """A footer in memory, and its bytes there."""
 
-    file: DiskFile
-    footer: SealedIndex
+    entries: SealedIndex
+    size: int
 
 
 class EntryReader:
-    """Finds and reads entries of sealed and unsealed files."""
+    """Finds and reads entries of sealed and unsealed files.
+
+    Args:
+        disk: where the files are.
+        log: the files not yet sealed.
+        ledgers: which sealed files may hold what.
+        damage: told of every entry and footer found damaged.
+        open_files_max: sealed files kept open.
+        footer_bytes_max: of footers kept in memory (the last one used always is).
+    """
 
     def __init__(
         self,
         disk: Disk,
         log: EntryLog,
         ledgers: Mapping[int, LedgerState],
+        damage: DamageLog,
         *,
         open_files_max: int,
+        footer_bytes_max: int,
     ) -> None:
         self._disk = disk
         self._log = log
         self._ledgers = ledgers
+        self._damage = damage
         self._open_files_max = open_files_max
-        self._footers: dict[int, _FooterPlace] = {}
-        self._open: OrderedDict[int, _OpenFile] = OrderedDict()
+        self._footer_bytes_max = footer_bytes_max
+        self._places: dict[int, FooterPlace] = {}
+        self._open: OrderedDict[int, DiskFile] = OrderedDict()
+        self._footers: OrderedDict[int, _Footer] = OrderedDict()
+        self._footer_bytes = 0
 
     def add_sealed(self, number: int, *, footer_offset: int, seed: int) -> None:
         """Take note of a sealed file; `seed` is that of its header."""
-        self._footers[number] = _FooterPlace(footer_offset, seed)
+        self._places[number] = FooterPlace(footer_offset, seed)
+
+    def place(self, number: int) -> FooterPlace | None:
+        """Return where the footer of a sealed file is; None if there is no such file (any more)."""
+        return self._places.get(number)
 
     def forget(self, number: int) -> None:
         """Let go of a file that is about to be deleted."""
-        del self._footers[number]
-        self._close(number)
+        del self._places[number]
+        self.let_go(number)
+
+    def let_go(self, number: int) -> None:
+        """Close a sealed file, and take its footer from the disk at the next use."""
+        file = self._open.pop(number, None)
+        if file is not None:
+            file.close()
+        footer = self._footers.pop(number, None)
+        if footer is not None:
+            self._footer_bytes -= footer.size
 
     def close(self) -> None:
         """Close every sealed file."""
-        while self._open:
-            self._open.popitem()[1].file.close()
+        for number in list(self._open.keys() | self._footers.keys()):
+            self.let_go(number)
 
     def find(self, ledger_id: int, entry_id: int) -> Location | None:
         """Return where the entry is, durable or not."""
@@ -92,12 +127,12 @@ class EntryReader:
             if len(found) >= count_max and lowest > found[count_max - 1].entry_id:
                 break  # sources come by their lowest entry: none of the rest can matter
             found += (
-                Location(entry_id, number, offset, size)
+                Location(entry_id, number, offset, size, ledger_id)
                 for entry_id, offset, size in entries.between(
                     first_entry_id, last_entry_id, count_max
                 )
             )
-            found.sort()
+            found = self._newest_copies(found)
         return found[:count_max]
 
     def find_all(self, ledger_id: int, wanted: range, *, bytes_max: int) -> list[Location]:
@@ -166,54 +201,116 @@ class EntryReader:
     async def prove_absent(self, ledger_id: int, entry_id: int) -> None:
         """Verify every footer that would name the entry, as it is on the disk now.
 
-        A footer in use may have rotted since it was opened, and a rotted one hides entries.  An
-        unsealed file's index is in memory and needs no proof.
+        A footer in use may have rotted since it was read, and a rotted one hides entries.  An
+        unsealed file's index is in memory and needs no proof.  Files may be dropped meanwhile: if
+        the entry can be found afterwards, nothing was proven.
 
         Raises:
             BookieStorageError: a footer is damaged, or does name the entry.
         """
-        state = self._ledgers.get(ledger_id)
-        files = [] if state is None else state.files_between(entry_id, entry_id)
-        for _, number in files:
-            file, _ = self._opened(number)
-            place = self._footers[number]
-            data = await file.read(place.offset, file.size - place.offset)
-            footer = await self._disk.compute(
-                read_footer, data, offset=place.offset, number=number, seed=place.seed
-            )
-            entries = None if footer is None else footer.entries(ledger_id)
+        proven: set[int] = set()
+        while (number := self._unproven(ledger_id, entry_id, proven)) is not None:
+            footer = await self.read_footer(number)
+            proven.add(number)
+            if footer is None:
+                continue
+            entries = footer.entries(ledger_id)
             if entries is None or any(entries.between(entry_id, entry_id, 1)):
-                self._close(number)
+                self.let_go(number)
                 raise BookieStorageError(
                     f"entry {ledger_id}:{entry_id} cannot be called absent: the footer of "
                     f"{file_name(number)} is damaged"
                 )
 
-    async def read(self, ledger_id: int, locations: Sequence[Location]) -> list[memoryview]:
-        """Return the verified frames at `locations`.
+    async def read_footer(self, number: int) -> SealedIndex | None:
+        """Return the verified footer as it is on the disk now; None if the file was dropped.
+
+        Raises:
+            BookieStorageError: it is damaged or cannot be read.
+        """
+        place = self._places.get(number)
+        if place is None:
+            return None
+        footer = None
+        reason = ""
+        file = self._disk.open(file_name(number))
+        try:
+            data = await file.read(place.offset, max(0, file.size - place.offset))
+            footer = await self._disk.compute(
+                read_footer, data, offset=place.offset, number=number, seed=place.seed
+            )
+        except BookieStorageError as error:
+            reason = f": {error}"
+        finally:
+            file.close()
+        if footer is None and number in self._places:
+            self.let_go(number)
+            raise self._footer_is_damaged(number, reason)
+        return footer
+
+    async def read(self, locations: Sequence[Location]) -> list[memoryview]:
+        """Return the verified frames at `locations`, which are durable.
 
         Raises:
             BookieStorageError: a frame is damaged or cannot be read.
         """
         frames: list[memoryview] = []
-        for run in _runs(locations):
-            start = run[0].offset
-            file = self._file(run[0].file_number)
-            data = await file.read(start, run[-1].offset + run[-1].size - start)
-            for location in run:
-                frame = data[location.offset - start :][: location.size]
-                self._verify(frame, ledger_id, location)
-                frames.append(frame)
+        for run in runs_of(locations):
+            frames += await self._read_run(run)
         return frames
 
-    def _verify(self, frame: memoryview, ledger_id: int, location: Location) -> None:
-        try:
-            decode_frame(frame, ledger_id=ledger_id, entry_id=location.entry_id)
-        except DigestMismatchError as error:
+    async def _read_run(self, run: list[Location]) -> list[memoryview]:
+        number = run[0].file_number
+        file = self._file(number)
+        if file is None:
+            return [await self._read_again(location) for location in run]
+        frames: list[memoryview] = []
+        for location, found in zip(run, await read_run(file, run), strict=True):
+            if isinstance(found, EntryFrame):
+                frames.append(memoryview(found.data))
+            elif self._file(number) is not file:  # it was closed in the middle
+                return await self._read_run(run)
+            else:
+                self.note_damaged(location)
+                raise found
+        return frames
+
+    async def _read_again(self, location: Location) -> memoryview:
+        """Read an entry whose file is gone from where it is now."""
+        found = self.find(location.ledger_id, location.entry_id)
+        if found is None or not self._log.is_durable(found):
             raise BookieStorageError(
-                f"entry {ledger_id}:{location.entry_id} is damaged at offset {location.offset} of "
-                f"{file_name(location.file_number)}: {error}"
-            ) from error
+                f"entry {location.ledger_id}:{location.entry_id}: "
+                f"{file_name(location.file_number)} was dropped as garbage meanwhile"
+            )
+        (frame,) = await self.read([found])
+        return frame
+
+    def note_damaged(self, location: Location) -> bool:
+        """Remember damage to the copy that counts, and return True; an older one matters not."""
+        counts = self.find(location.ledger_id, location.entry_id) == location
+        if counts:
+            self._damage.note_entry(location.ledger_id, location.entry_id, location.file_number)
+        return counts
+
+    def _newest_copies(self, found: list[Location]) -> list[Location]:
+        """Return the copies that count, sorted by entry."""
+        found.sort()
+        if len({location.entry_id for location in found}) == len(found):
+            return found
+        kept: list[Location] = []
+        for location in found:
+            if not kept or kept[-1].entry_id != location.entry_id:
+                kept.append(location)
+            elif self._log.is_durable(location) or not self._log.is_durable(kept[-1]):
+                kept[-1] = location
+        return kept
+
+    def _unproven(self, ledger_id: int, entry_id: int, proven: set[int]) -> int | None:
+        """Return a file that may hold the entry, and is none of the proven ones."""
+        state = self._ledgers.get(ledger_id)
+        files = [] if state is None else state.files_between(entry_id, entry_id)
+        return next((number for _, number in files if number not in proven), None)
 
     def _sources(
         self, ledger_id: int, first_entry_id: int, last_entry_id: int
@@ -227,7 +324,7 @@ class EntryReader:
         state = self._ledgers.get(ledger_id)
         if state is not None:
             for lowest, number in state.files_between(first_entry_id, last_entry_id):
-                entries = self._opened(number).footer.entries(ledger_id)
+                entries = self.footer(number).entries(ledger_id)
                 if entries is None:
                     raise BookieStorageError(
                         f"{file_name(number)}: its footer lost ledger {ledger_id}"
@@ -236,36 +333,83 @@ class EntryReader:
         sources.sort(key=lambda source: source[:2])
         return sources
 
-    def _file(self, number: int) -> DiskFile:
+    def _file(self, number: int) -> DiskFile | None:
+        """Return the open file; None if it was dropped."""
         file = self._log.file(number)
-        return self._opened(number).file if file is None else file
-
-    def _opened(self, number: int) -> _OpenFile:
-        opened = self._open.get(number)
-        if opened is not None:
+        if file is not None:
+            return file
+        file = self._open.get(number)
+        if file is not None:
             self._open.move_to_end(number)
-            return opened
-        place = self._footers.get(number)
-        if place is None:
-            raise BookieStorageError(f"{file_name(number)} was dropped as garbage meanwhile")
-        file = self._disk.open(file_name(number))
-        view = file.view(place.offset, file.size - place.offset)
-        footer = read_footer(view, offset=place.offset, number=number, seed=place.seed)
-        if footer is None:
-            file.close()
-            raise BookieStorageError(f"the footer of {file_name(number)} is damaged")
-        opened = self._open[number] = _OpenFile(file, footer)
+            return file
+        if number not in self._places:
+            return None
+        file = self._open[number] = self._disk.open(file_name(number))
         while len(self._open) > self._open_files_max:
-            self._open.popitem(last=False)[1].file.close()
-        return opened
+            self._open.popitem(last=False)[1].close()
+        return file
 
-    def _close(self, number: int) -> None:
-        opened = self._open.pop(number, None)
-        if opened is not None:
-            opened.file.close()
+    def footer(self, number: int) -> SealedIndex:
+        """Return the footer of a sealed file, from memory or from the disk.
+
+        Raises:
+            BookieStorageError: it is damaged or cannot be read.
+        """
+        cached = self._footers.get(number)
+        if cached is not None:
+            self._footers.move_to_end(number)
+            return cached.entries
+        place = self._places[number]
+        file = self._file(number)
+        assert file is not None  # it is one of _places
+        size = max(0, file.size - place.offset)
+        try:
+            data = file.read_now(place.offset, size)
+        except BookieStorageError as error:
+            raise self._footer_is_damaged(number, f": {error}") from error
+        index = read_footer(data, offset=place.offset, number=number, seed=place.seed)
+        if index is None:
+            raise self._footer_is_damaged(number, "")
+        self._footers[number] = _Footer(index, size)
+        self._footer_bytes += size
+        while self._footer_bytes > self._footer_bytes_max and len(self._footers) > 1:
+            self._footer_bytes -= self._footers.popitem(last=False)[1].size
+        return index
+
+    def _footer_is_damaged(self, number: int, reason: str) -> BookieStorageError:
+        self._damage.note_footer(number)
+        return BookieStorageError(f"the footer of {file_name(number)} is damaged{reason}")
 
 
-def _runs(locations: Sequence[Location]) -> Iterator[list[Location]]:
+async def read_run(
+    file: DiskFile, run: Sequence[Location]
+) -> list[EntryFrame | BookieStorageError]:
+    """Return the verified frame at each place of a run, or what is wrong with it.
+
+    If they cannot be read in one go they are read one by one, to tell the bad from the good.
+    """
+    start = run[0].offset
+    try:
+        data = await file.read(start, run[-1].offset + run[-1].size - start)
+    except BookieStorageError as error:
+        if len(run) == 1:
+            return [error]
+        return [each for location in run for each in await read_run(file, [location])]
+    return [_decode(data[location.offset - start :][: location.size], location) for location in run]
+
+
+def _decode(frame: memoryview, location: Location) -> EntryFrame | BookieStorageError:
+    """Return the frame verified as the entry at `location`, or what is wrong with it."""
+    try:
+        return decode_frame(frame, ledger_id=location.ledger_id, entry_id=location.entry_id)
+    except DigestMismatchError as error:
+        return BookieStorageError(
+            f"entry {location.ledger_id}:{location.entry_id} is damaged at offset "
+            f"{location.offset} of {file_name(location.file_number)}: {error}"
+        )
+
+
+def runs_of(locations: Sequence[Location]) -> Iterator[list[Location]]:
     """Group neighbours in one file that are read in one go."""
     run: list[Location] = []
     for location in locations:

@@ -24,6 +24,18 @@ class GarbageVerdict:
     """Why the whole pass was refused; empty if it was not."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GarbageReport:
+    """What one garbage collection did."""
+
+    ledgers_seen: int
+    ledgers_deleted: int
+    files_deleted: int
+    bytes_freed: int
+    refused: str
+    """Why the pass was refused as a whole; empty if it was not."""
+
+
 class GarbageJudge:
     """Remembers since when each ledger looks deleted; pure, the time is passed in."""
 

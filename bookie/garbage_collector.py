@@ -12,7 +12,8 @@ from dlcore.errors import CorruptMetadataError
 from dlcore.metadata.binding import read_binding
 
 if TYPE_CHECKING:
-    from bookie.storage import GarbageReport, LedgerStorage
+    from bookie.garbage import GarbageReport
+    from bookie.storage import LedgerStorage
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore
 

@@ -57,10 +57,15 @@ class LedgerSummary(NamedTuple):
     last_entry_id: int
     last_add_confirmed: int
     fenced: bool
+    entry_bytes: int
+    """Bytes of its entry records."""
 
 
 class LedgerEntries(NamedTuple):
-    """Entries of one ledger in one file: ids ascending, with the place and size of their frames."""
+    """Entries of one ledger in one file: ids ascending, with the place and size of their frames.
+
+    An entry may be there twice, where its first copy was found damaged; the newer one follows.
+    """
 
     entry_ids: array[int] | NDArray[np.int64]
     offsets: array[int] | NDArray[np.uint32]
@@ -69,10 +74,15 @@ class LedgerEntries(NamedTuple):
     def between(
         self, first_entry_id: int, last_entry_id: int, count_max: int
     ) -> Iterator[tuple[int, int, int]]:
-        """Return (entry id, offset, size) of the first `count_max` entries of the range."""
+        """Return (entry id, offset, size) of the first `count_max` entries of the range.
+
+        All copies of the last one are among them.
+        """
         start = bisect.bisect_left(self.entry_ids, first_entry_id)
-        stop = bisect.bisect_right(self.entry_ids, last_entry_id, start)
-        stop = min(stop, start + count_max)
+        end = bisect.bisect_right(self.entry_ids, last_entry_id, start)
+        stop = min(end, start + count_max)
+        while start < stop < end and self.entry_ids[stop] == self.entry_ids[stop - 1]:
+            stop += 1
         return zip(
             self.entry_ids[start:stop].tolist(),
             self.offsets[start:stop].tolist(),
@@ -81,13 +91,23 @@ class LedgerEntries(NamedTuple):
         )
 
 
+class EntryColumns(NamedTuple):
+    """All entries of one sealed file; equal lengths, by ledger and entry."""
+
+    ledger_ids: NDArray[np.int64]
+    entry_ids: NDArray[np.int64]
+    offsets: NDArray[np.uint32]
+    sizes: NDArray[np.uint32]
+
+
 class _Ledger:
     """One ledger's part of the file being written."""
 
-    __slots__ = ("entries", "fenced", "last_add_confirmed")
+    __slots__ = ("entries", "entry_bytes", "fenced", "last_add_confirmed")
 
     def __init__(self) -> None:
         self.entries = LedgerEntries(array("q"), array("I"), array("I"))
+        self.entry_bytes = 0
         self.fenced = False
         self.last_add_confirmed = -1
 
@@ -116,9 +136,10 @@ class FileIndex:
         if not entry_ids or entry_id > entry_ids[-1]:
             position = len(entry_ids)
         else:
-            position = bisect.bisect_left(entry_ids, entry_id)
+            position = bisect.bisect_right(entry_ids, entry_id)
         for column, value in ((entry_ids, entry_id), (offsets, offset), (sizes, size)):
             column.insert(position, value)  # type: ignore[union-attr]  # ours are arrays
+        ledger.entry_bytes += RECORD_HEADER_BYTES + size
         self.entry_count += 1
         self.note_lac(ledger_id, last_add_confirmed)
 
@@ -142,7 +163,19 @@ class FileIndex:
         for ledger_id, ledger in self._ledgers.items():
             ids = ledger.entries.entry_ids
             first, last = (int(ids[0]), int(ids[-1])) if len(ids) else (0, -1)
-            yield LedgerSummary(ledger_id, first, last, ledger.last_add_confirmed, ledger.fenced)
+            yield LedgerSummary(
+                ledger_id, first, last, ledger.last_add_confirmed, ledger.fenced, ledger.entry_bytes
+            )
+
+    def last_add_confirmed(self, ledger_id: int) -> int:
+        """Return the LAC that the file knows of the ledger, -1 for none."""
+        ledger = self._ledgers.get(ledger_id)
+        return -1 if ledger is None else ledger.last_add_confirmed
+
+    def is_fenced(self, ledger_id: int) -> bool:
+        """Return whether the file says that the ledger is fenced."""
+        ledger = self._ledgers.get(ledger_id)
+        return ledger is not None and ledger.fenced
 
     def encode_footer(self) -> bytes:
         """Return the footer, whose first byte belongs at an aligned offset."""
@@ -219,6 +252,7 @@ class SealedIndex:
 
     def summaries(self) -> Iterator[LedgerSummary]:
         """Return what the file says about each of its ledgers."""
+        ends = np.concatenate(([0], np.cumsum(self._sizes, dtype=np.int64)))
         for ledger_id, (lac, start, count, fenced, _) in zip(
             self._ledger_ids.tolist(), self._rows.tolist(), strict=True
         ):
@@ -226,7 +260,27 @@ class SealedIndex:
             if count:
                 first = int(self._entry_ids[start])
                 last = int(self._entry_ids[start + count - 1])
-            yield LedgerSummary(ledger_id, first, last, lac, bool(fenced))
+            size = int(ends[start + count] - ends[start]) + count * RECORD_HEADER_BYTES
+            yield LedgerSummary(ledger_id, first, last, lac, bool(fenced), size)
+
+    def ledger_ids(self) -> list[int]:
+        """Return the ledgers that the file says anything about."""
+        ids: list[int] = self._ledger_ids.tolist()
+        return ids
+
+    def ledger_rows(self) -> Iterator[tuple[int, slice]]:
+        """Return each ledger with its part of `columns`."""
+        for ledger_id, (_, start, count, _, _) in zip(
+            self._ledger_ids.tolist(), self._rows.tolist(), strict=True
+        ):
+            yield ledger_id, slice(start, start + count)
+
+    def columns(self) -> EntryColumns:
+        """Return all entries of the file, by ledger and entry."""
+        counts = self._rows["count"].astype(np.int64)
+        return EntryColumns(
+            np.repeat(self._ledger_ids, counts), self._entry_ids, self._offsets, self._sizes
+        )
 
     def _take(self, dtype: str | np.dtype[np.void], count: int) -> NDArray[Any]:
         column = np.dtype(dtype)

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
     from bookie.index import LedgerSummary
 
-_SPAN_FIELDS = 3
+_SPAN_FIELDS = 4
+"""Of one file that says anything about the ledger: its number, first entry, last entry, bytes."""
 
 
 class LedgerState:
@@ -41,7 +42,9 @@ class LedgerState:
 
     def note_sealed(self, number: int, summary: LedgerSummary) -> None:
         """Take over what sealed file `number` says about the ledger."""
-        self._spans.extend((number, summary.first_entry_id, summary.last_entry_id))
+        self._spans.extend(
+            (number, summary.first_entry_id, summary.last_entry_id, summary.entry_bytes)
+        )
         self.note_summary(summary)
 
     def note_summary(self, summary: LedgerSummary) -> None:
@@ -84,16 +87,24 @@ class LedgerState:
         """Return the sealed files that say anything about the ledger."""
         return iter(self._spans[::_SPAN_FIELDS])
 
+    def file_bytes(self) -> Iterator[tuple[int, int]]:
+        """Return (file, bytes of the ledger's entry records in it) of its sealed files."""
+        return zip(self._spans[::_SPAN_FIELDS], self._spans[3::_SPAN_FIELDS], strict=True)
+
     def files_between(self, first_entry_id: int, last_entry_id: int) -> list[tuple[int, int]]:
         """Return (lowest entry id, file) of sealed files that may hold entries of the range."""
         return [
             (first, number)
-            for number, first, last in self._iterate()
+            for number, first, last, _ in self._iterate()
             if first <= last_entry_id and last >= first_entry_id
         ]
 
-    def _iterate(self) -> Iterator[tuple[int, int, int]]:
+    def _iterate(self) -> Iterator[tuple[int, int, int, int]]:
         spans = self._spans
         return zip(
-            spans[::_SPAN_FIELDS], spans[1::_SPAN_FIELDS], spans[2::_SPAN_FIELDS], strict=True
+            spans[::_SPAN_FIELDS],
+            spans[1::_SPAN_FIELDS],
+            spans[2::_SPAN_FIELDS],
+            spans[3::_SPAN_FIELDS],
+            strict=True,
         )

@@ -114,6 +114,15 @@ class RealFile:
             self._close_when_unused()
         return memoryview(buffer).toreadonly()
 
+    def read_now(self, offset: int, size: int) -> memoryview:
+        """Return exactly `size` bytes, waiting for the device."""
+        if self._is_closed:
+            raise BookieStorageError(f"{self._path} is closed")
+        buffer = bytearray(size)
+        with _device_errors("read", self._path):
+            self._read_rest(buffer, offset, 0)
+        return memoryview(buffer).toreadonly()
+
     def view(self, offset: int, size: int) -> memoryview:
         """Return a read-only mapping of bytes that will not change any more."""
         if offset + size > self._size:

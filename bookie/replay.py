@@ -113,13 +113,13 @@ async def open_entry_log(disk: Disk, *, owner: bytes) -> OpenedLog:
     live = {
         number: end for number, end in replayed.header.live_files.items() if number not in deleted
     }
-    await _delete_garbage(disk, [n for n in numbers if n != newest and n not in live])
     missing = sorted(live.keys() - set(numbers))
     if missing:
         raise BookieStorageError(
             f"{file_name(missing[0])} is missing: {file_name(newest)} says it holds live entries"
         )
     sealed = [await _open_sealed(disk, number, live[number], owner) for number in sorted(live)]
+    garbage = [number for number in numbers if number != newest and number not in live]
     if replayed.footer is not None:
         await _write_again(file, replayed.records_end)
         summaries = list(replayed.index.summaries())
@@ -133,8 +133,11 @@ async def open_entry_log(disk: Disk, *, owner: bytes) -> OpenedLog:
             )
         )
         file.close()
-        return await _start_file(disk, newest + 1, owner=owner, sealed=sealed)
+        opened = await _start_file(disk, newest + 1, owner=owner, sealed=sealed)
+        await _delete_garbage(disk, garbage)
+        return opened
     await _settle_tail(file, replayed)
+    await _delete_garbage(disk, garbage)
     position = WritePosition(
         header=replayed.header, offset=replayed.records_end, sequence=replayed.sequence
     )
@@ -177,7 +180,10 @@ async def _read_newest(disk: Disk) -> int:
 
 
 async def _delete_garbage(disk: Disk, numbers: list[int]) -> None:
-    """Finish deletions that a crash interrupted; they were logged as garbage before."""
+    """Finish deletions that a crash interrupted.
+
+    They were logged as garbage before; that record must be durable by now, not only readable.
+    """
     if numbers:
         logger.info("deleting garbage left by a crash files=%s", numbers)
         await disk.delete([file_name(number) for number in numbers])

@@ -29,6 +29,7 @@ from dlcore.metadata.paths import NamespacePaths, parse_uri
 from dlcore.transport import wire
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from types import TracebackType
     from typing import Self
 
@@ -97,7 +98,7 @@ class BookieServer:
             await server._open_storage()
             await server._serve()
             await server._register()
-            server._collect_garbage()
+            server._keep_house()
         except BaseException:
             await server.aclose()
             raise
@@ -207,8 +208,24 @@ class BookieServer:
         if not self._failure.done():
             self._failure.set_result(error)
 
-    def _collect_garbage(self) -> None:
-        task = asyncio.create_task(self._collect_forever(), name="bookie-garbage-collector")
+    def _keep_house(self) -> None:
+        """Start what runs in the background as long as the bookie does."""
+        config = self._config
+        self._repeat("garbage collection", self._collect_once, config.garbage_interval_s)
+        self._repeat("compaction", self._compact_once, config.compact_interval_s)
+
+    def _repeat(self, what: str, once: Callable[[], Awaitable[None]], interval_s: float) -> None:
+        """Do something again and again, with a pause before each time, whether it fails or not."""
+
+        async def repeat() -> None:
+            while True:
+                await asyncio.sleep(interval_s)
+                try:
+                    await once()
+                except DLError as error:
+                    logger.warning("%s failed bookie=%s: %s", what, self.bookie, error)
+
+        task = asyncio.create_task(repeat(), name=f"bookie {what}")
 
         async def stop() -> None:
             task.cancel()
@@ -216,13 +233,18 @@ class BookieServer:
 
         self._running.push_async_callback(stop)
 
-    async def _collect_forever(self) -> None:
-        while True:
-            await asyncio.sleep(self._config.garbage_interval_s)
-            try:
-                await self._collect_once()
-            except DLError as error:
-                logger.warning("garbage collection failed bookie=%s: %s", self.bookie, error)
+    async def _compact_once(self) -> None:
+        report = await self.storage.compact()
+        if report.files_compacted or report.files_left_alone or report.files_without_room:
+            logger.info(
+                "compacted bookie=%s files=%d copied=%d freed=%d left_alone=%s without_room=%d",
+                self.bookie,
+                report.files_compacted,
+                report.bytes_copied,
+                report.bytes_freed,
+                report.files_left_alone,
+                report.files_without_room,
+            )
 
     async def _collect_once(self) -> None:
         collector = GarbageCollector(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from bookie.config import GarbageConfig, SpaceConfig, StorageConfig
+from bookie.config import CompactionConfig, GarbageConfig, SpaceConfig, StorageConfig
 from dlcore.config import ENTRY_SIZE_BYTES_MAX, MIB, require
 from dlcore.errors import ConfigurationError
 from dlcore.metadata.paths import parse_uri
@@ -49,6 +49,8 @@ class BookieConfig:
     """Entry bytes of one write stream not yet durable, beyond which it is not read: two batches."""
     garbage_interval_s: float = 300.0
     """How often the bookie looks for deleted ledgers."""
+    compact_interval_s: float = 300.0
+    """Pause between two passes of compaction."""
     drain_timeout_s: float = 10.0
     """How long a stopping bookie waits for what is in flight."""
     storage: StorageConfig = field(default_factory=StorageConfig)
@@ -80,6 +82,7 @@ class BookieConfig:
             "session_timeout_s",
             "connection_bytes_max",
             "garbage_interval_s",
+            "compact_interval_s",
             "drain_timeout_s",
         ):
             value = getattr(self, key)
@@ -106,6 +109,7 @@ class BookieConfig:
             **_take(StorageConfig, "", values),
             space=SpaceConfig(**_take(SpaceConfig, "space_", values)),
             garbage=GarbageConfig(**_take(GarbageConfig, "garbage_", values)),
+            compact=CompactionConfig(**_take(CompactionConfig, "compact_", values)),
         )
         return cls(**_take(cls, "", values), storage=storage)
 
@@ -125,6 +129,7 @@ def bookie_options() -> dict[str, Option]:
         **_scalars(StorageConfig, ""),
         **_scalars(SpaceConfig, "space_"),
         **_scalars(GarbageConfig, "garbage_"),
+        **_scalars(CompactionConfig, "compact_"),
     }
 
 

@@ -14,13 +14,17 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from bookie.compaction import CompactionReport, Compactor
+from bookie.damage import DamageLog
 from bookie.entry_log import EntryLog, EntryLogEvents, Location
-from bookie.entry_log_format import file_name, owner_digest
+from bookie.entry_log_format import owner_digest
 from bookie.entry_reader import EntryReader
 from bookie.followers import Followers
-from bookie.garbage import GarbageJudge
+from bookie.garbage import GarbageJudge, GarbageReport
 from bookie.ledger_state import LedgerState
+from bookie.limits import check_frame, check_id
 from bookie.replay import open_entry_log
+from bookie.sealed_files import SealedFiles
 from bookie.space import SpaceGuard
 from dlcore.errors import (
     BadRequestError,
@@ -38,17 +42,16 @@ from dlcore.ledger.digest import EntryFrame, decode_frame
 from dlcore.ledger.port import EntryRange, FollowUpdate
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from bookie.config import StorageConfig
     from bookie.disk_port import Disk, DiskFile
-    from bookie.index import FileIndex, LedgerSummary
+    from bookie.index import FileIndex
     from bookie.replay import OpenedLog, WritePosition
     from dlcore.clock import Clock
     from dlcore.ledger.digest import BytesLike
 
 logger = logging.getLogger(__name__)
-_ID_MAX = 2**63 - 1
 
 
 class StorageState(Enum):
@@ -69,18 +72,6 @@ class StorageStats:
     disk_total_bytes: int
     is_read_only: bool
     failed: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GarbageReport:
-    """What one garbage collection did."""
-
-    ledgers_seen: int
-    ledgers_deleted: int
-    files_deleted: int
-    bytes_freed: int
-    refused: str
-    """Why the pass was refused as a whole; empty if it was not."""
 
 
 class LedgerStorage:
@@ -118,7 +109,7 @@ class LedgerStorage:
         self._config = config
         self._clock = clock
         self._ledgers: dict[int, LedgerState] = {}
-        self._sealed_bytes: dict[int, int] = {}
+        self._damage = DamageLog(entries_max=config.damaged_entries_max)
         self._log = EntryLog(
             disk,
             config,
@@ -127,18 +118,39 @@ class LedgerStorage:
             events=EntryLogEvents(self._on_durable, self._on_sealed, self._on_failed),
         )
         self._reader = EntryReader(
-            disk, self._log, self._ledgers, open_files_max=config.open_files_max
+            disk,
+            self._log,
+            self._ledgers,
+            self._damage,
+            open_files_max=config.open_files_max,
+            footer_bytes_max=config.footer_bytes_max,
         )
+        self._files = SealedFiles(disk, self._log, self._reader, self._ledgers, self._damage)
         for sealed in opened.sealed:
-            self._reader.add_sealed(
-                sealed.number, footer_offset=sealed.records_end, seed=sealed.seed
+            self._files.take(
+                sealed.number,
+                sealed.summaries,
+                size=sealed.size,
+                records_end=sealed.records_end,
+                seed=sealed.seed,
             )
-            self._take_sealed(sealed.number, sealed.summaries, size=sealed.size)
         for summary in opened.index.summaries():
             self._ledger(summary.ledger_id).note_summary(summary)
         self._space = SpaceGuard(config.space, free_bytes=disk.space().free_bytes)
+        self._compactor = Compactor(
+            disk,
+            self._log,
+            self._reader,
+            self._files,
+            self._ledgers,
+            self._damage,
+            config.compact,
+            room_bytes=self._room_for_copies,
+            is_full=lambda: self._space.is_read_only,
+        )
         self._judge = GarbageJudge(config.garbage)
         self._garbage_lock = asyncio.Lock()
+        self._compaction_lock = asyncio.Lock()
         self._followers = Followers()
         self._comparisons: set[asyncio.Task[None]] = set()
         self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
@@ -181,9 +193,9 @@ class LedgerStorage:
         """
         self._check_open()
         self._log.check()
-        _check_id("ledger", ledger_id)
+        check_id("ledger", ledger_id)
         if last_add_confirmed != INVALID_ENTRY_ID:
-            _check_id("entry", last_add_confirmed)
+            check_id("entry", last_add_confirmed)
         if not self._ledger(ledger_id).note_lac(last_add_confirmed):
             return self._log.watch()  # known already, but perhaps from a record on its way
         self._followers.wake(ledger_id)
@@ -206,13 +218,12 @@ class LedgerStorage:
             NoSuchLedgerError, NoSuchEntryError: proven no.
             BookieStorageError: the entry cannot be read or is damaged.
         """
-        _check_id("entry", entry_id)
+        check_id("entry", entry_id)
         await self._prepare_read(ledger_id, fence=fence)
-        location = self._reader.find(ledger_id, entry_id)
-        if location is None:
-            raise await self._absent(ledger_id, entry_id)
+        while (location := self._reader.find(ledger_id, entry_id)) is None:
+            await self._prove_absent(ledger_id, entry_id)
         await self._wait_durable([location])
-        return (await self._reader.read(ledger_id, [location]))[0]
+        return (await self._reader.read([location]))[0]
 
     async def read_entries(
         self,
@@ -231,9 +242,9 @@ class LedgerStorage:
             NoSuchLedgerError, NoSuchEntryError: at the first entry it does not hold, after yielding
                 all before it.
         """
-        _check_id("ledger", ledger_id)
-        _check_id("entry", first_entry_id)
-        _check_id("entry", max(0, last_entry_id))
+        check_id("ledger", ledger_id)
+        check_id("entry", first_entry_id)
+        check_id("entry", max(0, last_entry_id))
         if stride < 1 or chunk_bytes < 1:
             raise BadRequestError(f"stride={stride} chunk_bytes={chunk_bytes}: expected >= 1")
         next_entry_id = first_entry_id
@@ -242,9 +253,10 @@ class LedgerStorage:
             wanted = range(next_entry_id, last_entry_id + 1, stride)
             chunk = self._reader.find_all(ledger_id, wanted, bytes_max=chunk_bytes)
             if not chunk:
-                raise await self._absent(ledger_id, next_entry_id)
+                await self._prove_absent(ledger_id, next_entry_id)
+                continue
             await self._wait_durable(chunk)
-            yield await self._reader.read(ledger_id, chunk)
+            yield await self._reader.read(chunk)
             next_entry_id = chunk[-1].entry_id + stride
 
     async def follow(
@@ -258,8 +270,8 @@ class LedgerStorage:
         Raises:
             BookieStorageError: the storage failed; what could be read was delivered before.
         """
-        _check_id("ledger", ledger_id)
-        _check_id("entry", first_entry_id)
+        check_id("ledger", ledger_id)
+        check_id("entry", first_entry_id)
         next_entry_id = first_entry_id
         told: tuple[int, bool] | None = None
         with self._followers.watch(ledger_id) as changed:
@@ -272,7 +284,7 @@ class LedgerStorage:
                     ledger_id, next_entry_id, bytes_max=self._config.follow_chunk_bytes
                 )
                 if locations or told != (confirmed, fenced):
-                    frames = await self._reader.read(ledger_id, locations)
+                    frames = await self._reader.read(locations)
                     yield FollowUpdate(frames=frames, last_add_confirmed=confirmed, fenced=fenced)
                     told = confirmed, fenced
                     next_entry_id = max(next_entry_id, confirmed + 1)
@@ -286,7 +298,7 @@ class LedgerStorage:
         Raises:
             NoSuchLedgerError: it knows nothing of the ledger.
         """
-        _check_id("ledger", ledger_id)
+        check_id("ledger", ledger_id)
         self._check_open()
         self._known_ledger(ledger_id)
         return [
@@ -305,7 +317,7 @@ class LedgerStorage:
         space = self._disk.space()
         return StorageStats(
             ledger_count=len(self._ledgers),
-            stored_bytes=sum(self._sealed_bytes.values()) + self._log.written_bytes,
+            stored_bytes=self._files.stored_bytes + self._log.written_bytes,
             disk_free_bytes=space.free_bytes,
             disk_total_bytes=space.total_bytes,
             is_read_only=self._space.is_read_only,
@@ -339,7 +351,8 @@ class LedgerStorage:
                 logger.warning("garbage collection refused: %s", verdict.refused)
             for ledger_id in verdict.deleted:
                 self._ledgers[ledger_id].is_deleted = True
-            dropped = await self._drop_dead_files()
+            self._damage.forget_ledgers(verdict.deleted)
+            dropped = await self._files.drop_dead()
         return GarbageReport(
             ledgers_seen=len(seen),
             ledgers_deleted=len(verdict.deleted),
@@ -347,6 +360,22 @@ class LedgerStorage:
             bytes_freed=sum(dropped.values()),
             refused=verdict.refused,
         )
+
+    async def compact(self) -> CompactionReport:
+        """Move what is needed out of mostly dead sealed files and delete them; see compaction.py.
+
+        One pass: each file that is sealed now is looked at once.  It may be cancelled at any time.
+
+        Raises:
+            BookieUnavailableError: the storage is closed.
+            BookieStorageError: the log failed.
+        """
+        async with self._compaction_lock:
+            self._check_open()
+            self._log.check()
+            report = await self._compactor.run()
+            self._watch_space()
+        return report
 
     async def aclose(self) -> None:
         """Take no more, make what was accepted durable, and stop; the disk stays open."""
@@ -383,7 +412,7 @@ class LedgerStorage:
                 f"entry of {len(frame)} bytes, expected at most {self._config.entry_size_bytes_max}"
             )
         entry = decode_frame(frame)
-        _check_frame(entry)
+        check_frame(entry)
         state = self._ledgers.get(entry.ledger_id)
         if state is not None:
             if not state.accepts(is_recovery=is_recovery):
@@ -417,7 +446,7 @@ class LedgerStorage:
 
     async def _compare(self, held: Location, entry: EntryFrame) -> None:
         await self._wait_durable([held])
-        (frame,) = await self._reader.read(entry.ledger_id, [held])
+        (frame,) = await self._reader.read([held])
         if frame != memoryview(entry.data):
             raise BadRequestError(
                 f"entry {entry.ledger_id}:{entry.entry_id} is held with other bytes"
@@ -426,7 +455,7 @@ class LedgerStorage:
     # Fencing and reading
 
     async def _prepare_read(self, ledger_id: int, *, fence: bool) -> None:
-        _check_id("ledger", ledger_id)
+        check_id("ledger", ledger_id)
         self._check_open()
         if not fence:
             return
@@ -451,50 +480,26 @@ class LedgerStorage:
             raise NoSuchLedgerError(f"ledger {ledger_id} is unknown here")
         return state
 
-    async def _absent(self, ledger_id: int, entry_id: int) -> BookieError:
-        """Return the proven no.
+    async def _prove_absent(self, ledger_id: int, entry_id: int) -> None:
+        """Raise the proven no; return if the entry can be found after all.
 
         Raises:
+            NoSuchLedgerError, NoSuchEntryError: proven no.
             BookieStorageError: the log failed, or where the entry would be found is damaged: then
                 nothing absent is proven.
         """
         self._log.check()
         await self._reader.prove_absent(ledger_id, entry_id)
+        if self._reader.find(ledger_id, entry_id) is not None:
+            return
         if ledger_id not in self._ledgers:
-            return NoSuchLedgerError(f"ledger {ledger_id} is unknown here")
-        return NoSuchEntryError(f"entry {ledger_id}:{entry_id} is not held here")
+            raise NoSuchLedgerError(f"ledger {ledger_id} is unknown here")
+        raise NoSuchEntryError(f"entry {ledger_id}:{entry_id} is not held here")
 
-    # Garbage
-
-    async def _drop_dead_files(self) -> dict[int, int]:
-        """Delete sealed files that only deleted ledgers need; return their sizes."""
-        needed = {
-            number
-            for state in self._ledgers.values()
-            if not state.is_deleted
-            for number in state.files()
-        }
-        dead = sorted(self._sealed_bytes.keys() - needed)
-        if not dead:
-            return {}
-        self._log.append_garbage(dead)
-        dropped = {number: self._sealed_bytes.pop(number) for number in dead}
-        for number in dead:
-            self._reader.forget(number)
-        self._forget_ledgers(set(dead))
-        await self._log.flush()
-        await self._disk.delete([file_name(number) for number in dead])
-        logger.info("dropped dead files=%s", dead)
-        return dropped
-
-    def _forget_ledgers(self, dead: set[int]) -> None:
-        unsealed = self._log.unsealed_indexes()
-        for ledger_id, state in list(self._ledgers.items()):
-            if not state.is_deleted:
-                continue
-            state.forget_files(dead)
-            if not state.has_files and all(each.entries(ledger_id) is None for each in unsealed):
-                del self._ledgers[ledger_id]
+    def _room_for_copies(self) -> int:
+        """Return the bytes that compaction may write now: the reserve's, down to its floor."""
+        free_bytes = self._disk.space().free_bytes - self._log.pending_bytes
+        return free_bytes - self._config.compact.floor_bytes
 
     # What happens to the log
 
@@ -505,10 +510,13 @@ class LedgerStorage:
         self._watch_space()
 
     def _on_sealed(self, index: FileIndex, file: DiskFile, position: WritePosition) -> None:
-        self._reader.add_sealed(
-            index.number, footer_offset=position.offset, seed=position.header.seed
+        self._files.take(
+            index.number,
+            index.summaries(),
+            size=file.size,
+            records_end=position.offset,
+            seed=position.header.seed,
         )
-        self._take_sealed(index.number, index.summaries(), size=file.size)
         file.close()
 
     def _on_failed(self, error: BookieError) -> None:
@@ -518,15 +526,6 @@ class LedgerStorage:
         self._has_failed = True
         logger.error("the entry log failed, nothing will be written any more: %s", error)
         self._update_state()
-
-    def _take_sealed(self, number: int, summaries: Iterable[LedgerSummary], *, size: int) -> None:
-        self._sealed_bytes[number] = size
-        for summary in summaries:
-            ledger_id = summary.ledger_id
-            state = self._ledgers.get(ledger_id)
-            if state is None:
-                state = self._ledgers[ledger_id] = LedgerState()
-            state.note_sealed(number, summary)
 
     def _settle_later(self) -> None:
         if not self._log.is_marked:
@@ -580,18 +579,3 @@ class LedgerStorage:
     def _check_open(self) -> None:
         if self._is_closing:
             raise BookieUnavailableError("the bookie's storage is closed")
-
-
-def _check_id(kind: str, value: int) -> None:
-    if not 0 <= value <= _ID_MAX:
-        raise BadRequestError(f"{kind} id {value}: expected 0 … {_ID_MAX}")
-
-
-def _check_frame(entry: EntryFrame) -> None:
-    _check_id("ledger", entry.ledger_id)
-    _check_id("entry", entry.entry_id)
-    if not INVALID_ENTRY_ID <= entry.last_add_confirmed < entry.entry_id:
-        raise BadRequestError(
-            f"entry {entry.ledger_id}:{entry.entry_id} says the last add confirmed is "
-            f"{entry.last_add_confirmed}, expected -1 … {entry.entry_id - 1}"
-        )

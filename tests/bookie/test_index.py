@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from bookie.entry_log_format import decode_file_header, encode_file_header
+from bookie.entry_log_format import RECORD_HEADER_BYTES, decode_file_header, encode_file_header
 from bookie.index import (
     FileIndex,
     LedgerSummary,
@@ -85,14 +85,15 @@ def summarise(
     summaries = []
     for ledger_id in known:
         ids = [entry_id for ledger, entry_id in model if ledger == ledger_id]
-        lacs = [lac for (ledger, _), (_, _, lac) in model.items() if ledger == ledger_id]
+        mine = [each for (ledger, _), each in model.items() if ledger == ledger_id]
         summaries.append(
             LedgerSummary(
                 ledger_id,
                 min(ids, default=0),
                 max(ids, default=-1),
-                max(lacs, default=-1),
+                max((lac for _, _, lac in mine), default=-1),
                 ledger_id in fenced,
+                sum(RECORD_HEADER_BYTES + size for _, size, _ in mine),
             )
         )
     return summaries
@@ -168,3 +169,22 @@ def test_memory_per_entry_is_bounded() -> None:
     finally:
         tracemalloc.stop()
     assert used < 100_000 * 24
+
+
+def test_both_copies_of_an_entry_are_found_the_newer_one_last() -> None:
+    """Goal: a copy written because the first one was damaged is never cut off by the count."""
+    index = FileIndex(3)
+    for entry_id, offset in ((1, 10), (2, 20), (3, 30), (2, 40)):
+        index.add_entry(ledger_id=1, entry_id=entry_id, offset=offset, size=5, last_add_confirmed=0)
+    record = b"".join(encode_footer_record(index, HEADER, offset=100, sequence=0))
+    sealed = read_at_100(record)
+    assert sealed is not None
+    for each in (index, sealed):
+        found = each.entries(1)
+        assert found is not None
+        assert list(found.between(2, 2, 1)) == [(2, 20, 5), (2, 40, 5)]
+        assert list(found.between(0, 9, 2)) == [(1, 10, 5), (2, 20, 5), (2, 40, 5)]
+        assert list(found.between(0, 9, 4)) == [(1, 10, 5), (2, 20, 5), (2, 40, 5), (3, 30, 5)]
+        assert list(found.between(0, 9, 1)) == [(1, 10, 5)]
+    assert sealed.columns().offsets.tolist() == [10, 20, 40, 30]
+    assert sealed.columns().ledger_ids.tolist() == [1, 1, 1, 1]

@@ -34,6 +34,7 @@ def test_every_limit_can_be_set() -> None:
     """Set each option to its own default, as text: nothing changes, nothing is unknown."""
     options = {key: str(o.default) for key, o in bookie_options().items() if o.default is not None}
     assert BookieConfig.from_options({**options, **REQUIRED}) == BookieConfig.from_options(REQUIRED)
+    assert {"compact_below_live_share", "compact_interval_s"} <= options.keys()
     assert {"garbage_brake_share", "space_minimum_bytes", "in_flight_bytes_max"} <= options.keys()
     assert bookie_options()["space_minimum_bytes"].default == SpaceConfig().minimum_bytes
 
@@ -55,6 +56,7 @@ def test_every_limit_can_be_set() -> None:
         ({"host": "0.0.0.0"}, "advertised_host"),
         ({"file_bytes_max": 0}, "file_bytes_max=0"),
         ({"garbage_brake_share": 2}, "brake_share=2"),
+        ({"compact_below_live_share": 1}, "below_live_share=1"),
         ({"entry_size_bytes_max": 2**23}, "entry_size_bytes_max"),
     ],
 )

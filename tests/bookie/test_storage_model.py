@@ -8,6 +8,7 @@ from typing import Any
 
 from hypothesis import given, settings, strategies as st
 
+from bookie.config import CompactionConfig, GarbageConfig
 from bookie.disk import MemoryDisk
 from bookie.storage import LedgerStorage
 from dlcore.errors import (
@@ -31,7 +32,11 @@ requests = st.one_of(
     st.tuples(st.just("read_lac"), LEDGERS, st.booleans()),
     st.tuples(st.just("list"), LEDGERS),
     st.tuples(st.just("restart")),
+    st.tuples(st.just("compact"), st.booleans()),
+    st.tuples(st.just("doom"), st.integers(1, 8)),
 )
+DOOMED = 9
+"""A ledger that comes and goes, so that files die; nothing is asked about it."""
 
 
 @dataclass
@@ -135,11 +140,36 @@ async def ask(storage: LedgerStorage, request: tuple[Any, ...]) -> Any:
     raise AssertionError(request)
 
 
+async def doom(storage: LedgerStorage, count: int) -> None:
+    """Add entries of the ledger that goes."""
+    for entry_id in range(count):
+        await storage.add_entry(frame_of(DOOMED, entry_id, 0), is_recovery=True)
+
+
+async def compact(storage: LedgerStorage, *, after_deletion: bool) -> None:
+    """Compact whatever has anything dead in it."""
+
+    async def is_deleted(ledger_id: int) -> bool:
+        return ledger_id == DOOMED
+
+    for _ in range(2 if after_deletion else 0):
+        await storage.collect_garbage(is_deleted)
+    report = await storage.compact()
+    assert not report.files_left_alone
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.lists(requests, min_size=5, max_size=60), st.sampled_from([300, 900, 2**20]))
 def test_every_answer_is_the_dumb_one(requests: list[tuple[Any, ...]], file_bytes: int) -> None:
     """Goal: no order of requests, rolls and restarts makes a difference to any answer."""
-    config = small_config(file_bytes_max=file_bytes, batch_bytes_max=150, open_files_max=2)
+    config = small_config(
+        file_bytes_max=file_bytes,
+        batch_bytes_max=150,
+        open_files_max=2,
+        footer_bytes_max=500,
+        garbage=GarbageConfig(age_ms=0),
+        compact=CompactionConfig(bytes_per_second=10**9, below_live_share=0.9),
+    )
 
     async def main() -> None:
         disk = MemoryDisk()
@@ -150,10 +180,14 @@ def test_every_answer_is_the_dumb_one(requests: list[tuple[Any, ...]], file_byte
                 await storage.aclose()
                 dumb.forget_idle()
                 storage = await LedgerStorage.open(disk, config, clock=ManualClock())
+            elif request[0] == "doom":
+                await doom(storage, request[1])
+            elif request[0] == "compact":
+                await compact(storage, after_deletion=request[1])
             else:
                 expected = getattr(dumb, request[0])(*request[1:])
                 assert await ask(storage, request) == expected, request
-        assert storage.ledgers() == sorted(dumb.ledgers)
+        assert sorted({*storage.ledgers()} - {DOOMED}) == sorted(dumb.ledgers)
         await storage.aclose()
 
     asyncio.run(main())

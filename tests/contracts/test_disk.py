@@ -56,6 +56,7 @@ def test_created_content_and_appends_are_there_for_the_next_owner(open_disk: Ope
         expected = b"head" + b"".join(small) + big + b"end" + b"".join(small)
         assert file.size == len(expected)
         assert bytes(await file.read(0, file.size)) == expected
+        assert file.read_now(0, file.size) == expected
         assert file.view(0, file.size) == expected
         assert file.view(5000, 10) == expected[5000:5010]
 
@@ -71,6 +72,8 @@ def test_reading_beyond_the_end_is_an_error(open_disk: OpenDisk) -> None:
         assert bytes(await file.read(5, 0)) == b""
         with pytest.raises(BookieStorageError):
             await file.read(3, 3)
+        with pytest.raises(BookieStorageError):
+            file.read_now(3, 3)
         with pytest.raises(BookieStorageError):
             file.view(3, 3)
 

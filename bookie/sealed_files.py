@@ -1,0 +1,160 @@
+"""The sealed files of a bookie: what they weigh, who needs them, and how one is dropped.
+
+A file is dropped in an order that a crash may cut anywhere: what is still needed of it is durable
+elsewhere, then it is logged as garbage, then it is deleted.  Replay finishes a deletion that was
+logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, NamedTuple
+
+from bookie.compaction_choice import FileLoad
+from bookie.entry_log_format import file_name
+from bookie.ledger_state import LedgerState
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from bookie.damage import DamageLog
+    from bookie.disk_port import Disk
+    from bookie.entry_log import EntryLog
+    from bookie.entry_reader import EntryReader
+    from bookie.index import LedgerSummary
+
+logger = logging.getLogger(__name__)
+_LEDGERS_AT_A_TIME = 1000
+"""Looked at before others get their turn on the event loop."""
+
+
+class _SealedFile(NamedTuple):
+    """What is known of a sealed file without reading it."""
+
+    size: int
+    footer_bytes: int
+
+
+class SealedFiles:
+    """All sealed files; they and the states of ledgers change together."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        log: EntryLog,
+        reader: EntryReader,
+        ledgers: dict[int, LedgerState],
+        damage: DamageLog,
+    ) -> None:
+        self._disk = disk
+        self._log = log
+        self._reader = reader
+        self._ledgers = ledgers
+        self._damage = damage
+        self._files: dict[int, _SealedFile] = {}
+        self.stored_bytes = 0
+        """Of all sealed files."""
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._files
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of all sealed files, oldest first."""
+        return sorted(self._files)
+
+    def take(
+        self,
+        number: int,
+        summaries: Iterable[LedgerSummary],
+        *,
+        size: int,
+        records_end: int,
+        seed: int,
+    ) -> None:
+        """Take a file that was sealed now or before; `seed` is that of its header."""
+        self._reader.add_sealed(number, footer_offset=records_end, seed=seed)
+        self._files[number] = _SealedFile(size, size - records_end)
+        self.stored_bytes += size
+        for summary in summaries:
+            state = self._ledgers.get(summary.ledger_id)
+            if state is None:
+                state = self._ledgers[summary.ledger_id] = LedgerState()
+            state.note_sealed(number, summary)
+
+    async def loads(self) -> list[FileLoad]:
+        """Return what each file holds for ledgers that are not proven deleted.
+
+        An entry that is held twice counts in both files: a load is never too small.
+        """
+        live_bytes = dict.fromkeys(self._files, 0)
+        ledgers = dict.fromkeys(self._files, 0)
+        for position, state in enumerate(list(self._ledgers.values())):
+            if position % _LEDGERS_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+            if state.is_deleted:
+                continue
+            for number, size in state.file_bytes():
+                if number in live_bytes:  # it was sealed before this began
+                    live_bytes[number] += size
+                    ledgers[number] += 1
+        return [
+            FileLoad(
+                number=number,
+                size_bytes=file.size,
+                footer_bytes=file.footer_bytes,
+                live_bytes=live_bytes[number],
+                live_ledgers=ledgers[number],
+                is_unfit=number in self._damage.headers,
+            )
+            for number, file in sorted(self._files.items())
+            if number in live_bytes
+        ]
+
+    async def drop_dead(self) -> dict[int, int]:
+        """Drop the files that only deleted ledgers need; return their sizes."""
+        needed = {
+            number
+            for state in self._ledgers.values()
+            if not state.is_deleted
+            for number in state.files()
+        }
+        deleted = [ledger_id for ledger_id, state in self._ledgers.items() if state.is_deleted]
+        return await self.drop(self._files.keys() - needed, deleted)
+
+    async def drop(self, numbers: Collection[int], ledger_ids: Iterable[int]) -> dict[int, int]:
+        """Drop files of which nothing is needed; return their sizes.
+
+        `ledger_ids` are all ledgers that the files say anything about.  The files are forgotten
+        before anything is waited for, so that the caller's reasons hold.
+
+        Raises:
+            BookieError: the log failed; after a restart the files may be there again.
+        """
+        if not numbers:
+            return {}
+        dropped = {number: self._files.pop(number).size for number in sorted(numbers)}
+        self.stored_bytes -= sum(dropped.values())
+        self._log.append_garbage(list(dropped))
+        for number in dropped:
+            self._reader.forget(number)
+        self._forget_spans(dropped, ledger_ids)
+        self._damage.forget_files(dropped)
+        await self._log.flush()
+        await self._disk.delete([file_name(number) for number in dropped])
+        logger.info("dropped files=%s", list(dropped))
+        return dropped
+
+    def _forget_spans(self, numbers: Collection[int], ledger_ids: Iterable[int]) -> None:
+        unsealed = self._log.unsealed_indexes()
+        for ledger_id in ledger_ids:
+            state = self._ledgers.get(ledger_id)
+            if state is None:
+                continue
+            state.forget_files(numbers)
+            if (
+                state.is_deleted
+                and not state.has_files
+                and all(each.entries(ledger_id) is None for each in unsealed)
+            ):
+                del self._ledgers[ledger_id]

@@ -1,0 +1,488 @@
+"""Compaction moves what is needed and frees the rest; it races with nothing and stops at nothing.
+
+Most tests fill files with entries of ledgers to keep and of one that is deleted, so that the files
+are mostly dead, and compact them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+
+import pytest
+
+from bookie.config import CompactionConfig, GarbageConfig, SpaceConfig
+from bookie.disk import MemoryDisk
+from bookie.entry_log_format import RECORD_HEADER_BYTES, file_name
+from bookie.storage import LedgerStorage
+from dlcore.errors import (
+    BookieError,
+    BookieStorageError,
+    LedgerFencedError,
+    NoSuchEntryError,
+    NoSuchLedgerError,
+)
+from dlcore.ledger.digest import decode_frame
+from tests.fixtures.aio import run, until
+from tests.fixtures.storage import ManualClock, make_frame, open_storage, read_all, small_config
+
+CONFIG = small_config(
+    file_bytes_max=2000,
+    batch_bytes_max=400,
+    open_files_max=2,
+    garbage=GarbageConfig(age_ms=0),
+    compact=CompactionConfig(bytes_per_second=10**9, floor_bytes=0),
+)
+DOOMED = 100
+"""The ledger that is deleted; one entry in four is of another."""
+ENTRIES = 200
+LAST = 24
+"""Last entry of ledgers 1 and 2."""
+
+
+async def is_doomed(ledger_id: int) -> bool:
+    """Say which ledger the metadata store no longer knows."""
+    return ledger_id == DOOMED
+
+
+def frame_of(number: int) -> bytes:
+    """Return the frame that `fill` adds as its `number`th: every fourth is of a ledger to keep."""
+    if number % 4:
+        return make_frame(DOOMED, number)
+    return make_frame(1 + number // 4 % 2, number // 8, last_add_confirmed=-1)
+
+
+async def fill(storage: LedgerStorage) -> None:
+    """Fill files with mostly doomed entries; ledger 3 is fenced, ledger 4 has a LAC only."""
+    await storage.read_lac(3, fence=True)
+    storage.write_lac(4, 17)
+    for number in range(ENTRIES):
+        await storage.add_entry(frame_of(number))
+
+
+async def delete_doomed(storage: LedgerStorage) -> None:
+    """Prove the doomed ledger deleted."""
+    for _ in range(2):
+        report = await storage.collect_garbage(is_doomed)
+    assert report.ledgers_deleted == 1
+
+
+async def check_kept(storage: LedgerStorage) -> None:
+    """Check every answer about the ledgers to keep."""
+    for number in range(0, ENTRIES, 4):
+        ledger_id, entry_id = 1 + number // 4 % 2, number // 8
+        assert await storage.read_entry(ledger_id, entry_id, fence=False) == frame_of(number)
+    for ledger_id, last in ((1, LAST), (2, LAST)):
+        frames = await read_all(storage, ledger_id, first=0, last=last)
+        assert frames == [
+            make_frame(ledger_id, entry_id, last_add_confirmed=-1) for entry_id in range(last + 1)
+        ]
+        listed = [(e.first_entry_id, e.last_entry_id) for e in storage.list_entries(ledger_id)]
+        assert listed == [(0, last)]
+        with pytest.raises(NoSuchEntryError):
+            await storage.read_entry(ledger_id, last + 1, fence=False)
+    with pytest.raises(LedgerFencedError):
+        await storage.add_entry(make_frame(3, 0))
+    assert await storage.read_lac(3, fence=False) == -1
+    assert await storage.read_lac(4, fence=False) == 17
+    with pytest.raises(NoSuchLedgerError):
+        await storage.read_lac(5, fence=False)
+    assert [each for each in storage.ledgers() if each != DOOMED] == [1, 2, 3, 4]
+
+
+def held_bytes(storage: LedgerStorage) -> tuple[int, int]:
+    """Return bytes of kept entries' records that are in sealed files once, and that are doubled."""
+    sealed: dict[tuple[int, int], int] = {}
+    twice = 0
+    for number in storage._files.numbers():
+        ledger_ids, entry_ids, _, sizes = storage._reader.footer(number).columns()
+        for ledger_id, entry_id, size in zip(ledger_ids, entry_ids, sizes, strict=True):
+            key = int(ledger_id), int(entry_id)
+            if key[0] != DOOMED:
+                twice += sealed.get(key, 0)
+                sealed[key] = RECORD_HEADER_BYTES + int(size)
+    for index in storage._log.unsealed_indexes():
+        for ledger_id in (1, 2):
+            entries = index.entries(ledger_id)
+            for entry_id in () if entries is None else entries.entry_ids:
+                twice += sealed.pop((ledger_id, entry_id), 0)
+    return sum(sealed.values()), twice
+
+
+def damage(disk: MemoryDisk, storage: LedgerStorage, ledger_id: int, entry_id: int) -> int:
+    """Change a byte of a stored frame, and return its file."""
+    location = storage._reader.find(ledger_id, entry_id)
+    assert location is not None
+    disk.corrupt(file_name(location.file_number), location.offset + location.size - 1, b"\xff")
+    return location.file_number
+
+
+def test_mostly_dead_files_go_and_what_they_held_stays() -> None:
+    """Goal: space comes back; entries, fences and LACs stay, after a restart too."""
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        async with open_storage(disk, CONFIG) as storage:
+            await fill(storage)
+            assert (await storage.compact()).files_compacted == 0
+            await delete_doomed(storage)
+            files = len(storage._files.numbers())
+            before = storage.stats().stored_bytes
+            report = await storage.compact()
+            assert report.files_compacted == files > 5
+            assert report.bytes_freed > 3 * report.bytes_copied > 0
+            assert storage.stats().stored_bytes < before * 0.6
+            assert not {file_name(number) for number in range(1, files + 1)} & set(disk.names())
+            await check_kept(storage)
+            await storage.compact()
+            assert (await storage.compact()).files_compacted == 0
+        for _ in range(2):
+            async with open_storage(disk, CONFIG) as storage:
+                await check_kept(storage)
+
+    run(main())
+
+
+def test_compacting_again_and_again_keeps_everything() -> None:
+    """Goal: what was moved is moved again when its new file dies, fences and LACs included."""
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        async with open_storage(disk, CONFIG) as storage:
+            await fill(storage)
+            for round_number in range(6):
+                await delete_doomed(storage)
+                assert (await storage.compact()).files_compacted > 0
+                await check_kept(storage)
+                for entry_id in range(60):
+                    entry = 1000 * (round_number + 1) + entry_id
+                    await storage.add_entry(make_frame(DOOMED, entry))
+            assert storage.stats().stored_bytes < 30_000
+
+    run(main())
+
+
+def crash_while_compacting(seed: int, step: int) -> tuple[bool, int]:
+    """Crash at a step of the pass; return whether it got that far, and files compacted later."""
+
+    async def main() -> tuple[bool, int]:
+        disk = MemoryDisk(random.Random(seed * 1000 + step))
+        storage = await LedgerStorage.open(disk, CONFIG, clock=ManualClock())
+        await fill(storage)
+        await delete_doomed(storage)
+        disk.crash_at_step = disk.steps + step
+        with contextlib.suppress(BookieError):
+            await storage.compact()
+        has_crashed = disk.crash_at_step is None
+        disk.crash(keep_cache=seed % 2 == 1)
+        await storage.aclose()
+        async with open_storage(disk, CONFIG) as storage:
+            await check_kept(storage)
+            await delete_doomed(storage)
+            held = storage.stats().stored_bytes
+            report = await storage.compact()
+            assert not report.files_left_alone
+            assert storage.stats().stored_bytes <= held
+            await check_kept(storage)
+        async with open_storage(disk, CONFIG) as storage:
+            await check_kept(storage)
+            assert storage.stats().stored_bytes < 15_000
+        return has_crashed, report.files_compacted
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_crash_at_every_step(seed: int) -> None:
+    """Goal: nothing is lost at any step, with an entry held twice too, and the next pass ends it.
+
+    Method: power cuts and kills at each write, sync and name change of a pass over many files.
+    """
+    step = 1
+    done = set()
+    has_crashed = True
+    while has_crashed:
+        try:
+            has_crashed, files = crash_while_compacting(seed, step)
+        except BaseException as error:
+            error.add_note(f"crash_while_compacting({seed}, {step})")
+            raise
+        done.add(files)
+        step += 1
+    assert step > 60
+    assert len(done) > 5
+
+
+def test_a_crash_between_copy_and_drop_copies_nothing_twice() -> None:
+    """Goal: after the crash entries are held twice; the next pass only drops the older copies."""
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        storage = await LedgerStorage.open(disk, CONFIG, clock=ManualClock())
+        await fill(storage)
+        await delete_doomed(storage)
+        storage._log.append_garbage = None  # type: ignore[assignment,method-assign]
+        with pytest.raises(TypeError):
+            await storage.compact()
+        disk.crash(keep_cache=True)
+        await storage.aclose()
+        async with open_storage(disk, CONFIG) as storage:
+            await check_kept(storage)
+            await delete_doomed(storage)
+            once, twice = held_bytes(storage)
+            assert twice > 0
+            report = await storage.compact()
+            assert report.files_compacted > 5
+            assert report.bytes_copied <= once
+            await check_kept(storage)
+
+    run(main())
+
+
+def test_a_damaged_newer_copy_is_replaced_by_the_older_one() -> None:
+    """Goal: compaction never drops the only good copy."""
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        config = small_config(
+            file_bytes_max=2000,
+            garbage=GarbageConfig(age_ms=0),
+            compact=CompactionConfig(bytes_per_second=10**9, floor_bytes=0, below_live_share=0.6),
+        )
+        async with open_storage(disk, config) as storage:
+            await fill(storage)
+            await delete_doomed(storage)
+            older = storage._reader.find(1, 0)
+            assert older is not None
+            (frame,) = await storage._reader.read([older])
+            storage._log.copy_entry(decode_frame(frame))
+            await storage._log.flush()
+            newer = storage._reader.find(1, 0)
+            assert newer is not None
+            assert newer > older
+            damage(disk, storage, 1, 0)
+            with pytest.raises(BookieStorageError):
+                await storage.read_entry(1, 0, fence=False)
+            report = await storage.compact()
+            assert older.file_number not in storage._files
+            assert report.files_compacted > 3
+            await check_kept(storage)
+            assert storage._damage.entries() == []
+
+    run(main())
+
+
+def test_one_bad_entry_and_one_bad_footer_stop_nothing() -> None:
+    """Goal: the damage is known, its files stay and answer unknown, all others are compacted."""
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        async with open_storage(disk, CONFIG) as storage:
+            await fill(storage)
+            await delete_doomed(storage)
+            files = len(storage._files.numbers())
+            bad_entry_file = damage(disk, storage, 1, 0)
+            bad_footer_file = next(each for each in storage._files.numbers() if each > 2)
+            place = storage._reader.place(bad_footer_file)
+            assert place is not None
+            storage._reader.let_go(bad_footer_file)
+            disk.corrupt(file_name(bad_footer_file), place.offset + 60, b"\xff\xff")
+            report = await storage.compact()
+            assert report.files_compacted == files - 2
+            assert sorted(report.files_left_alone) == [bad_entry_file, bad_footer_file]
+            assert storage._damage.entries() == [(1, 0)]
+            assert storage._damage.footers == {bad_footer_file}
+            with pytest.raises(BookieStorageError, match="entry 1:0 is damaged"):
+                await storage.read_entry(1, 0, fence=False)
+            assert await storage.read_entry(1, 12, fence=False) == frame_of(96)
+            again = await storage.compact()
+            assert sorted(again.files_left_alone) == [bad_entry_file, bad_footer_file]
+            assert {bad_entry_file, bad_footer_file} <= set(storage._files.numbers())
+
+    run(main())
+
+
+def test_damage_to_what_nobody_needs_is_no_damage() -> None:
+    """Goal: a file whose damaged entry is of a deleted ledger is compacted like any other."""
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        async with open_storage(disk, CONFIG) as storage:
+            await fill(storage)
+            damage(disk, storage, DOOMED, 1)
+            await delete_doomed(storage)
+            files = len(storage._files.numbers())
+            assert (await storage.compact()).files_compacted == files
+            await check_kept(storage)
+
+    run(main())
+
+
+def test_a_place_found_before_its_file_was_dropped_is_looked_up_again() -> None:
+    """Goal: a read that compaction overtakes is answered all the same."""
+
+    async def main() -> None:
+        async with open_storage(MemoryDisk(), CONFIG) as storage:
+            await fill(storage)
+            await delete_doomed(storage)
+            found = storage._reader.between(1, 0, 12, count_max=100)
+            await storage.compact()
+            assert all(each.file_number not in storage._files for each in found[:5])
+            frames = await storage._reader.read(found)
+            assert frames == [
+                make_frame(1, entry_id, last_add_confirmed=-1) for entry_id in range(13)
+            ]
+
+    run(main())
+
+
+async def read_on(storage: LedgerStorage, over: asyncio.Event) -> None:
+    """Read everything again and again."""
+    while not over.is_set():
+        await check_kept(storage)
+        await asyncio.sleep(0)
+
+
+async def follow_on(storage: LedgerStorage, over: asyncio.Event) -> None:
+    """Follow from the start again and again."""
+    while not over.is_set():
+        updates = storage.follow(1, first_entry_id=0)
+        update = await anext(updates)
+        await updates.aclose()
+        assert update.last_add_confirmed == LAST
+        expected = [make_frame(1, e, last_add_confirmed=-1) for e in range(LAST + 1)]
+        assert list(update.frames) == expected
+        await asyncio.sleep(0)
+
+
+async def add_again(storage: LedgerStorage, over: asyncio.Event) -> None:
+    """Add what is held again and again."""
+    while not over.is_set():
+        for number in range(0, ENTRIES, 4):
+            await storage.add_entry(frame_of(number))
+
+
+def test_readers_followers_and_writers_notice_nothing() -> None:
+    """Goal: no request fails, and none sees anything else, while files go on being compacted."""
+
+    async def main() -> None:
+        rng = random.Random(5)
+        disk = MemoryDisk(rng, latency_s=lambda: rng.random() * 0.0005)
+        async with open_storage(disk, CONFIG) as storage:
+            await fill(storage)
+            await storage.write_lac(1, LAST)
+            over = asyncio.Event()
+            others = [
+                asyncio.create_task(each(storage, over)) for each in (read_on, follow_on, add_again)
+            ]
+            compacted = 0
+            for round_number in range(4):
+                for entry_id in range(40):
+                    await storage.add_entry(make_frame(DOOMED, 1000 * round_number + entry_id))
+                await delete_doomed(storage)
+                compacted += (await storage.compact()).files_compacted
+            over.set()
+            await asyncio.gather(*others)
+            assert compacted > 10
+
+    run(main())
+
+
+def test_a_ledger_in_use_again_keeps_its_file() -> None:
+    """Goal: what was left out of the copy must still be unneeded when the file is dropped.
+
+    Method: the disk is slow; in the middle of the pass a recovery add comes to the deleted ledger.
+    """
+
+    async def main() -> None:
+        disk = MemoryDisk(latency_s=lambda: 0.001)
+        async with open_storage(disk, CONFIG) as storage:
+            await fill(storage)
+            await delete_doomed(storage)
+            files = storage._files.numbers()
+            passing = asyncio.create_task(storage.compact())
+            copied = storage._log.written_bytes
+            await until(lambda: storage._log.written_bytes > copied)
+            await storage.add_entry(make_frame(DOOMED, 5000), is_recovery=True)
+            report = await passing
+            assert report.files_compacted < len(files)
+            assert set(files) & set(storage._files.numbers())
+            await check_kept(storage)
+            for number in range(ENTRIES):
+                entry = frame_of(number)
+                if number % 4 and storage._reader.find(DOOMED, number) is not None:
+                    assert await storage.read_entry(DOOMED, number, fence=False) == entry
+            assert await storage.read_entry(DOOMED, 199, fence=False) == frame_of(199)
+
+    run(main())
+
+
+def test_a_read_only_bookie_frees_space_by_compaction() -> None:
+    """Goal: a full disk is no dead end: the reserve is used down to the floor; room returns."""
+    config = small_config(
+        file_bytes_max=2000,
+        batch_bytes_max=400,
+        garbage=GarbageConfig(age_ms=0),
+        compact=CompactionConfig(bytes_per_second=10**9, floor_bytes=500),
+        space=SpaceConfig(
+            read_only_below_bytes=12_000,
+            writable_above_bytes=16_000,
+            minimum_bytes=10_000,
+            check_interval_s=3600,
+        ),
+    )
+
+    async def main() -> None:
+        disk = MemoryDisk(total_bytes=40_000)
+        async with open_storage(disk, config) as storage:
+            await fill(storage)
+            await delete_doomed(storage)
+            disk.filler_bytes = disk.space().free_bytes - 4_000
+            storage._watch_space()
+            assert storage.stats().is_read_only
+            report = await storage.compact()
+            assert report.files_compacted == 0
+            assert report.files_without_room > 5
+            assert report.bytes_copied == 0
+            disk.filler_bytes -= 4_000
+            lowest = []
+            space = disk.space
+
+            def watched() -> object:
+                lowest.append(space().free_bytes)
+                return space()
+
+            disk.space = watched  # type: ignore[method-assign,assignment]
+            report = await storage.compact()
+            assert report.files_without_room == 0
+            assert report.files_compacted > 5
+            assert min(lowest) >= 500
+            assert not storage.stats().is_read_only
+            await check_kept(storage)
+
+    run(main())
+
+
+def test_a_pass_can_be_cancelled_anywhere() -> None:
+    """Goal: the server stops when it likes; the next pass goes on."""
+
+    async def main() -> None:
+        disk = MemoryDisk(latency_s=lambda: 0.0)
+        async with open_storage(disk, CONFIG) as storage:
+            await fill(storage)
+            await delete_doomed(storage)
+            for turns in range(1, 200, 7):
+                passing = asyncio.create_task(storage.compact())
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                passing.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await passing
+                await check_kept(storage)
+            await storage.compact()
+            await check_kept(storage)
+        async with open_storage(disk, CONFIG) as storage:
+            await check_kept(storage)
+
+    run(main())
