@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import secrets
 import sys
 
@@ -21,10 +22,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, action="append", help="default: one at random")
     parser.add_argument("--plan", action="store_true", help="print the plan and do nothing")
     parser.add_argument("--quiet", action="store_true", help="print the reports alone")
+    parser.add_argument("--keep", action="store_true", help="keep all data and logs in any case")
     parser.add_argument(
         "--only", action="append", choices=KINDS, metavar="KIND", help=f"of {', '.join(KINDS)}"
     )
     arguments = parser.parse_args()
+    logging.disable(logging.CRITICAL)  # what the checker's own connections meet is no news
     kinds = arguments.only or KINDS
     seeds = arguments.seed or [secrets.randbelow(1_000_000)]
     has_failed = False
@@ -35,8 +38,11 @@ def main() -> int:
         if not arguments.quiet:
             print(f"seed {seed}: starting the cluster", flush=True)
         tell = _say_nothing if arguments.quiet else _say
+        run = run_chaos(
+            seed, seconds=arguments.seconds, tell=tell, kinds=kinds, keeps=arguments.keep
+        )
         try:
-            report = asyncio.run(run_chaos(seed, seconds=arguments.seconds, tell=tell, kinds=kinds))
+            report = asyncio.run(run)
         except KeyboardInterrupt:
             print("interrupted", flush=True)
             return EXIT_INTERRUPTED

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,7 +73,8 @@ class Network:
             assert task is not None
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-            await self._serve(endpoint, port(), reader, writer)
+            with contextlib.suppress(asyncio.CancelledError):  # asyncio would print it
+                await self._serve(endpoint, port(), reader, writer)
 
         server = await asyncio.start_server(accept, HOST, 0, limit=_CHUNK_BYTES)
         self._servers.append(server)
@@ -199,8 +199,8 @@ def _inode_of(*, local_port: int, remote_port: int) -> str | None:
 
 def _has_open(pid: int, wanted: str) -> bool:
     with contextlib.suppress(OSError):  # it has just ended
-        for descriptor in os.scandir(f"/proc/{pid}/fd"):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):  # just closed
-                if os.readlink(descriptor.path) == wanted:  # noqa: PTH115  # called very often
+                if str(descriptor.readlink()) == wanted:
                     return True
     return False

@@ -101,9 +101,18 @@ def impossible_kinds() -> tuple[str, ...]:
 
 
 async def run_chaos(
-    seed: int, *, seconds: float, tell: Callable[[str], None], kinds: Sequence[str] = KINDS
+    seed: int,
+    *,
+    seconds: float,
+    tell: Callable[[str], None],
+    kinds: Sequence[str] = KINDS,
+    keeps: bool = False,
 ) -> Report:
-    """Run and judge; the folder with all data and logs is kept when something is wrong."""
+    """Run and judge; the folder with all data and logs stays when something is wrong, or `keeps`.
+
+    Args:
+        tell: is told of progress.
+    """
     folder = Path(tempfile.mkdtemp(prefix="dlog-chaos-"))
     is_clean = False
     try:
@@ -114,7 +123,7 @@ async def run_chaos(
         is_clean = True  # interrupted: nothing to keep
         raise
     finally:
-        if is_clean:
+        if is_clean and not keeps:
             shutil.rmtree(folder)
         else:
             tell(f"seed {seed}: all data and logs are kept in {folder}")

@@ -1,0 +1,64 @@
+"""The plan of faults: the same seed, the same plan, and every kind in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.chaos.plan import (
+    ADD_TIMEOUT_S,
+    BOOKIE_SESSION_S,
+    CLIENT_SESSION_S,
+    KINDS,
+    LINK_KINDS,
+    Fault,
+    make_plan,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BOOKIES = ["b1", "b2", "b3", "b4"]
+CLIENTS = ["c1", "c2"]
+
+
+def plan_of(seed: int, seconds: float = 30.0) -> list[Fault]:
+    """Return a plan for a small cluster."""
+    return make_plan(
+        seed, seconds=seconds, bookies=BOOKIES, clients=CLIENTS, small_disks=BOOKIES[:1]
+    )
+
+
+def test_the_seed_alone_decides() -> None:
+    """Replaying a seed gives the same faults at the same times."""
+    assert plan_of(7) == plan_of(7)
+    assert plan_of(7) != plan_of(8)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_kind_comes_once_at_least(seed: int) -> None:
+    """Also in a short run; times rise, targets exist."""
+    plan = plan_of(seed)
+    assert {fault.kind for fault in plan} == set(KINDS)
+    assert [fault.at_s for fault in plan] == sorted(fault.at_s for fault in plan)
+    assert len(plan_of(seed, 600.0)) > 100
+    for fault in plan:
+        ends = {*fault.sources, *fault.endpoints} if fault.kind in LINK_KINDS else {fault.target}
+        assert ends
+        assert ends <= {*BOOKIES, *CLIENTS, "zookeeper"}
+        assert fault.kind != "fill disk" or fault.target == BOOKIES[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_long"),
+    [
+        ("pause bookie", lambda s: s >= ADD_TIMEOUT_S + BOOKIE_SESSION_S),
+        ("pause client", lambda s: s > CLIENT_SESSION_S),
+    ],
+)
+def test_pauses_outlast_every_time_out(kind: str, is_long: Callable[[float], bool]) -> None:
+    """Who wakes up has been given up by everybody."""
+    pauses = [fault for seed in range(10) for fault in plan_of(seed, 300.0) if fault.kind == kind]
+    assert pauses
+    assert all(is_long(fault.lasts_s) for fault in pauses)
