@@ -49,6 +49,59 @@ class QuorumConfig:
         )
 
 
+DEFAULT_RACK = "/default-rack"
+"""The rack of a bookie that names none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementConfig:
+    """How a client spreads ensembles over racks."""
+
+    racks_per_write_quorum_min: int = 2
+    """Racks that the Qw bookies of each entry span, where that many have writable bookies."""
+    enforce_racks: bool = False
+    """Whether to fail rather than to do with fewer racks, or with one for all."""
+
+    def __post_init__(self) -> None:
+        require(
+            condition=self.racks_per_write_quorum_min >= 1,
+            key="racks_per_write_quorum_min",
+            value=self.racks_per_write_quorum_min,
+            rule="expected a number >= 1",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuarantineConfig:
+    """When a client stops choosing a bookie that fails, and for how long."""
+
+    window_s: float = 60.0
+    """Answers older than one to two windows no longer count."""
+    failures_min: int = 3
+    """Failures in the window before a bookie is quarantined."""
+    failure_share: float = 0.5
+    """Share of failures among its answers; it does not matter while nothing succeeds at all."""
+    period_s: float = 120.0
+    """Length of a quarantine, give or take half of it at random; a success ends it at once."""
+
+    def __post_init__(self) -> None:
+        for key in ("window_s", "period_s"):
+            value = getattr(self, key)
+            require(condition=value > 0, key=key, value=value, rule="expected seconds > 0")
+        require(
+            condition=self.failures_min >= 1,
+            key="failures_min",
+            value=self.failures_min,
+            rule="expected a number >= 1",
+        )
+        require(
+            condition=0 < self.failure_share <= 1,
+            key="failure_share",
+            value=self.failure_share,
+            rule="expected 0 < share <= 1",
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerClientConfig:
     """How the ledger client talks to bookies."""
@@ -64,6 +117,8 @@ class LedgerClientConfig:
     pending_entries_max: int = 10_000
     read_chunk_bytes: int = MIB
     """Size of one message of a range read, as a hint to the bookie."""
+    placement: PlacementConfig = PlacementConfig()
+    quarantine: QuarantineConfig = QuarantineConfig()
 
     def __post_init__(self) -> None:
         for key in ("add_timeout_s", "read_timeout_s", "speculative_read_delay_s"):

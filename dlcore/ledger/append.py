@@ -44,7 +44,7 @@ from dlcore.errors import (
 )
 from dlcore.ledger.digest import BytesLike, EntryFrame, encode_frame
 from dlcore.ledger.metadata import LedgerMetadata, LedgerState
-from dlcore.ledger.placement import choose_replacements
+from dlcore.ledger.placement import UNKNOWN_TOPOLOGY, Topology, choose_replacements
 from dlcore.ledger.quorum import write_set
 
 if TYPE_CHECKING:
@@ -308,9 +308,10 @@ class LedgerAppender:
         candidates: Collection[BookieId],
         *,
         readmitted: Collection[BookieId] = (),
+        topology: Topology = UNKNOWN_TOPOLOGY,
         rng: random.Random,
     ) -> list[Effect]:
-        """Plan an ensemble change with bookies from `candidates`.
+        """Plan an ensemble change with bookies from `candidates`, chosen by `topology`.
 
         Where they do not suffice, failed bookies in `readmitted` get entries again: nothing changes
         in the metadata for them.
@@ -320,14 +321,18 @@ class LedgerAppender:
         if self.error is not None or self._is_sealed or not self._failed:
             return []
         ensemble = self.metadata.last_ensemble
-        positions = sorted(self._failed)
         chosen = choose_replacements(
-            candidates, exclude=ensemble.bookies, count_max=len(positions), rng=rng
+            candidates,
+            ensemble=ensemble.bookies,
+            positions=sorted(self._failed),
+            write_quorum_size=self.metadata.quorum.write_quorum_size,
+            topology=topology,
+            rng=rng,
         )
         if not chosen:
             return self._go_on_without(readmitted)
         bookies = list(ensemble.bookies)
-        for position, bookie in zip(positions, chosen, strict=False):
+        for position, bookie in chosen.items():
             bookies[position] = bookie
         return self._plan(self.metadata, tuple(bookies))
 
@@ -363,7 +368,7 @@ class LedgerAppender:
         return NotEnoughBookiesError(
             f"ledger {self.metadata.ledger_id}: entry {add.entry_id} cannot reach "
             f"{quorum.ack_quorum_size} of {quorum.write_quorum_size} bookies: {failed} failed, "
-            "and no other writable bookie is registered"
+            "and no other writable bookie can take the place"
         )
 
     def _unconfirmed(self) -> list[_Add]:

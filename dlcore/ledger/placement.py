@@ -1,25 +1,90 @@
-"""Choosing bookies for ensembles: a random choice among those that are registered and writable."""
+"""Choosing bookies for ensembles: spread over racks, weighted by free space, the suspect ones last.
+
+Theory of operation.  The candidates are brought into a random order in which a bookie with more
+free space tends to come earlier.  A depth-first search then fills the open positions of the
+ensemble in turn, trying candidates in that order, and takes the first filling that keeps the rack
+rule: any Qw consecutive positions (around the end too, for the write set of entry e begins at
+position e mod E) lie in enough racks.  If no filling keeps it, the one with the fewest racks
+missing is taken, unless the rule is enforced.
+
+What the rule does not promise: an entry is acknowledged by Qa of its Qw bookies, and those may all
+lie in one rack.  With 3/3/2 over two racks, the loss of a whole rack can take both bookies that
+acknowledged an entry before the third one had it.  Who must survive the loss of any one rack asks
+for Qa = Qw, or for as many racks as Qw.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeAlias
 
+from dlcore.config import DEFAULT_RACK, PlacementConfig
 from dlcore.errors import NotEnoughBookiesError
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from dlcore.ids import BookieId
 
+WEIGHT_MEDIANS_MAX = 3
+"""A bookie weighs at most so many times the median: an empty new one is not flooded."""
+_STEPS_MAX = 2_000
+"""Positions tried for one choice, beyond which it takes what comes next, whatever racks it misses.
+Only large ensembles over unequal racks come near."""
+
+_Kind: TypeAlias = tuple[str | None, bool]
+"""A candidate's rack, and whether it is avoided."""
+
+
+@dataclass(frozen=True, slots=True)
+class BookieSite:
+    """Where a bookie stands and how much room it has; a total of 0 bytes is not known."""
+
+    rack: str = DEFAULT_RACK
+    free_bytes: int = 0
+    total_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """What a choice of bookies takes into account.
+
+    A bookie without a site is in no known rack, and makes no write set span more racks.
+    """
+
+    sites: Mapping[BookieId, BookieSite] = field(default_factory=lambda: MappingProxyType({}))
+    avoided: Collection[BookieId] = ()
+    """Chosen only where the others do not suffice."""
+    config: PlacementConfig = field(default_factory=PlacementConfig)
+
+    def rack_of(self, bookie: BookieId) -> str | None:
+        """Return the bookie's rack, None if it is not known."""
+        site = self.sites.get(bookie)
+        return None if site is None else site.rack
+
+
+UNKNOWN_TOPOLOGY = Topology()
+"""All bookies are alike."""
+
 
 def choose_ensemble(
-    candidates: Iterable[BookieId], *, size: int, rng: random.Random
+    candidates: Iterable[BookieId],
+    *,
+    size: int,
+    rng: random.Random,
+    write_quorum_size: int | None = None,
+    topology: Topology = UNKNOWN_TOPOLOGY,
 ) -> tuple[BookieId, ...]:
-    """Return `size` different bookies in random order.
+    """Return `size` different bookies; the write quorum is all of them unless told otherwise.
+
+    As few avoided bookies as possible, then as few missing racks as possible; an enforced rack rule
+    comes before both.
 
     Raises:
-        NotEnoughBookiesError: there are fewer candidates.
+        NotEnoughBookiesError: there are fewer candidates, or no choice keeps the enforced rule.
     """
     # Sorted, so that the choice depends on the seed only and not on the order of a set.
     known = sorted(set(candidates))
@@ -28,17 +93,212 @@ def choose_ensemble(
         raise NotEnoughBookiesError(
             f"an ensemble needs {size} writable bookies, registered are {len(known)}: {names}"
         )
-    return tuple(rng.sample(known, size))
+    filling = _Filling(
+        members=[None] * size,
+        positions=range(size),
+        order=_draw_order(known, topology, rng),
+        write_quorum_size=write_quorum_size or size,
+        topology=topology,
+    )
+    chosen = filling.find(shortfall_max=0)
+    if chosen is None:
+        raise NotEnoughBookiesError(_racks_missing(known, size, filling.racks_needed, topology))
+    return tuple(chosen)
 
 
 def choose_replacements(
     candidates: Iterable[BookieId],
     *,
-    exclude: Collection[BookieId],
-    count_max: int,
+    ensemble: Sequence[BookieId],
+    positions: Sequence[int],
     rng: random.Random,
-) -> tuple[BookieId, ...]:
-    """Return up to `count_max` different bookies, none of `exclude`; fewer if there are fewer."""
-    assert count_max >= 0
-    known = sorted(set(candidates).difference(exclude))
-    return tuple(rng.sample(known, min(count_max, len(known))))
+    write_quorum_size: int | None = None,
+    topology: Topology = UNKNOWN_TOPOLOGY,
+) -> dict[int, BookieId]:
+    """Return new bookies for some of the `positions` of an ensemble, none that is in it already.
+
+    For all of them if there are enough, else for the first ones.  An enforced rack rule leaves a
+    position unfilled rather than have the ensemble miss more racks than it does now.
+    """
+    known = sorted(set(candidates).difference(ensemble))
+    order = _draw_order(known, topology, rng)
+    for count in range(min(len(positions), len(known)), 0, -1):
+        open_positions = sorted(positions)[:count]
+        filling = _Filling(
+            members=[None if p in open_positions else each for p, each in enumerate(ensemble)],
+            positions=open_positions,
+            order=order,
+            write_quorum_size=write_quorum_size or len(ensemble),
+            topology=topology,
+        )
+        racks_now = [topology.rack_of(each) for each in ensemble]
+        chosen = filling.find(shortfall_max=filling.shortfall_of(racks_now))
+        if chosen is not None:
+            return dict(zip(open_positions, chosen, strict=True))
+    return {}
+
+
+def _racks_missing(
+    known: Sequence[BookieId], size: int, racks_needed: int, topology: Topology
+) -> str:
+    counts = Counter(topology.rack_of(each) or "unknown" for each in known)
+    racks = ", ".join(f"{rack}: {counts[rack]}" for rack in sorted(counts))
+    return (
+        f"an ensemble of {size} needs {racks_needed} racks in each write set "
+        f"(enforce_racks is set), writable bookies by rack are {racks}"
+    )
+
+
+def _draw_order(
+    known: Sequence[BookieId], topology: Topology, rng: random.Random
+) -> list[BookieId]:
+    """Return the candidates as drawn one after the other, each time in proportion to weight.
+
+    The smallest of independent exponential variables is the i-th with a probability in proportion
+    to its rate, and so on with the rest: sorting does the drawing, in one pass.
+    """
+    weights = weigh([topology.sites.get(each, BookieSite()) for each in known])
+    keys = {}
+    for bookie, weight in zip(known, weights, strict=True):
+        wait = rng.expovariate(1.0)
+        keys[bookie] = (weight <= 0, wait / weight if weight > 0 else wait)
+    return sorted(known, key=keys.__getitem__)
+
+
+def weigh(sites: Sequence[BookieSite]) -> list[float]:
+    """Return each site's weight: its free bytes, at most `WEIGHT_MEDIANS_MAX` medians.
+
+    Sites that tell nothing weigh as much as the median; all weigh the same if none tells of room.
+    """
+    told = sorted(each.free_bytes for each in sites if each.free_bytes > 0 and each.total_bytes > 0)
+    if not told:
+        return [1.0] * len(sites)
+    median = told[(len(told) - 1) // 2]  # the lower one: of two it must not be the huge one
+    return [
+        float(min(each.free_bytes, WEIGHT_MEDIANS_MAX * median) if each.total_bytes else median)
+        for each in sites
+    ]
+
+
+class _Filling:
+    """The search for bookies for the open positions (None) of an ensemble."""
+
+    def __init__(
+        self,
+        *,
+        members: Sequence[BookieId | None],
+        positions: Sequence[int],
+        order: Sequence[BookieId],
+        write_quorum_size: int,
+        topology: Topology,
+    ) -> None:
+        size = len(members)
+        self._positions = positions
+        self._turn = {bookie: turn for turn, bookie in enumerate(order)}
+        self._is_enforced = topology.config.enforce_racks
+        # Candidates of one rack that are avoided or not alike differ in their turn only.
+        self._queues: dict[_Kind, list[BookieId]] = {}
+        for bookie in order:
+            kind = (topology.rack_of(bookie), bookie in topology.avoided)
+            self._queues.setdefault(kind, []).append(bookie)
+        starts = range(size) if write_quorum_size < size else range(1)
+        self._windows = [[(s + i) % size for i in range(write_quorum_size)] for s in starts]
+        self._racks = [None if each is None else topology.rack_of(each) for each in members]
+        self._is_open = [each is None for each in members]
+        self.racks_needed = min(topology.config.racks_per_write_quorum_min, write_quorum_size)
+        if not self._is_enforced:
+            racks = {*self._racks, *(rack for rack, _ in self._queues)} - {None}
+            self.racks_needed = min(self.racks_needed, max(1, len(racks)))
+        self._shortfall_max = 0
+        self._avoided_left = 0
+        self._steps_left = _STEPS_MAX
+        self._used = dict.fromkeys(self._queues, 0)
+        self._dead: set[object] = set()  # states from which no filling was found
+
+    def find(self, *, shortfall_max: int) -> list[BookieId] | None:
+        """Return a bookie for each open position, None if an enforced rule leaves no choice.
+
+        `shortfall_max` is how many racks may be missing where the rule is enforced.
+        """
+        count = len(self._positions)
+        avoided_count = sum(len(queue) for (_, avoided), queue in self._queues.items() if avoided)
+        avoided_min = max(0, count - (len(self._turn) - avoided_count))
+        if self._is_enforced:
+            for avoided_max in range(avoided_min, min(count, avoided_count) + 1):
+                chosen = self._search(shortfall_max, avoided_max)
+                if chosen is not None:
+                    return chosen
+            return None
+        worst = len(self._windows) * self.racks_needed
+        for shortfall in range(worst):
+            chosen = self._search(shortfall, avoided_min)
+            if chosen is not None:
+                return chosen
+        self._steps_left = count  # each step succeeds
+        return self._search(worst, avoided_min)
+
+    def _search(self, shortfall_max: int, avoided_max: int) -> list[BookieId] | None:
+        self._shortfall_max = shortfall_max
+        self._avoided_left = avoided_max
+        self._dead.clear()
+        chosen: list[BookieId] = []
+        return chosen if self._fill(chosen) else None
+
+    def _fill(self, chosen: list[BookieId]) -> bool:
+        """Fill the positions after those of `chosen`; leave everything as it was on failure."""
+        if len(chosen) == len(self._positions):
+            return True
+        state = self._state()
+        if state in self._dead:
+            return False
+        position = self._positions[len(chosen)]
+        for bookie, kind in self._next_candidates():
+            if self._steps_left == 0:
+                return False
+            self._steps_left -= 1
+            rack, is_avoided = kind
+            self._used[kind] += 1
+            self._avoided_left -= is_avoided
+            self._racks[position], self._is_open[position] = rack, False
+            chosen.append(bookie)
+            if self._shortfall() <= self._shortfall_max and self._fill(chosen):
+                return True
+            chosen.pop()
+            self._racks[position], self._is_open[position] = None, True
+            self._avoided_left += is_avoided
+            self._used[kind] -= 1
+        self._dead.add(state)
+        return False
+
+    def _next_candidates(self) -> list[tuple[BookieId, _Kind]]:
+        """Return the next candidate of each kind, in the order in which they were drawn."""
+        heads = [
+            (queue[self._used[kind]], kind)
+            for kind, queue in self._queues.items()
+            if self._used[kind] < len(queue) and (self._avoided_left > 0 or not kind[1])
+        ]
+        return sorted(heads, key=lambda head: self._turn[head[0]])
+
+    def _shortfall(self) -> int:
+        """Return how many racks the write sets miss at least, whoever takes the open positions."""
+        return sum(
+            max(0, self.racks_needed - len(racks) - open_count)
+            for racks, open_count in map(self._look_into, self._windows)
+        )
+
+    def shortfall_of(self, racks: Sequence[str | None]) -> int:
+        """Return how many racks the write sets of an ensemble in these racks miss."""
+        return sum(
+            max(0, self.racks_needed - len({racks[p] for p in window} - {None}))
+            for window in self._windows
+        )
+
+    def _look_into(self, window: Sequence[int]) -> tuple[frozenset[str | None], int]:
+        racks = frozenset(self._racks[p] for p in window) - {None}
+        return racks, sum(self._is_open[p] for p in window)
+
+    def _state(self) -> object:
+        """Return all that decides whether the open positions can be filled."""
+        windows = map(self._look_into, self._windows)
+        unfinished = tuple(racks for racks, open_count in windows if open_count)
+        return tuple(self._used.values()), unfinished, self._shortfall()
