@@ -147,6 +147,10 @@ class MemoryDisk:
         inode.cache[offset : offset + len(data)] = data
         inode.durable[offset : offset + len(data)] = data
 
+    def flip(self, name: str, offset: int, bits: int) -> None:
+        """Change one byte as `corrupt` does: the bits set in `bits` turn over."""
+        self.corrupt(name, offset, bytes([self._names[name].cache[offset] ^ bits]))
+
     def lose_sector(self, name: str, offset: int) -> None:
         """Make the sector at `offset` unreadable, until it is written again."""
         self._names[name].lost.add(offset // SECTOR_BYTES)

@@ -198,6 +198,8 @@ class BookieServer:
                 registrar.set_read_only(is_read_only=state is StorageState.READ_ONLY)
 
         self.storage.on_state(follow_state)
+        if self.storage.state is StorageState.FAILED:  # before anybody was told
+            raise BookieStorageError(f"bookie {self.bookie}: the storage failed")
         await registrar.register(
             is_read_only=self.storage.state is StorageState.READ_ONLY,
             patience_s=self._config.session_timeout_s + _REGISTER_PATIENCE_S,

@@ -17,6 +17,7 @@ from bookie.server_config import BookieConfig
 from dlcore.clock import SystemClock
 from dlcore.errors import (
     BookieReadOnlyError,
+    BookieStorageError,
     BookieUnavailableError,
     ConfigurationError,
     CorruptMetadataError,
@@ -361,6 +362,25 @@ def test_a_bookie_is_registered_where_clients_reach_it(tmp_path: Path) -> None:
             node = await store.get(PATHS.bookie_available("b"))
             assert node is not None
             assert decode_registration(node.value).address == "bookie.example:4321"
+        await store.aclose()
+
+    run(scenario)
+
+
+def test_a_storage_that_fails_during_the_start_ends_the_start(tmp_path: Path) -> None:
+    """The failure comes before anybody listens for it: the bookie must not register and stay."""
+
+    class FailsEarly(BookieServer):
+        async def _serve(self) -> None:
+            await super()._serve()
+            self.storage._on_failed(BookieStorageError("made to fail"))
+
+    async def scenario() -> None:
+        store = MemoryTree().connect()
+        config = BookieConfig(name="b", metadata_uri=URI, data_dir=tmp_path)
+        with pytest.raises(BookieStorageError, match="the storage failed"):
+            await FailsEarly.start(config, store=store, clock=SystemClock())
+        assert await store.get(PATHS.bookie_available("b")) is None
         await store.aclose()
 
     run(scenario)
