@@ -8,6 +8,7 @@ fails the run.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -47,7 +48,8 @@ CLIENT_CONFIG = LedgerClientConfig(
 _BURST_MAX = 20
 _PAUSE_S_MAX = 0.5
 _TAIL_RECORDS = 200
-_IN_FLIGHT_MAX = 100
+_SCRATCH_RECORDS = 20
+_SCRATCH_REPEATS = 15_000
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ class Work:
     """Logs to write without it: whoever opens a log takes it over."""
     staged: Sequence[str] = ()
     """Logs that get atomic appends, all of them in each."""
+    scratch: str = ""
+    """Prefix of logs that are written, read back and deleted: garbage between what is kept."""
     tailed: Sequence[str] = ()
     recovered: Sequence[str] = ()
     """Logs whose writers are fenced now and then."""
@@ -120,6 +124,8 @@ class Client:
         tasks = [self._write(log, LOG_CONFIG) for log in work.locked]
         tasks += [self._write(log, unlocked) for log in work.contended]
         tasks += [self._tail(log) for log in work.tailed]
+        if work.scratch:
+            tasks.append(self._make_garbage())
         if work.staged:
             tasks.append(self._append())
         if work.recovered:
@@ -238,6 +244,29 @@ class Client:
                     await asyncio.sleep(0.3)
             for identities in records.values():
                 self._events.acked(identities, None)
+
+    # Logs that come and go
+
+    async def _make_garbage(self) -> None:
+        rng = self._rng("scratch", self._work.life)
+        for number in itertools.count():
+            name = f"{self._work.scratch}/{self._work.name}.{self._work.life}.{number}"
+            await self._attempt(f"scratch {name}", partial(self._write_and_delete, name))
+            await asyncio.sleep(rng.uniform(0.2, 1))
+
+    async def _write_and_delete(self, name: str) -> None:
+        await self._namespace.create_log(name)
+        manager = await self._namespace.open_log(name)
+        payloads = [b"%d" % number * _SCRATCH_REPEATS for number in range(_SCRATCH_RECORDS)]
+        async with await manager.open_writer() as writer:
+            await writer.write_batch(
+                pa.record_batch({"txid": range(_SCRATCH_RECORDS), "payload": payloads})
+            )
+        async with await manager.open_reader() as reader:
+            read = await reader.read_bulk(_SCRATCH_RECORDS + 1, until_caught_up=True)
+        if [each.payload for each in read] != payloads:
+            raise AssertionError(f"{name} was closed with {len(payloads)} records, read {read}")
+        await self._namespace.delete_log(name)
 
     # Readers
 

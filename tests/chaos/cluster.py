@@ -38,6 +38,7 @@ RECOVERER = "recoverer"
 CLIENTS = (*WRITERS, READER, RECOVERER)
 LOCKED, CONTENDED, SOLO = "chaos/locked", "chaos/contended", "chaos/solo"
 STAGED = ("chaos/staged-1", "chaos/staged-2")
+SCRATCH = "chaos/scratch"
 LOGS = (LOCKED, CONTENDED, SOLO, *STAGED)
 START_TIMEOUT_S = 120.0
 _SMALL_DISKS = 2
@@ -45,9 +46,11 @@ _SMALL_DISK_BYTES_MIN = 96 * 1024 * 1024
 _BYTES_PER_S = 1024 * 1024
 _BOOKIE_OPTIONS = {
     "session-timeout-s": BOOKIE_SESSION_S,
-    "file-bytes-max": 4 * 1024 * 1024,
-    "garbage-interval-s": 5.0,
+    "file-bytes-max": 2 * 1024 * 1024,
+    "garbage-interval-s": 3.0,
     "garbage-age-ms": 2000,
+    "compact-interval-s": 3.0,
+    "compact-floor-bytes": 1024 * 1024,
     "space-minimum-bytes": 2 * 1024 * 1024,
     "space-read-only-below-bytes": 6 * 1024 * 1024,
     "space-writable-above-bytes": 8 * 1024 * 1024,
@@ -206,6 +209,7 @@ class Cluster:
                 locked=(LOCKED,) if name != WRITERS[-1] else (LOCKED, SOLO),
                 contended=(CONTENDED,),
                 staged=STAGED,
+                scratch=SCRATCH,
             )
         if name == READER:
             return dataclasses.replace(work, tailed=LOGS)
