@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from dlcore.autorecovery.check import Held, Unknown, fragments_of
+from dlcore.autorecovery.check import Answer, Held, Unknown, fragments_of
 from dlcore.autorecovery.plan import copy_lanes, plan_repair, whole_position
 from dlcore.ledger.metadata import LedgerState
 from dlcore.ledger.port import EntryRange
 from dlcore.ledger.quorum import write_set
 from tests.fixtures.ledgers import bookie, bookies, metadata_of, quorum_of
+
+if TYPE_CHECKING:
+    from dlcore.ids import BookieId
 
 
 def held(first: int, last: int) -> Held:
@@ -57,7 +62,11 @@ def test_the_last_ensemble_of_a_ledger_that_is_not_closed_is_left_alone(
 def test_living_members_get_what_they_lack_and_silent_ones_are_waited_for() -> None:
     """An unknown answer moves nothing, and keeps the ledger on the list."""
     metadata = metadata_of((0, "ABC"), state=LedgerState.CLOSED, last_entry_id=9)
-    answers = {bookie("A"): held(0, 9), bookie("B"): held(2, 9), bookie("C"): Unknown("late")}
+    answers: dict[BookieId, Answer] = {
+        bookie("A"): held(0, 9),
+        bookie("B"): held(2, 9),
+        bookie("C"): Unknown("late"),
+    }
     plan = plan_repair(metadata, lost=(), answers=answers)
     (refill,) = plan.refills
     assert refill.bookie == bookie("B")

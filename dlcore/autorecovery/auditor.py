@@ -1,0 +1,192 @@
+"""The auditor: finds ledgers that lack replicas and puts them on the list."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from typing import TYPE_CHECKING
+
+from dlcore.autorecovery.audit import BookieAudit, lost_members
+from dlcore.autorecovery.check import check_ledger
+from dlcore.autorecovery.codec import ReplicaCheckRun
+from dlcore.autorecovery.replicas import ask_replicas, known_bookies, members_of
+from dlcore.autorecovery.shift import run_together
+from dlcore.errors import CorruptMetadataError, LedgerNotFoundError
+from dlcore.ledger.metadata import LedgerState
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Collection
+
+    from dlcore.autorecovery.config import AutoRecoveryConfig
+    from dlcore.autorecovery.listing import RepairList
+    from dlcore.autorecovery.services import RecoveryServices
+    from dlcore.ids import BookieId
+    from dlcore.ledger.metadata import LedgerMetadata
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S_MIN = 0.05
+"""What is left of a delay may be too little for the clock to move."""
+_REGISTERED_FOR_S = 5.0
+"""How long a full check asks those bookies that it last found registered."""
+
+
+class Auditor:
+    """One term in office; `on_publish` is called after ledgers were put on the list."""
+
+    def __init__(
+        self,
+        services: RecoveryServices,
+        repairs: RepairList,
+        config: AutoRecoveryConfig,
+        *,
+        on_publish: Callable[[], None],
+    ) -> None:
+        self._services = services
+        self._repairs = repairs
+        self._config = config
+        self._on_publish = on_publish
+        self._loop = asyncio.get_running_loop()
+        self._audit = BookieAudit(lost_bookie_delay_s=config.lost_bookie_delay_s)
+        self._members: set[BookieId] = set()  # of any ledger, at the last scan
+        self._published: tuple[BookieId, ...] | None = None  # the lost ones of the last scan
+        self._scan_due = 0.0
+
+    async def run(self) -> None:
+        """Audit until cancelled.
+
+        Raises:
+            MetadataError: the store failed.
+        """
+        await run_together(self._audit_bookies(), self._check_replicas())
+
+    async def _audit_bookies(self) -> None:
+        changed = asyncio.Event()
+        store, paths = self._services.store, self._services.paths
+        unsubscribes = [
+            store.watch(path, changed.set)
+            for path in (paths.bookies_available, paths.bookies_readonly)
+        ]
+        try:
+            while True:
+                changed.clear()
+                pause_s = await self._audit_once()
+                try:
+                    async with asyncio.timeout(pause_s):
+                        await changed.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            for unsubscribe in unsubscribes:
+                unsubscribe()
+
+    async def _audit_once(self) -> float:
+        """Look at the bookies, and at all ledgers if need be; return when to look again."""
+        lost, again_s = await self._look()
+        now = self._loop.time()
+        if now >= self._scan_due or lost != self._published:
+            await self._scan(lost)
+            self._scan_due = self._loop.time() + self._config.audit_interval_s
+            # The scan may have shown bookies that have no cookie any more.
+            _, again_s = await self._look()
+        until_scan_s = max(self._scan_due - self._loop.time(), 0.0)
+        due_s = until_scan_s if again_s is None else min(again_s, until_scan_s)
+        return max(due_s, _LOOK_S_MIN)
+
+    async def _look(self) -> tuple[tuple[BookieId, ...], float | None]:
+        registered = [info.bookie for info in await self._services.registry.get_bookies()]
+        cookies = await known_bookies(self._services)
+        result = self._audit.look(
+            known={*cookies, *self._members}, registered=registered, now=self._loop.time()
+        )
+        return result.lost, result.look_again_s
+
+    async def _scan(self, lost: tuple[BookieId, ...]) -> None:
+        members: set[BookieId] = set()
+        count = 0
+        async for metadata in self._ledgers():
+            members |= members_of(metadata)
+            missing = lost_members(metadata, lost)
+            if missing:
+                await self._repairs.publish(metadata.ledger_id, missing=missing)
+                count += 1
+        self._members = members
+        self._published = lost
+        if lost:
+            logger.info("lost bookies=%s ledgers=%d", ",".join(map(str, lost)), count)
+        if count:
+            self._on_publish()
+
+    async def _ledgers(self) -> AsyncIterator[LedgerMetadata]:
+        """Yield every ledger; one that cannot be read hides no other."""
+        async for ledger_id in self._services.ledgers.list_ledgers():
+            try:
+                stored = await self._services.ledgers.read(ledger_id)
+            except LedgerNotFoundError:
+                continue
+            except CorruptMetadataError as error:
+                logger.warning("ledger left out of the audit: %s", error)
+                continue
+            yield stored.metadata
+
+    async def _check_replicas(self) -> None:
+        while True:
+            await asyncio.sleep(await self._check_due_s())
+            await self._check_all()
+
+    async def _check_due_s(self) -> float:
+        last = await self._repairs.read_last_check()
+        if last is None:
+            return 0.0
+        # A clock that went back must not put the next check off for ever.
+        age_s = max(self._services.clock.now_ms() - last.finished_ms, 0) / 1000
+        return max(self._config.check_interval_s - age_s, 0.0)
+
+    async def _check_all(self) -> None:
+        """Ask every bookie of every ledger what it holds."""
+        started_ms = self._services.clock.now_ms()
+        ledgers = under_replicated = unknown = 0
+        logger.info("full replica check begins")
+        registered: list[BookieId] = []
+        listed_at = -math.inf
+        async for metadata in self._ledgers():
+            await asyncio.sleep(1 / self._config.check_ledgers_per_s)
+            if self._loop.time() >= listed_at + _REGISTERED_FOR_S:
+                listed_at = self._loop.time()
+                infos = await self._services.registry.get_bookies()
+                registered = [info.bookie for info in infos]
+            is_missing, is_unknown = await self._check_one(metadata, registered)
+            ledgers += 1
+            under_replicated += is_missing
+            unknown += is_unknown
+            if is_missing:
+                await self._repairs.publish(metadata.ledger_id, missing=())
+                self._on_publish()
+        await self._repairs.write_last_check(
+            ReplicaCheckRun(
+                started_ms=started_ms,
+                finished_ms=self._services.clock.now_ms(),
+                ledgers=ledgers,
+                under_replicated=under_replicated,
+                unknown=unknown,
+            )
+        )
+        logger.info(
+            "full replica check ended ledgers=%d under_replicated=%d unknown=%d",
+            ledgers,
+            under_replicated,
+            unknown,
+        )
+
+    async def _check_one(
+        self, metadata: LedgerMetadata, registered: Collection[BookieId]
+    ) -> tuple[bool, bool]:
+        """Return whether entries are missing, and whether some bookie did not answer."""
+        answers = await ask_replicas(self._services, metadata, registered=registered)
+        final = [each for each in check_ledger(metadata, answers) if each.fragment.is_final]
+        is_abandoned = metadata.state is LedgerState.IN_RECOVERY
+        return (
+            is_abandoned or any(each.missing for each in final),
+            any(each.unknown is not None for each in final),
+        )

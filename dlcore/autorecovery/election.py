@@ -1,0 +1,82 @@
+"""One auditor at a time, as far as that can be known: an ephemeral node is the office.
+
+Two that believe to hold it do no harm: all that they write is compared-and-set, or may be written
+twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+from dlcore.autorecovery.codec import Office, decode_office, encode_office
+from dlcore.autorecovery.shift import run_together
+from dlcore.errors import MetadataConnectionError, MetadataError, NodeExistsError, NoNodeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from typing import Any
+
+    from dlcore.metadata.paths import NamespacePaths
+    from dlcore.metadata.port import MetadataStore
+
+logger = logging.getLogger(__name__)
+
+
+class Election:
+    """Holds the auditor's office for one process, or waits for it."""
+
+    def __init__(self, store: MetadataStore, paths: NamespacePaths, office: Office) -> None:
+        self._store = store
+        self._path = paths.auditor
+        self._office = office
+
+    async def serve(self, duty: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Wait for the office and do `duty` in it, until it fails or the office is lost.
+
+        Raises:
+            MetadataError: the store failed.
+            DLError: of `duty`.
+        """
+        changed = asyncio.Event()
+        unsubscribe = self._store.watch(self._path, changed.set)
+        try:
+            while not await self._take():
+                await changed.wait()
+                changed.clear()
+            logger.info("auditor: %s", self._office.owner)
+            await run_together(duty(), self._wait_until_lost(changed))
+        finally:
+            unsubscribe()
+            await self._leave()
+
+    async def _take(self) -> bool:
+        """Try to create the node; the one that is there says whose it is."""
+        try:
+            await self._store.create(
+                self._path, encode_office(self._office), ephemeral=True, make_parents=True
+            )
+        except (NodeExistsError, MetadataConnectionError):
+            return await self._is_ours()
+        return True
+
+    async def _is_ours(self) -> bool:
+        node = await self._store.get(self._path)
+        if node is None:
+            return False
+        return decode_office(node.value, source=self._path).token == self._office.token
+
+    async def _wait_until_lost(self, changed: asyncio.Event) -> None:
+        while await self._is_ours():
+            await changed.wait()
+            changed.clear()
+        logger.warning("auditor: %s lost the office", self._office.owner)
+
+    async def _leave(self) -> None:
+        """Remove the node if it is ours; without an answer it goes with the session."""
+        with contextlib.suppress(MetadataError):
+            if await self._is_ours():
+                with contextlib.suppress(NoNodeError):
+                    await self._store.delete(self._path)

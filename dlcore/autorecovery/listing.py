@@ -1,0 +1,180 @@
+"""The list of under-replicated ledgers in the metadata store, its locks, and the pause.
+
+Anybody may put a ledger on the list, any number of times; only who holds its lock takes it off, and
+only by the version that was read before the ledger was found whole: a finding made meanwhile has
+changed the version and stays.  The lock spares double work and no more: two workers at one ledger
+do no harm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from dlcore.autorecovery.codec import (
+    Office,
+    ReplicaCheckRun,
+    UnderReplicatedLedger,
+    decode_check_run,
+    decode_office,
+    decode_under_replicated,
+    encode_check_run,
+    encode_under_replicated,
+)
+from dlcore.errors import (
+    MetadataConnectionError,
+    MetadataVersionError,
+    NodeExistsError,
+    NoNodeError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Collection
+
+    from dlcore.clock import Clock
+    from dlcore.ids import BookieId
+    from dlcore.metadata.paths import NamespacePaths
+    from dlcore.metadata.port import MetadataStore
+
+_ATTEMPTS_MAX = 20
+"""Lost races and lost replies of one write; each race that is lost shows somebody's success."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedLedger:
+    """A ledger on the list, and the version that says nothing was found since."""
+
+    entry: UnderReplicatedLedger
+    version: int
+
+
+class RepairList:
+    """The list of one namespace."""
+
+    def __init__(self, store: MetadataStore, paths: NamespacePaths, clock: Clock) -> None:
+        self._store = store
+        self._paths = paths
+        self._clock = clock
+
+    async def publish(self, ledger_id: int, *, missing: Collection[BookieId]) -> None:
+        """Put a ledger on the list, or add to what is known of it; its version always changes."""
+        path = self._paths.under_replicated_ledger(ledger_id)
+        for attempt in range(1, _ATTEMPTS_MAX + 1):
+            try:
+                listed = await self.read(ledger_id)
+                if listed is None:
+                    entry = UnderReplicatedLedger(
+                        ledger_id=ledger_id,
+                        missing=tuple(sorted(set(missing))),
+                        since_ms=self._clock.now_ms(),
+                    )
+                    value = encode_under_replicated(entry)
+                    await self._store.create(path, value, make_parents=True)
+                else:
+                    entry = replace(
+                        listed.entry,
+                        missing=tuple(sorted({*listed.entry.missing, *missing})),
+                        findings=listed.entry.findings + 1,
+                    )
+                    value = encode_under_replicated(entry)
+                    await self._store.put(path, value, version=listed.version)
+            except (NodeExistsError, NoNodeError, MetadataVersionError, MetadataConnectionError):
+                # Somebody else wrote it, or we did and the reply was lost: once more does no harm.
+                if attempt == _ATTEMPTS_MAX:
+                    raise
+            else:
+                return
+
+    async def read(self, ledger_id: int) -> ListedLedger | None:
+        """Return the ledger as it is on the list, if it is."""
+        path = self._paths.under_replicated_ledger(ledger_id)
+        node = await self._store.get(path)
+        if node is None:
+            return None
+        return ListedLedger(decode_under_replicated(node.value, source=path), node.version)
+
+    async def ledger_ids(self) -> AsyncIterator[int]:
+        """Yield the ids of the ledgers on the list, ascending."""
+        root = self._paths.under_replicated
+        for high in sorted(await self._store.get_children(root) or (), key=int):
+            for middle in await self._store.get_children(f"{root}/{high}") or ():
+                for low in await self._store.get_children(f"{root}/{high}/{middle}") or ():
+                    yield self._paths.ledger_id_of(high, middle, low)
+
+    async def note_failure(self, listed: ListedLedger, reason: str) -> int | None:
+        """Write down why a repair did not finish; return the version, or None if it changed."""
+        entry = replace(listed.entry, attempts=listed.entry.attempts + 1, reason=reason)
+        path = self._paths.under_replicated_ledger(entry.ledger_id)
+        try:
+            return await self._store.put(
+                path, encode_under_replicated(entry), version=listed.version
+            )
+        except (MetadataVersionError, NoNodeError):
+            return None  # found again meanwhile: that comes first
+
+    async def remove(self, listed: ListedLedger) -> bool:
+        """Take a ledger off the list; False if it was found again since it was read."""
+        path = self._paths.under_replicated_ledger(listed.entry.ledger_id)
+        try:
+            await self._store.delete(path, version=listed.version)
+        except MetadataVersionError:
+            return False
+        except NoNodeError:
+            return True
+        return True
+
+    async def lock(self, ledger_id: int, *, owner: str) -> bool:
+        """Take the ledger's lock for this session, as `owner`; False if somebody else has it."""
+        path = self._paths.repair_lock(ledger_id)
+        with contextlib.suppress(NodeExistsError, MetadataConnectionError):
+            try:
+                await self._store.create(path, owner.encode(), ephemeral=True)
+            except NoNodeError:
+                with contextlib.suppress(NodeExistsError):
+                    parent = path.rpartition("/")[0]
+                    await self._store.create(parent, make_parents=True)
+                await self._store.create(path, owner.encode(), ephemeral=True)
+            return True
+        node = await self._store.get(path)  # ours, too, if a reply was lost
+        return node is not None and node.value == owner.encode()
+
+    async def unlock(self, ledger_id: int) -> None:
+        """Give the lock up; without an answer it goes with the session."""
+        with contextlib.suppress(NoNodeError):
+            await self._store.delete(self._paths.repair_lock(ledger_id))
+
+    async def is_paused(self) -> bool:
+        """Whether auto-recovery is paused."""
+        return await self._store.get(self._paths.autorecovery_paused) is not None
+
+    async def set_paused(self, *, is_paused: bool) -> None:
+        """Pause auto-recovery everywhere, or let it go on; lasts until it is changed."""
+        path = self._paths.autorecovery_paused
+        with contextlib.suppress(NodeExistsError, NoNodeError):
+            if is_paused:
+                await self._store.create(path, make_parents=True)
+            else:
+                await self._store.delete(path)
+
+    async def read_auditor(self) -> Office | None:
+        """Return who is the auditor."""
+        path = self._paths.auditor
+        node = await self._store.get(path)
+        return None if node is None else decode_office(node.value, source=path)
+
+    async def read_last_check(self) -> ReplicaCheckRun | None:
+        """Return the last full replica check that came to its end."""
+        path = self._paths.last_check
+        node = await self._store.get(path)
+        return None if node is None else decode_check_run(node.value, source=path)
+
+    async def write_last_check(self, run: ReplicaCheckRun) -> None:
+        """Store it; of two at the same time either may stay."""
+        path, value = self._paths.last_check, encode_check_run(run)
+        with contextlib.suppress(MetadataVersionError, NodeExistsError, NoNodeError):
+            node = await self._store.get(path)
+            if node is None:
+                await self._store.create(path, value, make_parents=True)
+            else:
+                await self._store.put(path, value, version=node.version)

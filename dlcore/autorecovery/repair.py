@@ -1,0 +1,308 @@
+"""Repairs one ledger: copies what is missing, verifies it, and only then changes the metadata.
+
+The order is what makes it safe.  A bookie enters an ensemble after it has proved that it holds, on
+its disk, every entry of the place that it takes; until then readers find the old ensemble.  The
+change is a compare-and-set decided on the metadata of that moment, whatever was planned before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dlcore.autorecovery.check import Fragment, Held, fragments_of, missing_ranges
+from dlcore.autorecovery.copying import EntryCopier
+from dlcore.autorecovery.plan import Refill, RepairPlan, Replace, copy_lanes, plan_repair
+from dlcore.autorecovery.replicas import ask_replica, ask_replicas
+from dlcore.errors import (
+    BookieError,
+    DLError,
+    LedgerError,
+    LedgerNotFoundError,
+    MetadataVersionError,
+    NotEnoughBookiesError,
+)
+from dlcore.ledger.metadata import LedgerState
+from dlcore.ledger.placement import choose_replacements
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Mapping, Sequence
+    from typing import Any
+
+    from dlcore.autorecovery.check import Answer
+    from dlcore.autorecovery.config import AutoRecoveryConfig
+    from dlcore.autorecovery.listing import ListedLedger
+    from dlcore.autorecovery.services import RecoveryServices
+    from dlcore.ids import BookieId
+    from dlcore.ledger.metadata import LedgerMetadata
+    from dlcore.ledger.port import EntryRange
+    from dlcore.ledger.registry import BookieInfo
+
+logger = logging.getLogger(__name__)
+
+_ROUNDS_MAX = 20
+"""Each round decides anew by what is there; who needs more does not come to an end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Why the ledger does not have all its replicas yet; empty: it has.
+
+    `retry_s` is when to try again, if that is known.
+    """
+
+    reason: str = ""
+    retry_s: float | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the ledger may leave the list."""
+        return not self.reason
+
+
+@dataclass(slots=True)
+class _Round:
+    """One decision about one ledger, and what became of it."""
+
+    metadata: LedgerMetadata
+    infos: Sequence[BookieInfo]
+    lost: frozenset[BookieId]
+    answers: Mapping[BookieId, Answer]
+    problems: list[str] = field(default_factory=list)
+    retry_s: float | None = None
+    has_progressed: bool = False
+
+
+class LedgerRepairer:
+    """Repairs ledgers, one call each; remembers since when a writer keeps a lost bookie."""
+
+    def __init__(self, services: RecoveryServices, config: AutoRecoveryConfig) -> None:
+        self._services = services
+        self._config = config
+        self._copier = EntryCopier(services, config)
+        self._loop = asyncio.get_running_loop()
+        self._tails: dict[int, tuple[object, float]] = {}  # by ledger: what was seen, since when
+        self._chosen: dict[tuple[int, int, BookieId], BookieId] = {}  # whom a copy was begun for
+
+    async def repair(self, listed: ListedLedger) -> Outcome:
+        """Do what can be done for a ledger.
+
+        Raises:
+            MetadataError: the store failed; whatever was done is kept.
+        """
+        for _ in range(_ROUNDS_MAX):
+            try:
+                decision = await self._decide(listed)
+                if decision is None:
+                    break
+                turn, plan = decision
+                await self._perform(turn, plan)
+            except LedgerNotFoundError:
+                break  # deleted: there is nothing to keep
+            if not turn.has_progressed:
+                return Outcome(reason="; ".join(turn.problems), retry_s=turn.retry_s)
+        else:
+            return Outcome(reason=f"it is not whole after {_ROUNDS_MAX} rounds")
+        self.forget(listed.entry.ledger_id)
+        return Outcome()
+
+    def forget(self, ledger_id: int) -> None:
+        """Forget what was remembered of a ledger."""
+        self._tails.pop(ledger_id, None)
+        for key in [each for each in self._chosen if each[0] == ledger_id]:
+            del self._chosen[key]
+
+    async def _decide(self, listed: ListedLedger) -> tuple[_Round, RepairPlan] | None:
+        """Plan by what is there now; None if nothing is missing."""
+        ledger_id = listed.entry.ledger_id
+        stored = await self._services.ledgers.read(ledger_id, fresh=True)
+        infos = await self._services.registry.get_bookies()
+        registered = {info.bookie for info in infos}
+        turn = _Round(
+            metadata=stored.metadata,
+            infos=infos,
+            # Who is back is not lost any more, and who vanished just now is the auditor's to judge.
+            lost=frozenset(each for each in listed.entry.missing if each not in registered),
+            answers=await ask_replicas(self._services, stored.metadata, registered=registered),
+        )
+        plan = plan_repair(turn.metadata, lost=turn.lost, answers=turn.answers)
+        if plan.is_done:
+            return None
+        if not registered:
+            turn.problems.append("no bookie is registered")
+            return turn, RepairPlan(
+                replaces=(), refills=(), lost_in_tail=(), is_in_recovery=False, unknown=()
+            )
+        return turn, plan
+
+    async def _perform(self, turn: _Round, plan: RepairPlan) -> None:
+        turn.problems += plan.unknown
+        for refill in plan.refills:
+            await self._attempt(turn, self._refill(turn, refill))
+        for replace in plan.replaces:
+            await self._attempt(turn, self._replace(turn, replace))
+        if plan.lost_in_tail or plan.is_in_recovery:
+            await self._attempt(turn, self._end_tail(turn, plan))
+        else:
+            self._tails.pop(turn.metadata.ledger_id, None)
+
+    async def _attempt(self, turn: _Round, step: Coroutine[Any, Any, bool]) -> None:
+        """Do one step; one that cannot be done holds up no other."""
+        try:
+            turn.has_progressed |= await step
+        except LedgerNotFoundError:
+            raise
+        except (BookieError, LedgerError) as error:
+            logger.info("repair ledger=%d: %s", turn.metadata.ledger_id, error)
+            turn.problems.append(str(error))
+
+    async def _refill(self, turn: _Round, refill: Refill) -> bool:
+        await self._copy(turn, refill.fragment, ranges=refill.ranges, target=refill.bookie)
+        logger.info(
+            "refilled ledger=%d first_entry=%d bookie=%s ranges=%d",
+            turn.metadata.ledger_id,
+            refill.fragment.first_entry_id,
+            refill.bookie,
+            len(refill.ranges),
+        )
+        return True  # the next round sees whether it holds them
+
+    async def _replace(self, turn: _Round, replace: Replace) -> bool:
+        """Copy a lost bookie's part to another one and put that in its place."""
+        ledger_id = turn.metadata.ledger_id
+        new = self._choose(turn, replace)
+        # What an earlier attempt brought there need not be copied again.
+        missing = await self._missing_on(new, turn.metadata, replace.fragment, replace.position)
+        if missing:
+            await self._copy(turn, replace.fragment, ranges=missing, target=new)
+            missing = await self._missing_on(new, turn.metadata, replace.fragment, replace.position)
+        if missing:
+            raise NotEnoughBookiesError(
+                f"{new} acknowledged the entries of {replace.old} in ledger {ledger_id} but does "
+                f"not hold {missing[0].first_entry_id}"
+            )
+        if await self._swap(ledger_id, replace, new):
+            self._chosen.pop((ledger_id, replace.fragment.first_entry_id, replace.old), None)
+        return True  # also if somebody else changed it: then the next round decides anew
+
+    def _choose(self, turn: _Round, replace: Replace) -> BookieId:
+        """Return who takes the place: the one that a copy was begun for, if it still can."""
+        members = replace.fragment.ensemble.bookies
+        candidates = [
+            info.bookie for info in turn.infos if not info.read_only and info.bookie not in members
+        ]
+        key = (turn.metadata.ledger_id, replace.fragment.first_entry_id, replace.old)
+        begun = self._chosen.get(key)
+        if begun is not None and begun in candidates:
+            return begun
+        chosen = choose_replacements(
+            candidates,
+            ensemble=members,
+            positions=[replace.position],
+            rng=self._services.rng,
+            write_quorum_size=turn.metadata.quorum.write_quorum_size,
+        )
+        if not chosen:
+            raise _nobody(turn, replace.old)
+        self._chosen[key] = chosen[replace.position]
+        return chosen[replace.position]
+
+    async def _missing_on(
+        self, bookie: BookieId, metadata: LedgerMetadata, fragment: Fragment, position: int
+    ) -> tuple[EntryRange, ...]:
+        answer = await ask_replica(self._services, bookie, metadata.ledger_id)
+        if not isinstance(answer, Held):
+            raise NotEnoughBookiesError(f"{bookie} cannot take entries: {answer.reason}")
+        return missing_ranges(metadata.quorum, fragment, position, answer.ranges)
+
+    async def _copy(
+        self, turn: _Round, fragment: Fragment, *, ranges: Sequence[EntryRange], target: BookieId
+    ) -> None:
+        lanes = copy_lanes(
+            turn.metadata.quorum,
+            fragment,
+            ranges=ranges,
+            target=target,
+            lost=turn.lost,
+            answers=turn.answers,
+        )
+        for lane in lanes:
+            await self._copier.copy(turn.metadata.ledger_id, lane, target=target)
+
+    async def _swap(self, ledger_id: int, replace: Replace, new: BookieId) -> bool:
+        """Compare-and-set the ensemble; False if what was copied does not fit what is there now."""
+        first = replace.fragment.first_entry_id
+        while True:
+            stored = await self._services.ledgers.read(ledger_id, fresh=True)
+            found = next(
+                (each for each in fragments_of(stored.metadata) if each.first_entry_id == first),
+                None,
+            )
+            if (
+                found is None
+                or not found.is_final
+                or found.last_entry_id != replace.fragment.last_entry_id
+                or found.ensemble.bookies[replace.position] != replace.old
+                or new in found.ensemble.bookies
+            ):
+                return False
+            changed = stored.metadata.with_replaced(first_entry_id=first, old=replace.old, new=new)
+            try:
+                await self._services.ledgers.write(changed, version=stored.version)
+            except MetadataVersionError:
+                continue
+            logger.info(
+                "replaced ledger=%d first_entry=%d old=%s new=%s",
+                ledger_id,
+                first,
+                replace.old,
+                new,
+            )
+            return True
+
+    async def _end_tail(self, turn: _Round, plan: RepairPlan) -> bool:
+        """Recover a ledger whose end is in nobody's hands, after the grace.
+
+        Its writer may still replace the lost bookie, or its recoverer finish, until then.
+        """
+        metadata = turn.metadata
+        if metadata.state is LedgerState.OPEN:
+            self._check_successor(turn, plan.lost_in_tail)
+        seen = (metadata.state, metadata.last_ensemble)
+        now = self._loop.time()
+        known = self._tails.get(metadata.ledger_id)
+        if known is None or known[0] != seen:
+            known = self._tails[metadata.ledger_id] = (seen, now)
+        left_s = known[1] + self._config.open_ledger_grace_s - now
+        lost = ", ".join(map(str, plan.lost_in_tail))
+        what = f"{lost} lost" if lost else "recovery begun"
+        if left_s > 0:
+            turn.retry_s = left_s
+            turn.problems.append(
+                f"the ledger is {metadata.state.name} with {what}: it is recovered in "
+                f"{left_s:.0f} s unless its owner does it"
+            )
+            return False
+        logger.info("recovering ledger=%d: %s", metadata.ledger_id, what)
+        await self._services.client.recover_ledger(metadata.ledger_id)
+        return True
+
+    def _check_successor(self, turn: _Round, lost: Sequence[BookieId]) -> None:
+        """Fence no writer who could not replace the lost bookies: it may go on without them.
+
+        The grace begins when there is somebody to take their place.
+        """
+        members = turn.metadata.last_ensemble.bookies
+        if not any(not i.read_only and i.bookie not in members for i in turn.infos):
+            self._tails.pop(turn.metadata.ledger_id, None)
+            raise _nobody(turn, lost[0])
+
+
+def _nobody(turn: _Round, lost: BookieId) -> DLError:
+    writable = sum(not info.read_only for info in turn.infos)
+    return NotEnoughBookiesError(
+        f"no bookie can take the place of {lost}: {writable} are registered and writable, all of "
+        "them in the ensemble"
+    )

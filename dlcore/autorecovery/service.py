@@ -1,0 +1,84 @@
+"""Auto-recovery of one process: a candidate for auditor, and a worker.
+
+Any number may run.  One is the auditor; all of them repair.  None of them is needed for safety, and
+none can harm it: replicas are added before the metadata changes, and only by compare-and-set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from dlcore.autorecovery.auditor import Auditor
+from dlcore.autorecovery.codec import Office
+from dlcore.autorecovery.election import Election
+from dlcore.autorecovery.listing import RepairList
+from dlcore.autorecovery.shift import Shift
+from dlcore.autorecovery.worker import Worker
+
+if TYPE_CHECKING:
+    from dlcore.autorecovery.config import AutoRecoveryConfig
+    from dlcore.autorecovery.services import RecoveryServices
+
+logger = logging.getLogger(__name__)
+
+
+class AutoRecovery:
+    """Runs on one event loop; the ports stay their opener's.
+
+    Args:
+        services: the ports, the clock and the source of chance.
+        config: when and how much.
+        owner: how the auditor calls itself, for people.
+    """
+
+    def __init__(
+        self, services: RecoveryServices, *, config: AutoRecoveryConfig, owner: str
+    ) -> None:
+        self._services = services
+        self._config = config
+        self._office = Office(owner=owner, token=services.clock.new_token())
+        self._repairs = RepairList(services.store, services.paths, services.clock)
+        self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<AutoRecovery {self._office.owner}>"
+
+    async def run(self) -> None:
+        """Audit and repair until cancelled or closed.
+
+        It works only while it is not paused.  When its session with the metadata store ends, what
+        is under way is given up at once, and begins again in a new session.
+        """
+        assert self._task is None, "it runs already"
+        if self._is_closed:
+            return
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        try:
+            await asyncio.wait([self._task])
+        finally:
+            await self.aclose()
+        if not self._task.cancelled():
+            self._task.result()
+
+    async def _run(self) -> None:
+        services, config = self._services, self._config
+        worker = Worker(services, self._repairs, config, token=self._office.token)
+        election = Election(services.store, services.paths, self._office)
+
+        async def audit() -> None:
+            await election.serve(
+                Auditor(services, self._repairs, config, on_publish=worker.look_now).run
+            )
+
+        shift = Shift(services.store, services.paths, self._repairs)
+        await shift.run([audit, worker.run])
+
+    async def aclose(self) -> None:
+        """Stop, giving up the office and all locks.  Idempotent."""
+        self._is_closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)

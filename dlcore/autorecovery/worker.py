@@ -1,0 +1,161 @@
+"""The worker: takes ledgers from the list, one lock each, and has them repaired."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dlcore.autorecovery.repair import LedgerRepairer, Outcome
+from dlcore.errors import CorruptMetadataError, DLError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from dlcore.autorecovery.config import AutoRecoveryConfig
+    from dlcore.autorecovery.listing import RepairList
+    from dlcore.autorecovery.services import RecoveryServices
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S_MIN = 0.05
+"""What is left of a pause may be too little for the clock to move."""
+
+
+@dataclass(slots=True)
+class _Retry:
+    at: float
+    pause_s: float
+
+
+class Worker:
+    """One worker; `token` marks its locks."""
+
+    def __init__(
+        self,
+        services: RecoveryServices,
+        repairs: RepairList,
+        config: AutoRecoveryConfig,
+        *,
+        token: str,
+    ) -> None:
+        self._services = services
+        self._repairs = repairs
+        self._config = config
+        self._token = token
+        self._loop = asyncio.get_running_loop()
+        self._repairer = LedgerRepairer(services, config)
+        self._retries: dict[int, _Retry] = {}
+        self._wake = asyncio.Event()
+
+    def look_now(self) -> None:
+        """Look at the list at once, and try what failed again: something changed."""
+        for retry in self._retries.values():
+            retry.at = self._loop.time()
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Repair until cancelled; locks are given up at the end.
+
+        Raises:
+            MetadataError: the store failed.
+        """
+        active: dict[asyncio.Task[None], int] = {}
+        unsubscribe = self._services.store.watch(
+            self._services.paths.bookies_available, self.look_now
+        )
+        try:
+            while True:
+                self._wake.clear()
+                queue = deque(await self._list_due(active.values()))
+                while queue and len(active) < self._config.ledgers_at_once:
+                    ledger_id = queue.popleft()
+                    active[self._loop.create_task(self._repair_one(ledger_id))] = ledger_id
+                await self._wait(active)
+                for task in [each for each in active if each.done()]:
+                    del active[task]
+                    task.result()
+        finally:
+            unsubscribe()
+            for task in active:
+                task.cancel()
+            await asyncio.gather(*active, return_exceptions=True)
+
+    async def _wait(self, active: Collection[asyncio.Task[None]]) -> None:
+        """Wait until a repair ended, somebody wakes us, or it is time to look again."""
+        wake = self._loop.create_task(self._wake.wait())
+        try:
+            await asyncio.wait(
+                [*active, wake],
+                timeout=self._next_look_s(),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            wake.cancel()
+            await asyncio.gather(wake, return_exceptions=True)
+
+    def _next_look_s(self) -> float:
+        now = self._loop.time()
+        due_s = [retry.at - now for retry in self._retries.values() if retry.at > now]
+        return max(min([self._config.poll_interval_s, *due_s]), _LOOK_S_MIN)
+
+    async def _list_due(self, active: Collection[int]) -> list[int]:
+        listed = [each async for each in self._repairs.ledger_ids()]
+        now = self._loop.time()
+        for ledger_id in set(self._retries).difference(listed):
+            del self._retries[ledger_id]
+            self._repairer.forget(ledger_id)
+        due = [
+            each
+            for each in listed
+            if each not in active and (each not in self._retries or self._retries[each].at <= now)
+        ]
+        self._services.rng.shuffle(due)  # several workers begin at different ends
+        return due
+
+    async def _repair_one(self, ledger_id: int) -> None:
+        try:
+            if not await self._repairs.lock(ledger_id, owner=self._token):
+                self._retry_in(ledger_id, self._config.poll_interval_s)
+                return
+            try:
+                await self._repair_locked(ledger_id)
+            finally:
+                await self._repairs.unlock(ledger_id)
+        except DLError as error:
+            # Of the metadata store, or about damaged metadata: other ledgers go on.
+            logger.warning("repair ledger=%d failed: %s", ledger_id, error)
+            self._back_off(ledger_id, Outcome(reason=str(error)))
+
+    async def _repair_locked(self, ledger_id: int) -> None:
+        listed = await self._repairs.read(ledger_id)
+        if listed is None:
+            return
+        try:
+            outcome = await self._repairer.repair(listed)
+        except CorruptMetadataError as error:
+            outcome = Outcome(reason=str(error))
+        if not outcome.is_done:
+            logger.info("not repaired ledger=%d: %s", ledger_id, outcome.reason)
+            self._back_off(ledger_id, outcome)
+            await self._repairs.note_failure(listed, outcome.reason)
+        elif await self._repairs.remove(listed):
+            self._retries.pop(ledger_id, None)
+            logger.info("repaired ledger=%d", ledger_id)
+
+    def _back_off(self, ledger_id: int, outcome: Outcome) -> None:
+        known = self._retries.get(ledger_id)
+        pause_s = self._config.retry_pause_s
+        if known is not None and outcome.retry_s is None:
+            pause_s = min(known.pause_s * 2, self._config.retry_pause_s_max)
+        in_s = pause_s if outcome.retry_s is None else outcome.retry_s
+        self._retries[ledger_id] = _Retry(self._loop.time() + in_s, pause_s)
+
+    def _retry_in(self, ledger_id: int, pause_s: float) -> None:
+        known = self._retries.get(ledger_id)
+        self._retries[ledger_id] = _Retry(
+            self._loop.time() + pause_s,
+            self._config.retry_pause_s if known is None else known.pause_s,
+        )
