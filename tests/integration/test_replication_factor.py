@@ -1,0 +1,175 @@
+"""`replication_factor=N`: a log loses nothing while any one of its N bookies lives.
+
+A writer is killed in an open segment; N - 1 of its bookies are killed and their folders wiped.
+What the writer was told is read from the survivor alone.  Then the bookies are brought back as
+their messages say, or others are started, and the log is opened, recovered and written again.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dlcore import LogConfig, LogRecord, QuorumConfig
+from dlcore.errors import BookieUnavailableError, NotEnoughBookiesError
+from dlcore.metadata.zookeeper import ZooKeeperStore
+from dlcore.sync import open_namespace
+from tests.fixtures.aio import run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dlcore import LogRecordWithDLSN
+    from dlcore.sandbox.cluster import Bookie, Sandbox
+
+pytestmark = pytest.mark.integration
+
+LOG = "replicated"
+COMMITS = 30
+RECORDS_PER_COMMIT = 10
+SHORT_SESSIONS = ("--session-timeout-s", "2")
+"""A bookie that lost its data waits until the registration of its former self has expired."""
+
+WRITER = """
+import sys
+from dlcore import LogConfig, LogRecord, QuorumConfig
+from dlcore.sync import open_namespace
+config = LogConfig(
+    quorum=QuorumConfig.of_replication_factor(int(sys.argv[2])), segment_bytes_max=20_000
+)
+with open_namespace(sys.argv[1], config=config) as namespace:
+    namespace.create_log(sys.argv[3])
+    writer = namespace.open_log(sys.argv[3]).open_writer()
+    for txid in range(10**9):
+        writer.write(LogRecord(txid, b"%d " % txid * 50))
+        if txid % int(sys.argv[4]) == 0:
+            print(txid, writer.commit(), flush=True)
+"""
+
+
+def write_until_killed(uri: str, copies: int) -> list[tuple[int, str]]:
+    """Run the writer, kill it in an open segment; return (txid, DLSN) of all commits it told."""
+    command = [sys.executable, "-c", WRITER, uri, str(copies), LOG, str(RECORDS_PER_COMMIT)]
+    told: list[tuple[int, str]] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.endswith("\n"):
+                txid, dlsn = line.split()
+                told.append((int(txid), dlsn))
+            if len(told) == COMMITS:
+                process.kill()
+    assert len(told) >= COMMITS
+    return told
+
+
+def read_told(uri: str, told: Sequence[tuple[int, str]]) -> list[LogRecordWithDLSN]:
+    """Read every record that was told, and check positions and bytes; the order is the log's."""
+    with open_namespace(uri) as namespace, namespace.open_log(LOG).open_reader() as reader:
+        records: list[LogRecordWithDLSN] = []
+        while len(records) <= told[-1][0]:
+            records += reader.read_bulk(told[-1][0] + 1 - len(records))
+    assert [record.txid for record in records] == list(range(len(records)))
+    assert [record.sequence_id for record in records] == list(range(len(records)))
+    assert all(record.payload == b"%d " % record.txid * 50 for record in records)
+    dlsns = [record.dlsn for record in records]
+    assert dlsns == sorted(set(dlsns))
+    assert [(txid, str(records[txid].dlsn)) for txid, _ in told] == told
+    assert records[-1].dlsn.lssn > 1
+    return records
+
+
+def lose(bookie: Bookie) -> None:
+    """Kill a bookie and wipe its disk."""
+    bookie.kill()
+    shutil.rmtree(bookie.folder)
+
+
+def bring_back_empty(cluster: Sandbox, bookie: Bookie) -> None:
+    """Do what the bookie's message asks for: it refuses to start, until its cookie is deleted."""
+    lost = bookie.incarnation
+    with pytest.raises(BookieUnavailableError) as refused:
+        bookie.restart()
+    found = re.search(r"lost for good, delete the node (\S+) and", str(refused.value))
+    assert found, str(refused.value)
+    node = found[1]
+
+    async def delete_cookie() -> None:
+        store = await ZooKeeperStore.connect(cluster.zookeeper.servers)
+        try:
+            await store.delete(node)
+        finally:
+            await store.aclose()
+
+    run(delete_cookie())
+    bookie.restart()
+    assert bookie.incarnation != lost
+
+
+def check_recovery(
+    cluster: Sandbox, copies: int, records: list[LogRecordWithDLSN], *, with_lock: bool = False
+) -> None:
+    """Open the log for writing, write, and read all of it.
+
+    The lock would only add waiting for the dead writer's session: fencing keeps writers apart.
+    """
+    config = LogConfig(
+        quorum=QuorumConfig.of_replication_factor(copies),
+        segment_bytes_max=20_000,
+        lock_enabled=with_lock,
+        lock_timeout_s=60.0,
+    )
+    with open_namespace(cluster.uri, config=config) as namespace:
+        log = namespace.open_log(LOG)
+        with log.open_writer() as writer:
+            last_txid = writer.last_txid
+            for txid in range(last_txid + 1, last_txid + 101):
+                writer.write(LogRecord(txid, b"%d " % txid * 50))
+        with log.open_reader() as reader:
+            everything = reader.read_bulk(last_txid + 101)
+    assert everything[: len(records)] == records
+    assert [record.txid for record in everything] == list(range(last_txid + 101))
+    assert all(record.payload == b"%d " % record.txid * 50 for record in everything)
+
+
+@pytest.mark.parametrize(
+    ("copies", "survivor"), [(1, 0), (2, 1), (3, 0), (3, 1), (3, 2), (4, 3), (5, 2)]
+)
+def test_one_survivor_serves_all_and_wiped_bookies_come_back(
+    fresh_sandbox: Callable[..., Sandbox], copies: int, survivor: int
+) -> None:
+    """Goal: nothing told is lost, and the log goes on once there are N bookies again."""
+    cluster = fresh_sandbox(copies, bookie_options=SHORT_SESSIONS)
+    told = write_until_killed(cluster.uri, copies)
+    lost = [bookie for bookie in cluster.bookies if bookie is not cluster.bookies[survivor]]
+    for bookie in lost:
+        lose(bookie)
+    records = read_told(cluster.uri, told)
+    for bookie in lost:
+        bring_back_empty(cluster, bookie)
+    check_recovery(cluster, copies, records)
+
+
+def test_other_bookies_take_the_place_of_those_lost(fresh_sandbox: Callable[..., Sandbox]) -> None:
+    """Goal: the wiped ones need not come back; until there are enough the writer says so."""
+    copies = 3
+    cluster = fresh_sandbox(2 * copies - 1, bookie_options=SHORT_SESSIONS)
+    spares = cluster.bookies[copies:]
+    for bookie in spares:
+        bookie.terminate()
+    told = write_until_killed(cluster.uri, copies)
+    for bookie in cluster.bookies[1:copies]:
+        lose(bookie)
+    records = read_told(cluster.uri, told)
+    spares[0].restart()
+    with pytest.raises(NotEnoughBookiesError):
+        check_recovery(cluster, copies, records, with_lock=True)
+    assert read_told(cluster.uri, told) == records
+    spares[1].restart()
+    check_recovery(cluster, copies, records, with_lock=True)
+    assert read_told(cluster.uri, told) == records
