@@ -5,8 +5,10 @@ the metadata store, and says "the data of this identity is complete here".  A bo
 both agree, or if both are missing and the folder is empty: then it makes them.  The folder gets a
 provisional cookie first, so that an interrupted first start can be finished by the next one.
 
-The registration is an ephemeral node with the address.  It is discovery only: safety never rests on
-it.  `Registrar` keeps it true through lost sessions and changes between writable and read-only.
+The registration is an ephemeral node with the address, the rack and the disk's space.  It is
+discovery only: safety never rests on it.  `Registrar` keeps it true through lost sessions and
+changes between writable and read-only.  A change of space is set in the node's place, so that the
+bookie is registered all the while.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from bookie.disk_port import DiskSpace
 from bookie.entry_log_format import file_number
+from dlcore.config import DEFAULT_RACK
 from dlcore.errors import (
     ConfigurationError,
     DLError,
@@ -176,6 +180,7 @@ class Registrar:
 
     Args:
         store: the session whose ephemeral nodes are used.
+        rack: where the bookie stands.
         on_conflict: called once if another process took this bookie's registration over.
     """
 
@@ -186,11 +191,14 @@ class Registrar:
         *,
         bookie: BookieId,
         address: str,
+        rack: str = DEFAULT_RACK,
         on_conflict: Callable[[DLError], None],
     ) -> None:
         self._store = store
         self._bookie = bookie
         self._address = address
+        self._rack = rack
+        self._space = DiskSpace(free_bytes=0, total_bytes=0)
         self._on_conflict = on_conflict
         self._available = paths.bookie_available(bookie.name)
         self._readonly = paths.bookie_readonly(bookie.name)
@@ -231,6 +239,14 @@ class Registrar:
         self._is_read_only = is_read_only
         self._may_differ.set()
 
+    def set_space(self, space: DiskSpace) -> None:
+        """Tell of the disk's space soon.
+
+        Each call that changes it is a write to the metadata store: call it seldom.
+        """
+        self._space = space
+        self._may_differ.set()
+
     async def aclose(self) -> None:
         """Remove the registration."""
         for unsubscribe in self._unsubscribe:
@@ -263,30 +279,39 @@ class Registrar:
         """Make the nodes say what is true."""
         session_token = self._store.session_token
         wanted = self._readonly if self._is_read_only else self._available
-        value = encode_registration(
-            BookieRegistration(
-                name=self._bookie.name,
-                incarnation=self._bookie.incarnation,
-                address=self._address,
-                read_only=self._is_read_only,
-            )
+        registration = BookieRegistration(
+            name=self._bookie.name,
+            incarnation=self._bookie.incarnation,
+            address=self._address,
+            read_only=self._is_read_only,
+            rack=self._rack,
+            free_bytes=self._space.free_bytes,
+            total_bytes=self._space.total_bytes,
+            session=session_token,
         )
+        value = encode_registration(registration)
         found: dict[str, Versioned] = {}
         for path in (self._available, self._readonly):
             node = await self._store.get(path)
             if node is not None:
                 self._check_own(path, node)
                 found[path] = node
-        is_same_session = session_token == self._session_token
-        if is_same_session and found.keys() == {wanted} and found[wanted].value == value:
-            return
+        if session_token == self._session_token and found.keys() == {wanted}:
+            node = found[wanted]
+            if node.value == value:
+                return
+            if decode_registration(node.value, source=wanted).session == session_token:
+                # What our node says may change while it stays; another session's would vanish.
+                await self._store.put(wanted, value, version=node.version)
+                return
         ops: list[Op] = [Delete(path, node.version) for path, node in found.items()]
         await self._store.multi([*ops, Create(wanted, value, ephemeral=True)])
         self._session_token = session_token
         logger.info(
-            "registered bookie=%s address=%s read_only=%s",
+            "registered bookie=%s address=%s rack=%s read_only=%s",
             self._bookie,
             self._address,
+            self._rack,
             self._is_read_only,
         )
 

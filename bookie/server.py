@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 import grpc
 
 from bookie.disk import RealDisk
+from bookie.disk_port import DiskSpace
 from bookie.garbage_collector import GarbageCollector
 from bookie.registration import Registrar, confirm_identity, establish_identity
 from bookie.service import BookieService
+from bookie.space import SpaceReport
 from bookie.storage import LedgerStorage, StorageState
 from dlcore.errors import (
     BookieStorageError,
@@ -43,6 +45,8 @@ logger = logging.getLogger(__name__)
 _READS_GRACE_S = 2.0
 """For reads under way when the bookie stops."""
 _REGISTER_PATIENCE_S = 2.0
+_SPACE_INTERVAL_S = 5.0
+"""How often the disk is looked at; the cluster is told far less often."""
 _KEEPALIVE_MS = 10_000
 _PING_INTERVAL_MIN_MS = 100
 
@@ -186,9 +190,12 @@ class BookieServer:
             self._paths,
             bookie=self.bookie,
             address=self.address,
+            rack=self._config.rack,
             on_conflict=self._fail,
         )
         self._running.push_async_callback(registrar.aclose)
+        report = SpaceReport()
+        self._report_space(registrar, report)
 
         def follow_state(state: StorageState) -> None:
             logger.info("storage state=%s bookie=%s", state.value, self.bookie)
@@ -204,6 +211,23 @@ class BookieServer:
             is_read_only=self.storage.state is StorageState.READ_ONLY,
             patience_s=self._config.session_timeout_s + _REGISTER_PATIENCE_S,
         )
+        task = asyncio.create_task(self._watch_space(registrar, report), name="bookie-space")
+        self._running.push_async_callback(_end, task)
+
+    def _report_space(self, registrar: Registrar, report: SpaceReport) -> None:
+        stats = self.storage.stats()
+        space = DiskSpace(free_bytes=stats.disk_free_bytes, total_bytes=stats.disk_total_bytes)
+        now = asyncio.get_running_loop().time()
+        if report.is_due(free_bytes=space.free_bytes, total_bytes=space.total_bytes, now=now):
+            registrar.set_space(space)
+
+    async def _watch_space(self, registrar: Registrar, report: SpaceReport) -> None:
+        while True:
+            await asyncio.sleep(_SPACE_INTERVAL_S)
+            try:
+                self._report_space(registrar, report)
+            except DLError as error:
+                logger.warning("free space not known bookie=%s: %s", self.bookie, error)
 
     def _fail(self, error: DLError) -> None:
         logger.error("bookie fails: %s", error)
@@ -263,6 +287,11 @@ class BookieServer:
                 report.files_deleted,
                 report.bytes_freed,
             )
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def _host_port(host: str, port: int) -> str:

@@ -8,12 +8,13 @@ file use the same keys.
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from bookie.config import CompactionConfig, GarbageConfig, SpaceConfig, StorageConfig
-from dlcore.config import ENTRY_SIZE_BYTES_MAX, MIB, require
+from dlcore.config import DEFAULT_RACK, ENTRY_SIZE_BYTES_MAX, MIB, require
 from dlcore.errors import ConfigurationError
 from dlcore.metadata.paths import parse_uri
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _NAME_LENGTH_MAX = 128
 _KIND_NAMES = {str: "text", Path: "a path", int: "a whole number", float: "a number"}
+_RACK = re.compile(r"/?[^/\s]+(/[^/\s]+)*")
 _ANY_HOST = ("", "0.0.0.0", "::", "[::]")
 
 
@@ -43,6 +45,8 @@ class BookieConfig:
     """What clients connect to; empty: `host`."""
     advertised_port: int = 0
     """Likewise its port, where something forwards to this bookie; 0: the port it listens on."""
+    rack: str = DEFAULT_RACK
+    """Where it stands: a name, or a path like /region/rack; clients compare the whole text."""
     session_timeout_s: float = 10.0
     """After this long without contact the metadata store drops the registration."""
     connection_bytes_max: int = 16 * MIB
@@ -62,6 +66,15 @@ class BookieConfig:
             key="name",
             value=self.name,
             rule=f"expected 1 … {_NAME_LENGTH_MAX} printable characters",
+        )
+        require(
+            condition=len(self.rack) <= _NAME_LENGTH_MAX
+            and self.rack.isprintable()
+            and _RACK.fullmatch(self.rack) is not None,
+            key="rack",
+            value=self.rack,
+            rule=f"expected a name or a path like /region/rack, {_NAME_LENGTH_MAX} characters at "
+            "most, without spaces or empty parts",
         )
         for key in ("port", "advertised_port"):
             value = getattr(self, key)

@@ -1,4 +1,4 @@
-"""How full the disk may get, and for whom the last of it is kept."""
+"""How full the disk may get, for whom the last of it is kept, and when the cluster is told."""
 
 from __future__ import annotations
 
@@ -29,3 +29,31 @@ class SpaceGuard:
         if self.is_read_only and not is_recovery:
             return False
         return self._free_bytes - pending_bytes - size >= self._config.minimum_bytes
+
+
+class SpaceReport:
+    """Whether the registration still says well enough how much room there is; pure.
+
+    A report is due when the free space moved by `_MOVED_SHARE` of the disk, or by anything at all
+    after `_AGE_S_MAX`.  So a busy bookie writes to the metadata store some times per filling of its
+    disk, and an idle one never.
+    """
+
+    _MOVED_SHARE = 0.02
+    _AGE_S_MAX = 600.0
+
+    def __init__(self) -> None:
+        self._reported: tuple[int, int] | None = None
+        self._reported_at = 0.0
+
+    def is_due(self, *, free_bytes: int, total_bytes: int, now: float) -> bool:
+        """Return whether to report this space now; True counts as reported."""
+        space = (free_bytes, total_bytes)
+        if self._reported is not None:
+            has_moved = abs(free_bytes - self._reported[0]) >= self._MOVED_SHARE * total_bytes
+            is_old = now >= self._reported_at + self._AGE_S_MAX
+            if space == self._reported or not (has_moved or is_old):
+                return False
+        self._reported = space
+        self._reported_at = now
+        return True

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from dlcore.config import QuorumConfig
+from dlcore.config import DEFAULT_RACK, QuorumConfig
 from dlcore.errors import ConfigurationError, CorruptMetadataError
 from dlcore.ids import BookieId
 from dlcore.ledger.metadata import Ensemble, LedgerMetadata, LedgerState
@@ -24,12 +24,20 @@ M = TypeVar("M", bound=Message)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BookieRegistration:
-    """What a live bookie says of itself: who it is and where (``host:port``) it answers."""
+    """What a live bookie says of itself: who it is and where (``host:port``) it answers.
+
+    The space is that of its disk a while ago, a total of 0 means not known.  The session changes
+    with each new registration and not while one is kept up to date.
+    """
 
     name: str
     incarnation: str
     address: str
     read_only: bool = False
+    rack: str = DEFAULT_RACK
+    free_bytes: int = 0
+    total_bytes: int = 0
+    session: str = ""
 
     @property
     def bookie(self) -> BookieId:
@@ -135,6 +143,10 @@ def encode_registration(registration: BookieRegistration) -> bytes:
         incarnation=registration.incarnation,
         address=registration.address,
         read_only=registration.read_only,
+        rack=registration.rack,
+        free_bytes=registration.free_bytes,
+        total_bytes=registration.total_bytes,
+        session=registration.session,
     ).SerializeToString(deterministic=True)
 
 
@@ -144,11 +156,19 @@ def decode_registration(value: bytes, *, source: str = "bookie registration") ->
     host, _, port = message.address.rpartition(":")
     if not host or not port.isdigit():
         raise CorruptMetadataError(f"{source}: address {message.address!r} is not host:port")
+    if message.free_bytes < 0 or message.total_bytes < 0:
+        raise CorruptMetadataError(
+            f"{source}: {message.free_bytes} free of {message.total_bytes} bytes"
+        )
     return BookieRegistration(
         name=_required(message.name, "name", source),
         incarnation=_required(message.incarnation, "incarnation", source),
         address=message.address,
         read_only=message.read_only,
+        rack=message.rack or DEFAULT_RACK,
+        free_bytes=message.free_bytes,
+        total_bytes=message.total_bytes,
+        session=message.session,
     )
 
 

@@ -7,6 +7,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dlcore.config import DEFAULT_RACK
 from dlcore.errors import (
     BookieUnavailableError,
     CorruptMetadataError,
@@ -27,11 +28,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BookieInfo:
-    """A registered bookie: who, where, and whether it takes ordinary writes."""
+    """A registered bookie: who, where, and whether it takes ordinary writes.
+
+    `free_bytes` and `total_bytes` are of its disk as of some minutes ago at most; a total of 0 is
+    not known.  `session` differs between any two registrations of the same bookie.
+    """
 
     bookie: BookieId
     address: str
     read_only: bool
+    rack: str = DEFAULT_RACK
+    free_bytes: int = 0
+    total_bytes: int = 0
+    session: str = ""
 
 
 class BookieRegistry:
@@ -60,8 +69,15 @@ class BookieRegistry:
         lists = await asyncio.gather(*(self._read_directory(each) for each in directories))
         found: dict[BookieId, BookieInfo] = {}
         for registration in (*lists[0], *lists[1]):
-            bookie = registration.bookie
-            found[bookie] = BookieInfo(bookie, registration.address, registration.read_only)
+            found[registration.bookie] = BookieInfo(
+                registration.bookie,
+                registration.address,
+                registration.read_only,
+                rack=registration.rack,
+                free_bytes=registration.free_bytes,
+                total_bytes=registration.total_bytes,
+                session=registration.session,
+            )
         return [found[bookie] for bookie in sorted(found)]
 
     async def resolve(self, bookie: BookieId) -> str:

@@ -56,12 +56,24 @@ class BookieRegistration(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     READ_ONLY_FIELD_NUMBER: _builtins.int
+    RACK_FIELD_NUMBER: _builtins.int
+    FREE_BYTES_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     name: _builtins.str
     incarnation: _builtins.str
     address: _builtins.str
     """host:port"""
     read_only: _builtins.bool
+    rack: _builtins.str
+    """empty: the default rack"""
+    free_bytes: _builtins.int
+    """of the disk that holds the data, as of a while ago"""
+    total_bytes: _builtins.int
+    """0: not known"""
+    session: _builtins.str
+    """in which the bookie registered; another one is a new registration"""
     def __init__(
         self,
         *,
@@ -70,10 +82,14 @@ class BookieRegistration(_message.Message):
         incarnation: _builtins.str = ...,
         address: _builtins.str = ...,
         read_only: _builtins.bool = ...,
+        rack: _builtins.str = ...,
+        free_bytes: _builtins.int = ...,
+        total_bytes: _builtins.int = ...,
+        session: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "incarnation", b"incarnation", "name", b"name", "read_only", b"read_only", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "free_bytes", b"free_bytes", "incarnation", b"incarnation", "name", b"name", "rack", b"rack", "read_only", b"read_only", "session", b"session", "total_bytes", b"total_bytes", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

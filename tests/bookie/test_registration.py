@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.disk import MemoryDisk, RealDisk
+from bookie.disk_port import DiskSpace
 from bookie.registration import Registrar, confirm_identity, establish_identity
 from dlcore.clock import SystemClock
 from dlcore.errors import (
@@ -313,6 +314,70 @@ def test_a_restart_on_the_same_port_does_not_lean_on_the_old_session() -> None:
         for each in (killed, one):
             await each.registrar.aclose()
             await each.store.aclose()
+        await store.aclose()
+
+    run(scenario())
+
+
+def test_a_change_of_space_never_unregisters() -> None:
+    """The node is set in its place: it keeps its session, and nobody sees the bookie gone."""
+
+    async def scenario() -> None:
+        tree, store, _ = await connect()
+        one = Registered(tree)
+        one.registrar.set_space(DiskSpace(free_bytes=70, total_bytes=100))
+        await one.registrar.register(is_read_only=False, patience_s=0)
+        path = PATHS.bookie_available(BOOKIE.name)
+        first = await store.get(path)
+        assert first is not None
+
+        async def is_told(free_bytes: int) -> bool:
+            node = await store.get(path)
+            assert node is not None
+            return decode_registration(node.value).free_bytes == free_bytes
+
+        for free_bytes in (60, 50):
+            one.registrar.set_space(DiskSpace(free_bytes=free_bytes, total_bytes=100))
+            await until_async(lambda free_bytes=free_bytes: is_told(free_bytes))  # type: ignore[misc]
+        last = await store.get(path)
+        assert last is not None
+        assert last.version == first.version + 2  # a new node would start at 0
+        assert last.ephemeral
+        before, after = decode_registration(first.value), decode_registration(last.value)
+        assert before.session == after.session == one.store.session_token
+        assert (before.free_bytes, before.total_bytes) == (70, 100)
+        one.store.expire()
+        await one.until_at(ADDRESS, "")
+        anew = await store.get(path)
+        assert anew is not None
+        assert decode_registration(anew.value).session not in ("", before.session)
+        assert decode_registration(anew.value).free_bytes == 50
+        await one.registrar.aclose()
+        await one.store.aclose()
+        await store.aclose()
+
+    run(scenario())
+
+
+def test_a_lost_reply_to_a_change_of_space_is_harmless() -> None:
+    """Whether it arrived or not: it is looked at again."""
+
+    async def scenario() -> None:
+        tree, store, _ = await connect()
+        one = Registered(tree)
+        await one.registrar.register(is_read_only=False, patience_s=0)
+
+        async def is_told(free_bytes: int) -> bool:
+            node = await store.get(PATHS.bookie_available(BOOKIE.name))
+            return node is not None and decode_registration(node.value).free_bytes == free_bytes
+
+        for free_bytes, applied in ((60, True), (50, False)):
+            one.store.lose_next_reply(applied=applied)
+            one.registrar.set_space(DiskSpace(free_bytes=free_bytes, total_bytes=100))
+            await until_async(lambda free_bytes=free_bytes: is_told(free_bytes))  # type: ignore[misc]
+        assert not one.conflicts
+        await one.registrar.aclose()
+        await one.store.aclose()
         await store.aclose()
 
     run(scenario())

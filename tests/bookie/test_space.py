@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bookie.config import GarbageConfig, SpaceConfig, StorageConfig
-from bookie.space import SpaceGuard
+from bookie.space import SpaceGuard, SpaceReport
 from dlcore.errors import ConfigurationError
 
 CONFIG = SpaceConfig(read_only_below_bytes=100, writable_above_bytes=150, minimum_bytes=20)
@@ -50,3 +50,30 @@ def test_wrong_limits_are_named(make: object, message: str) -> None:
     """Goal: key, value and rule."""
     with pytest.raises(ConfigurationError, match=message):
         make()  # type: ignore[operator]  # a table of lambdas
+
+
+def test_space_is_reported_seldom() -> None:
+    """Goal: at once, when the disk moved by some share, and after a while if it moved at all."""
+    report = SpaceReport()
+
+    def is_due(free_bytes: int, now: float) -> bool:
+        return report.is_due(free_bytes=free_bytes, total_bytes=1000, now=now)
+
+    assert is_due(500, 0)
+    assert not is_due(500, 10_000)
+    assert [is_due(free, 10_001) for free in (499, 481, 480)] == [True, False, False]
+    assert is_due(479, 10_002)
+    assert not is_due(498, 10_003)
+    assert is_due(499, 10_004)
+    assert not is_due(498, 10_004 + 599)
+    assert is_due(498, 10_004 + 600)
+
+
+def test_writes_to_the_metadata_store_are_few() -> None:
+    """Goal: filling a whole disk in small steps, in an hour, takes some fifty reports."""
+    report = SpaceReport()
+    steps = 3600
+    count = sum(
+        report.is_due(free_bytes=steps - step, total_bytes=steps, now=step) for step in range(steps)
+    )
+    assert 10 <= count <= 60

@@ -154,7 +154,14 @@ def test_a_registration_comes_back_equal(
 ) -> None:
     """And names its bookie."""
     registration = BookieRegistration(
-        name=name, incarnation=incarnation, address=address, read_only=read_only
+        name=name,
+        incarnation=incarnation,
+        address=address,
+        read_only=read_only,
+        rack=f"/{name}",
+        free_bytes=7,
+        total_bytes=2**62,
+        session=incarnation,
     )
     assert decode_registration(encode_registration(registration)) == registration
     assert registration.bookie == BookieId(name, incarnation)
@@ -168,6 +175,8 @@ def test_a_registration_comes_back_equal(
         ({"address": "host"}, "address 'host' is not host:port"),
         ({"address": ":80"}, "address ':80' is not host:port"),
         ({"address": "host:http"}, "is not host:port"),
+        ({"free_bytes": -1}, "-1 free of 0 bytes"),
+        ({"total_bytes": -1}, "0 free of -1 bytes"),
     ],
 )
 def test_a_registration_without_its_parts_is_refused(change: dict[str, Any], problem: str) -> None:
