@@ -45,13 +45,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bookie.config import CompactionConfig
-    from bookie.damage import DamageLog
-    from bookie.disk_port import Disk, DiskFile
-    from bookie.entry_log import EntryLog
-    from bookie.entry_reader import EntryReader
+    from bookie.disk_port import DiskFile
     from bookie.index import EntryColumns, LedgerEntries, SealedIndex
-    from bookie.ledger_state import LedgerState
-    from bookie.sealed_files import SealedFiles
+    from bookie.parts import Parts
 
 logger = logging.getLogger(__name__)
 _CHUNK_BYTES = 256 * 1024
@@ -101,23 +97,13 @@ class Compactor:
 
     def __init__(
         self,
-        disk: Disk,
-        log: EntryLog,
-        reader: EntryReader,
-        files: SealedFiles,
-        ledgers: dict[int, LedgerState],
-        damage: DamageLog,
+        parts: Parts,
         config: CompactionConfig,
         *,
         room_bytes: Callable[[], int],
         is_full: Callable[[], bool],
     ) -> None:
-        self._disk = disk
-        self._log = log
-        self._reader = reader
-        self._files = files
-        self._ledgers = ledgers
-        self._damage = damage
+        self._parts = parts
         self._config = config
         self._room_bytes = room_bytes
         self._is_full = is_full
@@ -129,7 +115,7 @@ class Compactor:
             BookieError: the log failed.
         """
         report = CompactionReport()
-        newest = max(self._files.numbers(), default=0)
+        newest = max(self._parts.files.numbers(), default=0)
         tried: set[int] = set()
         while (load := await self._choose(newest, tried, report)) is not None:
             tried.add(load.number)
@@ -138,7 +124,7 @@ class Compactor:
             except _Abandoned as reason:
                 logger.info("not compacted file=%s: %s", file_name(load.number), reason)
             except BookieStorageError as error:
-                self._log.check()
+                self._parts.log.check()
                 logger.warning("left alone file=%s: %s", file_name(load.number), error)
                 report.files_left_alone.append(load.number)
         return report
@@ -150,10 +136,10 @@ class Compactor:
         share = self._config.below_live_share
         if self._is_full():
             share = max(share, self._config.full_below_live_share)
-        damaged = self._damage.files_of_entries() | self._damage.footers
+        damaged = self._parts.damage.files_of_entries() | self._parts.damage.footers
         loads = [
             load
-            for load in await self._files.loads()
+            for load in await self._parts.files.loads()
             if load.number <= newest and load.number not in tried
         ]
         intact = [load for load in loads if load.number not in damaged]
@@ -172,25 +158,21 @@ class Compactor:
 
     async def _compact(self, load: FileLoad, report: CompactionReport) -> None:
         number = load.number
-        footer = await self._reader.read_footer(number)
+        footer = await self._parts.reader.read_footer(number)
         if footer is None:
             raise _Abandoned("it was dropped meanwhile")
-        await self._log.flush()  # what is newer and counts must be durable
+        await self._parts.log.flush()  # what is newer and counts must be durable
         needed = await self._needed(number, footer)
         await self._copy_entries(load, needed, report)
         await self._copy_states(footer)
-        await self._log.flush()
-        if number not in self._files:
+        await self._parts.log.flush()
+        if number not in self._parts.files:
             raise _Abandoned("it was dropped meanwhile")
-        if any(self._is_live(ledger_id) for ledger_id in needed.left_out):
+        if any(self._parts.is_live(ledger_id) for ledger_id in needed.left_out):
             raise _Abandoned("a ledger that had been deleted is in use again")
-        dropped = await self._files.drop([number], footer.ledger_ids())
+        dropped = await self._parts.files.drop([number], footer.ledger_ids())
         report.files_compacted += 1
         report.bytes_freed += sum(dropped.values())
-
-    def _is_live(self, ledger_id: int) -> bool:
-        state = self._ledgers.get(ledger_id)
-        return state is not None and not state.is_deleted
 
     # What is needed
 
@@ -202,7 +184,7 @@ class Compactor:
         for position, (ledger_id, rows) in enumerate(footer.ledger_rows()):
             if position % _LEDGERS_AT_A_TIME == 0:
                 await asyncio.sleep(0)
-            if not self._is_live(ledger_id):
+            if not self._parts.is_live(ledger_id):
                 left_out.append(ledger_id)
                 continue
             entry_ids = columns.entry_ids[rows]
@@ -225,16 +207,16 @@ class Compactor:
         if not len(entry_ids):
             return
         first, last = int(entry_ids[0]), int(entry_ids[-1])
-        for index in self._log.unsealed_indexes():
+        for index in self._parts.log.unsealed_indexes():
             entries = index.entries(ledger_id)
             if entries is None or not len(entries.entry_ids):
                 continue
             if entries.entry_ids[0] <= last and entries.entry_ids[-1] >= first:
                 yield entries
-        for _, newer in self._ledgers[ledger_id].files_between(first, last):
+        for _, newer in self._parts.ledgers[ledger_id].files_between(first, last):
             if newer > number:
                 try:
-                    entries = self._reader.footer(newer).entries(ledger_id)
+                    entries = self._parts.reader.footer(newer).entries(ledger_id)
                 except BookieStorageError:
                     continue  # a copy that cannot be found counts for nothing
                 if entries is not None:
@@ -251,13 +233,13 @@ class Compactor:
             BookieStorageError: some of it is damaged.
             _Abandoned: there is no room any more, or no file.
         """
-        file = self._disk.open(file_name(load.number))
+        file = self._parts.disk.open(file_name(load.number))
         try:
             damaged = 0
             lost = await self._lost_copies(load.number, needed)
             for chunk in _chunks(load.number, needed.columns, np.concatenate((lost, needed.rows))):
                 size = sum(RECORD_HEADER_BYTES + location.size for location in chunk)
-                if load.number not in self._files:
+                if load.number not in self._parts.files:
                     raise _Abandoned("it was dropped meanwhile")
                 if self._room_bytes() < size + load.footer_bytes:
                     raise _Abandoned("the disk filled up meanwhile")
@@ -283,16 +265,16 @@ class Compactor:
             for location, found in zip(run, await read_run(file, run), strict=True):
                 if isinstance(found, EntryFrame):
                     good.append(found)
-                elif self._reader.note_damaged(location):
+                elif self._parts.reader.note_damaged(location):
                     damaged += 1
         if only_verify or damaged:
             return damaged
         for frame in good:
-            if self._is_live(frame.ledger_id):
-                self._log.copy_entry(frame)
+            if self._parts.is_live(frame.ledger_id):
+                self._parts.log.copy_entry(frame)
                 report.bytes_copied += RECORD_HEADER_BYTES + len(frame.data)
-        await self._log.flush()
-        self._damage.forget_copied((frame.ledger_id, frame.entry_id) for frame in good)
+        await self._parts.log.flush()
+        self._parts.damage.forget_copied((frame.ledger_id, frame.entry_id) for frame in good)
         return 0
 
     async def _lost_copies(self, number: int, needed: _Needed) -> NDArray[np.int64]:
@@ -304,10 +286,10 @@ class Compactor:
             for row, location in zip(
                 part.tolist(), _locations(number, needed.columns, part), strict=True
             ):
-                newer = self._reader.find(location.ledger_id, location.entry_id)
+                newer = self._parts.reader.find(location.ledger_id, location.entry_id)
                 try:
                     if newer is not None:
-                        await self._reader.read([newer])
+                        await self._parts.reader.read([newer])
                 except BookieStorageError:
                     lost.append(row)
             size = int(needed.columns.sizes[part].sum(dtype=np.int64))
@@ -318,18 +300,18 @@ class Compactor:
         """Log again the fences and LACs that the files being written do not know."""
         for position, summary in enumerate(footer.summaries()):
             if position % _LEDGERS_AT_A_TIME == 0:
-                await self._log.flush()
+                await self._parts.log.flush()
                 await asyncio.sleep(0)
             ledger_id = summary.ledger_id
-            if not self._is_live(ledger_id):
+            if not self._parts.is_live(ledger_id):
                 continue
-            unsealed = self._log.unsealed_indexes()
+            unsealed = self._parts.log.unsealed_indexes()
             if summary.fenced and not any(each.is_fenced(ledger_id) for each in unsealed):
-                self._log.append_fence(ledger_id)
+                self._parts.log.append_fence(ledger_id)
             if summary.last_add_confirmed > max(
                 each.last_add_confirmed(ledger_id) for each in unsealed
             ):
-                self._log.copy_lac(ledger_id, summary.last_add_confirmed)
+                self._parts.log.copy_lac(ledger_id, summary.last_add_confirmed)
 
 
 def _locations(number: int, columns: EntryColumns, rows: NDArray[np.int64]) -> Iterator[Location]:

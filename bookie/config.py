@@ -102,6 +102,22 @@ class CompactionConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScrubConfig:
+    """How fast everything stored is read for damage."""
+
+    bytes_per_second: int = 8 * MIB
+    """A terabyte takes a day and a half."""
+
+    def __post_init__(self) -> None:
+        require(
+            condition=self.bytes_per_second > 0,
+            key="bytes_per_second",
+            value=self.bytes_per_second,
+            rule="expected bytes > 0",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StorageConfig:
     """Limits of the entry log; the defaults bound a bookie's memory to well under 300 MB."""
 
@@ -130,6 +146,7 @@ class StorageConfig:
     space: SpaceConfig = field(default_factory=SpaceConfig)
     garbage: GarbageConfig = field(default_factory=GarbageConfig)
     compact: CompactionConfig = field(default_factory=CompactionConfig)
+    scrub: ScrubConfig = field(default_factory=ScrubConfig)
 
     def __post_init__(self) -> None:
         for key in (

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from bookie.config import StorageConfig
     from bookie.disk_port import Disk, DiskFile
+    from bookie.entry_log_format import FileHeader
     from bookie.replay import OpenedLog
     from dlcore.errors import BookieError
     from dlcore.ledger.digest import BytesLike, EntryFrame
@@ -124,6 +125,8 @@ class EntryLog:
         """Accepted and not yet durable."""
         self.is_marked = opened.position.sequence == 0
         """The last record accepted is a MARK, or there is none."""
+        self._roll_number = 0
+        """The file of this number takes no more records."""
 
     def check(self) -> None:
         """Raise why nothing can be written any more, if that is so."""
@@ -223,6 +226,23 @@ class EntryLog:
                 is_apart=is_apart,
             )
         self.is_marked = True
+
+    def roll_from(self, number: int) -> None:
+        """Let the next record go to a new file, if the current one is `number`.
+
+        A file with a damaged record would not be opened again as the newest one, because that is
+        read whole; once it is sealed it is known by its footer.
+        """
+        self._roll_number = number
+
+    def durable_part(self, number: int) -> tuple[FileHeader, int, FileIndex] | None:
+        """Return header, durable end and index of a file not yet sealed; None for any other."""
+        unsealed = self._unsealed.get(number)
+        if unsealed is None:
+            return None
+        position = unsealed.position
+        end = min(position.offset, self.durable_offset(number))
+        return position.header, end, unsealed.index
 
     def wake(self) -> None:
         """Write what waits now."""
@@ -339,6 +359,7 @@ class EntryLog:
         is_full = (
             position.offset + size > self._config.file_bytes_max
             or current.index.entry_count >= self._config.file_entries_max
+            or current.index.number == self._roll_number
         )
         if not is_full or position.sequence == 0:
             return

@@ -131,6 +131,13 @@ def encode_file_header(number: int, *, owner: bytes, live_files: dict[int, int])
     return header + _CRC.pack(crc32c.crc32c(header))
 
 
+def stated_header_size(view: memoryview) -> int:
+    """Return how long the header says it is; nothing of it is verified."""
+    if len(view) < _FILE_FIXED.size:
+        return 0
+    return int(_FILE_FIXED.unpack_from(view)[3])
+
+
 def decode_file_header(view: memoryview, *, number: int, owner: bytes) -> FileHeader:
     """Verify the header of file `number`.
 

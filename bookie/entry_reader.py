@@ -290,6 +290,7 @@ class EntryReader:
         """Remember damage to the copy that counts, and return True; an older one matters not."""
         counts = self.find(location.ledger_id, location.entry_id) == location
         if counts:
+            self._log.roll_from(location.file_number)
             self._damage.note_entry(location.ledger_id, location.entry_id, location.file_number)
         return counts
 

@@ -167,6 +167,17 @@ class FileIndex:
                 ledger_id, first, last, ledger.last_add_confirmed, ledger.fenced, ledger.entry_bytes
             )
 
+    def columns(self) -> EntryColumns:
+        """Return a copy of all entries, ledger by ledger."""
+        counts = [len(ledger.entries.entry_ids) for ledger in self._ledgers.values()]
+        entries = [ledger.entries for ledger in self._ledgers.values()]
+        return EntryColumns(
+            np.repeat(np.array(list(self._ledgers), np.int64), counts),
+            np.frombuffer(_column([each.entry_ids for each in entries], "q", "<i8"), "<i8"),
+            np.frombuffer(_column([each.offsets for each in entries], "I", "<u4"), "<u4"),
+            np.frombuffer(_column([each.sizes for each in entries], "I", "<u4"), "<u4"),
+        )
+
     def last_add_confirmed(self, ledger_id: int) -> int:
         """Return the LAC that the file knows of the ledger, -1 for none."""
         ledger = self._ledgers.get(ledger_id)

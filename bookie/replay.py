@@ -27,6 +27,7 @@ from bookie.entry_log_format import (
     find_record_after,
     frame_crc,
     read_record_header,
+    stated_header_size,
 )
 from bookie.index import (
     FileIndex,
@@ -44,6 +45,8 @@ logger = logging.getLogger(__name__)
 
 _NEWEST_FILE = "newest"
 """Holds the number of the newest file that may hold something acknowledged, as decimal text."""
+_HEADER_BYTES = 4096
+"""Read first: most headers are shorter."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,6 +110,16 @@ async def open_entry_log(disk: Disk, *, owner: bytes) -> OpenedLog:
     if newest > noted:
         await note_newest(disk, newest)
     file = disk.open(file_name(newest))
+    try:
+        return await _open_with(disk, file, numbers, owner)
+    except BaseException:
+        file.close()
+        raise
+
+
+async def _open_with(disk: Disk, file: DiskFile, numbers: list[int], owner: bytes) -> OpenedLog:
+    """Replay the directory by its newest file."""
+    newest = max(numbers)
     view = file.view(0, file.size)
     replayed = await disk.compute(_replay_newest, view, newest, owner)
     deleted = set(replayed.index.deleted_files)
@@ -179,6 +192,17 @@ async def _read_newest(disk: Disk) -> int:
     return int(text)
 
 
+async def read_header(file: DiskFile) -> memoryview:
+    """Return the file's header, not verified, perhaps with more behind it.
+
+    Raises:
+        BookieStorageError: it cannot be read.
+    """
+    view = await file.read(0, min(_HEADER_BYTES, file.size))
+    size = stated_header_size(view)
+    return view if size <= len(view) else await file.read(0, min(size, file.size))
+
+
 async def _delete_garbage(disk: Disk, numbers: list[int]) -> None:
     """Finish deletions that a crash interrupted.
 
@@ -218,10 +242,11 @@ async def _write_again(file: DiskFile, offset: int) -> None:
 async def _open_sealed(disk: Disk, number: int, records_end: int, owner: bytes) -> SealedFile:
     file = disk.open(file_name(number))
     try:
-        view = file.view(0, file.size)
-        seed, summaries = await disk.compute(_read_footer, view, number, records_end, owner)
+        header = decode_file_header(await read_header(file), number=number, owner=owner)
+        summaries = await _read_summaries(disk, file, header, records_end)
         if summaries is None:
             logger.warning("making a damaged footer again file=%s", file.name)
+            view = file.view(0, file.size)
             replayed = await disk.compute(_replay_sealed, view, number, records_end, owner)
             await file.truncate(records_end)
             footer = encode_footer_record(
@@ -233,20 +258,28 @@ async def _open_sealed(disk: Disk, number: int, records_end: int, owner: bytes) 
             number=number,
             size=file.size,
             records_end=records_end,
-            seed=seed,
+            seed=header.seed,
             summaries=summaries,
         )
     finally:
         file.close()
 
 
-def _read_footer(
-    view: memoryview, number: int, records_end: int, owner: bytes
-) -> tuple[int, list[LedgerSummary] | None]:
-    """Return the file's seed, and what its footer says, None if that is damaged."""
-    header = decode_file_header(view, number=number, owner=owner)
-    index = read_footer(view[records_end:], offset=records_end, number=number, seed=header.seed)
-    return header.seed, None if index is None else list(index.summaries())
+async def _read_summaries(
+    disk: Disk, file: DiskFile, header: FileHeader, records_end: int
+) -> list[LedgerSummary] | None:
+    """Return what the file's footer says, None if it is damaged."""
+    try:
+        data = await file.read(records_end, max(0, file.size - records_end))
+    except BookieStorageError as error:
+        logger.warning("a footer cannot be read: %s", error)
+        return None
+    return await disk.compute(_summaries, data, records_end, header)
+
+
+def _summaries(data: memoryview, offset: int, header: FileHeader) -> list[LedgerSummary] | None:
+    index = read_footer(data, offset=offset, number=header.number, seed=header.seed)
+    return None if index is None else list(index.summaries())
 
 
 def _replay_sealed(view: memoryview, number: int, records_end: int, owner: bytes) -> _Replayed:
@@ -283,7 +316,7 @@ def _replay(view: memoryview, number: int, owner: bytes) -> _Replayed:
         payload = view[record.payload_offset : record.end]
         if record.type is RecordType.FOOTER and crc32c.crc32c(payload) == record.payload_crc:
             replayed.footer = record
-        elif _index_record(replayed.index, record, payload):
+        elif index_record(replayed.index, record, payload):
             replayed.records_end = record.end
             replayed.sequence += 1
             replayed.batch_offset = record.batch_offset
@@ -292,8 +325,8 @@ def _replay(view: memoryview, number: int, owner: bytes) -> _Replayed:
     return replayed
 
 
-def _index_record(index: FileIndex, record: Record, payload: memoryview) -> bool:
-    """Take the record into the index; return False if its payload is damaged."""
+def index_record(index: FileIndex, record: Record, payload: memoryview) -> bool:
+    """Take the record into the index; return False, and take nothing, if its payload is damaged."""
     if record.type is RecordType.ENTRY:
         return _index_entry(index, record, payload)
     if crc32c.crc32c(payload) != record.payload_crc:

@@ -239,6 +239,7 @@ class BookieServer:
         config = self._config
         self._repeat("garbage collection", self._collect_once, config.garbage_interval_s)
         self._repeat("compaction", self._compact_once, config.compact_interval_s)
+        self._repeat("scrubbing", self._scrub_once, config.scrub_interval_s)
 
     def _repeat(self, what: str, once: Callable[[], Awaitable[None]], interval_s: float) -> None:
         """Do something again and again, with a pause before each time, whether it fails or not."""
@@ -271,6 +272,19 @@ class BookieServer:
                 report.files_left_alone,
                 report.files_without_room,
             )
+
+    async def _scrub_once(self) -> None:
+        report = await self.storage.scrub()
+        logger.info(
+            "scrubbed bookie=%s files=%d bytes=%d damaged_records=%d damaged_files=%s "
+            "footers_made_again=%d",
+            self.bookie,
+            report.files_scrubbed,
+            report.bytes_read,
+            report.damaged_records,
+            report.damaged_files,
+            report.footers_made_again,
+        )
 
     async def _collect_once(self) -> None:
         collector = GarbageCollector(

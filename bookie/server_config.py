@@ -13,7 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from bookie.config import CompactionConfig, GarbageConfig, SpaceConfig, StorageConfig
+from bookie.config import (
+    CompactionConfig,
+    GarbageConfig,
+    ScrubConfig,
+    SpaceConfig,
+    StorageConfig,
+)
 from dlcore.config import DEFAULT_RACK, ENTRY_SIZE_BYTES_MAX, MIB, require
 from dlcore.errors import ConfigurationError
 from dlcore.metadata.paths import parse_uri
@@ -55,6 +61,8 @@ class BookieConfig:
     """How often the bookie looks for deleted ledgers."""
     compact_interval_s: float = 300.0
     """Pause between two passes of compaction."""
+    scrub_interval_s: float = 24 * 3600.0
+    """Pause between two passes of scrubbing."""
     drain_timeout_s: float = 10.0
     """How long a stopping bookie waits for what is in flight."""
     storage: StorageConfig = field(default_factory=StorageConfig)
@@ -96,6 +104,7 @@ class BookieConfig:
             "connection_bytes_max",
             "garbage_interval_s",
             "compact_interval_s",
+            "scrub_interval_s",
             "drain_timeout_s",
         ):
             value = getattr(self, key)
@@ -123,6 +132,7 @@ class BookieConfig:
             space=SpaceConfig(**_take(SpaceConfig, "space_", values)),
             garbage=GarbageConfig(**_take(GarbageConfig, "garbage_", values)),
             compact=CompactionConfig(**_take(CompactionConfig, "compact_", values)),
+            scrub=ScrubConfig(**_take(ScrubConfig, "scrub_", values)),
         )
         return cls(**_take(cls, "", values), storage=storage)
 
@@ -143,6 +153,7 @@ def bookie_options() -> dict[str, Option]:
         **_scalars(SpaceConfig, "space_"),
         **_scalars(GarbageConfig, "garbage_"),
         **_scalars(CompactionConfig, "compact_"),
+        **_scalars(ScrubConfig, "scrub_"),
     }
 
 

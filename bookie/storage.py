@@ -14,18 +14,19 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from bookie.compaction import CompactionReport, Compactor
 from bookie.damage import DamageLog
 from bookie.entry_log import EntryLog, EntryLogEvents, Location
 from bookie.entry_log_format import owner_digest
 from bookie.entry_reader import EntryReader
 from bookie.followers import Followers
-from bookie.garbage import GarbageJudge, GarbageReport
+from bookie.held_entries import HeldEntries
 from bookie.ledger_state import LedgerState
 from bookie.limits import check_frame, check_id
+from bookie.parts import Parts
 from bookie.replay import open_entry_log
 from bookie.sealed_files import SealedFiles
 from bookie.space import SpaceGuard
+from bookie.upkeep import Upkeep
 from dlcore.errors import (
     BadRequestError,
     BookieError,
@@ -38,16 +39,19 @@ from dlcore.errors import (
     NoSuchLedgerError,
 )
 from dlcore.ids import INVALID_ENTRY_ID
-from dlcore.ledger.digest import EntryFrame, decode_frame
+from dlcore.ledger.digest import decode_frame
 from dlcore.ledger.port import EntryRange, FollowUpdate
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
+    from bookie.compaction import CompactionReport
     from bookie.config import StorageConfig
     from bookie.disk_port import Disk, DiskFile
+    from bookie.garbage import GarbageReport
     from bookie.index import FileIndex
     from bookie.replay import OpenedLog, WritePosition
+    from bookie.scrub import ScrubReport
     from dlcore.clock import Clock
     from dlcore.ledger.digest import BytesLike
 
@@ -72,6 +76,10 @@ class StorageStats:
     disk_total_bytes: int
     is_read_only: bool
     failed: bool
+    damaged_entry_count: int
+    """Known to be damaged, and not repaired yet."""
+    repaired_entry_count: int
+    """Since the start."""
 
 
 class LedgerStorage:
@@ -107,7 +115,6 @@ class LedgerStorage:
     ) -> None:
         self._disk = disk
         self._config = config
-        self._clock = clock
         self._ledgers: dict[int, LedgerState] = {}
         self._damage = DamageLog(entries_max=config.damaged_entries_max)
         self._log = EntryLog(
@@ -137,22 +144,12 @@ class LedgerStorage:
         for summary in opened.index.summaries():
             self._ledger(summary.ledger_id).note_summary(summary)
         self._space = SpaceGuard(config.space, free_bytes=disk.space().free_bytes)
-        self._compactor = Compactor(
-            disk,
-            self._log,
-            self._reader,
-            self._files,
-            self._ledgers,
-            self._damage,
-            config.compact,
-            room_bytes=self._room_for_copies,
-            is_full=lambda: self._space.is_read_only,
+        parts = Parts(disk, self._log, self._reader, self._files, self._ledgers, self._damage)
+        self._held = HeldEntries(parts, self._check_room)
+        self._upkeep = Upkeep(
+            parts, config, owner=owner, clock=clock, is_full=lambda: self._space.is_read_only
         )
-        self._judge = GarbageJudge(config.garbage)
-        self._garbage_lock = asyncio.Lock()
-        self._compaction_lock = asyncio.Lock()
         self._followers = Followers()
-        self._comparisons: set[asyncio.Task[None]] = set()
         self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
         self._state_callbacks: list[Callable[[StorageState], None]] = []
         self._is_closing = False
@@ -170,7 +167,8 @@ class LedgerStorage:
     def add_entry(self, frame: BytesLike, *, is_recovery: bool = False) -> asyncio.Future[None]:
         """Accept or refuse `frame` now; the future is done when it is durable or was refused.
 
-        Adding identical bytes again succeeds.  Nothing is raised here: the future may hold
+        Adding identical bytes again succeeds; if the held ones are damaged, these replace them.
+        Nothing is raised here: the future may hold
         LedgerFencedError, BookieReadOnlyError, BookieOverloadedError, EntryTooLargeError,
         DigestMismatchError, BadRequestError (other bytes for a held entry), BookieStorageError or
         BookieUnavailableError.
@@ -322,6 +320,8 @@ class LedgerStorage:
             disk_total_bytes=space.total_bytes,
             is_read_only=self._space.is_read_only,
             failed=self._has_failed,
+            damaged_entry_count=self._damage.entry_count,
+            repaired_entry_count=self._damage.repaired_count,
         )
 
     @property
@@ -340,26 +340,8 @@ class LedgerStorage:
 
         An error of `is_ledger_deleted` ends the pass, and the pass counts for nothing.
         """
-        async with self._garbage_lock:
-            self._check_open()
-            seen = self.ledgers()
-            looks_deleted = [each for each in seen if await is_ledger_deleted(each)]
-            verdict = self._judge.judge(
-                seen=seen, looks_deleted=looks_deleted, now_ms=self._clock.now_ms()
-            )
-            if verdict.refused:
-                logger.warning("garbage collection refused: %s", verdict.refused)
-            for ledger_id in verdict.deleted:
-                self._ledgers[ledger_id].is_deleted = True
-            self._damage.forget_ledgers(verdict.deleted)
-            dropped = await self._files.drop_dead()
-        return GarbageReport(
-            ledgers_seen=len(seen),
-            ledgers_deleted=len(verdict.deleted),
-            files_deleted=len(dropped),
-            bytes_freed=sum(dropped.values()),
-            refused=verdict.refused,
-        )
+        self._check_open()
+        return await self._upkeep.collect_garbage(is_ledger_deleted)
 
     async def compact(self) -> CompactionReport:
         """Move what is needed out of mostly dead sealed files and delete them; see compaction.py.
@@ -370,12 +352,52 @@ class LedgerStorage:
             BookieUnavailableError: the storage is closed.
             BookieStorageError: the log failed.
         """
-        async with self._compaction_lock:
-            self._check_open()
-            self._log.check()
-            report = await self._compactor.run()
-            self._watch_space()
+        self._check_open()
+        report = await self._upkeep.compact()
+        self._watch_space()
         return report
+
+    async def scrub(self) -> ScrubReport:
+        """Read and verify everything stored, once; see scrub.py.
+
+        Raises:
+            BookieUnavailableError: the storage is closed.
+        """
+        self._check_open()
+        return await self._upkeep.scrub()
+
+    def damaged_entries(self) -> list[tuple[int, int]]:
+        """Return (ledger id, entry id) of entries known to be damaged and needed, ascending."""
+        return self._damage.entries()
+
+    def on_damage(self, callback: Callable[[], None]) -> None:
+        """Call `callback` whenever an entry is newly found damaged, from the event loop."""
+        self._damage.on_entry(callback)
+
+    def forget_damage(self, ledger_id: int, entry_id: int) -> None:
+        """Strike an entry that needs no repair off the list; whoever meets it again notes it."""
+        self._damage.forget_entry(ledger_id, entry_id, is_repaired=False)
+
+    async def repair_entry(self, frame: BytesLike) -> None:
+        """Write a good frame again in place of a held copy that is damaged; durable at the end.
+
+        An intact copy with the same bytes is left as it is.
+
+        Raises:
+            DigestMismatchError: the frame is damaged.
+            BadRequestError: the entry is not held, or held intact with other bytes.
+            BookieReadOnlyError, BookieOverloadedError: no room now.
+            BookieStorageError, BookieUnavailableError: as for adds.
+        """
+        self._check_open()
+        self._log.check()
+        entry = decode_frame(frame)
+        check_frame(entry)
+        if self._reader.find(entry.ledger_id, entry.entry_id) is None:
+            raise BadRequestError(
+                f"entry {entry.ledger_id}:{entry.entry_id} is not held, so it is not repaired"
+            )
+        await self._held.add_again(entry, is_recovery=True)
 
     async def aclose(self) -> None:
         """Take no more, make what was accepted durable, and stop; the disk stays open."""
@@ -389,8 +411,8 @@ class LedgerStorage:
             if not self._has_failed:
                 self._settle()
                 await self._log.flush()
-            if self._comparisons:
-                await asyncio.wait(self._comparisons)
+            if self._held.tasks:
+                await asyncio.wait(self._held.tasks)
         except BookieError as error:
             logger.warning("closing after a failure: %s", error)
         finally:
@@ -417,10 +439,9 @@ class LedgerStorage:
         if state is not None:
             if not state.accepts(is_recovery=is_recovery):
                 raise LedgerFencedError(f"ledger {entry.ledger_id} is fenced")
-            if entry.entry_id <= state.last_entry_id:
-                held = self._reader.find(entry.ledger_id, entry.entry_id)
-                if held is not None:
-                    return self._compare_with_held(held, entry)
+            may_be_held = entry.entry_id <= state.last_entry_id
+            if may_be_held and self._reader.find(entry.ledger_id, entry.entry_id) is not None:
+                return self._held.add_again(entry, is_recovery=is_recovery)
         self._check_room(len(frame), is_recovery=is_recovery)
         durable = self._log.append_entry(entry)
         if self._ledger(entry.ledger_id).note_entry(entry.entry_id, entry.last_add_confirmed):
@@ -436,20 +457,6 @@ class LedgerStorage:
             raise BookieOverloadedError(
                 f"{pending} bytes are not durable yet, the limit is "
                 f"{self._config.in_flight_bytes_max}"
-            )
-
-    def _compare_with_held(self, held: Location, entry: EntryFrame) -> asyncio.Future[None]:
-        task = asyncio.get_running_loop().create_task(self._compare(held, entry))
-        self._comparisons.add(task)
-        task.add_done_callback(self._comparisons.discard)
-        return task
-
-    async def _compare(self, held: Location, entry: EntryFrame) -> None:
-        await self._wait_durable([held])
-        (frame,) = await self._reader.read([held])
-        if frame != memoryview(entry.data):
-            raise BadRequestError(
-                f"entry {entry.ledger_id}:{entry.entry_id} is held with other bytes"
             )
 
     # Fencing and reading
@@ -495,11 +502,6 @@ class LedgerStorage:
         if ledger_id not in self._ledgers:
             raise NoSuchLedgerError(f"ledger {ledger_id} is unknown here")
         raise NoSuchEntryError(f"entry {ledger_id}:{entry_id} is not held here")
-
-    def _room_for_copies(self) -> int:
-        """Return the bytes that compaction may write now: the reserve's, down to its floor."""
-        free_bytes = self._disk.space().free_bytes - self._log.pending_bytes
-        return free_bytes - self._config.compact.floor_bytes
 
     # What happens to the log
 

@@ -1,0 +1,30 @@
+"""What the parts of one storage share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from bookie.damage import DamageLog
+    from bookie.disk_port import Disk
+    from bookie.entry_log import EntryLog
+    from bookie.entry_reader import EntryReader
+    from bookie.ledger_state import LedgerState
+    from bookie.sealed_files import SealedFiles
+
+
+class Parts(NamedTuple):
+    """The parts that everything else in a storage works with; used on one event loop."""
+
+    disk: Disk
+    log: EntryLog
+    reader: EntryReader
+    files: SealedFiles
+    ledgers: dict[int, LedgerState]
+    """By id; all that are known, those proven deleted too."""
+    damage: DamageLog
+
+    def is_live(self, ledger_id: int) -> bool:
+        """Return whether the ledger is known, and not proven deleted."""
+        state = self.ledgers.get(ledger_id)
+        return state is not None and not state.is_deleted

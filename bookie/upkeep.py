@@ -1,0 +1,95 @@
+"""What keeps a storage in order over the years: garbage collection, compaction, scrubbing.
+
+Each is a pass that its owner starts now and then; passes of different kinds may overlap, those of
+one kind wait for each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from bookie.compaction import CompactionReport, Compactor
+from bookie.garbage import GarbageJudge, GarbageReport
+from bookie.scrub import Scrubber, ScrubReport
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from bookie.config import StorageConfig
+    from bookie.parts import Parts
+    from dlcore.clock import Clock
+
+logger = logging.getLogger(__name__)
+
+
+class Upkeep:
+    """The passes over one storage.
+
+    Args:
+        owner: what every file header must say.
+        is_full: returns whether the disk is so full that the bookie is read-only.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        config: StorageConfig,
+        *,
+        owner: bytes,
+        clock: Clock,
+        is_full: Callable[[], bool],
+    ) -> None:
+        self._parts = parts
+        self._config = config
+        self._clock = clock
+        self._judge = GarbageJudge(config.garbage)
+        self._compactor = Compactor(
+            parts, config.compact, room_bytes=self._room_for_copies, is_full=is_full
+        )
+        self._scrubber = Scrubber(parts, config.scrub, owner=owner)
+        self._garbage_lock = asyncio.Lock()
+        self._compaction_lock = asyncio.Lock()
+        self._scrub_lock = asyncio.Lock()
+
+    async def collect_garbage(
+        self, is_ledger_deleted: Callable[[int], Awaitable[bool]]
+    ) -> GarbageReport:
+        """Ask about every ledger, and drop files whose ledgers are all proven deleted."""
+        ledgers = self._parts.ledgers
+        async with self._garbage_lock:
+            seen = sorted(each for each in ledgers if self._parts.is_live(each))
+            looks_deleted = [each for each in seen if await is_ledger_deleted(each)]
+            verdict = self._judge.judge(
+                seen=seen, looks_deleted=looks_deleted, now_ms=self._clock.now_ms()
+            )
+            if verdict.refused:
+                logger.warning("garbage collection refused: %s", verdict.refused)
+            for ledger_id in verdict.deleted:
+                ledgers[ledger_id].is_deleted = True
+            self._parts.damage.forget_ledgers(verdict.deleted)
+            dropped = await self._parts.files.drop_dead()
+        return GarbageReport(
+            ledgers_seen=len(seen),
+            ledgers_deleted=len(verdict.deleted),
+            files_deleted=len(dropped),
+            bytes_freed=sum(dropped.values()),
+            refused=verdict.refused,
+        )
+
+    async def compact(self) -> CompactionReport:
+        """Compact every file that is worth it and fits, each at most once."""
+        async with self._compaction_lock:
+            self._parts.log.check()
+            return await self._compactor.run()
+
+    async def scrub(self) -> ScrubReport:
+        """Read every file once."""
+        async with self._scrub_lock:
+            return await self._scrubber.run()
+
+    def _room_for_copies(self) -> int:
+        """Return the bytes that compaction may write now: the reserve's, down to its floor."""
+        free_bytes = self._parts.disk.space().free_bytes - self._parts.log.pending_bytes
+        return free_bytes - self._config.compact.floor_bytes
