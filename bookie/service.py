@@ -207,6 +207,8 @@ class BookieService:
             stored_bytes=stats.stored_bytes,
             disk_free_bytes=stats.disk_free_bytes,
             disk_total_bytes=stats.disk_total_bytes,
+            damaged_entries=stats.damaged_entry_count,
+            repaired_entries=stats.repaired_entry_count,
         ).SerializeToString()
 
     def _check_ledger(self, incarnation: str, ledger_id: int) -> None:

@@ -528,6 +528,8 @@ class InfoResponse(_message.Message):
     STORED_BYTES_FIELD_NUMBER: _builtins.int
     DISK_FREE_BYTES_FIELD_NUMBER: _builtins.int
     DISK_TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    DAMAGED_ENTRIES_FIELD_NUMBER: _builtins.int
+    REPAIRED_ENTRIES_FIELD_NUMBER: _builtins.int
     bookie_name: _builtins.str
     incarnation: _builtins.str
     read_only: _builtins.bool
@@ -535,6 +537,10 @@ class InfoResponse(_message.Message):
     stored_bytes: _builtins.int
     disk_free_bytes: _builtins.int
     disk_total_bytes: _builtins.int
+    damaged_entries: _builtins.int
+    """known to be damaged, and not repaired yet"""
+    repaired_entries: _builtins.int
+    """since the start"""
     def __init__(
         self,
         *,
@@ -545,10 +551,12 @@ class InfoResponse(_message.Message):
         stored_bytes: _builtins.int = ...,
         disk_free_bytes: _builtins.int = ...,
         disk_total_bytes: _builtins.int = ...,
+        damaged_entries: _builtins.int = ...,
+        repaired_entries: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookie_name", b"bookie_name", "disk_free_bytes", b"disk_free_bytes", "disk_total_bytes", b"disk_total_bytes", "incarnation", b"incarnation", "ledger_count", b"ledger_count", "read_only", b"read_only", "stored_bytes", b"stored_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookie_name", b"bookie_name", "damaged_entries", b"damaged_entries", "disk_free_bytes", b"disk_free_bytes", "disk_total_bytes", b"disk_total_bytes", "incarnation", b"incarnation", "ledger_count", b"ledger_count", "read_only", b"read_only", "repaired_entries", b"repaired_entries", "stored_bytes", b"stored_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
