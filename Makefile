@@ -14,7 +14,7 @@ PYTHON_HINT := install it, for example: apt-get install python3 python3-venv
 
 .DEFAULT_GOAL := help
 .SHELLFLAGS := -eu -c
-.PHONY: help install demo test check lint types layers sim chaos bench proto proto-check requirements clean
+.PHONY: help install demo test check lint types layers sim model chaos bench proto proto-check requirements clean
 
 ##@ Use
 
@@ -47,6 +47,9 @@ layers: $(STAMP) ## Check that no layer imports a higher one (import-linter).
 
 sim: $(STAMP) ## Simulate more schedules: SEEDS=n runs n seeds, SEED=n replays one.
 	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(ARGS)
+
+model: $(STAMP) ## Visit all interleavings of fencing and recovery. ARGS="--only crash".
+	@$(BIN)/python -m tests.model $(ARGS)
 
 chaos: $(STAMP) ## Break real processes, links and disks for SECONDS=n; SEED=n repeats a plan.
 	@$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)

@@ -1,0 +1,33 @@
+"""Searches every scope: ``python -m tests.model``; says how many states, how deep, how fast."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+
+from tests.model.scopes import LARGE, SMALL
+from tests.model.search import search
+from tests.model.system import Protocol
+
+
+def main() -> int:
+    """Search the scopes asked for; return 1 if one broke a promise."""
+    parser = argparse.ArgumentParser(prog="python -m tests.model", description=__doc__)
+    parser.add_argument(
+        "--states", type=int, default=4_000_000, help="per scope at most (default: 4000000)"
+    )
+    parser.add_argument("--only", default="", help="scopes whose name contains this")
+    arguments = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    is_broken = False
+    for name, scope in (SMALL | LARGE).items():
+        if arguments.only in name:
+            result = search(Protocol(scope), states_max=arguments.states)
+            is_broken |= bool(result.violation)
+            print(f"{name}: {result}", flush=True)
+    return int(is_broken)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

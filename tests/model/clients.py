@@ -1,0 +1,501 @@
+"""The clients of the model: the real append and recovery machines, and how drivers connect them.
+
+Metadata is written by the drivers' own coroutines (`_enter_recovery`, `_store_end` of both kinds,
+`_store_change`), which run against a script of the answers so far: where it ends the client asks.
+Sending, time-outs and the list of bookies are model steps, because they are waiting and nothing
+else.
+"""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dlcore.errors import (
+    BookieUnavailableError,
+    DLError,
+    LedgerClosedError,
+    LedgerFencedError,
+    MetadataConnectionError,
+    MetadataVersionError,
+    NotEnoughBookiesError,
+)
+from dlcore.ids import BookieId
+from dlcore.ledger import recoverer as recoverer_module
+from dlcore.ledger.append import (
+    CompleteAdds,
+    FailAdds,
+    LedgerAppender,
+    SendAdd,
+    StoreMetadata,
+)
+from dlcore.ledger.append_driver import AppendDriver
+from dlcore.ledger.digest import decode_frame
+from dlcore.ledger.metadata import LedgerMetadata, LedgerState
+from dlcore.ledger.recovery import (
+    AbortRecovery,
+    EndLedger,
+    FenceBookie,
+    LedgerRecovery,
+    ReadEntry,
+    StartWriteBack,
+    WriteBack,
+)
+from dlcore.ledger.store import VersionedLedger
+from dlcore.ledger.writer import LedgerWriter
+from tests.model.bookie import LEDGER_ID, Message
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Sequence
+
+BOOKIES = tuple(BookieId(f"bookie-{number}", f"{number:032x}") for number in range(5))
+_TIMELESS: Any = SimpleNamespace(time=lambda: 0.0)
+_NUMBERS = {bookie: number for number, bookie in enumerate(BOOKIES)}
+
+
+class Do(NamedTuple):
+    """Event: the client does what it may do at any time; see `offers`."""
+
+    what: str
+    entry_id: int = -1
+    position: int = -1
+    bookie: int = -1
+
+
+class Listed(NamedTuple):
+    """Event: the registered bookies that may replace others are listed."""
+
+    bookies: tuple[int, ...]
+
+
+class Answer(NamedTuple):
+    """Event: the metadata store's answer; `error` is lost, refused or none."""
+
+    version: int
+    metadata: Frozen | None = None
+    error: str = ""
+
+
+class Frozen:
+    """Metadata that can be part of a key."""
+
+    __slots__ = ("_key", "value")
+
+    def __init__(self, value: LedgerMetadata) -> None:
+        self.value = value
+        self._key = (value.state, value.ensembles, value.last_entry_id, value.length_bytes)
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Frozen) and self._key == other._key
+
+
+class Ask(NamedTuple):
+    """What a client wants of the metadata store: a read, or a write of `metadata`."""
+
+    metadata: Frozen | None = None
+    version: int = -1
+
+
+class _AskedError(BaseException):
+    def __init__(self, ask: Ask) -> None:
+        self.ask = ask
+
+
+class _Script:
+    """A `LedgerStore` that knows the answers so far."""
+
+    def __init__(self, answers: Sequence[Answer]) -> None:
+        self._answers = list(answers)
+
+    async def read(self, ledger_id: int) -> VersionedLedger:
+        assert ledger_id == LEDGER_ID
+        answer = self._next(Ask())
+        assert answer.metadata is not None
+        return VersionedLedger(answer.metadata.value, answer.version)
+
+    async def write(self, metadata: LedgerMetadata, *, version: int) -> int:
+        answer = self._next(Ask(Frozen(metadata), version))
+        if answer.error == "refused":
+            raise MetadataVersionError("another version")
+        if answer.error == "lost":
+            raise MetadataConnectionError("no answer")
+        return answer.version
+
+    def _next(self, ask: Ask) -> Answer:
+        if not self._answers:
+            raise _AskedError(ask)
+        return self._answers.pop(0)
+
+
+class _Driver(AppendDriver):
+    """The driver's dealings with the metadata store, without its tasks, timers and connections."""
+
+    def __init__(self, appender: LedgerAppender, services: Any, *, version: int) -> None:
+        self.appender = appender
+        self.version = version
+        self.effects: Sequence[Any] = ()
+        self._services = services
+        self._loop = _TIMELESS
+
+    def _advance(self, effects: Sequence[Any]) -> None:
+        self.effects = effects
+
+
+class _Closer(LedgerWriter):
+    """The writer's dealings with the metadata store at its close."""
+
+    def __init__(self, appender: LedgerAppender, services: Any, *, version: int) -> None:
+        self._appender = appender
+        self._services = services
+        self._driver: Any = SimpleNamespace(version=version, perform=lambda _: None)
+        self._loop = _TIMELESS
+
+
+class _Client:
+    """What writers and recoverers share: an appender and one conversation at a time."""
+
+    is_recovery = False
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.appender: LedgerAppender | None = None
+        self.asks: Ask | None = None
+        self.told: tuple[int, int] | None = None
+        """The end of the ledger that its caller was told."""
+        self.is_over = False
+        self.is_closing = False
+        self.version = 0
+        self._talk: tuple[str, tuple[Any, ...], tuple[Answer, ...]] | None = None
+
+    def offers(self) -> list[Do]:
+        """Return what it may do now by itself."""
+        if (
+            self.is_over
+            or self.is_closing
+            or self.appender is None
+            or self.appender.error is not None
+        ):
+            return []
+        return [
+            Do("time out", add.entry_id, position, _NUMBERS[bookie])
+            for add in self.appender._adds.values()
+            for position, bookie in sorted(add.waiting.items())
+        ]
+
+    @property
+    def looks(self) -> bool:
+        """Whether it waits for the list of bookies."""
+        appender = self.appender
+        if appender is None or appender.error is not None or self.is_closing:
+            return False
+        return appender._is_looking
+
+    def take(self, event: Message | Do | Listed | Answer) -> Sequence[Message]:
+        """Return the requests that this sends."""
+        if isinstance(event, Message):
+            return self._on_message(event)
+        if isinstance(event, Answer):
+            return self._on_answer(event)
+        assert self.appender is not None
+        if isinstance(event, Listed):
+            candidates = [BOOKIES[number] for number in event.bookies]
+            return self._perform(self.appender.bookies_listed(candidates, rng=random.Random(0)))
+        if event.what == "time out":
+            return self._on_failure(event, BookieUnavailableError("no answer"))
+        return self._do(event.what)
+
+    def _on_failure(self, add: Message | Do, error: DLError) -> Sequence[Message]:
+        assert self.appender is not None
+        return self._perform(
+            self.appender.add_failed(
+                entry_id=add.entry_id,
+                position=add.position,
+                bookie=BOOKIES[add.bookie],
+                error=error,
+            )
+        )
+
+    def _on_message(self, message: Message) -> Sequence[Message]:
+        if self.appender is None or self.is_over:
+            return ()
+        if message.kind == "refused":
+            return self._on_failure(message, LedgerFencedError("fenced"))
+        assert message.kind == "added", message
+        return self._perform(
+            self.appender.add_succeeded(
+                entry_id=message.entry_id,
+                position=message.position,
+                bookie=BOOKIES[message.bookie],
+            )
+        )
+
+    def _perform(self, effects: Sequence[Any]) -> list[Message]:
+        sent: list[Message] = []
+        for effect in effects:
+            match effect:
+                case SendAdd():
+                    kind = "recovery add" if self.is_recovery else "add"
+                    sent += (
+                        Message(
+                            kind,
+                            self.number,
+                            position,
+                            _NUMBERS[bookie],
+                            effect.entry_id,
+                            effect.frame,
+                        )
+                        for position, bookie in effect.targets
+                    )
+                case CompleteAdds():
+                    sent += self._on_confirmed(effect.last_entry_id)
+                case StoreMetadata():
+                    sent += self._begin("change", effect.metadata)
+                case FailAdds():
+                    self._on_failed(effect.error)
+                case _:
+                    sent += self._perform_own(effect)
+        return sent
+
+    def _on_confirmed(self, last_entry_id: int) -> Sequence[Message]:
+        assert last_entry_id >= 0
+        return ()
+
+    def _on_failed(self, error: DLError) -> None:
+        raise NotImplementedError
+
+    def _perform_own(self, effect: object) -> Sequence[Message]:
+        return ()
+
+    def _do(self, what: str) -> Sequence[Message]:
+        raise NotImplementedError
+
+    # Metadata
+
+    def _begin(self, name: str, *values: Any) -> Sequence[Message]:
+        assert self._talk is None
+        self._talk = (name, values, ())
+        return self._go_on()
+
+    def _on_answer(self, answer: Answer) -> Sequence[Message]:
+        assert self._talk is not None
+        name, values, answers = self._talk
+        self._talk = (name, values, (*answers, answer))
+        return self._go_on()
+
+    def _go_on(self) -> Sequence[Message]:
+        """Run the driver's coroutine on all answers so far, to its next question or its end."""
+        assert self._talk is not None
+        name, values, answers = self._talk
+        coroutine = self._converse(name, SimpleNamespace(ledgers=_Script(answers)), *values)
+        try:
+            coroutine.send(None)
+        except _AskedError as asked:
+            self.asks = asked.ask
+            return ()
+        except StopIteration as end:
+            self.asks = self._talk = None
+            return self._conclude(name, end.value)
+        except DLError:
+            self.asks = self._talk = None
+            self.is_over = True
+            return ()
+        raise AssertionError("a driver waited for what is no answer of the metadata store")
+
+    def _converse(self, name: str, services: Any, *values: Any) -> Coroutine[Any, Any, Any]:
+        assert name == "change"
+        return self._change(services, *values)
+
+    async def _change(self, services: Any, planned: LedgerMetadata) -> Sequence[Any]:
+        assert self.appender is not None
+        driver = _Driver(self.appender, services, version=self.version)
+        await driver._store_change(planned)
+        self.version = driver.version
+        return driver.effects
+
+    def _conclude(self, name: str, result: Any) -> Sequence[Message]:
+        assert name == "change"
+        return self._perform(result)
+
+
+class Writer(_Client):
+    """The ledger's writer: appends `entry_count` entries when it likes, and may close it."""
+
+    def __init__(self, metadata: LedgerMetadata, *, entry_count: int, closes: bool) -> None:
+        super().__init__(0)
+        self.appender = LedgerAppender(metadata)
+        self.entry_count = entry_count
+        self.closes = closes
+
+    def offers(self) -> list[Do]:
+        """Return what it may do now by itself."""
+        assert self.appender is not None
+        offers = super().offers()
+        error = self.appender.error
+        has_more = self.appender.last_add_pushed + 1 < self.entry_count
+        if error is None and not self.is_closing and has_more:
+            offers.append(Do("append"))
+        may_close = (error is None and self.appender.is_idle) or isinstance(
+            error, NotEnoughBookiesError
+        )
+        if self.closes and may_close and not (self.is_closing or self.appender.is_changing):
+            offers.append(Do("close"))
+        return offers
+
+    def _do(self, what: str) -> Sequence[Message]:
+        assert self.appender is not None
+        if what == "append":
+            return self._perform(self.appender.append([b"."]))
+        assert what == "close"
+        self.is_closing = True
+        self.appender.seal()
+        return self._begin("close")
+
+    def _on_failed(self, error: DLError) -> None:
+        if isinstance(error, LedgerFencedError | LedgerClosedError):
+            self.is_over = True
+
+    def _converse(self, name: str, services: Any, *values: Any) -> Coroutine[Any, Any, Any]:
+        if name == "close":
+            assert self.appender is not None
+            return _Closer(self.appender, services, version=self.version)._store_end()
+        return super()._converse(name, services, *values)
+
+    def _conclude(self, name: str, result: Any) -> Sequence[Message]:
+        if name == "close":
+            self.told = (result.last_entry_id, result.length_bytes)
+            self.is_over = True
+            return ()
+        return super()._conclude(name, result)
+
+
+class Recoverer(_Client):
+    """One recovery from its first read of the metadata to its end; it starts when it likes."""
+
+    is_recovery = True
+    persist = False
+    read_ahead_max = 1
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.pinned: VersionedLedger | None = None
+        self.machine: LedgerRecovery | None = None
+        self.start = -1
+        self._fences: set[int] = set()
+        self._reads: set[tuple[int, int]] = set()
+        self._begin("enter")
+
+    def offers(self) -> list[Do]:
+        """Return what it may do now by itself."""
+        offers = super().offers()
+        if not self.is_over:
+            offers += (Do("give up read", entry, place) for entry, place in sorted(self._reads))
+        return offers
+
+    def take(self, event: Message | Do | Listed | Answer) -> Sequence[Message]:
+        """Return the requests that this sends."""
+        if isinstance(event, Do) and event.what == "give up read":
+            assert self.machine is not None
+            self._reads.discard((event.entry_id, event.position))
+            return self._perform(
+                self.machine.unknown(
+                    entry_id=event.entry_id,
+                    position=event.position,
+                    error=BookieUnavailableError("no answer"),
+                )
+            )
+        return super().take(event)
+
+    def _on_message(self, message: Message) -> Sequence[Message]:
+        if self.is_over or self.is_closing or self.machine is None:
+            return ()
+        position = message.position
+        if message.kind == "fenced":
+            if position not in self._fences:
+                return ()
+            self._fences.discard(position)
+            assert isinstance(message.data, int)
+            return self._perform(
+                self.machine.fenced(position=position, last_add_confirmed=message.data)
+            )
+        if message.kind not in ("found", "missing"):
+            return super()._on_message(message)
+        if (message.entry_id, position) not in self._reads:
+            return ()
+        self._reads.discard((message.entry_id, position))
+        if message.kind == "missing":
+            return self._perform(self.machine.missing(entry_id=message.entry_id, position=position))
+        assert isinstance(message.data, bytes)
+        return self._perform(self.machine.found(decode_frame(message.data)))
+
+    def _perform_own(self, effect: object) -> Sequence[Message]:
+        match effect:
+            case FenceBookie():
+                self._fences.add(effect.position)
+                bookie = _NUMBERS[effect.bookie]
+                return [Message("fence", self.number, effect.position, bookie)]
+            case ReadEntry():
+                self._fences.clear()
+                self._reads.add((effect.entry_id, effect.position))
+                bookie = _NUMBERS[effect.bookie]
+                return [Message("read", self.number, effect.position, bookie, effect.entry_id)]
+            case StartWriteBack():
+                assert self.pinned is not None
+                self.start = effect.last_add_confirmed
+                self.appender = LedgerAppender(
+                    self.pinned.metadata, last_add_confirmed=self.start, persist=self.persist
+                )
+            case WriteBack():
+                assert self.appender is not None
+                self._reads = {each for each in self._reads if each[0] != effect.entry.entry_id}
+                return self._perform(self.appender.append_recovered(effect.entry))
+            case EndLedger():
+                return self._end(effect.last_entry_id)
+            case AbortRecovery():
+                self.is_over = True
+        return ()
+
+    def _end(self, last_entry_id: int) -> Sequence[Message]:
+        assert self.appender is not None
+        assert self.pinned is not None
+        self._reads.clear()
+        self.is_closing = True
+        # A body is one byte, so the length needs no reading.
+        return self._begin("end", self.pinned, self.appender.metadata, last_entry_id)
+
+    def _on_confirmed(self, last_entry_id: int) -> Sequence[Message]:
+        assert self.machine is not None
+        return self._perform(self.machine.written_back(last_entry_id=last_entry_id))
+
+    def _on_failed(self, error: DLError) -> None:
+        self.is_over = True
+
+    def _converse(self, name: str, services: Any, *values: Any) -> Coroutine[Any, Any, Any]:
+        if name == "enter":
+            return recoverer_module._enter_recovery(LEDGER_ID, services)
+        if name == "end":
+            pinned, recovered, last_entry_id = values
+            return recoverer_module._store_end(
+                pinned,
+                recovered=recovered,
+                last_entry_id=last_entry_id,
+                length_bytes=last_entry_id + 1,
+                services=services,
+            )
+        return super()._converse(name, services, *values)
+
+    def _conclude(self, name: str, result: Any) -> Sequence[Message]:
+        if name == "change":
+            return super()._conclude(name, result)
+        metadata = result if name == "end" else result.metadata
+        if metadata.state is LedgerState.CLOSED:
+            self.told = (metadata.last_entry_id, metadata.length_bytes)
+            self.is_over = True
+            return ()
+        self.pinned = result
+        self.version = result.version
+        self.machine = LedgerRecovery(metadata, read_ahead_max=self.read_ahead_max)
+        return self._perform(self.machine.start())
