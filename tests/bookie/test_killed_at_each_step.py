@@ -1,0 +1,120 @@
+"""A process is killed at each of its steps on a real disk: rolling, replaying, compacting.
+
+SIGKILL keeps what the kernel has, so a step is a write (cut in half), a sync, or a change of names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bookie.disk import RealDisk
+from bookie.storage import LedgerStorage
+from tests.bookie import test_compaction as compaction
+from tests.fixtures import killed_steps
+from tests.fixtures.acknowledged import Acknowledged
+from tests.fixtures.storage import ManualClock, make_frame
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from bookie.config import StorageConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def killed(scenario: str, prepared: Path, folder: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Run a scenario to each of its steps; return the folders it left, and what it was told."""
+    folder.mkdir()
+    command = [sys.executable, "-m", "tests.fixtures.killed_steps"]
+    subprocess.run([*command, scenario, str(prepared), str(folder)], check=True, cwd=ROOT)
+    for path in folder.glob("*.told"):
+        yield path.with_suffix(""), path.read_text().splitlines()
+
+
+def promised_by(told: list[str]) -> Acknowledged:
+    """Return what the rolling process was told."""
+    promised = Acknowledged()
+    for line in told:
+        kind, number = line.split()
+        if kind == "fence":
+            promised.fenced.add(int(number))
+        else:
+            promised.entries |= {(1, each): make_frame(1, each) for each in range(int(number))}
+    return promised
+
+
+async def with_storage(
+    directory: Path, config: StorageConfig, test: Callable[[LedgerStorage], Awaitable[None]]
+) -> None:
+    """Run `test` on the storage of a folder."""
+    disk = RealDisk(directory)
+    storage = await LedgerStorage.open(disk, config, clock=ManualClock())
+    try:
+        await test(storage)
+    finally:
+        await storage.aclose()
+        await disk.aclose()
+
+
+async def check(directory: Path, promised: Acknowledged) -> None:
+    """See that the folder opens and holds all that was promised."""
+    outcome = await promised.check(directory, killed_steps.ROLLING)
+    assert not outcome.is_refused, directory
+    assert outcome.returned == len(promised.entries)
+
+
+def test_killed_while_files_fill_and_are_sealed(tmp_path: Path) -> None:
+    """Goal: what was told before any step is there after it."""
+    (tmp_path / "empty").mkdir()
+    steps = list(killed("roll", tmp_path / "empty", tmp_path / "rolled"))
+    assert len(steps) > killed_steps.BATCHES * 2
+
+    async def main() -> None:
+        for directory, told in steps:
+            await check(directory, promised_by(told))
+
+    asyncio.run(main())
+    assert max(len(list(directory.glob("*.log"))) for directory, _ in steps) >= 3
+
+
+def test_killed_while_it_replays_and_repairs(tmp_path: Path) -> None:
+    """Goal: an opening that was cut short leaves nothing that the next one misunderstands.
+
+    Method: the folder needs its tail cut and two footers made again.
+    """
+    (tmp_path / "empty").mkdir()
+    steps = killed("roll", tmp_path / "empty", tmp_path / "rolled")
+    *_, (prepared, told) = sorted(steps, key=lambda step: int(step[0].name))
+    promised = promised_by(told)
+    files = sorted(prepared.glob("*.log"))
+    files[0].write_bytes(files[0].read_bytes()[:-20])
+    files[1].write_bytes(files[1].read_bytes()[:-1] + b"?")
+    files[-1].write_bytes(files[-1].read_bytes() + b"\xb1\x0c torn")
+    assert asyncio.run(count_steps_checked(prepared, tmp_path / "replayed", promised)) > 6
+
+
+async def count_steps_checked(prepared: Path, folder: Path, promised: Acknowledged) -> int:
+    """Kill the replay of `prepared` at each step, check each, and return how many there were."""
+    steps = list(killed("replay", prepared, folder))
+    for directory, _ in steps:
+        await check(directory, promised)
+    return len(steps)
+
+
+def test_killed_while_it_compacts(tmp_path: Path) -> None:
+    """Goal: copies, garbage records and deletions cut anywhere lose nothing that is needed."""
+    prepared = tmp_path / "filled"
+    asyncio.run(with_storage(prepared, compaction.CONFIG, compaction.fill))
+    files = len(list(prepared.glob("*.log")))
+    steps = list(killed("compact", prepared, tmp_path / "compacted"))
+
+    async def main() -> None:
+        for directory, _ in steps:
+            await with_storage(directory, compaction.CONFIG, compaction.check_kept)
+
+    asyncio.run(main())
+    assert min(len(list(directory.glob("*.log"))) for directory, _ in steps) < files // 2
