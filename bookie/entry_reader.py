@@ -18,7 +18,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from bookie.entry_log import EntryLog, Location
-from bookie.entry_log_format import file_name
+from bookie.entry_log_format import (
+    RECORD_HEADER_BYTES,
+    FileHeader,
+    file_name,
+    read_record_header,
+)
 from bookie.index import LedgerEntries, SealedIndex, read_footer
 from dlcore.errors import BookieStorageError, DigestMismatchError
 from dlcore.ids import INVALID_ENTRY_ID
@@ -258,6 +263,30 @@ class EntryReader:
         for run in runs_of(locations):
             frames += await self._read_run(run)
         return frames
+
+    async def stated_checksum(self, location: Location) -> int | None:
+        """Return the checksum that the record of a damaged entry states, None if that is damaged.
+
+        It has a checksum of its own, so it tells what was stored even if that cannot be read.
+        """
+        number = location.file_number
+        file = self._file(number)
+        if file is None:
+            return None
+        unsealed = self._log.durable_part(number)
+        if unsealed is None:
+            header = FileHeader(number, {}, 0, self._places[number].seed)
+        else:
+            header = unsealed[0]
+        start = location.offset - RECORD_HEADER_BYTES
+        try:
+            data = await file.read(start, RECORD_HEADER_BYTES)
+            record = read_record_header(data, start, header, view_offset=start)
+        except BookieStorageError:
+            return None
+        if record is None or record.payload_bytes != location.size:
+            return None
+        return record.payload_crc
 
     async def _read_run(self, run: list[Location]) -> list[memoryview]:
         number = run[0].file_number

@@ -1,7 +1,8 @@
 """Adding what is held already: the same bytes are taken, others refused, damaged ones replaced.
 
 An entry whose held copy is damaged is unknown, so writing it again takes nothing back that was ever
-said of it.  The new record is the newest copy, which is the one that counts from then on, at
+said of it.  If the damaged record still states the checksum of what it held, only that is taken.
+The new record is the newest copy, which is the one that counts from then on, at
 lookups, in listings and after replay.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from bookie.entry_log_format import frame_crc
 from dlcore.errors import BadRequestError, BookieStorageError, LedgerFencedError
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ class HeldEntries:
         self._check_room = check_room
         self.tasks: set[asyncio.Task[None]] = set()
         """Comparisons under way."""
+        self._replacements: dict[tuple[int, int], asyncio.Future[None]] = {}
+        """Written and not durable yet: until they are, the damaged copies are those found."""
 
     def add_again(self, entry: EntryFrame, *, is_recovery: bool) -> asyncio.Future[None]:
         """Take an entry that is held; the future is done when it is held durably and intact.
@@ -61,14 +65,21 @@ class HeldEntries:
             frame = await self._read(held)
             if frame is not None:
                 break
-            if parts.reader.find(entry.ledger_id, entry.entry_id) == held:
+            checksum = await parts.reader.stated_checksum(held)
+            if checksum is not None and checksum != frame_crc(entry.data):
+                break
+            replacement = self._replacements.get((entry.ledger_id, entry.entry_id))
+            if replacement is not None:
+                await asyncio.wait([replacement])
+            elif parts.reader.find(entry.ledger_id, entry.entry_id) == held:
                 await self._replace(entry, is_recovery=is_recovery)
                 return
-        if frame != memoryview(entry.data):
+        if frame is not None:
+            parts.damage.forget_entry(entry.ledger_id, entry.entry_id, is_repaired=False)
+        if frame is None or frame != memoryview(entry.data):
             raise BadRequestError(
                 f"entry {entry.ledger_id}:{entry.entry_id} is held with other bytes"
             )
-        parts.damage.forget_entry(entry.ledger_id, entry.entry_id, is_repaired=False)
 
     async def _read(self, held: Location) -> memoryview | None:
         """Return the held frame, None if it is damaged: one failure to read it proves nothing."""
@@ -88,8 +99,12 @@ class HeldEntries:
         if not state.accepts(is_recovery=is_recovery):
             raise LedgerFencedError(f"ledger {entry.ledger_id} is fenced")
         self._check_room(len(entry.data), is_recovery=is_recovery)
-        durable = parts.log.append_entry(entry)
+        key = entry.ledger_id, entry.entry_id
+        self._replacements[key] = durable = parts.log.append_entry(entry)
         state.is_deleted = False
         state.note_entry(entry.entry_id, entry.last_add_confirmed)
-        await durable
+        try:
+            await asyncio.shield(durable)
+        finally:
+            del self._replacements[key]
         parts.damage.forget_entry(entry.ledger_id, entry.entry_id, is_repaired=True)
