@@ -25,7 +25,6 @@ from dlcore.errors import (
     NotEnoughBookiesError,
 )
 from dlcore.ledger.metadata import LedgerState
-from dlcore.ledger.placement import choose_replacements
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping, Sequence
@@ -197,12 +196,11 @@ class LedgerRepairer:
         begun = self._chosen.get(key)
         if begun is not None and begun in candidates:
             return begun
-        chosen = choose_replacements(
-            candidates,
+        chosen = self._services.client.placer.choose_replacements(
+            turn.infos,
             ensemble=members,
             positions=[replace.position],
-            rng=self._services.rng,
-            write_quorum_size=turn.metadata.quorum.write_quorum_size,
+            quorum=turn.metadata.quorum,
         )
         if not chosen:
             raise _nobody(turn, replace.old)

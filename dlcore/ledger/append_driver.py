@@ -6,7 +6,14 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, assert_never
 
-from dlcore.errors import DLError, MetadataError, MetadataVersionError
+from dlcore.errors import (
+    BadRequestError,
+    DLError,
+    EntryTooLargeError,
+    LedgerFencedError,
+    MetadataError,
+    MetadataVersionError,
+)
 from dlcore.ledger.adds import AddSender, SentAdd
 from dlcore.ledger.append import (
     CompleteAdds,
@@ -37,11 +44,12 @@ _BACKOFF_S_MAX = 2.0
 _RETRY_S = 1.0
 """First pause before a failed bookie that nobody could replace is looked at again; doubles."""
 _RETRY_S_MAX = 5.0
-_QUARANTINE_S = 10.0
-"""A bookie that failed is not chosen again for this long: its registration outlives it by about as
-much, and choosing it at once would only make the next ensemble change."""
 _STUCK_PATIENCE_S = 20.0
 """How long adds that cannot reach Qa are tried on bookies that failed lately, without others."""
+
+
+_CLIENTS_FAULT = (LedgerFencedError, EntryTooLargeError, BadRequestError)
+"""What a bookie in good order answers too."""
 
 
 class AppendDriver:
@@ -75,7 +83,8 @@ class AppendDriver:
         )
         self._tasks: dict[asyncio.Task[None], None] = {}  # a set that keeps its order
         self._waiters: list[asyncio.Future[None]] = []
-        self._quarantine: dict[BookieId, float] = {}
+        self._placer = services.placer
+        self._conduct = services.placer.conduct.adds
         self._probation = Probation(conduct_s=4 * services.config.add_timeout_s)
         self._retry_timer: asyncio.TimerHandle | None = None
         self._retry_s = _RETRY_S
@@ -133,6 +142,7 @@ class AppendDriver:
 
     def _on_answer(self, sent: SentAdd, error: DLError | None) -> None:
         if error is None:
+            self._placer.note_add(sent.bookie, is_good=True)
             effects = self.appender.add_succeeded(
                 entry_id=sent.entry_id, position=sent.position, bookie=sent.bookie
             )
@@ -144,6 +154,8 @@ class AppendDriver:
                 sent.bookie,
                 error,
             )
+            if not isinstance(error, _CLIENTS_FAULT):
+                self._placer.note_add(sent.bookie, is_good=False)
             effects = self.appender.add_failed(
                 entry_id=sent.entry_id, position=sent.position, bookie=sent.bookie, error=error
             )
@@ -165,9 +177,7 @@ class AppendDriver:
 
     async def _find_replacements(self) -> None:
         failed = self.appender.failed_bookies
-        now = self._loop.time()
-        self._quarantine.update(dict.fromkeys(failed, now + _QUARANTINE_S))
-        self._probation.note_failed(failed, now)
+        self._probation.note_failed(failed, self._loop.time())
         try:
             registered = await self._list_bookies()
         except MetadataError as error:
@@ -182,7 +192,12 @@ class AppendDriver:
         readmitted = self._choose_readmitted(registered)
         candidates = await self._choose_candidates(registered)
         self._advance(
-            self.appender.bookies_listed(candidates, readmitted=readmitted, rng=self._services.rng)
+            self.appender.bookies_listed(
+                candidates,
+                readmitted=readmitted,
+                topology=self._placer.topology(),
+                rng=self._services.rng,
+            )
         )
         self._probation.note_admitted(self.appender.failed_bookies)
 
@@ -203,7 +218,7 @@ class AppendDriver:
     async def _choose_candidates(self, registered: Sequence[BookieId]) -> Sequence[BookieId]:
         """Leave out who failed lately, unless adds wait and nobody else is there."""
         now = self._loop.time()
-        usable = [each for each in registered if self._quarantine.get(each, 0.0) <= now]
+        usable = [each for each in registered if not self._conduct.is_resting(each, now)]
         members = self.appender.metadata.last_ensemble.bookies
         if not self.appender.is_stuck or not set(usable).issubset(members):
             self._stuck_since = None
@@ -224,15 +239,13 @@ class AppendDriver:
         pause = _BACKOFF_S
         while True:
             try:
-                infos = await self._services.registry.get_bookies()
+                return await self._placer.list_writable()
             except MetadataError as error:
                 is_over = self._loop.time() + pause > deadline
                 if not error.retriable or is_over or not self.appender.is_stuck:
                     raise
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _BACKOFF_S_MAX)
-            else:
-                return [info.bookie for info in infos if not info.read_only]
 
     def _retry_later(self, effect: RetryReplacements) -> None:
         logger.info(

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from dlcore.errors import AlreadyClosedError, ConfigurationError
 from dlcore.ledger.metadata import Ensemble, LedgerMetadata, LedgerState
-from dlcore.ledger.placement import choose_ensemble
+from dlcore.ledger.placer import Placer
+from dlcore.ledger.quarantine import BookieConduct, Quarantine
 from dlcore.ledger.reader import LedgerReader
 from dlcore.ledger.recoverer import recover
 from dlcore.ledger.services import LedgerServices
@@ -48,14 +49,31 @@ class LedgerClient:
         rng: random.Random,
     ) -> None:
         self._ledgers = ledgers
-        self._registry = registry
         self._bookies = bookies
         self._config = config
         self._clock = clock
         self._rng = rng
+        self._conduct = BookieConduct(
+            adds=Quarantine(config.quarantine, rng=rng),
+            reads=Quarantine(config.quarantine, rng=rng),
+        )
+        self._placer = (
+            None
+            if registry is None
+            else Placer(registry, config=config.placement, conduct=self._conduct, rng=rng)
+        )
         self._writers: set[LedgerWriter] = set()
         self._recoveries: dict[int, asyncio.Task[LedgerMetadata]] = {}
         self._is_closed = False
+
+    @property
+    def placer(self) -> Placer:
+        """What chooses the bookies of this client's ledgers, for others that repair them.
+
+        Raises:
+            ConfigurationError: the client has no metadata store.
+        """
+        return self._services().placer
 
     async def create_ledger(
         self,
@@ -64,19 +82,18 @@ class LedgerClient:
         custom: Mapping[str, str] = MappingProxyType({}),
         extra_ops: Callable[[int], Sequence[Op]] | None = None,
     ) -> LedgerWriter:
-        """Create a ledger on randomly chosen writable bookies and return its writer.
+        """Create a ledger on writable bookies that the placer chooses, and return its writer.
 
         The operations that `extra_ops` returns for the new ledger's id join the creating
         transaction.
 
         Raises:
-            NotEnoughBookiesError: fewer writable bookies are registered than the ensemble needs.
+            NotEnoughBookiesError: fewer writable bookies are registered than the ensemble needs, or
+                in fewer racks than the client is told to enforce.
             MetadataError: of the store, or of the first of the extra operations that failed.
         """
         services = self._services()
-        infos = await services.registry.get_bookies()
-        writable = [info.bookie for info in infos if not info.read_only]
-        bookies = choose_ensemble(writable, size=quorum.ensemble_size, rng=self._rng)
+        bookies = await services.placer.choose_ensemble(quorum)
         ledger_id = await services.ledgers.new_ledger_id()
         metadata = LedgerMetadata(
             ledger_id=ledger_id,
@@ -109,7 +126,11 @@ class LedgerClient:
         """
         self._require_open()
         return LedgerReader(
-            metadata, bookies=self._bookies, ledgers=self._ledgers, config=self._config
+            metadata,
+            bookies=self._bookies,
+            ledgers=self._ledgers,
+            config=self._config,
+            conduct=self._conduct,
         )
 
     async def recover_ledger(self, ledger_id: int) -> LedgerMetadata:
@@ -157,11 +178,11 @@ class LedgerClient:
 
     def _services(self) -> LedgerServices:
         self._require_open()
-        if self._ledgers is None or self._registry is None:
+        if self._ledgers is None or self._placer is None:
             raise ConfigurationError("this ledger client has no metadata store: it can only read")
         return LedgerServices(
             ledgers=self._ledgers,
-            registry=self._registry,
+            placer=self._placer,
             bookies=self._bookies,
             config=self._config,
             rng=self._rng,

@@ -8,7 +8,13 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import TYPE_CHECKING, assert_never
 
-from dlcore.errors import BookieStorageError, BookieUnavailableError, DLError
+from dlcore.errors import (
+    BookieStorageError,
+    BookieUnavailableError,
+    DLError,
+    NoSuchEntryError,
+    NoSuchLedgerError,
+)
 from dlcore.ledger.digest import EntryFrame, decode_frame
 from dlcore.ledger.read import (
     CloseStream,
@@ -25,6 +31,7 @@ if TYPE_CHECKING:
     from dlcore.ids import BookieId
     from dlcore.ledger.metadata import Ensemble
     from dlcore.ledger.port import BookieClient
+    from dlcore.ledger.quarantine import BookieConduct
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +92,7 @@ class RangeRead:
         self,
         bookies: BookieClient,
         config: LedgerClientConfig,
+        conduct: BookieConduct,
         *,
         ledger_id: int,
         ensemble: Ensemble,
@@ -94,19 +102,22 @@ class RangeRead:
     ) -> None:
         self._bookies = bookies
         self._config = config
+        self._conduct = conduct
         self._ledger_id = ledger_id
         self._loop = asyncio.get_running_loop()
         self._next = first_entry_id
         self._first = first_entry_id
         self._last = last_entry_id
+        now = self._loop.time()
         lanes = plan_lanes(
             ledger_id=ledger_id,
             ensemble=ensemble,
             quorum=quorum,
             first_entry_id=first_entry_id,
             last_entry_id=last_entry_id,
+            suspects=[each for each in ensemble.bookies if conduct.is_suspect(each, now)],
         )
-        self._lanes = [_Lane(machine, self._loop.time()) for machine in lanes]
+        self._lanes = [_Lane(machine, now) for machine in lanes]
 
     async def chunks(self) -> AsyncGenerator[Sequence[EntryFrame], None]:
         """Yield verified entries in order, as they arrive.
@@ -204,6 +215,8 @@ class RangeRead:
             return
         entries, damage = self._verify(lane, stream, frames)
         lane.quiet_since = now
+        if entries:
+            self._conduct.reads.note_success(stream.bookie, now)
         self._perform(lane, lane.machine.received(stream.bookie, entries))
         if damage is not None:
             self._end(lane, stream, damage)
@@ -236,6 +249,8 @@ class RangeRead:
         )
         if lane.streams.get(stream.bookie) is not stream:
             return
+        if not isinstance(error, NoSuchEntryError | NoSuchLedgerError):  # those are sound answers
+            self._conduct.reads.note_failure(stream.bookie, self._loop.time())
         del lane.streams[stream.bookie]
         lane.closing.append(stream)
         self._perform(lane, lane.machine.failed(stream.bookie, error))
@@ -247,7 +262,11 @@ class RangeRead:
                 self._end(lane, stream, BookieUnavailableError(message))
         if now >= lane.quiet_since + self._config.speculative_read_delay_s:
             lane.quiet_since = now
-            self._perform(lane, lane.machine.silent())
+            effects = lane.machine.silent()
+            if effects:
+                for bookie in lane.streams:
+                    self._conduct.reads.note_failure(bookie, now)
+            self._perform(lane, effects)
 
     def _perform(self, lane: _Lane, effects: Sequence[Effect]) -> None:
         for effect in effects:

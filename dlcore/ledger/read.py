@@ -22,7 +22,7 @@ from dlcore.errors import DLError, LedgerReadError
 from dlcore.ledger.quorum import write_set
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from dlcore.config import QuorumConfig
     from dlcore.ids import BookieId
@@ -152,10 +152,12 @@ def plan_lanes(
     quorum: QuorumConfig,
     first_entry_id: int,
     last_entry_id: int,
+    suspects: Collection[BookieId] = (),
 ) -> list[ReadLane]:
     """Return the lanes of a range that lies in one ensemble: entry e in lane (e - first) % count.
 
     Neighbouring ranges and ledgers start at different replicas, so that readers spread over them.
+    Bookies that are `suspects` are asked last.
     """
     size = quorum.ensemble_size
     is_striped = size > quorum.write_quorum_size
@@ -165,6 +167,7 @@ def plan_lanes(
         positions = write_set(quorum, first)
         turn = 0 if is_striped else ledger_id % len(positions)
         replicas = [ensemble.bookies[p] for p in (*positions[turn:], *positions[:turn])]
+        replicas.sort(key=lambda bookie: bookie in suspects)  # which keeps the order of the rest
         lanes.append(
             ReadLane(
                 ledger_id=ledger_id,

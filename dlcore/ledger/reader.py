@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from dlcore.ids import BookieId
     from dlcore.ledger.digest import EntryFrame
     from dlcore.ledger.port import BookieClient
+    from dlcore.ledger.quarantine import BookieConduct
     from dlcore.ledger.store import LedgerStore
 
 __all__ = ["FollowStep", "LedgerReader"]
@@ -44,11 +45,13 @@ class LedgerReader:
         bookies: BookieClient,
         ledgers: LedgerStore | None,
         config: LedgerClientConfig,
+        conduct: BookieConduct,
     ) -> None:
         self._metadata = metadata
         self._bookies = bookies
         self._ledgers = ledgers
         self._config = config
+        self._conduct = conduct
 
     def __repr__(self) -> str:
         return f"<LedgerReader {self._metadata.ledger_id} {self._metadata.state.name}>"
@@ -151,6 +154,7 @@ class LedgerReader:
             chunks = RangeRead(
                 self._bookies,
                 self._config,
+                self._conduct,
                 ledger_id=self._metadata.ledger_id,
                 ensemble=ensemble,
                 quorum=self._metadata.quorum,

@@ -264,6 +264,7 @@ class _Recoverer:
         read = RangeRead(
             self._services.bookies,
             self._services.config,
+            self._services.placer.conduct,
             ledger_id=metadata.ledger_id,
             ensemble=metadata.ensemble_of(entry_id),
             quorum=metadata.quorum,

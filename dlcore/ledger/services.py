@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     import random
 
     from dlcore.config import LedgerClientConfig
+    from dlcore.ledger.placer import Placer
     from dlcore.ledger.port import BookieClient
-    from dlcore.ledger.registry import BookieRegistry
     from dlcore.ledger.store import LedgerStore
 
 
@@ -19,7 +19,7 @@ class LedgerServices:
     """Ports of a client that creates, writes and recovers ledgers."""
 
     ledgers: LedgerStore
-    registry: BookieRegistry
+    placer: Placer
     bookies: BookieClient
     config: LedgerClientConfig
     rng: random.Random

@@ -15,7 +15,14 @@ from dlcore.config import LedgerClientConfig
 from dlcore.ledger.range_read import RangeRead
 from dlcore.transport.memory import MemoryBookie, MemoryBookieClient
 from tests.fixtures.aio import run
-from tests.fixtures.ledgers import LEDGER_ID, bookie, frame_of, metadata_of, quorum_of
+from tests.fixtures.ledgers import (
+    LEDGER_ID,
+    bookie,
+    conduct_of,
+    frame_of,
+    metadata_of,
+    quorum_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,6 +73,7 @@ def test_lanes_are_merged_without_copying_chunks(
         read = NotingRead(
             MemoryBookieClient(members),
             LedgerClientConfig(),
+            conduct_of(),
             ledger_id=LEDGER_ID,
             ensemble=metadata.last_ensemble,
             quorum=metadata.quorum,
