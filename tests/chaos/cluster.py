@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dlcore import DLError, LogConfig, QuorumConfig, open_namespace
 from dlcore.clock import SystemClock
+from dlcore.errors import LedgerNotFoundError
 from dlcore.ledger.store import LedgerStore
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.paths import NamespacePaths
@@ -27,7 +28,7 @@ from tests.chaos.plan import BOOKIE_SESSION_S, ZOOKEEPER
 from tests.chaos.services import BookieService, Deadline, Service, client_may_end
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence, Set
     from pathlib import Path
 
 ROOT = "/dlog"
@@ -35,7 +36,9 @@ BOOKIES = tuple(f"bookie-{number}" for number in range(1, 6))
 WRITERS = ("writer-1", "writer-2")
 READER = "reader"
 RECOVERER = "recoverer"
-CLIENTS = (*WRITERS, READER, RECOVERER)
+REPAIRERS = ("auto-recovery-1", "auto-recovery-2")
+CLIENTS = (*WRITERS, READER, RECOVERER, *REPAIRERS)
+"""All processes that talk to bookies."""
 LOCKED, CONTENDED, SOLO = "chaos/locked", "chaos/contended", "chaos/solo"
 STAGED = ("chaos/staged-1", "chaos/staged-2")
 SCRATCH = "chaos/scratch"
@@ -182,6 +185,8 @@ class Cluster:
 
     def _add_client(self, name: str) -> None:
         def command(life: int) -> Sequence[str]:
+            if name in REPAIRERS:
+                return [sys.executable, "-m", "tests.chaos.autorecovery", name, self.uri]
             work = self._work_of(name, life)
             return [
                 sys.executable,
@@ -246,16 +251,20 @@ class Cluster:
         """Delete a bookie's cookie, as its error message tells the operator."""
         await self.store.delete(node)
 
-    async def find_incarnations(self) -> set[str]:
-        """Return all incarnations that ledgers name."""
+    async def find_missing(self, lost: Set[str]) -> dict[int, str]:
+        """Return the ledgers that still rely on one of the `lost` incarnations, described.
+
+        A ledger that is open may name one in an ensemble before its last: that is repaired too.
+        """
         ledgers = LedgerStore(self.store, self.paths)
-        found: set[str] = set()
+        found: dict[int, str] = {}
         async for ledger_id in ledgers.list_ledgers():
             try:
                 metadata = (await ledgers.read(ledger_id)).metadata
-            except DLError:
+            except LedgerNotFoundError:
                 continue  # deleted meanwhile
-            found |= {b.incarnation for each in metadata.ensembles for b in each.bookies}
+            if any(b.incarnation in lost for each in metadata.ensembles for b in each.bookies):
+                found[ledger_id] = repr(metadata)
         return found
 
     async def read_logs(self) -> dict[str, list[Found]]:

@@ -8,6 +8,7 @@ import shutil
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from dlcore import DLError
 from tests.chaos import disks
 from tests.chaos.cluster import FULL_DISK_BYTES, READ_ONLY_DISK_BYTES, persistently
 from tests.chaos.links import Rule
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 _DELETE_NODE = re.compile(r"delete the node (/\S+)")
 _REPLAY_S_MAX = 1.5
 _PATIENCE_S = 120.0
+_COPY_PATIENCE_S = 30.0
+"""A disk that is not made good for by then is the only one that is lost for now."""
 _SYNC_DELAY_S_MAX = 1.5
 _LINK_DELAY_S_MAX = 0.8
 _FULL_SHARE = 0.5
@@ -36,17 +39,15 @@ class NemesisError(Exception):
 class Nemesis:
     """Carries out faults, several at a time.
 
-    Args:
-        wipes_max: how many disks may be lost in a run while nothing copies their entries again;
-            None if something does: then one at a time.
+    Disks are lost one at a time: the next one only when all that the last one held was copied.
     """
 
-    def __init__(self, cluster: Cluster, *, wipes_max: int | None) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self.counts: Counter[str] = Counter()
         self.left_out: Counter[str] = Counter()
         self._cluster = cluster
-        self._wipes_max = wipes_max
-        self._lost: set[str] = set()
+        self.lost: set[str] = set()
+        """Incarnations whose disk was lost in this run."""
         self._wiping = asyncio.Lock()
         self._handlers: dict[str, Callable[[Fault], Awaitable[bool | None]]] = {
             "kill bookie": self._kill_bookie,
@@ -193,32 +194,33 @@ class Nemesis:
     async def _wipe(self, fault: Fault) -> bool:
         """Lose a disk for good, and bring the bookie back as its error message says."""
         async with self._wiping:
-            if not await self._may_lose_a_disk():
+            if not await self.wait_copied(_COPY_PATIENCE_S):
                 return False
             bookie = self._cluster.bookies[fault.target]
             async with bookie.turn:
                 if bookie.incarnation is None:
                     return False
-                self._lost.add(bookie.incarnation)
+                self.lost.add(bookie.incarnation)
                 await bookie.kill()
                 await asyncio.to_thread(_empty, bookie)
                 await asyncio.sleep(fault.lasts_s)
                 await self._start_anew(bookie)
         return True
 
-    async def _may_lose_a_disk(self) -> bool:
-        if self._wipes_max is not None:
-            return self.counts["wipe bookie"] < self._wipes_max
+    async def wait_copied(self, timeout_s: float) -> bool:
+        """Return whether no ledger came to rely on a lost disk any more in time."""
 
-        async def nothing_is_missing() -> None:
-            self._lost &= await self._cluster.find_incarnations()
+        async def nothing_is_missing() -> bool:
+            try:
+                return not await self._cluster.find_missing(self.lost)
+            except DLError:
+                return False  # the metadata store is away
 
-        await persistently(nothing_is_missing, timeout_s=_PATIENCE_S)
-        return not self._lost
+        return await Deadline(timeout_s).wait(nothing_is_missing)
 
     async def _start_anew(self, bookie: BookieService) -> None:
         """Do what an operator does: read why it refuses to start, delete its cookie, start it."""
-        lost = self._lost.copy()
+        lost = self.lost.copy()
         await _start_until(bookie, lambda: bool(_DELETE_NODE.search(bookie.output)))
         refusal = _DELETE_NODE.search(bookie.output)
         if refusal is None:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _PROGRESS_TIMEOUT_S = 180.0
 """After healing every log must be written again within this time: a bound for a busy machine."""
 _TAIL_TIMEOUT_S = 120.0
+_COPY_TIMEOUT_S = 180.0
+"""All that lost disks held must be copied by then."""
 _WARM_UP_TIMEOUT_S = 120.0
 _AFTERMATH_S = 3.0
 """How long the healed cluster works on before everything is read."""
@@ -148,7 +150,7 @@ class _Run:
             report.failures.append("not every log was written before the first fault")
             return report
         began_s = time.monotonic()
-        nemesis = Nemesis(cluster, wipes_max=1)
+        nemesis = Nemesis(cluster)
         self._tell(f"every log is written; {len(plan)} faults follow")
         try:
             await nemesis.run(plan, note=self._tell)
@@ -159,6 +161,7 @@ class _Run:
         report.seconds = healed_s - began_s
         self._tell("healed")
         await self._check_progress(healed_s)
+        await self._check_copied(nemesis)
         stopped_s = time.monotonic()
         await self._stop_writers()
         await self._judge()
@@ -191,6 +194,16 @@ class _Run:
             )
         report.written_again_s = time.monotonic() - healed_s
         await asyncio.sleep(_AFTERMATH_S)
+
+    async def _check_copied(self, nemesis: Nemesis) -> None:
+        if await nemesis.wait_copied(_COPY_TIMEOUT_S):
+            return
+        missing = await self._cluster.find_missing(nemesis.lost)
+        examples = list(missing.items())[:3]
+        self._report.failures.append(
+            f"{len(missing)} ledgers still rely on a lost disk {_COPY_TIMEOUT_S:g} s after "
+            f"healing: {examples}"
+        )
 
     async def _stop_writers(self) -> None:
         clients = [service for name, service in self._cluster.clients.items() if name != READER]
