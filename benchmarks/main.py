@@ -64,7 +64,9 @@ def run(name: str, data_dir: Path) -> list[Figure]:
     """Run one benchmark on a fresh cluster, so that none inherits memory or files of another."""
     with (
         tempfile.TemporaryDirectory(prefix="bench-", dir=data_dir) as temporary,
-        Sandbox(bookies=BOOKIES, data_dir=Path(temporary) / "cluster") as sandbox,
+        Sandbox(
+            bookies=BOOKIES, data_dir=Path(temporary) / "cluster", autorecovery=False
+        ) as sandbox,
     ):
         folder = Path(temporary) / "work"
         folder.mkdir()

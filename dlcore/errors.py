@@ -34,7 +34,8 @@ is set); ``retriable`` says whether the same call may succeed later without a ch
     │   ├── LedgerClosedError
     │   ├── LedgerRecoveryError         recovery met "unknown" and did not guess
     │   ├── LedgerReadError             no replica could give an entry that must exist
-    │   └── NotEnoughBookiesError
+    │   ├── NotEnoughBookiesError
+    │   └── DecommissionError           ledgers still need the bookie, or it runs
     └── LogError                        a log
         ├── LogNotFoundError
         ├── LogExistsError
@@ -256,6 +257,12 @@ class NotEnoughBookiesError(LedgerError):
 
     code = 726
     retriable = True
+
+
+class DecommissionError(LedgerError):
+    """A bookie cannot be given up yet: it runs, or ledgers need it; the message says what to do."""
+
+    code = 525
 
 
 class LogError(DLError):

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequen
 from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING, Any
 
+from dlcore.autorecovery.services import RecoveryServices
 from dlcore.clock import Clock, SystemClock
 from dlcore.config import LedgerClientConfig, LogConfig
 from dlcore.errors import (
@@ -76,6 +77,7 @@ class Namespace:
         self._uri = uri
         self._store = store
         self._bookies = bookies
+        self._client_config = client_config
         self._registry = registry or BookieRegistry(store, paths)
         self._ledger_store = LedgerStore(store, paths)
         self._ledgers = LedgerClient(
@@ -115,6 +117,22 @@ class Namespace:
     def ledgers(self) -> LedgerClient:
         """The ledger client that its logs use."""
         return self._ledgers
+
+    @property
+    def recovery_services(self) -> RecoveryServices:
+        """The ports of the namespace, for auto-recovery and maintenance; it closes them."""
+        context = self._context
+        return RecoveryServices(
+            store=self._store,
+            paths=context.paths,
+            ledgers=self._ledger_store,
+            registry=self._registry,
+            bookies=self._bookies,
+            client=self._ledgers,
+            client_config=self._client_config,
+            clock=context.clock,
+            rng=context.rng,
+        )
 
     async def create_log(self, name: str, *, config: LogConfig | None = None) -> None:
         """Create a log; the quorums of `config` are stored with it, whoever writes it later.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dlcore.cli.autorecovery import autorecovery_group
 from dlcore.cli.bookie import bookie_group
 from dlcore.cli.context import DEBUG_KEY, common_options
 from dlcore.cli.ledger import ledger_group
@@ -48,6 +49,7 @@ dlog.add_command(log_group)
 dlog.add_command(segment_group)
 dlog.add_command(bookie_group)
 dlog.add_command(ledger_group)
+dlog.add_command(autorecovery_group)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -63,7 +65,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """
     debug: dict[str, bool] = {}
     try:
-        dlog.main(
+        exit_code = dlog.main(
             args=None if arguments is None else list(arguments),
             prog_name="dlog",
             standalone_mode=False,
@@ -86,7 +88,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
             raise
         usage = isinstance(error, ConfigurationError)
         return _fail(str(error) or type(error).__name__, EXIT_USAGE if usage else EXIT_FAILED)
-    return 0
+    return exit_code if isinstance(exit_code, int) else 0  # of a command that said `exit`
 
 
 def _usage_text(error: click.ClickException) -> str:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from dlcore.cli.context import common_options, connect
-from dlcore.cli.output import show_rows
+from dlcore.autorecovery.maintenance import Maintenance
+from dlcore.cli.context import common_options, connect, run_async
+from dlcore.cli.output import show_done, show_rows
+
+if TYPE_CHECKING:
+    from dlcore.namespace import Namespace
 
 
 @click.group("bookie")
 @common_options
 def bookie_group() -> None:
-    """Look at the bookies that are registered."""
+    """Look at the bookies that are registered, and give one up."""
 
 
 @bookie_group.command(
@@ -35,4 +41,34 @@ def list_bookies() -> None:
         rows,
         columns=("name", "address", "read_only", "incarnation"),
         empty="no bookie is registered",
+    )
+
+
+@bookie_group.command("decommission", epilog="Example: dlog bookie decommission bookie-3")
+@click.argument("name")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0),
+    default=3600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait for auto-recovery.",
+)
+@common_options
+def decommission(name: str, timeout_s: float) -> None:
+    """Give up the bookie NAME, which must be stopped: others take over all that it held.
+
+    Auto-recovery does the work.  Progress goes to standard error.  When no ledger needs the bookie
+    any more its cookie is deleted; an interrupted decommission may be started again.
+    """
+
+    async def move(namespace: Namespace) -> int:
+        return await Maintenance(namespace.recovery_services).decommission(
+            name, timeout_s=timeout_s, report=lambda text: click.echo(text, err=True)
+        )
+
+    moved = run_async(move)
+    show_done(
+        f"decommissioned {name}: {moved} ledgers moved", {"bookie": name, "ledgers_moved": moved}
     )

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import click
 
+from dlcore.namespace import Namespace as AsyncNamespace, open_namespace as open_async_namespace
 from dlcore.sync import Namespace, open_namespace
 
 DEBUG_KEY = "debug"
 _URI_KEY = "uri"
 _JSON_KEY = "json"
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+_Result = TypeVar("_Result")
 
 
 def common_options(command: _Command) -> _Command:
@@ -78,6 +81,16 @@ def namespace_uri() -> str:
     if not uri:
         raise click.UsageError("no namespace: give --uri or set DLOG_URI", context)
     return str(uri)
+
+
+def run_async(work: Callable[[AsyncNamespace], Coroutine[Any, Any, _Result]]) -> _Result:
+    """Run `work` with that namespace, open for its time, on an event loop of its own."""
+
+    async def run() -> _Result:
+        async with await open_async_namespace(namespace_uri()) as namespace:
+            return await work(namespace)
+
+    return asyncio.run(run())
 
 
 @contextmanager

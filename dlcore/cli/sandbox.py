@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
+    from dlcore.sandbox.cluster import AutoRecoveryProcess, Bookie
+
 
 @click.command(
     "sandbox", epilog="Example: dlog sandbox --bookies 4 --data-dir ./data --uri-file uri.txt"
@@ -44,11 +46,22 @@ if TYPE_CHECKING:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the namespace URI to this file when the cluster is ready; removed at the end.",
 )
+@click.option(
+    "--autorecovery/--no-autorecovery",
+    default=True,
+    show_default=True,
+    help="Whether a process makes replicas again that lost bookies held.",
+)
 @common_options
 def sandbox_command(
-    bookies: int, base_port: int | None, data_dir: Path | None, uri_file: Path | None
+    *,
+    bookies: int,
+    base_port: int | None,
+    data_dir: Path | None,
+    uri_file: Path | None,
+    autorecovery: bool,
 ) -> None:
-    """Run a ZooKeeper and bookies, each a process of its own, until interrupted.
+    """Run a ZooKeeper, bookies and auto-recovery, each a process of its own, until interrupted.
 
     Prints the namespace URI when all are ready.  SIGINT (Ctrl-C) and SIGTERM stop them cleanly.
     """
@@ -56,7 +69,12 @@ def sandbox_command(
         _remove(uri_file)  # of an earlier run: whoever waits for the file must not find that one
     with _stop_signals() as stopped:
         try:
-            with Sandbox(bookies=bookies, base_port=base_port, data_dir=data_dir) as sandbox:
+            with Sandbox(
+                bookies=bookies,
+                base_port=base_port,
+                data_dir=data_dir,
+                autorecovery=autorecovery,
+            ) as sandbox:
                 _announce(sandbox, uri_file)
                 _watch(sandbox, stopped)
         finally:
@@ -82,14 +100,16 @@ def _stop_signals() -> Iterator[threading.Event]:
 
 def _watch(sandbox: Sandbox, stopped: threading.Event) -> None:
     """Wait for the end; say once of each process that it ended by itself."""
-    running = list(sandbox.bookies)
+    running: list[Bookie | AutoRecoveryProcess] = list(sandbox.bookies)
+    if sandbox.autorecovery is not None:
+        running.append(sandbox.autorecovery)
     while not stopped.wait(_POLL_S):
         if not sandbox.zookeeper.is_running:
             raise MetadataConnectionError("ZooKeeper ended by itself; stopped the sandbox")
-        ended = [bookie for bookie in running if not bookie.is_running]
-        running = [bookie for bookie in running if bookie not in ended]
-        for bookie in ended:
-            click.echo(f"{bookie.name} ended; its output is in {bookie.log_path}", err=True)
+        ended = [each for each in running if not each.is_running]
+        running = [each for each in running if each not in ended]
+        for each in ended:
+            click.echo(f"{each.name} ended; its output is in {each.log_path}", err=True)
 
 
 def _announce(sandbox: Sandbox, uri_file: Path | None) -> None:

@@ -3,6 +3,7 @@
 <data dir>/sandbox.lock                 held while a sandbox, or what it left, runs on the folder
 <data dir>/zookeeper/{zoo.cfg,zookeeper.log,data}
 <data dir>/bookie-<n>, bookie-<n>.log
+<data dir>/autorecovery.log
 """
 
 from __future__ import annotations
@@ -39,6 +40,14 @@ _START_TIMEOUT_S = 90.0
 """A bookie takes about a second; several at once on a busy machine take longer."""
 _LOCK_TIMEOUT_S = 3.0
 """Long enough for what a killed sandbox left to die, short enough to refuse a folder in use."""
+_AUTORECOVERY_OPTIONS = (
+    "--lost-bookie-delay-s=10",
+    "--open-ledger-grace-s=10",
+    "--audit-interval-s=60",
+    "--poll-interval-s=1",
+    "--retry-pause-s=1",
+)
+"""Short: what is lost in a sandbox is lost to be seen coming back."""
 _SERVING = re.compile(r"^bookie (\S+) \(incarnation (\S+)\) serving on (\S+:\d+)$", re.MULTILINE)
 
 
@@ -138,6 +147,61 @@ class Bookie:
         return self._child
 
 
+class AutoRecoveryProcess:
+    """The auto-recovery process of a sandbox."""
+
+    name = "autorecovery"
+
+    def __init__(self, *, options: Sequence[str], cluster: Sandbox) -> None:
+        self._options = tuple(options)
+        self._cluster = cluster
+        self._child: ChildProcess | None = None
+
+    def __repr__(self) -> str:
+        return f"<AutoRecoveryProcess {f'pid={self.pid}' if self.is_running else 'stopped'}>"
+
+    @property
+    def pid(self) -> int:
+        """The id of its latest process."""
+        return self._latest_child.pid
+
+    @property
+    def log_path(self) -> Path:
+        """The file with its output."""
+        return self._cluster.data_dir / "autorecovery.log"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process runs."""
+        return self._child is not None and self._child.is_running
+
+    def kill(self) -> None:
+        """Kill it with SIGKILL, as a crash would, and wait until the process is gone."""
+        self._latest_child.kill()
+
+    def terminate(self) -> None:
+        """Stop it in order with SIGTERM and wait until the process is gone."""
+        self._latest_child.terminate()
+
+    def restart(self) -> None:
+        """Start it, stopping it first if it runs; it is at work soon after."""
+        if self._child is not None:
+            self._child.terminate()
+        command = [sys.executable, "-m", "dlcore.cli", "autorecovery", "run"]
+        self._child = ChildProcess(
+            [*command, "--uri", self._cluster.uri, *_AUTORECOVERY_OPTIONS, *self._options],
+            log_path=self.log_path,
+            warden=self._cluster._running_warden,
+            environment={"PYTHONPATH": _python_path(), "PYTHONUNBUFFERED": "1"},
+        )
+
+    @property
+    def _latest_child(self) -> ChildProcess:
+        if self._child is None:
+            raise ConfigurationError("auto-recovery is not started")
+        return self._child
+
+
 class Sandbox:
     """A whole cluster for one's own work, for tests and for demonstrations.
 
@@ -145,6 +209,8 @@ class Sandbox:
     temporary folder until `stop`; with it, a later sandbox on the same folder finds all of it, and
     starts as many bookies as it had if that is more than `bookies`.  With `base_port` ZooKeeper
     listens there and the bookies on the ports after it, otherwise free ports are taken.
+
+    Without `autorecovery` nobody makes the replicas again that lost bookies held.
 
     Raises (from `start`):
         ConfigurationError: Java is missing, the folder or a port is taken.
@@ -158,6 +224,8 @@ class Sandbox:
         data_dir: Path | str | None = None,
         *,
         bookie_options: Sequence[str] = (),
+        autorecovery: bool = True,
+        autorecovery_options: Sequence[str] = (),
         report: Callable[[str], None] | None = None,
     ) -> None:
         require(condition=bookies >= 1, key="bookies", value=bookies, rule="expected 1 or more")
@@ -172,6 +240,11 @@ class Sandbox:
         self._base_port = base_port
         self._data_dir = None if data_dir is None else Path(data_dir).absolute()
         self._bookie_options = tuple(bookie_options)
+        self._autorecovery = (
+            AutoRecoveryProcess(options=autorecovery_options, cluster=self)
+            if autorecovery
+            else None
+        )
         self._report = report
         self._temporary_dir: Path | None = None
         self._lock: IO[str] | None = None
@@ -211,6 +284,11 @@ class Sandbox:
     def bookies(self) -> Sequence[Bookie]:
         """The bookies, ``bookie-1`` first."""
         return tuple(self._bookies)
+
+    @property
+    def autorecovery(self) -> AutoRecoveryProcess | None:
+        """The auto-recovery process, if the sandbox has one."""
+        return self._autorecovery
 
     @property
     def data_dir(self) -> Path:
@@ -258,6 +336,25 @@ class Sandbox:
         for bookie in self._bookies:
             bookie._wait_until_serving()
             self._tell(f"{bookie.name} serves on {bookie.address}")
+        if self._autorecovery is not None:
+            self._tell("starting auto-recovery")
+            self._autorecovery.restart()
+
+    def add_bookie(self) -> Bookie:
+        """Start one more bookie, on a free port, and return it when it serves."""
+        name = f"bookie-{len(self._bookies) + 1}"
+        bookie = Bookie(
+            name,
+            folder=self.data_dir / name,
+            port=0,
+            options=self._bookie_options,
+            cluster=self,
+        )
+        self._bookies.append(bookie)
+        bookie._spawn()
+        bookie._wait_until_serving()
+        self._tell(f"{bookie.name} serves on {bookie.address}")
+        return bookie
 
     def _choose_ports(self) -> list[int]:
         numbers = [
@@ -275,7 +372,8 @@ class Sandbox:
 
     def stop(self) -> None:
         """Stop everything and wait until no process is left; nothing happens if it does not run."""
-        children = [bookie._child for bookie in self._bookies if bookie._child is not None]
+        started = [self._autorecovery, *self._bookies]  # the first first: it needs the others
+        children = [each._child for each in started if each is not None and each._child is not None]
         try:
             for child in children:
                 child.ask_to_stop()

@@ -21,7 +21,13 @@ COMMANDS = [
     "log tail",
     "log count",
     "segment list",
+    "autorecovery pause",
+    "autorecovery run",
+    "autorecovery status",
+    "bookie decommission",
     "bookie list",
+    "ledger check",
+    "ledger recover",
     "ledger show",
     "sandbox",
 ]
@@ -67,6 +73,12 @@ def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -
         (["log", "create", "c", "--write-quorum", "2", "--ack-quorum", "3"], "E >= Qw >= Qa"),
         (["log", "write", "c", "--txid", "yesterday"], "'now', 'line-number'"),
         (["ledger", "show", "-1"], "error: "),
+        (["ledger", "check", "seventeen"], "error: "),
+        (["bookie", "decommission", "--uri", NOWHERE], "error: Missing argument 'NAME'"),
+        (
+            ["autorecovery", "run", "--copy-bytes-per-s", "0", "--uri", NOWHERE],
+            "error: copy_bytes_per_s=0.0: expected a number > 0",
+        ),
         (["sandbox", "--bookies", "0"], "error: "),
     ],
 )

@@ -44,7 +44,8 @@ def is_alive(pid: int) -> bool:
 
 def pids_of(sandbox: Sandbox) -> list[int]:
     """Return the processes of a running sandbox."""
-    return [sandbox.zookeeper.pid, *(bookie.pid for bookie in sandbox.bookies)]
+    pids = [sandbox.zookeeper.pid, *(bookie.pid for bookie in sandbox.bookies)]
+    return pids if sandbox.autorecovery is None else [*pids, sandbox.autorecovery.pid]
 
 
 def registered(sandbox: Sandbox) -> dict[str, str]:

@@ -1,0 +1,220 @@
+"""What an operator asks about replicas and does by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dlcore.autorecovery.check import ReplicaCheck, check_ledger
+from dlcore.autorecovery.listing import RepairList
+from dlcore.autorecovery.replicas import ask_replicas, members_of
+from dlcore.errors import ConfigurationError, DecommissionError, LedgerNotFoundError, NoNodeError
+from dlcore.ledger.codec import decode_cookie
+from dlcore.ledger.metadata import LedgerState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from dlcore.autorecovery.codec import Office, ReplicaCheckRun, UnderReplicatedLedger
+    from dlcore.autorecovery.services import RecoveryServices
+    from dlcore.ids import BookieId
+    from dlcore.ledger.metadata import LedgerMetadata
+
+_POLL_S = 1.0
+_REASONS_SHOWN_MAX = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryStatus:
+    """What auto-recovery is at; `ledgers` lack replicas, ascending by id."""
+
+    auditor: Office | None
+    is_paused: bool
+    ledgers: tuple[UnderReplicatedLedger, ...]
+    last_check: ReplicaCheckRun | None
+
+
+class Maintenance:
+    """Operations on the replicas of one namespace."""
+
+    def __init__(self, services: RecoveryServices) -> None:
+        self._services = services
+        self._repairs = RepairList(services.store, services.paths, services.clock)
+
+    async def read_status(self) -> RecoveryStatus:
+        """Return what auto-recovery is at."""
+        await self._services.store.sync(self._services.paths.root)
+        ledgers: list[UnderReplicatedLedger] = []
+        async for ledger_id in self._repairs.ledger_ids():
+            listed = await self._repairs.read(ledger_id)
+            if listed is not None:
+                ledgers.append(listed.entry)
+        return RecoveryStatus(
+            auditor=await self._repairs.read_auditor(),
+            is_paused=await self._repairs.is_paused(),
+            ledgers=tuple(ledgers),
+            last_check=await self._repairs.read_last_check(),
+        )
+
+    async def set_paused(self, *, is_paused: bool) -> None:
+        """Pause auto-recovery everywhere, or let it go on."""
+        await self._repairs.set_paused(is_paused=is_paused)
+
+    async def recover_ledger(self, ledger_id: int) -> LedgerMetadata:
+        """Fence the ledger's writer and close it; see `LedgerClient.recover_ledger`."""
+        return await self._services.client.recover_ledger(ledger_id)
+
+    async def check_ledger(self, ledger_id: int) -> tuple[LedgerMetadata, list[ReplicaCheck]]:
+        """Ask each bookie of each ensemble whether it holds what it should.
+
+        Of a ledger that is not closed the last ensemble is checked up to its LAC.
+
+        Raises:
+            LedgerNotFoundError: there is no such ledger.
+            LedgerReadError: too few bookies told its LAC.
+        """
+        reader = await self._services.client.open_ledger(ledger_id)
+        lac = await reader.read_last_add_confirmed()
+        metadata = reader.metadata
+        infos = await self._services.registry.get_bookies()
+        answers = await ask_replicas(
+            self._services, metadata, registered={info.bookie for info in infos}
+        )
+        return metadata, check_ledger(metadata, answers, last_add_confirmed=lac)
+
+    async def decommission(
+        self, name: str, *, timeout_s: float, report: Callable[[str], None]
+    ) -> int:
+        """Give up a bookie that was stopped: its ledgers get other replicas, its cookie goes.
+
+        Auto-recovery does the work, at once and without the delay for lost bookies; this waits for
+        it and reports progress in sentences.  Whatever it ends with, it may be called again.
+
+        Returns:
+            How many ledgers were moved.
+
+        Raises:
+            ConfigurationError: no bookie of that name is known.
+            DecommissionError: it is registered; or ledgers still need it after `timeout_s`.
+        """
+        await self._require_stopped(name)
+        cookie = await self._read_cookie(name)
+        left = await self._ledgers_of(name)
+        if cookie is None and not left:
+            raise ConfigurationError(f"name={name!r}: no bookie of that name has a cookie or data")
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        moved = 0
+        while left:
+            report(f"{len(left)} ledgers refer to {name}")
+            moved += len(left)
+            await self._publish(left)
+            await self._wait_until_moved(name, dict(left), deadline=deadline, report=report)
+            left = await self._ledgers_of(name)  # a writer may have chosen it meanwhile
+        await self._require_stopped(name)
+        if cookie is not None:
+            await self._delete_cookie(name, version=cookie)
+        return moved
+
+    async def _require_stopped(self, name: str) -> None:
+        for info in await self._services.registry.get_bookies():
+            if info.bookie.name == name:
+                raise DecommissionError(
+                    f"bookie {name} is registered at {info.address}: stop it first, and wait until "
+                    "its registration is gone"
+                )
+
+    async def _read_cookie(self, name: str) -> int | None:
+        """Return the version of the bookie's cookie, if it has one."""
+        path = self._services.paths.cookie(name)
+        node = await self._services.store.get(path)
+        if node is None:
+            return None
+        decode_cookie(node.value, source=path)
+        return node.version
+
+    async def _delete_cookie(self, name: str, *, version: int) -> None:
+        try:
+            await self._services.store.delete(self._services.paths.cookie(name), version=version)
+        except NoNodeError:
+            return  # by somebody else, or by us and the reply was lost
+
+    async def _ledgers_of(self, name: str) -> dict[int, tuple[BookieId, ...]]:
+        """Return the ledgers that refer to a bookie of that name, and by which incarnations."""
+        found: dict[int, tuple[BookieId, ...]] = {}
+        async for ledger_id in self._services.ledgers.list_ledgers():
+            members = await self._members_named(ledger_id, name)
+            if members:
+                found[ledger_id] = members
+        return found
+
+    async def _members_named(self, ledger_id: int, name: str) -> tuple[BookieId, ...]:
+        try:
+            stored = await self._services.ledgers.read(ledger_id)
+        except LedgerNotFoundError:
+            return ()
+        return tuple(sorted(b for b in members_of(stored.metadata) if b.name == name))
+
+    async def _publish(self, ledgers: Mapping[int, tuple[BookieId, ...]]) -> None:
+        for ledger_id, members in ledgers.items():
+            await self._repairs.publish(ledger_id, missing=members)
+
+    async def _wait_until_moved(
+        self,
+        name: str,
+        left: dict[int, tuple[BookieId, ...]],
+        *,
+        deadline: float,
+        report: Callable[[str], None],
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        told = ""
+        while True:
+            count = len(left)
+            for ledger_id in list(left):
+                members = await self._members_named(ledger_id, name)
+                if not members:
+                    del left[ledger_id]
+                elif await self._repairs.read(ledger_id) is None:
+                    # Whoever took it off the list found the bookie registered again for a moment.
+                    await self._repairs.publish(ledger_id, missing=members)
+            if not left:
+                return
+            if len(left) != count:
+                report(f"{len(left)} ledgers left")
+            blocked = await self._what_blocks(left)
+            if blocked and blocked != told:
+                report(blocked)
+                told = blocked
+            if loop.time() >= deadline:
+                await self._require_stopped(name)
+                raise DecommissionError(
+                    f"{len(left)} ledgers still need bookie {name}: "
+                    f"{blocked or 'auto-recovery is at work: try again'}"
+                )
+            await asyncio.sleep(_POLL_S)
+
+    async def _what_blocks(self, left: Mapping[int, object]) -> str:
+        """Return what keeps auto-recovery from moving the ledgers, if that is known."""
+        if await self._repairs.is_paused():
+            return "auto-recovery is paused: dlog autorecovery pause --off lets it go on"
+        if await self._repairs.read_auditor() is None:
+            return "no auto-recovery runs: start one with dlog autorecovery run"
+        reasons: list[str] = []
+        for ledger_id in left:
+            listed = await self._repairs.read(ledger_id)
+            if listed is not None and listed.entry.reason:
+                reasons.append(f"ledger {ledger_id}: {listed.entry.reason}")
+            if len(reasons) == _REASONS_SHOWN_MAX:
+                break
+        return "; ".join(reasons)
+
+
+def is_replicated(metadata: LedgerMetadata, checks: list[ReplicaCheck]) -> bool:
+    """Whether every bookie is proven to hold what it should, and the ledger has an end or a writer.
+
+    A ledger that is IN_RECOVERY has neither.
+    """
+    is_sound = metadata.state is not LedgerState.IN_RECOVERY
+    return is_sound and all(check.is_complete for check in checks)

@@ -1,0 +1,7 @@
+"""`python -m dlcore.cli`: the `dlog` command where it is not on the path."""
+
+from __future__ import annotations
+
+from dlcore.cli.app import main
+
+main()

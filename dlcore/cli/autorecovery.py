@@ -1,0 +1,149 @@
+"""`dlog autorecovery`: the service that makes lost replicas again, and what it is at."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from dlcore.autorecovery.config import AutoRecoveryConfig
+from dlcore.autorecovery.maintenance import Maintenance
+from dlcore.autorecovery.service import AutoRecovery
+from dlcore.cli.context import common_options, namespace_uri, run_async, wants_json
+from dlcore.cli.output import show_done, show_fields, show_rows, time_text
+from dlcore.namespace import open_namespace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dlcore.autorecovery.maintenance import RecoveryStatus
+    from dlcore.namespace import Namespace
+
+_Command = TypeVar("_Command", bound="Callable[..., Any]")
+_DEFAULTS = AutoRecoveryConfig()
+
+
+@click.group("autorecovery")
+@common_options
+def autorecovery_group() -> None:
+    """Make lost replicas again: run the service, look at it, pause it."""
+
+
+def _seconds(flag: str, default: float, text: str) -> Callable[[_Command], _Command]:
+    return click.option(
+        flag, type=float, default=default, show_default=True, metavar="SECONDS", help=text
+    )
+
+
+@autorecovery_group.command("run", epilog="Example: dlog autorecovery run")
+@_seconds(
+    "--lost-bookie-delay-s",
+    _DEFAULTS.lost_bookie_delay_s,
+    "How long a bookie that is not registered may stay away.",
+)
+@_seconds(
+    "--open-ledger-grace-s",
+    _DEFAULTS.open_ledger_grace_s,
+    "How long a live writer may keep a lost bookie before its ledger is recovered.",
+)
+@_seconds("--audit-interval-s", _DEFAULTS.audit_interval_s, "From one audit to the next.")
+@_seconds(
+    "--check-interval-s", _DEFAULTS.check_interval_s, "From one full replica check to the next."
+)
+@_seconds("--poll-interval-s", _DEFAULTS.poll_interval_s, "How often a worker looks for work.")
+@_seconds("--retry-pause-s", _DEFAULTS.retry_pause_s, "Before a failed repair is tried again.")
+@click.option(
+    "--copy-bytes-per-s",
+    type=float,
+    default=_DEFAULTS.copy_bytes_per_s,
+    show_default=True,
+    help="Pace of copying.",
+)
+@common_options
+def run_service(**options: float) -> None:
+    """Run a candidate for auditor and a worker, until interrupted.
+
+    Any number may run; one of them audits, all repair.  Logs go to standard error.  SIGINT (Ctrl-C)
+    and SIGTERM stop it cleanly.
+    """
+    config = AutoRecoveryConfig(**options)  # type: ignore[arg-type]  # all of them are seconds
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+    asyncio.run(_serve(namespace_uri(), config))
+
+
+async def _serve(uri: str, config: AutoRecoveryConfig) -> None:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    async with await open_namespace(uri) as namespace:
+        service = AutoRecovery(
+            namespace.recovery_services,
+            config=config,
+            owner=f"{socket.gethostname()}:{os.getpid()}",
+        )
+        running = loop.create_task(service.run())
+        stopping = loop.create_task(stop.wait())
+        click.echo(f"auto-recovery of {namespace.uri} at work")
+        await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        await service.aclose()
+        await running  # raises if it ended by a defect
+
+
+@autorecovery_group.command("status", epilog="Example: dlog autorecovery status --json")
+@common_options
+def show_status() -> None:
+    """Show who audits, whether it is paused, and which ledgers lack replicas, and why."""
+
+    async def read(namespace: Namespace) -> RecoveryStatus:
+        return await Maintenance(namespace.recovery_services).read_status()
+
+    status = run_async(read)
+    last = status.last_check
+    rows = [
+        {
+            "ledger": each.ledger_id,
+            "since": time_text(each.since_ms),
+            "missing": [str(bookie) for bookie in each.missing],
+            "attempts": each.attempts,
+            "reason": each.reason or None,
+        }
+        for each in status.ledgers
+    ]
+    fields: dict[str, object] = {
+        "auditor": None if status.auditor is None else status.auditor.owner,
+        "paused": status.is_paused,
+        "last_check": None if last is None else time_text(last.finished_ms),
+        "checked_ledgers": None if last is None else last.ledgers,
+        "under_replicated": len(rows),
+    }
+    if wants_json():
+        show_fields(fields | {"ledgers": rows})
+        return
+    show_fields(fields)
+    if rows:
+        show_rows(rows, columns=("ledger", "since", "missing", "attempts", "reason"), empty="")
+
+
+@autorecovery_group.command("pause", epilog="Example: dlog autorecovery pause --off")
+@click.option("--off", is_flag=True, help="Let it go on.")
+@common_options
+def pause(*, off: bool) -> None:
+    """Pause auto-recovery in all processes, soon and until further notice."""
+
+    async def write(namespace: Namespace) -> None:
+        await Maintenance(namespace.recovery_services).set_paused(is_paused=not off)
+
+    run_async(write)
+    show_done("auto-recovery goes on" if off else "auto-recovery is paused", {"paused": not off})
