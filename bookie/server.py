@@ -18,17 +18,22 @@ from bookie.disk import RealDisk
 from bookie.disk_port import DiskSpace
 from bookie.garbage_collector import GarbageCollector
 from bookie.registration import Registrar, confirm_identity, establish_identity
+from bookie.repair import Repairer
 from bookie.service import BookieService
 from bookie.space import SpaceReport
 from bookie.storage import LedgerStorage, StorageState
+from dlcore.config import LedgerClientConfig
 from dlcore.errors import (
     BookieStorageError,
     ConfigurationError,
     DLError,
 )
+from dlcore.ledger.registry import BookieRegistry
+from dlcore.ledger.store import LedgerStore
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.paths import NamespacePaths, parse_uri
 from dlcore.transport import wire
+from dlcore.transport.grpc import GrpcBookieClient
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -240,6 +245,23 @@ class BookieServer:
         self._repeat("garbage collection", self._collect_once, config.garbage_interval_s)
         self._repeat("compaction", self._compact_once, config.compact_interval_s)
         self._repeat("scrubbing", self._scrub_once, config.scrub_interval_s)
+        self._repair()
+
+    def _repair(self) -> None:
+        registry = BookieRegistry(self._store, self._paths)
+        self._running.callback(registry.close)
+        client = GrpcBookieClient(
+            registry.resolve, cluster_id=self._cluster_id, config=LedgerClientConfig()
+        )
+        self._running.push_async_callback(client.aclose)
+        repairer = Repairer(
+            self.storage,
+            bookie=self.bookie,
+            ledgers=LedgerStore(self._store, self._paths),
+            client=client,
+        )
+        task = asyncio.create_task(repairer.run(), name="bookie repair")
+        self._running.push_async_callback(_end, task)
 
     def _repeat(self, what: str, once: Callable[[], Awaitable[None]], interval_s: float) -> None:
         """Do something again and again, with a pause before each time, whether it fails or not."""
@@ -253,12 +275,7 @@ class BookieServer:
                     logger.warning("%s failed bookie=%s: %s", what, self.bookie, error)
 
         task = asyncio.create_task(repeat(), name=f"bookie {what}")
-
-        async def stop() -> None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-        self._running.push_async_callback(stop)
+        self._running.push_async_callback(_end, task)
 
     async def _compact_once(self) -> None:
         report = await self.storage.compact()

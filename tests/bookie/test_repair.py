@@ -1,0 +1,184 @@
+"""The repairer fetches good copies from where the metadata says they are, and gives up on none."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bookie.disk import MemoryDisk
+from bookie.entry_log_format import file_name
+from bookie.repair import Repairer
+from dlcore.errors import BookieStorageError
+from dlcore.ledger.metadata import LedgerState
+from dlcore.ledger.store import LedgerStore
+from dlcore.metadata.binding import ensure_namespace
+from dlcore.metadata.memory import MemoryTree
+from dlcore.transport.memory import MemoryBookie, MemoryBookieClient
+from tests.fixtures.ledger_cluster import PATHS, TokenClock
+from tests.fixtures.ledgers import LEDGER_ID, bookie, frame_of, metadata_of, quorum_of
+from tests.fixtures.storage import open_storage
+from tests.simulation.loop import run
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from bookie.storage import LedgerStorage
+    from dlcore.ledger.metadata import LedgerMetadata
+    from dlcore.metadata.memory import MemoryStore
+
+ENTRIES = 6
+STRIPED = metadata_of((0, "ABCD"), quorum=quorum_of(4, 2, 2))
+"""Entry n is on the n-th bookie and its neighbour: A has 0 and 3, with B and D."""
+
+
+@dataclass
+class Scene:
+    """Bookie A with a real storage, and its peers in memory, which hold what they should."""
+
+    storage: LedgerStorage
+    disk: MemoryDisk
+    peers: dict[str, MemoryBookie]
+    store: MemoryStore
+
+    def damage(self, entry_id: int) -> None:
+        """Change a byte of an entry of A."""
+        found = self.storage._reader.find(LEDGER_ID, entry_id)
+        assert found is not None
+        self.disk.corrupt(file_name(found.file_number), found.offset + found.size - 1, b"\xff")
+
+    async def meet(self, entry_id: int) -> None:
+        """Read a damaged entry, as a client would."""
+        with pytest.raises(BookieStorageError):
+            await self.storage.read_entry(LEDGER_ID, entry_id, fence=False)
+
+    async def until_mended(self) -> float:
+        """Wait until no damage is known; return the time."""
+        loop = asyncio.get_running_loop()
+        while self.storage.damaged_entries():  # noqa: ASYNC110  # virtual time
+            await asyncio.sleep(0.1)
+        return loop.time()
+
+    async def check(self, *entry_ids: int) -> None:
+        """Check that A holds the entries."""
+        for entry_id in entry_ids:
+            frame = await self.storage.read_entry(LEDGER_ID, entry_id, fence=False)
+            assert frame == frame_of(entry_id)
+
+
+@asynccontextmanager
+async def scene_of(metadata: LedgerMetadata = STRIPED) -> AsyncIterator[Scene]:
+    """Set up a ledger and run A's repairer."""
+    store = MemoryTree().connect()
+    await ensure_namespace(store, PATHS, TokenClock())
+    ledgers = LedgerStore(store, PATHS)
+    await ledgers.create(metadata)
+    peers = {name: MemoryBookie(bookie(name)) for name in "BCD"}
+    disk = MemoryDisk()
+    async with open_storage(disk) as storage:
+        for entry_id in range(ENTRIES):
+            await storage.add_entry(frame_of(entry_id))
+            for peer in peers.values():
+                peer.add_entry(frame_of(entry_id), is_recovery=False)
+        repairer = Repairer(
+            storage, bookie=bookie("A"), ledgers=ledgers, client=MemoryBookieClient(peers.values())
+        )
+        task = asyncio.create_task(repairer.run())
+        yield Scene(storage, disk, peers, store)
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def test_what_a_read_found_damaged_is_fetched_from_its_other_holder() -> None:
+    """Goal: only the write set is asked, and not for fences; the entry is whole at once."""
+
+    async def main() -> None:
+        async with scene_of() as scene:
+            for entry_id in (0, 3):
+                scene.damage(entry_id)
+                await scene.meet(entry_id)
+            assert await scene.until_mended() < 1.0
+            await scene.check(*range(ENTRIES))
+            assert scene.storage.stats().repaired_entry_count == 2
+            assert scene.peers["B"].requests == 1
+            assert scene.peers["D"].requests == 1
+            assert scene.peers["C"].requests == 0
+            assert not any(peer.is_fenced(LEDGER_ID) for peer in scene.peers.values())
+
+    run(main())
+
+
+def test_a_bad_copy_is_not_taken_and_the_next_holder_is_asked() -> None:
+    """Goal: what a peer sends is verified; its own damage does not spread."""
+
+    async def main() -> None:
+        async with scene_of(metadata_of((0, "ABC"))) as scene:
+            scene.peers["B"].entries(LEDGER_ID)[1] = frame_of(1)[:-1] + b"?"
+            scene.peers["B"].entries(LEDGER_ID)[2] = frame_of(1)
+            for entry_id in (1, 2):
+                scene.damage(entry_id)
+                await scene.meet(entry_id)
+            await scene.until_mended()
+            await scene.check(1, 2)
+
+    run(main())
+
+
+def test_it_tries_again_later_and_later_until_a_holder_is_back() -> None:
+    """Goal: nothing is forgotten while peers are away, and they are not asked all the time."""
+
+    async def main() -> None:
+        async with scene_of() as scene:
+            scene.peers["B"].stop()
+            scene.damage(0)
+            await scene.meet(0)
+            await asyncio.sleep(1000)
+            assert 5 < scene.peers["B"].requests < 15
+            assert scene.storage.damaged_entries() == [(LEDGER_ID, 0)]
+            scene.damage(3)
+            await scene.meet(3)
+            await asyncio.sleep(1)
+            assert scene.storage.damaged_entries() == [(LEDGER_ID, 0)]
+            scene.peers["B"].start()
+            await scene.until_mended()
+            await scene.check(0, 3)
+
+    run(main(), seconds_max=5000.0)
+
+
+def test_entries_that_nobody_needs_are_forgotten() -> None:
+    """Goal: a deleted ledger, and an entry behind the end of a closed one, need no repair."""
+
+    async def main(*, is_deleted: bool) -> None:
+        metadata = metadata_of((0, "ABC"), state=LedgerState.CLOSED, last_entry_id=3)
+        async with scene_of(metadata) as scene:
+            if is_deleted:
+                await scene.store.delete(PATHS.ledger(LEDGER_ID))
+            entry_id = 1 if is_deleted else 4
+            scene.damage(entry_id)
+            await scene.meet(entry_id)
+            assert await scene.until_mended() < 1.0
+            assert scene.storage.stats().repaired_entry_count == 0
+            assert all(peer.requests == 0 for peer in scene.peers.values())
+
+    for is_deleted in (False, True):
+        run(main(is_deleted=is_deleted))
+
+
+def test_an_entry_of_a_replaced_ensemble_is_asked_of_the_bookies_of_its_own() -> None:
+    """Goal: each entry has its own ensemble, and holders may be others than today's."""
+
+    async def main() -> None:
+        async with scene_of(metadata_of((0, "ABC"), (3, "BCD"))) as scene:
+            scene.peers["B"].stop()
+            scene.peers["C"].stop()
+            scene.damage(4)  # A holds it although it is no member any more
+            await scene.meet(4)
+            await scene.until_mended()
+            await scene.check(4)
+            assert scene.peers["D"].requests == 1
+
+    run(main())
