@@ -26,6 +26,7 @@ from tests.chaos.links import Network
 from tests.chaos.payloads import identity_of
 from tests.chaos.plan import BOOKIE_SESSION_S, ZOOKEEPER
 from tests.chaos.services import BookieService, Deadline, Service, client_may_end
+from tests.chaos.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence, Set
@@ -45,6 +46,7 @@ SCRATCH = "chaos/scratch"
 LOGS = (LOCKED, CONTENDED, SOLO, *STAGED)
 START_TIMEOUT_S = 120.0
 _SMALL_DISKS = 2
+_RACKS = 3
 _SMALL_DISK_BYTES_MIN = 96 * 1024 * 1024
 _BYTES_PER_S = 1024 * 1024
 _BOOKIE_OPTIONS = {
@@ -53,6 +55,7 @@ _BOOKIE_OPTIONS = {
     "garbage-interval-s": 3.0,
     "garbage-age-ms": 2000,
     "compact-interval-s": 3.0,
+    "scrub-interval-s": 8.0,
     "compact-floor-bytes": 1024 * 1024,
     "space-minimum-bytes": 2 * 1024 * 1024,
     "space-read-only-below-bytes": 6 * 1024 * 1024,
@@ -119,14 +122,14 @@ class Cluster:
             self.bookies[name].release()
         await self._resources.aclose()
         await self.network.aclose()
-        await asyncio.to_thread(self.zookeeper.stop)
-        await asyncio.to_thread(self._warden.close)
+        await in_thread(self.zookeeper.stop)
+        await in_thread(self._warden.close)
         for name in self.small_disks:
             disks.unmount(self.folder / name)
         self.small_disks = ()
 
     async def _start(self) -> None:
-        await asyncio.to_thread(self.zookeeper.start)
+        await in_thread(self.zookeeper.start)
         port = int(self.zookeeper.servers.rpartition(":")[2])
         self._zookeeper_port = await self.network.open_proxy(ZOOKEEPER, lambda: port)
         self.store = await ZooKeeperStore.connect(self.zookeeper.servers)
@@ -157,9 +160,15 @@ class Cluster:
 
     async def _add_bookie(self, name: str) -> None:
         proxy_port = 0
+        rack = f"/rack-{len(self.bookies) % _RACKS}"
 
         def options() -> Sequence[str]:
-            given = {**_BOOKIE_OPTIONS, "metadata-uri": self.uri, "advertised-port": proxy_port}
+            given = {
+                **_BOOKIE_OPTIONS,
+                "metadata-uri": self.uri,
+                "advertised-port": proxy_port,
+                "rack": rack,
+            }
             return [part for key, value in given.items() for part in (f"--{key}", str(value))]
 
         bookie = BookieService(

@@ -7,7 +7,6 @@ works; else by the launcher `tests.chaos.bookie`.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ import tempfile
 from typing import TYPE_CHECKING
 
 from dlcore.sandbox.process import ChildProcess, Warden
+from tests.chaos.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,7 +119,7 @@ class SyncFaults:
         self._control(bookie).unlink(missing_ok=True)
         tracer = self._tracers.pop(bookie, None)
         if tracer is not None:
-            await asyncio.to_thread(tracer.terminate)
+            await in_thread(tracer.terminate)
 
     def _begin(self, bookie: str, pid: int, *, injection: str, command: str) -> None:
         if self.has_strace:

@@ -14,6 +14,7 @@ from tests.chaos.cluster import FULL_DISK_BYTES, READ_ONLY_DISK_BYTES, persisten
 from tests.chaos.links import Rule
 from tests.chaos.plan import KINDS, LINK_KINDS, Fault
 from tests.chaos.services import Deadline
+from tests.chaos.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -114,14 +115,14 @@ class Nemesis:
     async def _restart_zookeeper(self, fault: Fault) -> None:
         zookeeper = self._cluster.zookeeper
         async with self._cluster.zookeeper_turn:
-            await asyncio.to_thread(zookeeper.kill)
+            await in_thread(zookeeper.kill)
             await asyncio.sleep(fault.lasts_s)
-            await asyncio.to_thread(zookeeper.start)
+            await in_thread(zookeeper.start)
 
     async def _pause_zookeeper(self, fault: Fault) -> None:
         zookeeper = self._cluster.zookeeper
         async with self._cluster.zookeeper_turn:
-            await asyncio.to_thread(zookeeper.pause)
+            await in_thread(zookeeper.pause)
             try:
                 await asyncio.sleep(fault.lasts_s)
             finally:
@@ -157,10 +158,10 @@ class Nemesis:
         leave_bytes = FULL_DISK_BYTES if fault.strength < _FULL_SHARE else READ_ONLY_DISK_BYTES
         async with bookie.turn:
             try:
-                await asyncio.to_thread(disks.fill_disk, bookie.folder, leave_bytes=leave_bytes)
+                await in_thread(disks.fill_disk, bookie.folder, leave_bytes=leave_bytes)
                 await asyncio.sleep(fault.lasts_s)
             finally:
-                await asyncio.to_thread(disks.free_disk, bookie.folder)
+                await in_thread(disks.free_disk, bookie.folder)
 
     async def _fail_syncs(self, fault: Fault) -> bool:
         """Return False if the bookie did not run."""
@@ -202,7 +203,7 @@ class Nemesis:
                     return False
                 self.lost.add(bookie.incarnation)
                 await bookie.kill()
-                await asyncio.to_thread(_empty, bookie)
+                await in_thread(_empty, bookie)
                 await asyncio.sleep(fault.lasts_s)
                 await self._start_anew(bookie)
         return True

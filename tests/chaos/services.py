@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlcore.sandbox.process import HOST, ChildProcess, PortReservation, Warden
+from tests.chaos.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -96,13 +96,13 @@ class Service:
         self.is_wanted = False
         if self._child is not None:
             self._note_end()
-            await asyncio.to_thread(self._child.kill)
+            await in_thread(self._child.kill)
 
     async def pause(self) -> None:
         """Let it stand still, if it runs."""
         if self._child is not None and self._child.is_running:
             self._paused = True
-            await asyncio.to_thread(self._child.pause)
+            await in_thread(self._child.pause)
 
     def resume(self) -> None:
         """Let it go on."""
@@ -117,7 +117,7 @@ class Service:
             return True
         self._note_end()
         began_s = time.monotonic()
-        await asyncio.to_thread(self._child.terminate, timeout_s=_STOP_TIMEOUT_S)
+        await in_thread(self._child.terminate, timeout_s=_STOP_TIMEOUT_S)
         return time.monotonic() - began_s < _STOP_TIMEOUT_S
 
     async def keep_running(self) -> None:
@@ -213,8 +213,3 @@ class Deadline:
                 return False
             await asyncio.sleep(_POLL_S)
         return True
-
-
-def can_write(folder: Path) -> bool:
-    """Whether this user may make files in `folder`."""
-    return os.access(folder, os.W_OK)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -31,3 +34,37 @@ def test_nothing_is_lost_doubled_or_out_of_order() -> None:
     assert counts is not None
     appended, acknowledged, read = map(int, counts.groups())
     assert appended >= read >= acknowledged > 100
+
+
+@pytest.mark.integration
+def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Ctrl-C in the middle of faults: every process ends, and the folder is gone."""
+    command = [sys.executable, "-m", "tests.chaos", "--seed", str(SEED), "--seconds", "60"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, env=environment
+    ) as run:
+        assert run.stdout is not None
+        for line in run.stdout:
+            if "kill" in line or "pause" in line:
+                break
+        assert processes_that_name(tmp_path)
+        run.send_signal(signal.SIGINT)
+        assert run.stdout.read().endswith("interrupted\n")
+    assert run.returncode == 130
+    assert processes_that_name(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+    assert str(tmp_path) not in Path("/proc/self/mounts").read_text()
+
+
+def processes_that_name(folder: Path) -> list[str]:
+    """Return the command lines of processes that contain `folder`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue  # it has just ended
+        if str(folder) in command:
+            found.append(command)
+    return found
