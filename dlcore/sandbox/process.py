@@ -67,6 +67,7 @@ class ChildProcess:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.log_path = log_path
+        self._is_asked = False
         self._log_start = log_path.stat().st_size if log_path.exists() else 0
         with log_path.open("ab") as log:
             # The gate opens only once the warden knows the process: it can never be missed.
@@ -109,7 +110,10 @@ class ChildProcess:
         """Send SIGTERM, waking it if it is paused, without waiting."""
         if self.is_running:
             self._process.send_signal(signal.SIGCONT)
-            self._process.terminate()
+            if not self._is_asked:
+                # Once: an interpreter on its way out has no handler any more, and would be killed.
+                self._is_asked = True
+                self._process.terminate()
 
     def terminate(self, *, timeout_s: float = _TERMINATION_TIMEOUT_S) -> None:
         """Stop it with SIGTERM and wait; one that does not end in time is killed."""
