@@ -25,23 +25,34 @@ def bookie_group() -> None:
 )
 @common_options
 def list_bookies() -> None:
-    """List the bookies that are registered now: name, address, whether they take writes."""
+    """List the bookies that are registered now: where they are, their room, if they take writes.
+
+    Free space is as of some minutes ago at most.
+    """
     with connect() as namespace:
         bookies = sorted(namespace.get_bookies(), key=lambda info: info.bookie)
     rows = [
         {
             "name": info.bookie.name,
             "address": info.address,
-            "read_only": info.read_only,
+            "rack": info.rack,
+            "state": "read-only" if info.read_only else "writable",
+            "free": _gib(info.free_bytes) if info.total_bytes else "unknown",
+            "free_bytes": info.free_bytes if info.total_bytes else None,
+            "total_bytes": info.total_bytes or None,
             "incarnation": info.bookie.incarnation,
         }
         for info in bookies
     ]
     show_rows(
         rows,
-        columns=("name", "address", "read_only", "incarnation"),
+        columns=("name", "address", "rack", "state", "free", "incarnation"),
         empty="no bookie is registered",
     )
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB"
 
 
 @bookie_group.command("decommission", epilog="Example: dlog bookie decommission bookie-3")

@@ -47,6 +47,13 @@ if TYPE_CHECKING:
     help="Write the namespace URI to this file when the cluster is ready; removed at the end.",
 )
 @click.option(
+    "--rack",
+    "racks",
+    multiple=True,
+    metavar="RACK",
+    help="A rack, given several times: the bookies stand in these in turn.",
+)
+@click.option(
     "--autorecovery/--no-autorecovery",
     default=True,
     show_default=True,
@@ -59,6 +66,7 @@ def sandbox_command(
     base_port: int | None,
     data_dir: Path | None,
     uri_file: Path | None,
+    racks: tuple[str, ...],
     autorecovery: bool,
 ) -> None:
     """Run a ZooKeeper, bookies and auto-recovery, each a process of its own, until interrupted.
@@ -73,6 +81,7 @@ def sandbox_command(
                 bookies=bookies,
                 base_port=base_port,
                 data_dir=data_dir,
+                racks=racks,
                 autorecovery=autorecovery,
             ) as sandbox:
                 _announce(sandbox, uri_file)

@@ -210,6 +210,7 @@ class Sandbox:
     starts as many bookies as it had if that is more than `bookies`.  With `base_port` ZooKeeper
     listens there and the bookies on the ports after it, otherwise free ports are taken.
 
+    With `racks` the bookies stand in these in turn: ``bookie-1`` in the first one, and so on.
     Without `autorecovery` nobody makes the replicas again that lost bookies held.
 
     Raises (from `start`):
@@ -224,6 +225,7 @@ class Sandbox:
         data_dir: Path | str | None = None,
         *,
         bookie_options: Sequence[str] = (),
+        racks: Sequence[str] = (),
         autorecovery: bool = True,
         autorecovery_options: Sequence[str] = (),
         report: Callable[[str], None] | None = None,
@@ -240,6 +242,7 @@ class Sandbox:
         self._base_port = base_port
         self._data_dir = None if data_dir is None else Path(data_dir).absolute()
         self._bookie_options = tuple(bookie_options)
+        self._racks = tuple(racks)
         self._autorecovery = (
             AutoRecoveryProcess(options=autorecovery_options, cluster=self)
             if autorecovery
@@ -325,7 +328,7 @@ class Sandbox:
                 f"bookie-{number}",
                 folder=self.data_dir / f"bookie-{number}",
                 port=port,
-                options=self._bookie_options,
+                options=self._options_of(number),
                 cluster=self,
             )
             for number, port in enumerate(ports, start=1)
@@ -342,12 +345,13 @@ class Sandbox:
 
     def add_bookie(self) -> Bookie:
         """Start one more bookie, on a free port, and return it when it serves."""
-        name = f"bookie-{len(self._bookies) + 1}"
+        number = len(self._bookies) + 1
+        name = f"bookie-{number}"
         bookie = Bookie(
             name,
             folder=self.data_dir / name,
             port=0,
-            options=self._bookie_options,
+            options=self._options_of(number),
             cluster=self,
         )
         self._bookies.append(bookie)
@@ -355,6 +359,11 @@ class Sandbox:
         bookie._wait_until_serving()
         self._tell(f"{bookie.name} serves on {bookie.address}")
         return bookie
+
+    def _options_of(self, number: int) -> tuple[str, ...]:
+        if not self._racks:
+            return self._bookie_options
+        return ("--rack", self._racks[(number - 1) % len(self._racks)], *self._bookie_options)
 
     def _choose_ports(self) -> list[int]:
         numbers = [

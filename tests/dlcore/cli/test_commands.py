@@ -127,9 +127,16 @@ def test_segments_ledgers_and_bookies(shell: Shell, log: str, tmp_path: Path) ->
     assert (segment["lssn"], segment["state"], segment["records"]) == (1, "completed", 2)
     ledger = shell.json("ledger", "show", str(segment["ledgers"][0]))
     assert (ledger["state"], ledger["ensemble_size"], ledger["ack_quorum"]) == ("closed", 3, 3)
-    bookies = {row["name"] for row in shell.json("bookie", "list")}
+    rows = shell.json("bookie", "list")
+    for row in rows:
+        assert (row["rack"], row["state"]) == ("/default-rack", "writable")
+        assert 0 < row["free_bytes"] < row["total_bytes"]
+    bookies = {row["name"] for row in rows}
     assert {text.split("/")[0] for text in ledger["ensembles"][0]["bookies"]} <= bookies
     assert len(bookies) == 4
+    header, *lines = shell.text("bookie", "list").splitlines()
+    assert header.split() == ["name", "address", "rack", "state", "free", "incarnation"]
+    assert all("writable" in line and " GiB" in line for line in lines)
 
 
 def test_pipes_get_plain_columns(shell: Shell, log: str, tmp_path: Path) -> None:
