@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import grpc
@@ -13,6 +14,7 @@ from dlcore.clock import SystemClock
 from dlcore.config import LedgerClientConfig, QuorumConfig
 from dlcore.errors import BookieStorageError, BookieUnavailableError
 from dlcore.ledger.client import LedgerClient
+from dlcore.ledger.digest import decode_frame
 from dlcore.ledger.registry import BookieRegistry
 from dlcore.ledger.store import LedgerStore
 from dlcore.metadata.binding import read_binding
@@ -27,19 +29,14 @@ from tests.fixtures.ledger_cluster import bodies, read_all, write
 from tests.fixtures.served_bookie import run
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from dlcore.ledger.reader import LedgerReader
     from dlcore.sandbox.zookeeper import EmbeddedZooKeeper
 
 ENTRIES = 40
 DAMAGED_ID = 23
-
-
-async def info_of(process: BookieProcess) -> pb.InfoResponse:
-    """Ask a bookie how it is."""
-    async with grpc.aio.insecure_channel(process.address) as channel:
-        info: pb.InfoResponse = await BookieStub(channel).GetInfo(pb.InfoRequest())
-        return info
 
 
 def flip_byte(directory: Path, body: bytes) -> None:
@@ -54,6 +51,81 @@ def flip_byte(directory: Path, body: bytes) -> None:
     raise AssertionError(f"{body!r} is in none of the files")
 
 
+@dataclass
+class Cluster:
+    """Three bookies and a client of theirs."""
+
+    uri: str
+    processes: dict[str, BookieProcess]
+    bookies: GrpcBookieClient
+    client: LedgerClient
+
+    async def info_of(self, name: str) -> pb.InfoResponse:
+        """Ask a bookie how it is."""
+        async with grpc.aio.insecure_channel(self.processes[name].address) as channel:
+            info: pb.InfoResponse = await BookieStub(channel).GetInfo(pb.InfoRequest())
+            return info
+
+    async def body_at(self, name: str, ledger_id: int) -> bytes:
+        """Ask one bookie for the damaged entry."""
+        bookie = self.processes[name].bookie
+        frame = await self.bookies.read_entry(
+            bookie, ledger_id=ledger_id, entry_id=DAMAGED_ID, fence=False
+        )
+        return bytes(decode_frame(frame, ledger_id=ledger_id, entry_id=DAMAGED_ID).body)
+
+
+@asynccontextmanager
+async def cluster_of(servers: str, root: str, directory: Path) -> AsyncIterator[Cluster]:
+    """Start the bookies and connect."""
+    uri = f"distributedlog://{servers}{root}"
+    async with AsyncExitStack() as stack:
+        processes = {
+            name: await stack.enter_async_context(bookie_process(uri, name, directory / name))
+            for name in "abc"
+        }
+        store = await ZooKeeperStore.connect(servers)
+        stack.push_async_callback(store.aclose)
+        paths = NamespacePaths(root)
+        registry = BookieRegistry(store, paths)
+        stack.callback(registry.close)
+        cluster_id = (await read_binding(store, paths)).cluster_id
+        config = LedgerClientConfig()
+        bookies = GrpcBookieClient(registry.resolve, cluster_id=cluster_id, config=config)
+        client = LedgerClient(
+            ledgers=LedgerStore(store, paths),
+            registry=registry,
+            bookies=bookies,
+            config=config,
+            clock=SystemClock(),
+            rng=random.Random(1),
+        )
+        stack.push_async_callback(client.aclose)
+        yield Cluster(uri, processes, bookies, client)
+
+
+async def damage_and_mend(
+    cluster: Cluster, reader: LedgerReader, name: str, directory: Path
+) -> bool:
+    """Damage an entry of one bookie, wait for its repair; return whether the reader met it."""
+    expected = bodies(0, ENTRIES - 1)
+    flip_byte(directory / name, expected[DAMAGED_ID])
+    assert await read_all(reader, 0, ENTRIES - 1) == expected
+    info = await cluster.info_of(name)
+    is_met = info.damaged_entries + info.repaired_entries > 0
+    if not is_met:  # the reader prefers another replica of this entry
+        with pytest.raises(BookieStorageError):
+            await cluster.body_at(name, reader.metadata.ledger_id)
+
+    async def is_repaired() -> bool:
+        return bool((await cluster.info_of(name)).repaired_entries == 1)
+
+    await until_async(is_repaired)
+    assert (await cluster.info_of(name)).damaged_entries == 0
+    assert await cluster.body_at(name, reader.metadata.ledger_id) == expected[DAMAGED_ID]
+    return is_met
+
+
 @pytest.mark.integration
 def test_a_clients_read_of_a_damaged_entry_leads_to_its_repair(
     zookeeper: EmbeddedZooKeeper, zookeeper_root: str, tmp_path: Path
@@ -66,78 +138,26 @@ def test_a_clients_read_of_a_damaged_entry_leads_to_its_repair(
     """
 
     async def scenario() -> None:
-        uri = f"distributedlog://{zookeeper.servers}{zookeeper_root}"
-        async with AsyncExitStack() as stack:
-            processes: dict[str, BookieProcess] = {}
-            for name in "abc":
-                processes[name] = await stack.enter_async_context(
-                    bookie_process(uri, name, tmp_path / name)
-                )
-            store = await ZooKeeperStore.connect(zookeeper.servers)
-            stack.push_async_callback(store.aclose)
-            paths = NamespacePaths(zookeeper_root)
-            registry = BookieRegistry(store, paths)
-            stack.callback(registry.close)
-            cluster_id = (await read_binding(store, paths)).cluster_id
-            bookies = GrpcBookieClient(
-                registry.resolve, cluster_id=cluster_id, config=LedgerClientConfig()
-            )
-            client = LedgerClient(
-                ledgers=LedgerStore(store, paths),
-                registry=registry,
-                bookies=bookies,
-                config=LedgerClientConfig(),
-                clock=SystemClock(),
-                rng=random.Random(1),
-            )
-            stack.push_async_callback(client.aclose)
-            writer = await client.create_ledger(QuorumConfig())
+        async with cluster_of(zookeeper.servers, zookeeper_root, tmp_path) as cluster:
+            writer = await cluster.client.create_ledger(QuorumConfig())
             await write(writer, ENTRIES)
             await writer.close()
-            reader = await client.open_ledger(writer.ledger_id)
-            expected = bodies(0, ENTRIES - 1)
-            met_by_client = 0
-            for name in "abc":
-                victim = processes[name]
-                flip_byte(tmp_path / name, expected[DAMAGED_ID])
-                assert await read_all(reader, 0, ENTRIES - 1) == expected
-                info = await info_of(victim)
-                if info.damaged_entries or info.repaired_entries:
-                    met_by_client += 1
-                else:  # the client prefers another replica of this entry
-                    with pytest.raises(BookieStorageError):
-                        await bookies.read_entry(
-                            victim.bookie,
-                            ledger_id=writer.ledger_id,
-                            entry_id=DAMAGED_ID,
-                            fence=False,
-                        )
-
-                async def is_repaired(victim: BookieProcess = victim) -> bool:
-                    return bool((await info_of(victim)).repaired_entries == 1)
-
-                await until_async(is_repaired)
-                assert (await info_of(victim)).damaged_entries == 0
-                frame = await bookies.read_entry(
-                    victim.bookie, ledger_id=writer.ledger_id, entry_id=DAMAGED_ID, fence=False
-                )
-                assert bytes(frame).endswith(expected[DAMAGED_ID])
-            assert met_by_client
-            victim = processes["a"]
+            reader = await cluster.client.open_ledger(writer.ledger_id)
+            met = [await damage_and_mend(cluster, reader, name, tmp_path) for name in "abc"]
+            assert any(met)
+            victim = cluster.processes["a"]
             victim.process.kill()
             await victim.end()
-            again = await stack.enter_async_context(bookie_process(uri, "a", tmp_path / "a"))
 
             async def answers() -> bool:
                 try:
-                    frame = await bookies.read_entry(
-                        again.bookie, ledger_id=writer.ledger_id, entry_id=DAMAGED_ID, fence=False
-                    )
+                    body = await cluster.body_at("a", writer.ledger_id)
                 except BookieUnavailableError:  # the client still tries the old address
                     return False
-                assert bytes(frame).endswith(expected[DAMAGED_ID])
+                assert body == bodies(DAMAGED_ID, DAMAGED_ID)[0]
                 return True
 
-            await until_async(answers)
+            async with bookie_process(cluster.uri, "a", tmp_path / "a"):
+                await until_async(answers)
 
     run(scenario)
