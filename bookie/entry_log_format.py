@@ -222,15 +222,20 @@ def read_record_header(
     return Record(known, offset, payload_bytes, sequence, batch_offset, payload_crc)
 
 
-def find_record_after(view: memoryview, offset: int, header: FileHeader) -> Record | None:
-    """Return the first record behind the unreadable place `offset` that proves it was durable."""
-    rest = bytes(view[offset + 1 :])
-    position = rest.find(_RECORD_MAGIC_BYTES)
+def find_record_after(
+    view: memoryview, view_offset: int, offset: int, header: FileHeader
+) -> Record | None:
+    """Return the first record that proves the unreadable place `offset` was durable.
+
+    `view` is some of the file behind that place, from `view_offset` on.
+    """
+    data = bytes(view)
+    position = data.find(_RECORD_MAGIC_BYTES)
     while position >= 0:
-        record = read_record_header(view, offset + 1 + position, header)
+        record = read_record_header(view, view_offset + position, header, view_offset=view_offset)
         if record is not None and record.batch_offset > offset:
             return record
-        position = rest.find(_RECORD_MAGIC_BYTES, position + 1)
+        position = data.find(_RECORD_MAGIC_BYTES, position + 1)
     return None
 
 

@@ -6,7 +6,7 @@ from array import array
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+    from collections.abc import Container, Iterable, Iterator
 
     from bookie.index import LedgerSummary
 
@@ -108,3 +108,14 @@ class LedgerState:
             spans[3::_SPAN_FIELDS],
             strict=True,
         )
+
+
+def note_sealed(
+    ledgers: dict[int, LedgerState], number: int, summaries: Iterable[LedgerSummary]
+) -> None:
+    """Take over what sealed file `number` says about its ledgers."""
+    for summary in summaries:
+        state = ledgers.get(summary.ledger_id)
+        if state is None:
+            state = ledgers[summary.ledger_id] = LedgerState()
+        state.note_sealed(number, summary)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import crc32c
 
 from bookie.entry_log_format import (
+    RECORD_HEADER_BYTES,
     FileHeader,
     Record,
     RecordType,
@@ -31,7 +32,7 @@ from bookie.entry_log_format import (
 )
 from bookie.index import (
     FileIndex,
-    LedgerSummary,
+    SealedIndex,
     encode_footer_record,
     read_footer,
 )
@@ -39,7 +40,12 @@ from dlcore.errors import BookieStorageError, DigestMismatchError
 from dlcore.ledger.digest import decode_frame
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from bookie.disk_port import Disk, DiskFile
+    from bookie.index import LedgerSummary
+
+    TakeSealed = Callable[[int, Iterator[LedgerSummary]], None]
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +53,8 @@ _NEWEST_FILE = "newest"
 """Holds the number of the newest file that may hold something acknowledged, as decimal text."""
 _HEADER_BYTES = 4096
 """Read first: most headers are shorter."""
+_WINDOW_BYTES = 4 * 1024 * 1024
+"""Read at once: a file is not taken into memory whole."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,7 +75,6 @@ class SealedFile:
     records_end: int
     seed: int
     """Where the checksums of the file's records start."""
-    summaries: list[LedgerSummary]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +99,11 @@ class _Replayed:
     footer: Record | None = None
 
 
-async def open_entry_log(disk: Disk, *, owner: bytes) -> OpenedLog:
+async def open_entry_log(disk: Disk, *, owner: bytes, take_sealed: TakeSealed) -> OpenedLog:
     """Replay the directory, repair its end, and return it ready for writing.
+
+    What each sealed file says about its ledgers goes to `take_sealed`, oldest file first: all of it
+    at once would not fit into memory.
 
     Raises:
         BookieStorageError: a file is missing, foreign, or damaged where it was acknowledged.
@@ -111,17 +121,18 @@ async def open_entry_log(disk: Disk, *, owner: bytes) -> OpenedLog:
         await note_newest(disk, newest)
     file = disk.open(file_name(newest))
     try:
-        return await _open_with(disk, file, numbers, owner)
+        return await _open_with(disk, file, numbers, owner, take_sealed)
     except BaseException:
         file.close()
         raise
 
 
-async def _open_with(disk: Disk, file: DiskFile, numbers: list[int], owner: bytes) -> OpenedLog:
+async def _open_with(
+    disk: Disk, file: DiskFile, numbers: list[int], owner: bytes, take_sealed: TakeSealed
+) -> OpenedLog:
     """Replay the directory by its newest file."""
     newest = max(numbers)
-    view = file.view(0, file.size)
-    replayed = await disk.compute(_replay_newest, view, newest, owner)
+    replayed = await _replay_newest(disk, file, newest, owner)
     deleted = set(replayed.index.deleted_files)
     live = {
         number: end for number, end in replayed.header.live_files.items() if number not in deleted
@@ -131,18 +142,20 @@ async def _open_with(disk: Disk, file: DiskFile, numbers: list[int], owner: byte
         raise BookieStorageError(
             f"{file_name(missing[0])} is missing: {file_name(newest)} says it holds live entries"
         )
-    sealed = [await _open_sealed(disk, number, live[number], owner) for number in sorted(live)]
+    sealed = [
+        await _open_sealed(disk, number, live[number], owner, take_sealed)
+        for number in sorted(live)
+    ]
     garbage = [number for number in numbers if number != newest and number not in live]
     if replayed.footer is not None:
         await _write_again(file, replayed.records_end)
-        summaries = list(replayed.index.summaries())
+        take_sealed(newest, replayed.index.summaries())
         sealed.append(
             SealedFile(
                 number=newest,
                 size=file.size,
                 records_end=replayed.records_end,
                 seed=replayed.header.seed,
-                summaries=summaries,
             )
         )
         file.close()
@@ -239,90 +252,115 @@ async def _write_again(file: DiskFile, offset: int) -> None:
     await file.rewrite(offset, await file.read(offset, file.size - offset))
 
 
-async def _open_sealed(disk: Disk, number: int, records_end: int, owner: bytes) -> SealedFile:
+async def _open_sealed(
+    disk: Disk, number: int, records_end: int, owner: bytes, take_sealed: TakeSealed
+) -> SealedFile:
     file = disk.open(file_name(number))
     try:
         header = decode_file_header(await read_header(file), number=number, owner=owner)
-        summaries = await _read_summaries(disk, file, header, records_end)
-        if summaries is None:
+        index: SealedIndex | FileIndex | None = await _read_footer(disk, file, header, records_end)
+        if index is None:
             logger.warning("making a damaged footer again file=%s", file.name)
-            view = file.view(0, file.size)
-            replayed = await disk.compute(_replay_sealed, view, number, records_end, owner)
+            replayed = await _replay_sealed(disk, file, header, records_end)
             await file.truncate(records_end)
             footer = encode_footer_record(
-                replayed.index, replayed.header, offset=records_end, sequence=replayed.sequence
+                replayed.index, header, offset=records_end, sequence=replayed.sequence
             )
             await file.append(footer)
-            summaries = list(replayed.index.summaries())
-        return SealedFile(
-            number=number,
-            size=file.size,
-            records_end=records_end,
-            seed=header.seed,
-            summaries=summaries,
-        )
+            index = replayed.index
+        take_sealed(number, index.summaries())
+        return SealedFile(number=number, size=file.size, records_end=records_end, seed=header.seed)
     finally:
         file.close()
 
 
-async def _read_summaries(
+async def _read_footer(
     disk: Disk, file: DiskFile, header: FileHeader, records_end: int
-) -> list[LedgerSummary] | None:
-    """Return what the file's footer says, None if it is damaged."""
+) -> SealedIndex | None:
+    """Return the file's footer, None if it is damaged."""
     try:
         data = await file.read(records_end, max(0, file.size - records_end))
     except BookieStorageError as error:
         logger.warning("a footer cannot be read: %s", error)
         return None
-    return await disk.compute(_summaries, data, records_end, header)
+    return await disk.compute(
+        read_footer, data, offset=records_end, number=header.number, seed=header.seed
+    )
 
 
-def _summaries(data: memoryview, offset: int, header: FileHeader) -> list[LedgerSummary] | None:
-    index = read_footer(data, offset=offset, number=header.number, seed=header.seed)
-    return None if index is None else list(index.summaries())
-
-
-def _replay_sealed(view: memoryview, number: int, records_end: int, owner: bytes) -> _Replayed:
+async def _replay_sealed(
+    disk: Disk, file: DiskFile, header: FileHeader, records_end: int
+) -> _Replayed:
     """Read a sealed file's records, all of which were acknowledged."""
-    replayed = _replay(view[:records_end], number, owner)
+    replayed = await _replay(disk, file, header, records_end)
     if replayed.records_end != records_end:
         raise BookieStorageError(
-            f"{file_name(number)}: its footer and its record at offset {replayed.records_end} are "
+            f"{file.name}: its footer and its record at offset {replayed.records_end} are "
             "damaged; the file was sealed, so this was acknowledged data"
         )
     return replayed
 
 
-def _replay_newest(view: memoryview, number: int, owner: bytes) -> _Replayed:
+async def _replay_newest(disk: Disk, file: DiskFile, number: int, owner: bytes) -> _Replayed:
     """Read the newest file's records up to its torn tail, if it has one."""
-    replayed = _replay(view, number, owner)
-    if replayed.footer is None and replayed.records_end < len(view):
-        proof = find_record_after(view, replayed.records_end, replayed.header)
+    header = decode_file_header(await read_header(file), number=number, owner=owner)
+    replayed = await _replay(disk, file, header, file.size)
+    if replayed.footer is None and replayed.records_end < file.size:
+        proof = await _find_proof(disk, file, replayed)
         if proof is not None:
             raise BookieStorageError(
-                f"{file_name(number)}: the record at offset {replayed.records_end} is damaged; the "
+                f"{file.name}: the record at offset {replayed.records_end} is damaged; the "
                 f"one at offset {proof.offset} was written after it had been acknowledged"
             )
     return replayed
 
 
-def _replay(view: memoryview, number: int, owner: bytes) -> _Replayed:
-    header = decode_file_header(view, number=number, owner=owner)
-    replayed = _Replayed(header, FileIndex(number), records_end=header.size)
-    while replayed.footer is None:
-        record = read_record_header(view, replayed.records_end, header)
-        if record is None or record.end > len(view) or record.sequence != replayed.sequence:
-            return replayed
-        payload = view[record.payload_offset : record.end]
+async def _find_proof(disk: Disk, file: DiskFile, replayed: _Replayed) -> Record | None:
+    """Return a record which proves that the unreadable place was durable."""
+    start = replayed.records_end + 1
+    while start < file.size:
+        view = await file.read(start, min(_WINDOW_BYTES, file.size - start))
+        proof = await disk.compute(
+            find_record_after, view, start, replayed.records_end, replayed.header
+        )
+        if proof is not None:
+            return proof
+        start += max(1, len(view) - RECORD_HEADER_BYTES + 1)
+    return None
+
+
+async def _replay(disk: Disk, file: DiskFile, header: FileHeader, end: int) -> _Replayed:
+    """Read records up to `end`, to the footer, or to the first that is torn or damaged."""
+    replayed = _Replayed(header, FileIndex(header.number), records_end=header.size)
+    size = _WINDOW_BYTES
+    while size and replayed.records_end < end:
+        start = replayed.records_end
+        view = await file.read(start, min(size, end - start))
+        size = await disk.compute(_replay_window, replayed, view, end)
+    return replayed
+
+
+def _replay_window(replayed: _Replayed, view: memoryview, end: int) -> int:
+    """Take the records in `view`; return how much to read next, 0 for no more."""
+    start = replayed.records_end
+    while True:
+        offset = replayed.records_end
+        if offset + RECORD_HEADER_BYTES > start + len(view) < end:
+            return _WINDOW_BYTES
+        record = read_record_header(view, offset, replayed.header, view_offset=start)
+        if record is None or record.end > end or record.sequence != replayed.sequence:
+            return 0
+        if record.end > start + len(view):
+            return max(_WINDOW_BYTES, record.end - offset)
+        payload = view[record.payload_offset - start : record.end - start]
         if record.type is RecordType.FOOTER and crc32c.crc32c(payload) == record.payload_crc:
             replayed.footer = record
-        elif index_record(replayed.index, record, payload):
-            replayed.records_end = record.end
-            replayed.sequence += 1
-            replayed.batch_offset = record.batch_offset
-        else:
-            return replayed
-    return replayed
+            return 0
+        if not index_record(replayed.index, record, payload):
+            return 0
+        replayed.records_end = record.end
+        replayed.sequence += 1
+        replayed.batch_offset = record.batch_offset
 
 
 def index_record(index: FileIndex, record: Record, payload: memoryview) -> bool:

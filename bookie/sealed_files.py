@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bookie.compaction_choice import FileLoad
 from bookie.entry_log_format import file_name
-from bookie.ledger_state import LedgerState
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from bookie.disk_port import Disk
     from bookie.entry_log import EntryLog
     from bookie.entry_reader import EntryReader
-    from bookie.index import LedgerSummary
+    from bookie.ledger_state import LedgerState
 
 logger = logging.getLogger(__name__)
 _LEDGERS_AT_A_TIME = 1000
@@ -63,24 +62,14 @@ class SealedFiles:
         """Return the numbers of all sealed files, oldest first."""
         return sorted(self._files)
 
-    def take(
-        self,
-        number: int,
-        summaries: Iterable[LedgerSummary],
-        *,
-        size: int,
-        records_end: int,
-        seed: int,
-    ) -> None:
-        """Take a file that was sealed now or before; `seed` is that of its header."""
+    def take(self, number: int, *, size: int, records_end: int, seed: int) -> None:
+        """Take a file that was sealed now or before; `seed` is that of its header.
+
+        The states of its ledgers know of it already: see `note_sealed`.
+        """
         self._reader.add_sealed(number, footer_offset=records_end, seed=seed)
         self._files[number] = _SealedFile(size, size - records_end)
         self.stored_bytes += size
-        for summary in summaries:
-            state = self._ledgers.get(summary.ledger_id)
-            if state is None:
-                state = self._ledgers[summary.ledger_id] = LedgerState()
-            state.note_sealed(number, summary)
 
     async def loads(self) -> list[FileLoad]:
         """Return what each file holds for ledgers that are not proven deleted.

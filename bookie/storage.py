@@ -12,6 +12,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING
 
 from bookie.damage import DamageLog
@@ -20,7 +21,7 @@ from bookie.entry_log_format import owner_digest
 from bookie.entry_reader import EntryReader
 from bookie.followers import Followers
 from bookie.held_entries import HeldEntries
-from bookie.ledger_state import LedgerState
+from bookie.ledger_state import LedgerState, note_sealed
 from bookie.limits import check_frame, check_id
 from bookie.parts import Parts
 from bookie.replay import open_entry_log
@@ -101,21 +102,23 @@ class LedgerStorage:
             BookieStorageError: data that was acknowledged may be damaged or missing.
         """
         digest = owner_digest(owner)
-        opened = await open_entry_log(disk, owner=digest)
-        return cls(disk, config, opened, owner=digest, clock=clock)
+        ledgers: dict[int, LedgerState] = {}
+        opened = await open_entry_log(disk, owner=digest, take_sealed=partial(note_sealed, ledgers))
+        return cls(disk, config, opened, ledgers, owner=digest, clock=clock)
 
     def __init__(
         self,
         disk: Disk,
         config: StorageConfig,
         opened: OpenedLog,
+        ledgers: dict[int, LedgerState],
         *,
         owner: bytes,
         clock: Clock,
     ) -> None:
         self._disk = disk
         self._config = config
-        self._ledgers: dict[int, LedgerState] = {}
+        self._ledgers = ledgers
         self._damage = DamageLog(entries_max=config.damaged_entries_max)
         self._log = EntryLog(
             disk,
@@ -135,11 +138,7 @@ class LedgerStorage:
         self._files = SealedFiles(disk, self._log, self._reader, self._ledgers, self._damage)
         for sealed in opened.sealed:
             self._files.take(
-                sealed.number,
-                sealed.summaries,
-                size=sealed.size,
-                records_end=sealed.records_end,
-                seed=sealed.seed,
+                sealed.number, size=sealed.size, records_end=sealed.records_end, seed=sealed.seed
             )
         for summary in opened.index.summaries():
             self._ledger(summary.ledger_id).note_summary(summary)
@@ -512,9 +511,9 @@ class LedgerStorage:
         self._watch_space()
 
     def _on_sealed(self, index: FileIndex, file: DiskFile, position: WritePosition) -> None:
+        note_sealed(self._ledgers, index.number, index.summaries())
         self._files.take(
             index.number,
-            index.summaries(),
             size=file.size,
             records_end=position.offset,
             seed=position.header.seed,
