@@ -1,27 +1,44 @@
 """What must hold in every run, judged by the checkers' own record, never by what clients believe.
 
-The names are those of the TLA+ specification of BookKeeper's protocol.
+Invariants are numbered as in the list that the project promises (I1 … I9); the second word is the
+name in the TLA+ specification of BookKeeper's protocol, where there is one.  What single bookies
+promise is judged in `truth.py`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dlcore.ledger.codec import decode_ledger
 from dlcore.ledger.metadata import LedgerMetadata, LedgerState
+from dlcore.ledger.quorum import is_covered, write_set
+from dlcore.metadata.port import Delete
+from tests.simulation.truth import BookieRecord, InvariantViolatedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from dlcore.ids import BookieId
     from dlcore.ledger.digest import EntryFrame
     from dlcore.metadata.memory import MemoryTree
     from dlcore.metadata.paths import NamespacePaths
-    from tests.simulation.processes import SimBookie
+    from dlcore.metadata.port import Op
+    from tests.simulation.trace import Trace
 
-
-class InvariantViolatedError(AssertionError):
-    """A promise was broken; the message names which."""
+READABLE = "I1 AllAckedEntriesAreReadable"
+SAME_END = "I2 NoDivergenceBetweenClientAndMetadata"
+CLEAN_READS = "I3 NoDirtyReads"
+IN_ORDER = "I4 NoOutOfOrderEntries"
+FENCED = "I5 NoAckAfterFence"
+QUORUM = "I6 AllCommittedEntriesReachAckQuorum"
+NAMED = "I6 EnsemblesNameHolders"
+NO_FALSE_NO = "I7 NoFalseNo"
+LIVE = "I8 LiveAfterHealing"
+REPLICATED = "I8 FullyReplicatedAfterHealing"
+BOUNDED = "I9 ResourcesAreBounded"
+LAC_SEEN = "PublishedLacIsSeen"
 
 
 @dataclass(slots=True)
@@ -31,8 +48,11 @@ class _History:
     bodies: list[bytes] = field(default_factory=list)
     acked: int = -1
     end: tuple[int, int] | None = None
+    metadata: LedgerMetadata | None = None
+    appended_at_coverage: int | None = None
     delivered: list[list[bytes]] = field(default_factory=list)
     published: int = -1
+    is_deleted: bool = False
 
 
 class Checkers:
@@ -43,138 +63,262 @@ class Checkers:
         *,
         tree: MemoryTree,
         paths: NamespacePaths,
-        bookies: Sequence[SimBookie],
-        trace: Callable[[str], None],
+        trace: Trace,
+        on_violation: Callable[[BaseException], None],
     ) -> None:
         self._tree = tree
         self._paths = paths
-        self._bookies = bookies
         self._trace = trace
+        self._on_violation = on_violation
         self._ledgers: dict[int, _History] = {}
-        self.has_lost_bookie = False
+        self._ids: dict[str, int] = {}  # by path
+        self.records: dict[BookieId, BookieRecord] = {}
         self.acks = 0
+
+    def new_record(self, bookie: BookieId) -> BookieRecord:
+        """Start the record of a bookie's identity."""
+        record = self.records[bookie] = BookieRecord(
+            bookie,
+            is_exempt=self.is_deleted,
+            on_fenced=partial(self._on_fenced, bookie),
+            on_violation=self._on_violation,
+        )
+        return record
+
+    def is_deleted(self, ledger_id: int) -> bool:
+        """Return whether the ledger's metadata was deleted."""
+        history = self._ledgers.get(ledger_id)
+        return history is not None and history.is_deleted
+
+    def live_ledgers(self) -> list[int]:
+        """Return the ledgers that were made and not deleted."""
+        return [each for each, history in self._ledgers.items() if not history.is_deleted]
+
+    def appended(self, ledger_id: int) -> list[bytes]:
+        """Return what was appended to the ledger."""
+        return self._ledgers[ledger_id].bodies
 
     def stored(self, ledger_id: int) -> LedgerMetadata:
         """Return the metadata as it is stored right now."""
-        return decode_ledger(self._tree.dump()[self._paths.ledger(ledger_id)].value)
+        node = self._tree._find(self._paths.ledger(ledger_id))
+        assert node is not None
+        return decode_ledger(node.value)
 
-    def _require(self, name: str, *, holds: bool, message: str) -> None:
+    def _require(
+        self,
+        name: str,
+        *,
+        holds: bool,
+        message: str,
+        ledger_id: int,
+        entry_id: int | None = None,
+    ) -> None:
         if not holds:
-            self._trace(f"VIOLATED {name}: {message}")
-            raise InvariantViolatedError(f"{name}: {message}")
+            raise InvariantViolatedError(name, message, ledger_id=ledger_id, entry_id=entry_id)
+
+    # The writer's side
+
+    def on_created(self, ledger_id: int) -> None:
+        """A ledger was made."""
+        history = self._ledgers.setdefault(ledger_id, _History())
+        self._ids[self._paths.ledger(ledger_id)] = ledger_id
+        history.metadata = self.stored(ledger_id)
 
     def on_append(self, ledger_id: int, body: bytes) -> None:
         """The only writer appended `body`: it is the entry after the one before."""
-        self._ledgers.setdefault(ledger_id, _History()).bodies.append(body)
-
-    def on_metadata(self, path: str) -> None:
-        """The node at `path` was just changed: what was acknowledged before must still be held."""
-        for ledger_id, history in self._ledgers.items():
-            if path == self._paths.ledger(ledger_id):
-                metadata = self.stored(ledger_id)
-                self._trace(f"ledger {ledger_id} is {metadata.state.name} {_ensembles(metadata)}")
-                self._check_end(metadata)
-                for entry_id in range(history.acked + 1):
-                    self._check_quorum(metadata, entry_id)
+        self._ledgers[ledger_id].bodies.append(body)
 
     def on_ack(self, ledger_id: int, entry_id: int) -> None:
         """The writer was told that the entry is safe."""
         history = self._ledgers[ledger_id]
         self.acks += 1
+        about = {"ledger_id": ledger_id, "entry_id": entry_id}
         self._require(
-            "NoOutOfOrderEntries",
+            IN_ORDER,
             holds=entry_id == history.acked + 1 and entry_id < len(history.bodies),
             message=f"{ledger_id}:{entry_id} acknowledged after {history.acked}",
+            **about,
         )
         history.acked = entry_id
+        appended = history.appended_at_coverage
+        self._require(
+            FENCED,
+            holds=appended is None or entry_id < appended,
+            message=f"{ledger_id}:{entry_id} was appended after the fence, and acknowledged",
+            **about,
+        )
+        if history.is_deleted:
+            return
         metadata = self.stored(ledger_id)
         self._check_quorum(metadata, entry_id)
         self._check_end(metadata)
-
-    def _check_quorum(self, metadata: LedgerMetadata, entry_id: int) -> None:
-        ensemble = metadata.ensemble_of(entry_id).bookies
-        quorum = metadata.quorum
-        positions = {(entry_id + i) % len(ensemble) for i in range(quorum.write_quorum_size)}
-        members = {ensemble[position] for position in positions}
-        holders = [
-            each.name
-            for each in self._bookies
-            if each.bookie in members and (metadata.ledger_id, entry_id) in each.acknowledged
-        ]
-        self._require(
-            "AllCommittedEntriesReachAckQuorum",
-            holds=len(holders) >= quorum.ack_quorum_size,
-            message=(
-                f"{metadata.ledger_id}:{entry_id} was acknowledged, and of its write set "
-                f"{sorted(each.name for each in members)} only {holders} ever held it"
-            ),
-        )
-
-    def _check_end(self, metadata: LedgerMetadata) -> None:
-        if metadata.state is not LedgerState.CLOSED:
-            return
-        history = self._ledgers.setdefault(metadata.ledger_id, _History())
-        end = (metadata.last_entry_id, metadata.length_bytes)
-        history.end = history.end or end
-        self._require(
-            "NoDivergenceBetweenClientAndMetadata",
-            holds=end == history.end,
-            message=f"ledger {metadata.ledger_id} ended at {history.end} and then at {end}",
-        )
-        self._require(
-            "NoDivergenceBetweenClientAndMetadata",
-            holds=history.acked <= metadata.last_entry_id < len(history.bodies),
-            message=(
-                f"ledger {metadata.ledger_id} is closed at {metadata.last_entry_id}; appended were "
-                f"{len(history.bodies)} entries and acknowledged those up to {history.acked}"
-            ),
-        )
-        length = sum(map(len, history.bodies[: metadata.last_entry_id + 1]))
-        self._require(
-            "NoDivergenceBetweenClientAndMetadata",
-            holds=metadata.length_bytes == length,
-            message=f"ledger {metadata.ledger_id} has {metadata.length_bytes} bytes, not {length}",
-        )
-
-    def on_closed(self, metadata: LedgerMetadata) -> None:
-        """Somebody was told that the ledger is closed like this."""
-        self._trace(f"ledger {metadata.ledger_id} closed at {metadata.last_entry_id}")
-        self._check_end(metadata)
-        self._require(
-            "NoDivergenceBetweenClientAndMetadata",
-            holds=self.stored(metadata.ledger_id).last_entry_id == metadata.last_entry_id,
-            message=f"ledger {metadata.ledger_id}: a client was told another end than is stored",
-        )
 
     def on_published(self, ledger_id: int, last_add_confirmed: int) -> None:
         """The writer was told that readers see this LAC."""
         history = self._ledgers[ledger_id]
         history.published = max(history.published, last_add_confirmed)
 
-    def lac_floor(self, ledger_id: int) -> int:
-        """Return the LAC that a read starting now must see; explicit LACs die with a bookie."""
+    # Metadata and bookies
+
+    def on_metadata(self, op: Op) -> None:
+        """The store just applied `op`: what was acknowledged before must still be held."""
+        ledger_id = self._ids.get(op.path)
+        if ledger_id is None:
+            return
+        history = self._ledgers[ledger_id]
+        if isinstance(op, Delete):
+            history.is_deleted = True
+            self._trace.note("metadata", "deleted", ledger_id=ledger_id)
+            return
+        before, metadata = history.metadata, self.stored(ledger_id)
+        history.metadata = metadata
+        self._trace.note(
+            "metadata", f"{metadata.state.name} {_ensembles(metadata)}", ledger_id=ledger_id
+        )
+        self._check_end(metadata)
+        for entry_id in range(history.acked + 1):
+            self._check_quorum(metadata, entry_id)
+        if before is not None:
+            self._check_named(before, metadata)
+        self._note_coverage(ledger_id, metadata)
+
+    def _check_quorum(self, metadata: LedgerMetadata, entry_id: int) -> None:
+        """Qa members of the entry's write set have ever called it durable."""
+        ensemble = metadata.ensemble_of(entry_id).bookies
+        members = [ensemble[position] for position in write_set(metadata.quorum, entry_id)]
+        entry = (metadata.ledger_id, entry_id)
+        holders = [each for each in members if self._ever_held(each, entry)]
+        if len(holders) < metadata.quorum.ack_quorum_size:
+            raise InvariantViolatedError(
+                QUORUM,
+                f"{metadata.ledger_id}:{entry_id} was acknowledged, and of its write set "
+                f"{[each.name for each in members]} only {[each.name for each in holders]} "
+                "ever held it",
+                ledger_id=metadata.ledger_id,
+                entry_id=entry_id,
+            )
+
+    def _ever_held(self, bookie: BookieId, entry: tuple[int, int]) -> bool:
+        record = self.records.get(bookie)
+        return record is not None and entry in record.acknowledged
+
+    def _check_named(self, before: LedgerMetadata, after: LedgerMetadata) -> None:
+        """Who replaces a bookie of entries that are complete must hold them already."""
+        complete = [each.first_entry_id - 1 for each in after.ensembles[1:]]
+        complete.append(after.last_entry_id if before.state is LedgerState.CLOSED else -1)
+        for ensemble, last_entry_id in zip(after.ensembles, complete, strict=True):
+            for entry_id in range(ensemble.first_entry_id, last_entry_id + 1):
+                replaced = before.ensemble_of(entry_id)
+                if replaced is before.last_ensemble and before.state is not LedgerState.CLOSED:
+                    continue  # its writer or its recovery may still change it
+                old = replaced.bookies
+                for position in write_set(after.quorum, entry_id):
+                    bookie = ensemble.bookies[position]
+                    self._require(
+                        NAMED,
+                        holds=bookie == old[position]
+                        or self._ever_held(bookie, (after.ledger_id, entry_id)),
+                        message=(
+                            f"{bookie.name} replaced {old[position].name} without "
+                            f"{after.ledger_id}:{entry_id}"
+                        ),
+                        ledger_id=after.ledger_id,
+                        entry_id=entry_id,
+                    )
+
+    def _on_fenced(self, bookie: BookieId, ledger_id: int) -> None:
+        """A bookie fenced a ledger for the first time."""
+        self._trace.note(bookie.name, "fenced", ledger_id=ledger_id)
         history = self._ledgers.get(ledger_id)
-        return -1 if history is None or self.has_lost_bookie else history.published
+        if history is not None and history.metadata is not None and not history.is_deleted:
+            self._note_coverage(ledger_id, history.metadata)
+
+    def _note_coverage(self, ledger_id: int, metadata: LedgerMetadata) -> None:
+        """Note how much was appended when the fence was complete: nothing after that counts."""
+        history = self._ledgers[ledger_id]
+        if (
+            metadata.state is not LedgerState.IN_RECOVERY
+            or history.appended_at_coverage is not None
+        ):
+            return
+        fenced = {
+            position
+            for position, bookie in enumerate(metadata.last_ensemble.bookies)
+            if (record := self.records.get(bookie)) is not None and ledger_id in record.fenced
+        }
+        if is_covered(metadata.quorum, fenced):
+            history.appended_at_coverage = len(history.bodies)
+            self._trace.note("checkers", "the fence is complete", ledger_id=ledger_id)
+
+    def _check_end(self, metadata: LedgerMetadata) -> None:
+        if metadata.state is not LedgerState.CLOSED:
+            return
+        ledger_id = metadata.ledger_id
+        history = self._ledgers[ledger_id]
+        end = (metadata.last_entry_id, metadata.length_bytes)
+        history.end = history.end or end
+        self._require(
+            SAME_END,
+            holds=end == history.end,
+            message=f"ledger {ledger_id} ended at {history.end} and then at {end}",
+            ledger_id=ledger_id,
+        )
+        self._require(
+            SAME_END,
+            holds=history.acked <= metadata.last_entry_id < len(history.bodies),
+            message=(
+                f"ledger {ledger_id} is closed at {metadata.last_entry_id}; appended were "
+                f"{len(history.bodies)} entries and acknowledged those up to {history.acked}"
+            ),
+            ledger_id=ledger_id,
+        )
+        length = sum(map(len, history.bodies[: metadata.last_entry_id + 1]))
+        self._require(
+            SAME_END,
+            holds=metadata.length_bytes == length,
+            message=f"ledger {ledger_id} has {metadata.length_bytes} bytes, not {length}",
+            ledger_id=ledger_id,
+        )
+
+    # What clients are told
+
+    def on_closed(self, metadata: LedgerMetadata) -> None:
+        """Somebody was told that the ledger is closed like this."""
+        self._check_end(metadata)
+        if self.is_deleted(metadata.ledger_id):
+            return
+        self._require(
+            SAME_END,
+            holds=self.stored(metadata.ledger_id).last_entry_id == metadata.last_entry_id,
+            message=f"ledger {metadata.ledger_id}: a client was told another end than is stored",
+            ledger_id=metadata.ledger_id,
+        )
+
+    def lac_floor(self, ledger_id: int) -> int:
+        """Return the LAC that a read starting now must see."""
+        return self._ledgers[ledger_id].published
 
     def on_lac_read(self, ledger_id: int, last_add_confirmed: int, floor: int) -> None:
         """A reader was told a LAC; `floor` is from before it asked."""
-        history = self._ledgers.setdefault(ledger_id, _History())
+        history = self._ledgers[ledger_id]
         self._require(
-            "PublishedLacIsSeen",
-            holds=floor <= last_add_confirmed or self.has_lost_bookie,
+            LAC_SEEN,
+            holds=floor <= last_add_confirmed,
             message=f"ledger {ledger_id}: LAC {floor} was published, {last_add_confirmed} read",
+            ledger_id=ledger_id,
         )
         end = len(history.bodies) if history.end is None else history.end[0] + 1
         self._require(
-            "NoDirtyReads",
+            CLEAN_READS,
             holds=last_add_confirmed < end,
             message=f"ledger {ledger_id}: LAC {last_add_confirmed} of {end} entries",
+            ledger_id=ledger_id,
         )
 
     def new_delivery(self, ledger_id: int) -> list[bytes]:
         """Return the record of one reader, to be filled by `on_delivered`."""
         delivered: list[bytes] = []
-        self._ledgers.setdefault(ledger_id, _History()).delivered.append(delivered)
+        self._ledgers[ledger_id].delivered.append(delivered)
         return delivered
 
     def on_delivered(
@@ -186,43 +330,66 @@ class Checkers:
             body = bytes(frame.body)
             entry_id = len(delivered)
             self._require(
-                "NoOutOfOrderEntries",
-                holds=frame.entry_id == entry_id
-                and entry_id < len(history.bodies)
-                and history.bodies[entry_id] == body,
+                IN_ORDER,
+                holds=frame.entry_id == entry_id,
                 message=f"{ledger_id}:{frame.entry_id} delivered as entry {entry_id}",
+                ledger_id=ledger_id,
+                entry_id=entry_id,
+            )
+            self._require(
+                CLEAN_READS,
+                holds=entry_id < len(history.bodies) and history.bodies[entry_id] == body,
+                message=f"{ledger_id}:{entry_id} delivered with other bytes than were appended",
+                ledger_id=ledger_id,
+                entry_id=entry_id,
             )
             delivered.append(body)
 
-    def check_all(self, ledger_ids: Sequence[int]) -> None:
+    # The end
+
+    def on_read_whole(self, ledger_id: int, delivered: list[bytes], failure: str) -> None:
+        """A reader read the closed ledger to its end, after everything healed."""
+        history = self._ledgers[ledger_id]
+        self._require(
+            READABLE,
+            holds=len(delivered) > history.acked,
+            message=(
+                f"ledger {ledger_id}: acknowledged up to {history.acked}, readable are "
+                f"{len(delivered)} entries; {failure}"
+            ),
+            ledger_id=ledger_id,
+            entry_id=len(delivered),
+        )
+        self._require(
+            LIVE,
+            holds=history.end is not None and len(delivered) == history.end[0] + 1,
+            message=(
+                f"ledger {ledger_id}: closed at {history.end}, readable are {len(delivered)} "
+                f"entries; {failure}"
+            ),
+            ledger_id=ledger_id,
+            entry_id=len(delivered),
+        )
+
+    def check_all(self) -> None:
         """Judge the whole run, once every ledger is closed and read again."""
-        for ledger_id in ledger_ids:
-            history = self._ledgers.setdefault(ledger_id, _History())
+        for ledger_id in self.live_ledgers():
+            history = self._ledgers[ledger_id]
             metadata = self.stored(ledger_id)
             self._require(
-                "LiveAfterHealing",
+                LIVE,
                 holds=metadata.state is LedgerState.CLOSED,
                 message=f"ledger {ledger_id} is {metadata.state.name}",
+                ledger_id=ledger_id,
             )
             self._check_end(metadata)
             for delivered in history.delivered:
                 self._require(
-                    "NoDirtyReads",
+                    CLEAN_READS,
                     holds=len(delivered) <= metadata.last_entry_id + 1,
                     message=f"ledger {ledger_id}: a reader got more than the closed ledger holds",
+                    ledger_id=ledger_id,
                 )
-
-    def on_read_whole(self, ledger_id: int, delivered: list[bytes]) -> None:
-        """A reader read the closed ledger to its end, after everything healed."""
-        history = self._ledgers[ledger_id]
-        self._require(
-            "AllAckedEntriesAreReadable",
-            holds=len(delivered) > history.acked,
-            message=(
-                f"ledger {ledger_id}: acknowledged up to {history.acked}, readable are "
-                f"{len(delivered)} entries"
-            ),
-        )
 
 
 def _ensembles(metadata: LedgerMetadata) -> str:

@@ -46,6 +46,10 @@ class GatedStore:
         self.inner = inner
         self._rng = rng
         self._write_delay_s = write_delay_s
+        self.hiding_chance = 0.0
+        """How often a read of one of `hidden_paths` finds no node: never twice in a row."""
+        self.hidden_paths: set[str] = set()
+        self._hidden = ""
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -65,6 +69,12 @@ class GatedStore:
     async def get(self, path: str) -> Versioned | None:
         """Return the node."""
         found: Versioned | None = await self._pass(self.inner.get(path))
+        if self.hiding_chance and path in self.hidden_paths and path != self._hidden:
+            if self._rng.random() < self.hiding_chance:
+                self._hidden = path
+                return None
+        else:
+            self._hidden = ""
         return found
 
     async def get_children(self, path: str) -> list[str] | None:
@@ -145,11 +155,12 @@ class SimClient:
             tree.connect(), rng=rng, write_delay_s=rng.choice((0.0, 0.0, 0.3, 1.5))
         )
         self._network = network
+        self.config = rng.choice(CONFIGS)
         self.ledgers = LedgerClient(
             ledgers=LedgerStore(self.store, paths),
             registry=BookieRegistry(self.store, paths),
             bookies=bookies,
-            config=rng.choice(CONFIGS),
+            config=self.config,
             clock=clock,
             rng=rng,
         )

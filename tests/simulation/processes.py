@@ -1,47 +1,76 @@
-"""Simulated bookies, which run the real storage, and the client side of their connections."""
+"""Simulated bookies: the real identity, storage, registration and garbage collection of a bookie.
+
+A bookie process lives until it is killed, loses power or fails; who supervises it starts it again.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bookie.config import StorageConfig
+from bookie.garbage_collector import GarbageCollector
 from bookie.memory_disk import MemoryDisk
-from bookie.storage import LedgerStorage
+from bookie.registration import Registrar, confirm_identity, establish_identity
+from bookie.storage import LedgerStorage, StorageState
 from dlcore.errors import (
     BookieStorageError,
     BookieUnavailableError,
+    ConfigurationError,
+    CorruptMetadataError,
     DLError,
-    NodeExistsError,
+    MetadataError,
     NoNodeError,
+    WrongIncarnationError,
 )
-from dlcore.ids import BookieId
-from dlcore.ledger.codec import BookieRegistration, encode_registration
 from dlcore.ledger.digest import decode_frame
+from tests.simulation.clients import GatedStore
+from tests.simulation.connections import Reply, SimBookieClient, SimStream, Watch
+from tests.simulation.truth import InvariantViolatedError
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import AsyncIterator, Callable, Coroutine
 
+    from bookie.config import StorageConfig
     from dlcore.clock import Clock
-    from dlcore.ledger.port import EntryRange, FollowUpdate
-    from dlcore.metadata.memory import MemoryStore, MemoryTree
+    from dlcore.ids import BookieId
+    from dlcore.ledger.codec import BookieCookie
+    from dlcore.metadata.memory import MemoryTree
     from dlcore.metadata.paths import NamespacePaths
     from tests.simulation.network import Network
+    from tests.simulation.trace import Trace
+    from tests.simulation.truth import BookieRecord
 
-Reply = Callable[[Any], None]
-Trace = Callable[[str], None]
-DurableEntry = tuple[BookieId, int, int]
+__all__ = ["BookieSettings", "SimBookie", "SimBookieClient"]
 
-STORAGE_CONFIG = StorageConfig(file_bytes_max=4096, file_entries_max=64, follow_chunk_bytes=256)
-"""Small files, so that sealing and replay of several files happen in every run."""
-READ_CHUNK_BYTES = 256
 _SESSION_TIMEOUT_S = 3.0
+_REGISTER_PATIENCE_S = 5.0
+_RETRY_S = 0.5
+DISK_BYTES = 1 << 26
+MADE_TO_FAIL = "made to fail"
+"""What injected errors say."""
+_OWN_BYTES = 16 << 10
+"""What a bookie may have on its way to disk beside entries: marks, fences, garbage."""
+_EXTRA_FILES = 4
+"""Handles beyond the limit that a pass of reading or writing may hold for a moment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookieSettings:
+    """How the bookies of a run are set up."""
+
+    storage: StorageConfig
+    cluster_id: str
+    maintenance_interval_s: float
+    """Between passes of garbage collection; 0: none."""
+    hiding_chance: float
+    """How often a look of garbage collection misses a ledger that is there."""
 
 
 class SimBookie:
-    """A bookie process: the real `LedgerStorage` on a disk that forgets what was not synced."""
+    """A bookie process on a disk that forgets what was not synced."""
 
     storage_class: type[LedgerStorage] = LedgerStorage
 
@@ -55,29 +84,73 @@ class SimBookie:
         paths: NamespacePaths,
         clock: Clock,
         trace: Trace,
+        settings: BookieSettings,
         disk_latency_s: float,
+        new_record: Callable[[BookieId], BookieRecord],
+        on_violation: Callable[[BaseException], None],
     ) -> None:
-        self.bookie = BookieId(name, f"{rng.getrandbits(128):032x}")
         self.name = name
+        self.bookie: BookieId | None = None
+        """Who it is; None before its first start and after its disk was replaced."""
         self.storage: LedgerStorage | None = None
-        self.acknowledged: set[tuple[int, int]] = set()
-        """(ledger, entry) that it ever called durable: the checkers' own truth."""
+        self.record: BookieRecord | None = None
         self.on_fence_answered: Callable[[SimBookie, str], None] = lambda _, __: None
+        self.on_died: Callable[[SimBookie], None] = lambda _: None
+        """Called when it died by itself, after a failure or a loss of power at some step."""
         self.up = asyncio.Event()
+        self.registered = asyncio.Event()
+        """Set once it was registered for the first time."""
+        self.refusal = ""
+        """Why it does not start; empty if it may be tried (again)."""
+        self.is_damaged = False
+        """Whether something durable on its disk was damaged: then it may refuse to start."""
+        self.is_without_its_disk = False
+        """Whether its disk was replaced and nobody has told the cluster yet."""
+        self.session: GatedStore | None = None
         self._network = network
         self._tree = tree
         self._paths = paths
         self._clock = clock
         self._trace = trace
+        self._settings = settings
+        self._new_record = new_record
+        self._on_violation = on_violation
         self._loop = asyncio.get_running_loop()
         self._rng = rng
-        self.disk = MemoryDisk(rng, latency_s=lambda: rng.uniform(0.0, 2 * disk_latency_s))
+        self.disk_latency_s = disk_latency_s
+        """Mean time of each step of its disk."""
+        self.disk = self._new_disk()
+        self.adds_in_flight = 0
+        """Adds taken and not answered, in this life."""
         self._life = 0
         self._is_starting = False
         self._is_wanted = False
+        self._is_paused = False
+        self._opening: asyncio.Task[tuple[BookieCookie, LedgerStorage]] | None = None
+        self._operator = asyncio.Lock()
+        self._registrar: Registrar | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._burials: dict[asyncio.Task[None], None] = {}
-        self._session: MemoryStore | None = None
+
+    @property
+    def acknowledged(self) -> set[tuple[int, int]]:
+        """(ledger, entry) that this identity ever called durable: the checkers' own truth."""
+        assert self.record is not None
+        return self.record.acknowledged
+
+    def _new_disk(self) -> MemoryDisk:
+        disk = MemoryDisk(
+            self._rng,
+            total_bytes=DISK_BYTES,
+            latency_s=lambda: self._rng.uniform(0.0, 2 * self.disk_latency_s),
+        )
+        disk.on_crash = self._on_power_lost
+        return disk
+
+    def _note(self, what: str, *, ledger_id: int | None = None) -> None:
+        self._trace.note(self.name, what, ledger_id=ledger_id)
+
+    # Life
 
     async def start(self) -> None:
         """Replay the disk and register; one that dies at it is started again by who asks again."""
@@ -86,7 +159,7 @@ class SimBookie:
             return
         self._is_starting = True
         try:
-            while self._is_wanted and self.storage is None:
+            while self._is_wanted and self.storage is None and not self.refusal:
                 self._is_wanted = False
                 await self._try_to_start()
         finally:
@@ -94,82 +167,283 @@ class SimBookie:
 
     async def _try_to_start(self) -> None:
         life = self._life
-        try:
-            storage = await self.storage_class.open(self.disk, STORAGE_CONFIG, clock=self._clock)
-        except BookieStorageError:
-            if life == self._life:
-                raise  # its disk is in order: it must come up
+        disk = self.disk
+        session = GatedStore(self._tree.connect(), rng=self._rng, write_delay_s=0.0)
+        opening = self._opening = self._loop.create_task(self._open(disk, session))
+        await asyncio.wait([opening])
+        self._opening = None
+        error = None if opening.cancelled() else opening.exception()
+        if error is not None or life != self._life:
+            await session.aclose()
+            if life != self._life:
+                if not opening.cancelled() and error is None:
+                    await _bury(opening.result()[1])
+            elif error is not None:
+                await disk.aclose()  # the process ends, and all its handles
+                await self._on_start_failed(error, is_excused=_is_passing(error, disk))
             return
-        if life != self._life:
-            await _bury(storage)
-            return
+        cookie, storage = opening.result()
+        self._take_identity(cookie.bookie)
         self.storage = storage
+        self.session = session
+        session.hiding_chance = self._settings.hiding_chance
+        if self._is_paused:
+            session.gate.clear()
+        storage.on_state(self._follow_state)
         self.up.set()
-        self._session = self._tree.connect()
-        await self._register(self._session)
-        self._trace(f"{self.name} up")
+        self._note("up")
+        if storage.state is StorageState.FAILED:
+            self._fail("storage failed")
+            return
+        self._spawn(self._register(session, storage))
+        if self._settings.maintenance_interval_s > 0:
+            self._spawn(self._maintain(session, storage))
 
-    async def _register(self, session: MemoryStore) -> None:
-        path = self._paths.bookie_available(self.name)
-        value = encode_registration(
-            BookieRegistration(
-                name=self.name, incarnation=self.bookie.incarnation, address="127.0.0.1:1"
-            )
+    async def _open(
+        self, disk: MemoryDisk, session: GatedStore
+    ) -> tuple[BookieCookie, LedgerStorage]:
+        cluster_id = self._settings.cluster_id
+        cookie = await establish_identity(
+            disk, session, self._paths, name=self.name, cluster_id=cluster_id, clock=self._clock
         )
-        while session is self._session:
+        storage = await self.storage_class.open(
+            disk,
+            self._settings.storage,
+            clock=self._clock,
+            owner=f"{cluster_id}/{cookie.incarnation}",
+        )
+        try:
+            await confirm_identity(disk, cookie)
+        except (DLError, asyncio.CancelledError):
+            await _bury(storage)
+            raise
+        return cookie, storage
+
+    def _take_identity(self, bookie: BookieId) -> None:
+        self.is_without_its_disk = False
+        if self.bookie != bookie or self.record is None:
+            self.bookie = bookie
+            self.record = self._new_record(bookie)
+        if self.record.is_lost:
+            self._on_violation(
+                InvariantViolatedError(
+                    "I7 NoFalseNo", f"{self.name} took an empty disk for its old one"
+                )
+            )
+
+    async def _on_start_failed(self, error: BaseException, *, is_excused: bool) -> None:
+        self._note(f"does not start: {type(error).__name__}: {error}")
+        is_refusal = isinstance(
+            error, BookieStorageError | ConfigurationError | CorruptMetadataError
+        )
+        # With an empty disk it is refused until the cluster has been told, and not longer.
+        is_passing = not self.disk.names() and not self.is_without_its_disk
+        if is_refusal and not is_excused and not is_passing:
+            self.refusal = str(error)
+            if not self.is_without_its_disk and not self.is_damaged:
+                self._on_violation(
+                    InvariantViolatedError(
+                        "I8 LiveAfterHealing", f"{self.name} is sound and does not start: {error}"
+                    )
+                )
+            return
+        self._is_wanted = True
+        await asyncio.sleep(_RETRY_S)
+
+    async def _register(self, session: GatedStore, storage: LedgerStorage) -> None:
+        assert self.bookie is not None
+        registrar = self._registrar = Registrar(
+            session,
+            self._paths,
+            bookie=self.bookie,
+            address=f"{self.name}:1",
+            on_conflict=lambda error: self._fail(f"registration: {error}"),
+        )
+        while True:
             try:
-                await session.create(path, value, ephemeral=True)
-            except NodeExistsError:
-                # Of an earlier life whose session did not expire yet.
-                with contextlib.suppress(NoNodeError):
-                    await session.delete(path)
+                await registrar.register(
+                    is_read_only=storage.state is StorageState.READ_ONLY,
+                    patience_s=_REGISTER_PATIENCE_S,
+                )
+            except (MetadataError, ConfigurationError) as error:
+                self._note(f"not registered: {type(error).__name__}: {error}")
             else:
+                self.registered.set()
                 return
+
+    def _follow_state(self, state: StorageState) -> None:
+        if state is StorageState.FAILED:
+            self._fail("storage failed")
+            return
+        self._note(f"is {state.value}")
+        if self._registrar is not None:
+            self._registrar.set_read_only(is_read_only=state is StorageState.READ_ONLY)
+
+    def _fail(self, reason: str) -> None:
+        """The process ends itself, as a bookie does that cannot go on."""
+        if self.storage is not None:
+            self._note(f"ends: {reason}")
+            self.crash(keep_cache=True)
+            self.on_died(self)
+
+    def _on_power_lost(self) -> None:
+        self.crash(keep_cache=False)
+        self.on_died(self)
 
     def crash(self, *, keep_cache: bool) -> None:
         """Die at once: answers on their way out are lost, and un-synced bytes with the power."""
         if self.storage is None and not self._is_starting:
             return
-        self._trace(f"{self.name} {'killed' if keep_cache else 'power lost'}")
+        self._note("killed" if keep_cache else "power lost")
         self._life += 1
+        self.adds_in_flight = 0
         self.up.clear()
         storage, self.storage = self.storage, None
         self.disk.crash(keep_cache=keep_cache)
         for task in self._tasks:
             task.cancel()
+        if self._opening is not None:
+            self._opening.cancel()
         if storage is not None:
             self._keep(self._loop.create_task(_bury(storage)))
-        session, self._session = self._session, None
+        registrar, self._registrar = self._registrar, None
+        if registrar is not None:
+            _kill(registrar)
+        session, self.session = self.session, None
         if session is not None:
-            self._loop.call_later(_SESSION_TIMEOUT_S, session.expire)
+            session.gate.set()
+            self._loop.call_later(_SESSION_TIMEOUT_S, self._end_session, session)
+
+    def _end_session(self, session: GatedStore) -> None:
+        self._keep(self._loop.create_task(session.aclose()))
+
+    def replace_disk(self) -> None:
+        """Lose power and the disk for good; the new one is empty, and nobody was told."""
+        self.crash(keep_cache=False)
+        self._note("lost its disk")
+        self.is_without_its_disk = True
+        if self.record is not None:
+            self.record.is_lost = True
+        self.disk = self._new_disk()
+        self.is_damaged = False
+        self.refusal = ""
+
+    async def forget_identity(self) -> None:
+        """Delete the cookie, as an operator does who accepts that the bookie's data is lost."""
+        async with self._operator:
+            if not self.is_without_its_disk:
+                return  # another operator was here before
+            # First, because a start may find the cookie deleted before this gets the reply.
+            self.bookie = None
+            self.record = None
+            self.is_without_its_disk = False
+            self.refusal = ""
+            session = self._tree.connect()
+            try:
+                with contextlib.suppress(NoNodeError):
+                    await session.delete(self._paths.cookie(self.name))
+            finally:
+                await session.aclose()
+
+    def pause(self) -> None:
+        """Stop sending and receiving."""
+        self._is_paused = True
+        self._network.pause(self.name)
+        if self.session is not None:
+            self.session.gate.clear()
+
+    def resume(self) -> None:
+        """Go on as if nothing had happened."""
+        self._is_paused = False
+        if self.session is not None:
+            self.session.gate.set()
+        self._network.resume(self.name)
+
+    async def aclose(self) -> None:
+        """Stop in good order."""
+        self.resume()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._registrar is not None:
+            _kill(self._registrar)
+        if self.storage is not None:
+            await self.storage.aclose()
+        await asyncio.gather(*self._burials, return_exceptions=True)
+        if self.session is not None:
+            await self.session.aclose()
 
     def _keep(self, task: asyncio.Task[None]) -> None:
         self._burials[task] = None
         task.add_done_callback(lambda done: self._burials.pop(done, None))
 
-    async def aclose(self) -> None:
-        """Stop in good order."""
-        for task in list(self._tasks):
-            task.cancel()
-        if self.storage is not None:
-            await self.storage.aclose()
-        await asyncio.gather(*self._burials, return_exceptions=True)
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._on_task_done)
+        return task
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_violation(error)
+
+    # Maintenance
+
+    async def _maintain(self, session: GatedStore, storage: LedgerStorage) -> None:
+        while True:
+            interval_s = self._settings.maintenance_interval_s
+            await asyncio.sleep(self._rng.uniform(0.5, 1.5) * interval_s)
+            try:
+                await self.collect_garbage(session, storage)
+            except DLError as error:
+                self._note(f"maintenance failed: {type(error).__name__}: {error}")
+
+    async def collect_garbage(self, session: GatedStore, storage: LedgerStorage) -> None:
+        """Run one pass of garbage collection."""
+        session.hidden_paths = {self._paths.ledger(each) for each in storage.ledgers()}
+        report = await GarbageCollector(
+            storage, store=session, paths=self._paths, cluster_id=self._settings.cluster_id
+        ).collect()
+        if report.ledgers_deleted or report.files_deleted:
+            self._note(f"collected {report.ledgers_deleted} ledgers, {report.files_deleted} files")
+        if report.refused:
+            self._note(f"collects nothing: {report.refused}")
+
+    # Requests
+
+    def admits(self, client: str, bookie: BookieId, reply: Reply) -> bool:
+        """Return whether a request for `bookie` has come to the right one; answer if not."""
+        if self.storage is not None and self.bookie == bookie:
+            return True
+        if self.storage is None:
+            self._refuse(client, reply)
+        else:
+            error = WrongIncarnationError(f"this is {self.bookie}, not {bookie}")
+            self._network.send(self.name, client, lambda: reply(error))
+        return False
 
     def serve_add(self, client: str, frame: bytes, reply: Reply, *, is_recovery: bool) -> None:
         """Take an add in the order of arrival; answer when it is durable."""
         if self.storage is None:
             self._refuse(client, reply)
             return
-        life = self._life
-        entry = decode_frame(frame)
+        life, record = self._life, self.record
+        assert record is not None
+        header = decode_frame(frame)
+        entry = (header.ledger_id, header.entry_id)
+        was_fenced = header.ledger_id in record.fenced
         future = self.storage.add_entry(frame, is_recovery=is_recovery)
+        self.adds_in_flight += 1
+        self._check_bounds()
 
         def on_done(done: asyncio.Future[None]) -> None:
             error = done.exception()
             if life != self._life:
                 return
+            self.adds_in_flight -= 1
             if error is None:
-                self.acknowledged.add((entry.ledger_id, entry.entry_id))
+                record.on_added(entry, is_recovery=is_recovery, was_fenced=was_fenced)
             self._network.send(self.name, client, lambda: reply(error))
 
         future.add_done_callback(on_done)
@@ -179,7 +453,8 @@ class SimBookie:
         if self.storage is None:
             self._refuse(client, reply)
             return
-        life = self._life
+        life, record = self._life, self.record
+        assert record is not None
         try:
             future = self.storage.write_lac(ledger_id, lac)
         except DLError as error:
@@ -189,8 +464,11 @@ class SimBookie:
 
         def on_done(done: asyncio.Future[None]) -> None:
             result = done.exception()
-            if life == self._life:
-                self._network.send(self.name, client, lambda: reply(result))
+            if life != self._life:
+                return
+            if result is None:
+                record.on_lac_written(ledger_id, lac)
+            self._network.send(self.name, client, lambda: reply(result))
 
         future.add_done_callback(on_done)
 
@@ -200,6 +478,7 @@ class SimBookie:
         work: Callable[[LedgerStorage], Coroutine[Any, Any, Any]],
         reply: Reply,
         *,
+        watch: Watch,
         fence: bool = False,
     ) -> None:
         """Answer a request with the result of `work`."""
@@ -207,12 +486,15 @@ class SimBookie:
             self._refuse(client, reply)
             return
         storage = self.storage
+        assert self.record is not None
+        judge = watch(self.record)
 
         async def answer() -> None:
             try:
                 result = await work(storage)
             except DLError as error:
                 result = error
+            judge(result)
             self._network.send(self.name, client, lambda: reply(result))
             if fence:
                 self.on_fence_answered(self, client)
@@ -224,26 +506,32 @@ class SimBookie:
         client: str,
         work: Callable[[LedgerStorage], AsyncIterator[Any]],
         stream: SimStream,
+        *,
+        watch: Watch,
     ) -> None:
         """Send the items of `work` in order; a lost one ends the stream silently."""
         if self.storage is None:
             self._refuse(client, stream.put)
             return
         storage = self.storage
+        assert self.record is not None
+        judge = watch(self.record)
 
         async def answer() -> None:
             items = work(storage)
             try:
                 async for item in items:
+                    judge(item)
                     if not self._send_in_order(client, stream, item):
                         return
                 self._send_in_order(client, stream, None)
             except DLError as error:
+                judge(error)
                 self._send_in_order(client, stream, error)
             finally:
                 await items.aclose()  # type: ignore[attr-defined]  # the storage's are generators
 
-        if not stream.is_cancelled:
+        if not stream.is_cancelled and stream.server is None:  # requests may come twice
             stream.server = self._spawn(answer())
 
     def _send_in_order(self, client: str, stream: SimStream, item: object) -> bool:
@@ -263,11 +551,25 @@ class SimBookie:
             error = BookieUnavailableError(f"{self.name}: connection refused")
             self._network.send(self.name, client, lambda: reply(error))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = self._loop.create_task(work)
-        self._tasks[task] = None
-        task.add_done_callback(lambda done: self._tasks.pop(done, None))
-        return task
+    def _check_bounds(self) -> None:
+        """I9: what waits and what is open stays within the limits."""
+        assert self.storage is not None
+        limits, log = self._settings.storage, self.storage._log
+        most = limits.in_flight_bytes_max + limits.entry_size_bytes_max + _OWN_BYTES
+        files_max = limits.open_files_max + len(log.unsealed_indexes()) + _EXTRA_FILES
+        if log.pending_bytes > most or self.disk.open_files > files_max:
+            self._on_violation(
+                InvariantViolatedError(
+                    "I9 ResourcesAreBounded",
+                    f"{self.name}: {log.pending_bytes} bytes pending of {most}, "
+                    f"{self.disk.open_files} files open of {files_max}",
+                )
+            )
+
+
+def _is_passing(error: BaseException, disk: MemoryDisk) -> bool:
+    """Return whether a start failed for a reason that goes by: a fault made once, a full disk."""
+    return MADE_TO_FAIL in str(error) or disk.filler_bytes > 0
 
 
 async def _bury(storage: LedgerStorage) -> None:
@@ -278,157 +580,9 @@ async def _bury(storage: LedgerStorage) -> None:
         return
 
 
-class SimStream:
-    """The receiving end of a stream."""
-
-    def __init__(self) -> None:
-        self.arrives_at = 0.0
-        self.server: asyncio.Task[None] | None = None
-        self.is_cancelled = False
-        self._items: asyncio.Queue[Any] = asyncio.Queue()
-
-    def put(self, item: object) -> None:
-        """Take an item that arrived; None is the end, an error ends too."""
-        self._items.put_nowait(item)
-
-    async def get(self) -> Any:
-        """Return the next item, or raise the error that came."""
-        item = await self._items.get()
-        if isinstance(item, DLError):
-            raise item
-        return item
-
-    def cancel(self) -> None:
-        """End the request at the server."""
-        self.is_cancelled = True
-        if self.server is not None:
-            self.server.cancel()
-
-
-class SimBookieClient:
-    """One client process's `BookieClient`: requests and answers travel over the network."""
-
-    def __init__(self, name: str, *, network: Network, bookies: Sequence[SimBookie]) -> None:
-        self.name = name
-        self._network = network
-        self._bookies = {each.bookie: each for each in bookies}
-        self._loop = asyncio.get_running_loop()
-
-    def _request(
-        self, bookie: BookieId, serve: Callable[[SimBookie, Reply], None]
-    ) -> Awaitable[Any]:
-        here = self._bookies[bookie]
-        future: asyncio.Future[Any] = self._loop.create_future()
-
-        def reply(result: Any) -> None:
-            if future.done():
-                return
-            if isinstance(result, DLError):
-                future.set_exception(result)
-            else:
-                future.set_result(result)
-
-        self._network.send(self.name, here.name, lambda: serve(here, reply))
-        return future
-
-    def add_entry(
-        self, bookie: BookieId, frame: bytes, *, is_recovery: bool = False
-    ) -> Awaitable[None]:
-        """Store `frame`."""
-        return self._request(
-            bookie, lambda b, reply: b.serve_add(self.name, frame, reply, is_recovery=is_recovery)
-        )
-
-    def write_lac(
-        self, bookie: BookieId, *, ledger_id: int, last_add_confirmed: int
-    ) -> Awaitable[None]:
-        """Tell the LAC."""
-        return self._request(
-            bookie, lambda b, reply: b.serve_lac(self.name, ledger_id, last_add_confirmed, reply)
-        )
-
-    async def read_lac(self, bookie: BookieId, *, ledger_id: int, fence: bool) -> int:
-        """Return the LAC."""
-        result: int = await self._request(
-            bookie,
-            lambda b, reply: b.serve(
-                self.name, lambda s: s.read_lac(ledger_id, fence=fence), reply, fence=fence
-            ),
-        )
-        return result
-
-    async def read_entry(
-        self, bookie: BookieId, *, ledger_id: int, entry_id: int, fence: bool
-    ) -> bytes | memoryview:
-        """Return one frame."""
-        result: memoryview = await self._request(
-            bookie,
-            lambda b, reply: b.serve(
-                self.name,
-                lambda s: s.read_entry(ledger_id, entry_id, fence=fence),
-                reply,
-                fence=fence,
-            ),
-        )
-        return result
-
-    async def read_entries(
-        self,
-        bookie: BookieId,
-        *,
-        ledger_id: int,
-        first_entry_id: int,
-        last_entry_id: int,
-        stride: int = 1,
-    ) -> AsyncIterator[Sequence[bytes | memoryview]]:
-        """Stream frames."""
-        stream = self._open(
-            bookie,
-            lambda storage: storage.read_entries(
-                ledger_id,
-                first_entry_id=first_entry_id,
-                last_entry_id=last_entry_id,
-                stride=stride,
-                chunk_bytes=READ_CHUNK_BYTES,
-            ),
-        )
-        try:
-            while (item := await stream.get()) is not None:
-                yield item
-        finally:
-            stream.cancel()
-
-    async def follow(
-        self, bookie: BookieId, *, ledger_id: int, first_entry_id: int
-    ) -> AsyncIterator[FollowUpdate]:
-        """Push updates."""
-        stream = self._open(
-            bookie, lambda storage: storage.follow(ledger_id, first_entry_id=first_entry_id)
-        )
-        try:
-            while (item := await stream.get()) is not None:
-                yield item
-        finally:
-            stream.cancel()
-
-    def _open(
-        self, bookie: BookieId, work: Callable[[LedgerStorage], AsyncIterator[Any]]
-    ) -> SimStream:
-        stream = SimStream()
-        here = self._bookies[bookie]
-        self._network.send(self.name, here.name, lambda: here.serve_stream(self.name, work, stream))
-        return stream
-
-    async def list_entries(self, bookie: BookieId, *, ledger_id: int) -> Sequence[EntryRange]:
-        """Return ranges."""
-
-        async def work(storage: LedgerStorage) -> list[EntryRange]:
-            return storage.list_entries(ledger_id)
-
-        result: list[EntryRange] = await self._request(
-            bookie, lambda b, reply: b.serve(self.name, work, reply)
-        )
-        return result
-
-    async def aclose(self) -> None:
-        """Nothing is held open here."""
+def _kill(registrar: Registrar) -> None:
+    """End a registrar whose process is dead: nothing is unregistered."""
+    for unsubscribe in registrar._unsubscribe:
+        unsubscribe()
+    if registrar._task is not None:
+        registrar._task.cancel()

@@ -17,22 +17,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.simulation.loop import LivenessLostError, run
-from tests.simulation.mutants import MUTANTS
 from tests.simulation.workload import run_seed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SEED_COUNT = 500
+SEED_COUNT = 400
 SEEDS_PER_TEST = 25
-MUTANT_SEEDS_MAX = 3000
-# Where each was found last: tried first, because a search takes up to a minute.
-FOUND_AT = {
-    "negative_answers_before_the_fence_is_durable": 154,
-    "acks_during_an_ensemble_change": 1071,
-    "recovery_reads_do_not_fence": 439,
-    "recovery_starts_at_the_lac_alone": 879,
-}
 
 
 @pytest.fixture(autouse=True)
@@ -75,28 +66,6 @@ def test_a_seed_is_one_trace() -> None:
             check=True,
         )
         assert other.stdout.strip() == digest
-
-
-@pytest.mark.timeout(900)  # a search of all seeds takes a minute on an idle core
-@pytest.mark.parametrize("name", sorted(MUTANTS))
-def test_known_bugs_are_found(name: str) -> None:
-    """A simulation that lets a known bug pass proves nothing about unknown ones."""
-    hint = FOUND_AT.get(name, 0)
-    with MUTANTS[name]():
-        for seed in (hint, *range(MUTANT_SEEDS_MAX)):
-            if run_seed(seed).failure is not None:
-                return
-    pytest.fail(f"{name} was not found in {MUTANT_SEEDS_MAX} seeds")
-
-
-def test_a_failed_seed_says_how_to_replay_it() -> None:
-    """What a person needs is in one text."""
-    with MUTANTS["acks_before_earlier_entries"]():
-        failed = next(each for each in map(run_seed, range(50)) if each.failure is not None)
-    text = failed.explain()
-    assert f"--seed {failed.seed}" in text
-    assert "created" in text
-    assert type(failed.failure).__name__ in text
 
 
 def test_the_loop_jumps_over_time_and_notices_a_standstill() -> None:

@@ -1,4 +1,4 @@
-"""What happens in one seed: writers, readers, recoverers, and all that goes wrong around them.
+"""What happens in one seed: writers, readers and recoverers at work while things go wrong.
 
 A run has two parts.  In the first, faults come at random times while the clients work.  Then
 everything heals, and a fresh client must be able to recover, close and read every ledger.
@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dlcore.config import QuorumConfig
-from dlcore.errors import DLError, LedgerReadError
+from dlcore.errors import DLError, LedgerNotFoundError
+from tests.simulation.faults import Chaos
+from tests.simulation.healing import Judgement, check_no_task_is_left
 from tests.simulation.loop import LivenessLostError, run as run_loop
+from tests.simulation.plan import draw_plan
+from tests.simulation.trace import Trace
+from tests.simulation.truth import InvariantViolatedError
 from tests.simulation.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from dlcore.ledger.metadata import LedgerMetadata
     from dlcore.ledger.writer import LedgerWriter
     from tests.simulation.clients import SimClient
-    from tests.simulation.processes import SimBookie
 
-QUORUMS = ((3, 3, 2), (3, 3, 2), (3, 3, 2), (4, 3, 2), (5, 3, 2), (3, 2, 2), (3, 3, 3), (2, 2, 1))
 CHAOS_S = 12.0
 HEALING_S_MAX = 240.0
 """Virtual time that recovering and reading everything may take after the last fault."""
@@ -37,16 +37,34 @@ class Run:
 
     seed: int
     failure: BaseException | None = None
-    trace: list[str] = field(default_factory=list)
+    events: Trace = field(default_factory=Trace)
+    faults: Counter[str] = field(default_factory=Counter)
     acks: int = 0
     steps: int = 0
 
+    @property
+    def trace(self) -> list[str]:
+        """The events as text."""
+        return self.events.text()
+
+    @property
+    def invariant(self) -> str:
+        """The name of the invariant that failed; empty if none did."""
+        if isinstance(self.failure, InvariantViolatedError):
+            return self.failure.invariant
+        if isinstance(self.failure, LivenessLostError):
+            return "I8 LiveAfterHealing"
+        return type(self.failure).__name__ if self.failure is not None else ""
+
     def explain(self) -> str:
         """Return what failed, how to replay it, and what happened."""
-        lines = "\n".join(self.trace)
+        ledger_id = entry_id = None
+        if isinstance(self.failure, InvariantViolatedError):
+            ledger_id, entry_id = self.failure.ledger_id, self.failure.entry_id
         return (
             f"seed {self.seed} failed: {type(self.failure).__name__}: {self.failure}\n"
-            f"replay: python -m tests.simulation --seed {self.seed}\n{lines}"
+            f"replay: python -m tests.simulation --seed {self.seed}\n"
+            f"{self.events.explain(ledger_id, entry_id)}"
         )
 
 
@@ -63,65 +81,46 @@ def run_seed(seed: int) -> Run:
 
 async def _main(seed: int, result: Run) -> None:
     rng = random.Random(seed)
-    world = World(rng, result.trace)
+    world = World(rng, draw_plan(rng), result.events)
     try:
         await world.until(Scenario(world).play())
     except DLError as error:
         raise LivenessLostError(f"a client gave up: {type(error).__name__}: {error}") from error
     finally:
         result.acks = world.checkers.acks
+        result.faults = world.faults
         await world.aclose()
+    check_no_task_is_left()
 
 
 class Scenario:
-    """The first part of a run, and the judgement."""
+    """The first part of a run; a `Judgement` is the second."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._rng = world.rng
-        self._ledgers: list[int] = []
-        self._hunt_chance = 0.0
-        self._hunts_by_crash = False
-        self._is_healed = False
 
     async def play(self) -> None:
         """Run the whole seed."""
-        world, rng = self._world, self._rng
-        quorum = QuorumConfig(
-            **dict(
-                zip(
-                    ("ensemble_size", "write_quorum_size", "ack_quorum_size"),
-                    rng.choice(QUORUMS),
-                    strict=True,
-                )
-            )
-        )
-        spare = rng.choice((0, 1, 1, 2))
-        await world.start(
-            bookie_count=quorum.ensemble_size + spare,
-            disk_latency_s=rng.choice((0.0005, 0.003, 0.05)),
-        )
-        self._hunt_chance = rng.choice((0.0, 0.3, 0.6))
-        self._hunts_by_crash = rng.random() < 0.5
-        for bookie in world.bookies:
-            bookie.on_fence_answered = self._hunt
-        world.trace(f"quorum {quorum} bookies {len(world.bookies)}")
-        writers = [world.new_client(f"writer-{number}") for number in range(rng.choice((1, 1, 2)))]
+        world, plan = self._world, self._world.plan
+        await world.start()
+        chaos = Chaos(world)
+        world.trace.note("plan", f"{plan}")
+        writers = [world.new_client(f"writer-{number}") for number in range(plan.writers)]
         for client in writers:
-            writer = await client.ledgers.create_ledger(quorum)
-            self._ledgers.append(writer.ledger_id)
-            world.trace(f"{client.name} created {writer} on {_names(writer.metadata)}")
+            writer = await client.ledgers.create_ledger(plan.quorum)
+            world.checkers.on_created(writer.ledger_id)
+            names = ",".join(each.name for each in writer.metadata.last_ensemble.bookies)
+            world.trace.note(client.name, f"created on {names}", ledger_id=writer.ledger_id)
             world.spawn(self._write(client, writer), client=client)
-            self._start_company(client, writer)
-        world.metadata_latency_s = rng.choice((0.002, 0.002, 0.05, 0.2))
-        chaos = world.spawn(self._chaos())
+            self._start_company(client, writer, chaos)
+        world.metadata_latency_s = plan.metadata_latency_s
+        faults = world.spawn(chaos.run())
         await asyncio.sleep(CHAOS_S)
-        chaos.cancel()
-        await self._heal()
-        for client in writers:
-            if client.is_alive and client.tasks:
-                await asyncio.wait(list(client.tasks))
-        await self._judge()
+        faults.cancel()
+        world.trace.note("chaos", "is over, all heals")
+        chaos.stop()
+        await Judgement(world).pass_on(writers)
 
     # Clients
 
@@ -130,13 +129,17 @@ class Scenario:
             await self._append_all(client, writer)
             await self._end(client, writer)
         except DLError as error:
-            self._world.trace(f"{client.name} stopped: {type(error).__name__}: {error}")
+            self._note_error(client, error, writer.ledger_id)
+
+    def _note_error(self, client: SimClient, error: DLError, ledger_id: int) -> None:
+        self._world.trace.note(client.name, f"{type(error).__name__}: {error}", ledger_id=ledger_id)
 
     async def _append_all(self, client: SimClient, writer: LedgerWriter) -> None:
         rng = self._rng
         pause_s = rng.choice((0.001, 0.05, 0.5))
         for number in range(rng.choice((1, 3, 10, 30))):
             await writer.wait_for_capacity()
+            self._check_bounds(client, writer)
             body = b"%d:%d:" % (writer.ledger_id, number) + rng.randbytes(rng.choice((0, 20, 200)))
             self._world.checkers.on_append(writer.ledger_id, body)
             writer.append([body]).add_done_callback(partial(self._on_ack, client, writer))
@@ -149,6 +152,17 @@ class Scenario:
                 await writer.publish_lac()
                 self._world.checkers.on_published(writer.ledger_id, lac)
 
+    def _check_bounds(self, client: SimClient, writer: LedgerWriter) -> None:
+        """I9: what a writer has in flight stays within its limits."""
+        pending = writer._appender.pending_bytes
+        if pending >= client.config.pending_bytes_max:
+            raise InvariantViolatedError(
+                "I9 ResourcesAreBounded",
+                f"{client.name} has {pending} bytes in flight of "
+                f"{client.config.pending_bytes_max} and takes more",
+                ledger_id=writer.ledger_id,
+            )
+
     def _on_ack(self, client: SimClient, writer: LedgerWriter, future: asyncio.Future[int]) -> None:
         if future.cancelled() or not client.is_alive:
             return
@@ -156,7 +170,7 @@ class Scenario:
         if error is not None:
             return
         entry_id = future.result()
-        self._world.trace(f"{client.name} acked {writer.ledger_id}:{entry_id}")
+        self._world.trace.note(client.name, "acked", ledger_id=writer.ledger_id, entry_id=entry_id)
         try:
             self._world.checkers.on_ack(writer.ledger_id, entry_id)
         except Exception as violation:  # noqa: BLE001  # whatever it is, it ends the run
@@ -165,17 +179,19 @@ class Scenario:
     async def _end(self, client: SimClient, writer: LedgerWriter) -> None:
         choice = self._rng.random()
         if choice < 0.3:
-            self._world.checkers.on_closed(await writer.close())
+            metadata = await writer.close()
+            self._world.trace.note(client.name, "closed it", ledger_id=writer.ledger_id)
+            self._world.checkers.on_closed(metadata)
         elif choice < 0.5:
             await writer.flush()
             await writer.abandon()
         elif choice < 0.7:
-            self._world.trace(f"{client.name} crashed")
+            self._world.trace.note(client.name, "crashed", ledger_id=writer.ledger_id)
             client.crash()
         else:
             await writer.flush()  # and stays open: somebody will take it over
 
-    def _start_company(self, client: SimClient, writer: LedgerWriter) -> None:
+    def _start_company(self, client: SimClient, writer: LedgerWriter, chaos: Chaos) -> None:
         """Start those who read and recover the ledger while it is written."""
         rng, world = self._rng, self._world
         ledger_id = writer.ledger_id
@@ -192,42 +208,18 @@ class Scenario:
         for recoverer in recoverers:
             world.spawn(self._recover(recoverer, ledger_id), client=recoverer)
         if rng.random() < 0.5:
-            self._split(client, writer, recoverers)
-
-    def _split(self, client: SimClient, writer: LedgerWriter, recoverers: list[SimClient]) -> None:
-        """The writer is close to some bookies only, and those who take over rather to the others.
-
-        Half-written entries are what this makes, and most ways to lose one begin with them.
-        """
-        rng, world = self._rng, self._world
-        members = [world.bookie_of(each) for each in writer.metadata.last_ensemble.bookies]
-        near = rng.sample(members, max(1, writer.metadata.quorum.ack_quorum_size - 1))
-        world.trace(f"{client.name} is near {','.join(each.name for each in near)} only")
-        for bookie in members:
-            if bookie not in near:
-                self._disturb(client.name, bookie.name, world.network.lag)
-            for recoverer in recoverers:
-                if bookie in near:
-                    disturb = rng.choice((world.network.lag, world.network.block))
-                    self._disturb(recoverer.name, bookie.name, disturb)
-                elif rng.random() < 0.5:
-                    disturb = rng.choice((world.network.lag, world.network.make_flaky))
-                    self._disturb(recoverer.name, bookie.name, disturb)
-        if rng.random() < 0.4:
-            world.loop.call_later(rng.uniform(0.0, 0.5), self._crash, rng.choice(near))
-
-    def _disturb(self, source: str, target: str, disturb: Callable[[str, str], None]) -> None:
-        disturb(source, target)
-        self._later(3.0, lambda: self._world.network.unblock(source, target))
+            chaos.split(client, writer, recoverers)
 
     async def _recover(self, client: SimClient, ledger_id: int) -> None:
         await asyncio.sleep(self._rng.uniform(0.0, 4.0) * self._rng.choice((0.05, 0.05, 1.0)))
         while True:
-            self._world.trace(f"{client.name} begins")
+            self._world.trace.note(client.name, "begins", ledger_id=ledger_id)
             try:
                 metadata = await client.ledgers.recover_ledger(ledger_id)
+            except LedgerNotFoundError:
+                return
             except DLError as error:
-                self._world.trace(f"{client.name}: {type(error).__name__}: {error}")
+                self._note_error(client, error, ledger_id)
                 await asyncio.sleep(self._rng.uniform(0.05, 1.0))
             else:
                 self._world.checkers.on_closed(metadata)
@@ -240,11 +232,15 @@ class Scenario:
                 reader = await client.ledgers.open_ledger(ledger_id)
                 async for step in reader.follow(len(delivered)):
                     self._world.checkers.on_delivered(ledger_id, delivered, step.frames)
+            except LedgerNotFoundError:
+                return
             except DLError as error:
-                self._world.trace(f"{client.name}: {type(error).__name__}: {error}")
+                self._note_error(client, error, ledger_id)
                 await asyncio.sleep(0.5)
             else:
-                self._world.trace(f"{client.name} got all {len(delivered)} entries")
+                self._world.trace.note(
+                    client.name, f"got all {len(delivered)} entries", ledger_id=ledger_id
+                )
                 return
 
     async def _observe(self, client: SimClient, ledger_id: int) -> None:
@@ -254,170 +250,8 @@ class Scenario:
             try:
                 reader = await client.ledgers.open_ledger(ledger_id)
                 lac = await reader.read_last_add_confirmed()
+            except LedgerNotFoundError:
+                return
             except DLError:
                 continue
             self._world.checkers.on_lac_read(ledger_id, lac, floor)
-
-    # Faults
-
-    async def _chaos(self) -> None:
-        rng = self._rng
-        interval_s = rng.choice((0.1, 0.5, 2.0))
-        faults: list[Callable[[], Awaitable[None]]] = [
-            self._fault_bookie_dies,
-            self._fault_bookie_pauses,
-            self._fault_partition,
-            self._fault_lag,
-            self._fault_weather,
-            self._fault_client_dies,
-            self._fault_client_pauses,
-            self._fault_metadata,
-        ]
-        chosen = rng.sample(faults, rng.randint(1, len(faults)))
-        while True:
-            await asyncio.sleep(rng.expovariate(1 / interval_s))
-            await rng.choice(chosen)()
-
-    async def _fault_bookie_dies(self) -> None:
-        self._crash(self._rng.choice(self._world.bookies))
-
-    def _crash(self, bookie: SimBookie) -> None:
-        if self._is_healed:
-            return
-        keep_cache = self._rng.random() < 0.3
-        self._world.checkers.has_lost_bookie = True
-        bookie.crash(keep_cache=keep_cache)
-        self._later(self._rng.choice((0.05, 0.05, 2.0)), lambda: self._world.spawn(bookie.start()))
-
-    def _later(self, mean_s: float, action: Callable[[], object]) -> None:
-        self._world.loop.call_later(self._rng.expovariate(1 / mean_s), action)
-
-    def _hunt(self, bookie: SimBookie, client: str) -> None:
-        """A bookie that has just answered a fencing request is the most interesting to lose."""
-        if self._is_healed or self._rng.random() >= self._hunt_chance:
-            return
-        if self._hunts_by_crash:
-            self._world.loop.call_later(self._rng.uniform(0.0, 0.02), self._crash, bookie)
-        else:
-            # The answer is on its way already; what is asked next gets none.
-            self._disturb(client, bookie.name, self._world.network.block)
-
-    async def _fault_bookie_pauses(self) -> None:
-        name = self._rng.choice(self._world.bookies).name
-        self._world.trace(f"{name} paused")
-        self._world.network.pause(name)
-        self._later(1.5, lambda: self._world.network.resume(name))
-
-    def _some_link(self) -> tuple[str, str]:
-        client = self._rng.choice(self._world.clients).name
-        bookie = self._rng.choice(self._world.bookies).name
-        return (client, bookie) if self._rng.random() < 0.6 else (bookie, client)
-
-    async def _fault_partition(self) -> None:
-        if self._world.clients:
-            source, target = self._some_link()
-            self._world.trace(f"{source} -> {target} cut")
-            self._disturb(source, target, self._world.network.block)
-
-    async def _fault_lag(self) -> None:
-        if self._world.clients:
-            source, target = self._some_link()
-            self._world.trace(f"{source} -> {target} lags")
-            network = self._world.network
-            self._disturb(source, target, self._rng.choice((network.lag, network.make_flaky)))
-
-    async def _fault_weather(self) -> None:
-        network = self._world.network
-        network.loss = self._rng.choice((0.0, 0.0, 0.1))
-        network.duplication = self._rng.choice((0.0, 0.1, 0.5))
-        network.slowness = self._rng.choice((0.0, 0.2, 0.8))
-        self._world.trace(
-            f"weather loss={network.loss} dup={network.duplication} slow={network.slowness}"
-        )
-
-    async def _fault_client_dies(self) -> None:
-        alive = [each for each in self._world.clients if each.is_alive]
-        if alive and self._rng.random() < 0.3:
-            client = self._rng.choice(alive)
-            self._world.trace(f"{client.name} killed")
-            client.crash()
-
-    async def _fault_client_pauses(self) -> None:
-        alive = [each for each in self._world.clients if each.is_alive]
-        if alive:
-            client = self._rng.choice(alive)
-            self._world.trace(f"{client.name} paused")
-            client.pause()
-            self._later(2.0, client.resume)
-
-    async def _fault_metadata(self) -> None:
-        alive = [each for each in self._world.clients if each.is_alive]
-        if not alive:
-            return
-        client = self._rng.choice(alive)
-        session = client.store.inner
-        kind = self._rng.choice(("lose", "lose", "disconnect", "expire"))
-        self._world.trace(f"{client.name} metadata {kind}")
-        if kind == "lose":
-            session.lose_next_reply(applied=self._rng.random() < 0.6)
-        elif kind == "expire":
-            session.expire()
-        else:
-            session.disconnect()
-            self._later(1.0, session.reconnect)
-
-    # The end
-
-    async def _heal(self) -> None:
-        world = self._world
-        world.trace("healing")
-        self._is_healed = True
-        world.network.heal()
-        for client in world.clients:
-            if client.is_alive:
-                client.resume()
-                client.store.inner.reconnect()
-        for bookie in world.bookies:
-            await bookie.start()
-        for bookie in world.bookies:
-            await bookie.up.wait()  # some were starting already
-
-    async def _judge(self) -> None:
-        world = self._world
-        final = world.new_client("final")
-        for ledger_id in self._ledgers:
-            while True:
-                try:
-                    metadata = await final.ledgers.recover_ledger(ledger_id)
-                except DLError as error:
-                    # Bookies may just be coming back; the budget of virtual time ends this.
-                    world.trace(f"final: {type(error).__name__}: {error}")
-                    await asyncio.sleep(1.0)
-                else:
-                    world.checkers.on_closed(metadata)
-                    break
-        for ledger_id in self._ledgers:
-            await self._read_whole(final, ledger_id)
-        await self._finish_followers()
-        world.checkers.check_all(self._ledgers)
-
-    async def _read_whole(self, client: SimClient, ledger_id: int) -> None:
-        reader = await client.ledgers.open_ledger(ledger_id)
-        delivered = self._world.checkers.new_delivery(ledger_id)
-        last = reader.metadata.last_entry_id
-        try:
-            async for frames in reader.read(0, last):
-                self._world.checkers.on_delivered(ledger_id, delivered, frames)
-        except LedgerReadError as error:
-            self._world.trace(f"final: {error}")
-        self._world.checkers.on_read_whole(ledger_id, delivered)
-
-    async def _finish_followers(self) -> None:
-        """Followers see the end of a closed ledger by themselves."""
-        for client in self._world.clients:
-            if client.name.startswith("follower") and client.is_alive and client.tasks:
-                await asyncio.wait(list(client.tasks))
-
-
-def _names(metadata: LedgerMetadata) -> str:
-    return ",".join(bookie.name for bookie in metadata.last_ensemble.bookies)

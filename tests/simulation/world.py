@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from dlcore.metadata.binding import ensure_namespace
@@ -10,8 +11,9 @@ from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
 from tests.simulation.checkers import Checkers
 from tests.simulation.clients import SimClient
+from tests.simulation.connections import SimBookieClient
 from tests.simulation.network import Network
-from tests.simulation.processes import SimBookie, SimBookieClient
+from tests.simulation.processes import BookieSettings, SimBookie
 
 if TYPE_CHECKING:
     import random
@@ -19,20 +21,23 @@ if TYPE_CHECKING:
 
     from dlcore.ids import BookieId
     from dlcore.metadata.port import Op
+    from tests.simulation.plan import Plan
+    from tests.simulation.trace import Trace
 
 EPOCH_MS = 1_700_000_000_000
 
 
 class SimClock:
-    """Wall clock and identities of a run."""
+    """Wall clock and identities of one process; the wall clock may be wrong, and jump."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._loop = asyncio.get_running_loop()
+        self.skew_ms = 0
 
     def now_ms(self) -> int:
-        """Return virtual time after a fixed epoch."""
-        return EPOCH_MS + int(self._loop.time() * 1000)
+        """Return virtual time after a fixed epoch, as this process sees it."""
+        return EPOCH_MS + int(self._loop.time() * 1000) + self.skew_ms
 
     def new_token(self) -> str:
         """Return 32 hex digits."""
@@ -52,74 +57,90 @@ class WatchedTree(MemoryTree):
 class World:
     """Everything that one seed makes."""
 
-    def __init__(self, rng: random.Random, trace: list[str]) -> None:
+    def __init__(self, rng: random.Random, plan: Plan, trace: Trace) -> None:
         self.rng = rng
+        self.plan = plan
         self.loop = asyncio.get_running_loop()
-        self.lines = trace
-        self.clock = SimClock(rng)
+        self.trace = trace
         self.network = Network(rng)
         self.metadata_latency_s = 0.002
         self.tree = WatchedTree(latency=lambda: rng.uniform(0.2, 1.8) * self.metadata_latency_s)
         self.paths = NamespacePaths("/dlog")
+        self.clocks: list[SimClock] = []
         self.bookies: list[SimBookie] = []
         self.clients: list[SimClient] = []
+        self.faults: Counter[str] = Counter()
         self.failure: BaseException | None = None
         self._failed = asyncio.Event()
         self._tasks: dict[asyncio.Task[None], None] = {}
         self.checkers = Checkers(
-            tree=self.tree, paths=self.paths, bookies=self.bookies, trace=self.trace
+            tree=self.tree, paths=self.paths, trace=trace, on_violation=self.fail
         )
         self.tree.on_applied = self._on_metadata
-
-    def trace(self, line: str) -> None:
-        """Record what happens, for the reader of a failed seed."""
-        self.lines.append(f"{self.loop.time():9.4f}  {line}")
 
     def _on_metadata(self, ops: Sequence[Op]) -> None:
         try:
             for op in ops:
-                self.checkers.on_metadata(op.path)
+                self.checkers.on_metadata(op)
         except AssertionError as violation:
             self.fail(violation)
 
-    async def start(self, *, bookie_count: int, disk_latency_s: float) -> None:
+    def new_clock(self) -> SimClock:
+        """Return the clock of a new process."""
+        clock = SimClock(self.rng)
+        self.clocks.append(clock)
+        return clock
+
+    async def start(self) -> None:
         """Make the namespace and start the bookies."""
+        plan, rng = self.plan, self.rng
         session = self.tree.connect()
-        await ensure_namespace(session, self.paths, self.clock)
+        binding = await ensure_namespace(session, self.paths, self.new_clock())
         await session.aclose()
-        for number in range(bookie_count):
-            slow = 50.0 if self.rng.random() < 0.25 else 1.0
-            bookie = SimBookie(
-                f"bookie-{number}",
-                rng=self.rng,
-                network=self.network,
-                tree=self.tree,
-                paths=self.paths,
-                clock=self.clock,
-                trace=self.trace,
-                disk_latency_s=disk_latency_s * slow,
+        settings = BookieSettings(
+            storage=plan.storage,
+            cluster_id=binding.cluster_id,
+            maintenance_interval_s=plan.maintenance_interval_s,
+            hiding_chance=plan.hiding_chance,
+        )
+        for number in range(plan.quorum.ensemble_size + plan.spare_bookies):
+            slow = 50.0 if rng.random() < 0.25 else 1.0
+            self.bookies.append(
+                SimBookie(
+                    f"bookie-{number}",
+                    rng=rng,
+                    network=self.network,
+                    tree=self.tree,
+                    paths=self.paths,
+                    clock=self.new_clock(),
+                    trace=self.trace,
+                    settings=settings,
+                    disk_latency_s=plan.disk_latency_s * slow,
+                    new_record=self.checkers.new_record,
+                    on_violation=self.fail,
+                )
             )
-            self.bookies.append(bookie)
-            await bookie.start()
+        await asyncio.gather(*(bookie.start() for bookie in self.bookies))
+        for bookie in self.bookies:
+            await bookie.registered.wait()
 
     def new_client(self, name: str) -> SimClient:
         """Start a client process."""
-        connections = SimBookieClient(name, network=self.network, bookies=self.bookies)
         client = SimClient(
             name,
             seed=self.rng.getrandbits(32),
             network=self.network,
-            bookies=connections,
+            bookies=SimBookieClient(name, network=self.network, bookies=self.bookies),
             tree=self.tree,
             paths=self.paths,
-            clock=self.clock,
+            clock=self.new_clock(),
         )
         self.clients.append(client)
         return client
 
     def bookie_of(self, bookie: BookieId) -> SimBookie:
-        """Return a bookie by its identity."""
-        return next(each for each in self.bookies if each.bookie == bookie)
+        """Return the machine of a bookie."""
+        return next(each for each in self.bookies if each.name == bookie.name)
 
     def spawn(
         self, work: Coroutine[Any, Any, None], *, client: SimClient | None = None
@@ -138,9 +159,10 @@ class World:
         return task
 
     def fail(self, error: BaseException) -> None:
-        """End the run."""
+        """End the run; the first error counts."""
         if self.failure is None:
             self.failure = error
+            self.trace.note("VIOLATED", f"{type(error).__name__}: {error}")
             self._failed.set()
 
     async def until(self, work: Coroutine[Any, Any, None]) -> None:

@@ -1,0 +1,72 @@
+"""Which bookies may lose durable data: no more than the promise allows.
+
+An acknowledged entry is promised to survive the loss of Qa - 1 bookies.  Damage to a bookie's
+copies counts like their loss.  So a run has at most Qa - 1 *victims*: only they lose disks and
+sectors or have their bytes changed, as often as it likes.  All others only crash, and must bring
+back everything that they ever acknowledged.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bookie.entry_log_format import RECORD_HEADER_BYTES, file_name, file_number
+from bookie.memory_disk import SECTOR_BYTES
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Sequence
+
+    from bookie.memory_disk import MemoryDisk
+    from bookie.storage import LedgerStorage
+
+
+class FaultAtlas:
+    """The victims of a run, and what was done to them."""
+
+    def __init__(self, names: Sequence[str], *, losses_max: int, rng: random.Random) -> None:
+        self.victims = rng.sample(list(names), min(losses_max, len(names)))
+        self._rng = rng
+
+    def damage(self, disk: MemoryDisk, storage: LedgerStorage) -> str:
+        """Damage something that the bookie has acknowledged; return what, empty if nothing.
+
+        The last batch is spared until its MARK follows it: before that, damage cannot be told from
+        the torn write of a batch that was never acknowledged.
+        """
+        rng = self._rng
+        places = [
+            (each, size)
+            for each in disk.names()
+            if (size := _durable_size(each, disk, storage)) > 0
+        ]
+        if not places:
+            return ""
+        file, size = rng.choice(places)
+        offset = rng.randrange(size)
+        kind = rng.choice(("bit", "bit", "sector", "garbled"))
+        start = offset - offset % SECTOR_BYTES
+        if kind != "bit" and start + SECTOR_BYTES > size and file_number(file) is not None:
+            start = size - SECTOR_BYTES
+            kind = "bit" if start < 0 or start % SECTOR_BYTES else kind
+        if kind == "bit":
+            disk.flip(file, offset, 1 << rng.randrange(8))
+        elif kind == "sector":
+            disk.lose_sector(file, start)
+        else:
+            length = min(SECTOR_BYTES, size - start)
+            disk.corrupt(file, start, rng.randbytes(length))
+        return f"{kind} {file} at {offset} of {size}"
+
+
+def _durable_size(file: str, disk: MemoryDisk, storage: LedgerStorage) -> int:
+    """Return the length of the part of a file whose damage is told from a torn write."""
+    number = file_number(file)
+    if number is None or storage._log.file(number) is None:
+        return disk.size_of(file)
+    if not storage._log.is_marked or storage._log.pending_bytes:
+        return 0
+    newest = max(each.number for each in storage._log.unsealed_indexes())
+    if file != file_name(newest):
+        return 0  # its footer is on the way
+    return disk.size_of(file) - RECORD_HEADER_BYTES

@@ -1,0 +1,282 @@
+"""The client side of simulated connections: a `BookieClient` whose messages cross the network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from dlcore.errors import DLError
+from dlcore.ledger.digest import decode_frame
+from tests.simulation.truth import BookieRecord, is_known, is_no
+
+if TYPE_CHECKING:
+    from bookie.storage import LedgerStorage
+    from dlcore.ids import BookieId
+    from dlcore.ledger.port import EntryRange, FollowUpdate
+    from tests.simulation.network import Network
+    from tests.simulation.processes import SimBookie
+
+Reply = Callable[[Any], None]
+Judge = Callable[[Any], None]
+"""Takes an answer (a result or an error) when it leaves the bookie, and judges it."""
+Watch = Callable[[BookieRecord], Judge]
+"""Called when a request arrives: notes what the bookie has promised until then."""
+
+READ_CHUNK_BYTES = 256
+
+
+class SimStream:
+    """The receiving end of a stream."""
+
+    def __init__(self) -> None:
+        self.arrives_at = 0.0
+        self.server: asyncio.Task[None] | None = None
+        self.is_cancelled = False
+        self._items: asyncio.Queue[Any] = asyncio.Queue()
+
+    def put(self, item: object) -> None:
+        """Take an item that arrived; None is the end, an error ends too."""
+        self._items.put_nowait(item)
+
+    async def get(self) -> Any:
+        """Return the next item, or raise the error that came."""
+        item = await self._items.get()
+        if isinstance(item, DLError):
+            raise item
+        return item
+
+    def cancel(self) -> None:
+        """End the request at the server."""
+        self.is_cancelled = True
+        if self.server is not None:
+            self.server.cancel()
+
+
+class SimBookieClient:
+    """One client process's `BookieClient`: requests and answers travel over the network."""
+
+    def __init__(self, name: str, *, network: Network, bookies: Sequence[SimBookie]) -> None:
+        self.name = name
+        self._network = network
+        self._bookies = bookies
+        self._loop = asyncio.get_running_loop()
+
+    def _machine(self, bookie: BookieId) -> SimBookie:
+        return next(each for each in self._bookies if each.name == bookie.name)
+
+    def _request(
+        self, bookie: BookieId, serve: Callable[[SimBookie, Reply], None]
+    ) -> Awaitable[Any]:
+        here = self._machine(bookie)
+        future: asyncio.Future[Any] = self._loop.create_future()
+
+        def reply(result: Any) -> None:
+            if future.done():
+                return
+            if isinstance(result, DLError):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+        def arrive() -> None:
+            if here.admits(self.name, bookie, reply):
+                serve(here, reply)
+
+        self._network.send(self.name, here.name, arrive)
+        return future
+
+    def add_entry(
+        self, bookie: BookieId, frame: bytes, *, is_recovery: bool = False
+    ) -> Awaitable[None]:
+        """Store `frame`."""
+        return self._request(
+            bookie, lambda b, reply: b.serve_add(self.name, frame, reply, is_recovery=is_recovery)
+        )
+
+    def write_lac(
+        self, bookie: BookieId, *, ledger_id: int, last_add_confirmed: int
+    ) -> Awaitable[None]:
+        """Tell the LAC."""
+        return self._request(
+            bookie, lambda b, reply: b.serve_lac(self.name, ledger_id, last_add_confirmed, reply)
+        )
+
+    async def read_lac(self, bookie: BookieId, *, ledger_id: int, fence: bool) -> int:
+        """Return the LAC."""
+        result: int = await self._request(
+            bookie,
+            lambda b, reply: b.serve(
+                self.name,
+                lambda s: s.read_lac(ledger_id, fence=fence),
+                reply,
+                watch=partial(_watch_lac, ledger_id, fence),
+                fence=fence,
+            ),
+        )
+        return result
+
+    async def read_entry(
+        self, bookie: BookieId, *, ledger_id: int, entry_id: int, fence: bool
+    ) -> bytes | memoryview:
+        """Return one frame."""
+        result: memoryview = await self._request(
+            bookie,
+            lambda b, reply: b.serve(
+                self.name,
+                lambda s: s.read_entry(ledger_id, entry_id, fence=fence),
+                reply,
+                watch=partial(_watch_entry, ledger_id, entry_id, fence),
+                fence=fence,
+            ),
+        )
+        return result
+
+    async def read_entries(
+        self,
+        bookie: BookieId,
+        *,
+        ledger_id: int,
+        first_entry_id: int,
+        last_entry_id: int,
+        stride: int = 1,
+    ) -> AsyncIterator[Sequence[bytes | memoryview]]:
+        """Stream frames."""
+        stream = self._open(
+            bookie,
+            lambda storage: storage.read_entries(
+                ledger_id,
+                first_entry_id=first_entry_id,
+                last_entry_id=last_entry_id,
+                stride=stride,
+                chunk_bytes=READ_CHUNK_BYTES,
+            ),
+            partial(_watch_entries, ledger_id, first_entry_id, stride),
+        )
+        try:
+            while (item := await stream.get()) is not None:
+                yield item
+        finally:
+            stream.cancel()
+
+    async def follow(
+        self, bookie: BookieId, *, ledger_id: int, first_entry_id: int
+    ) -> AsyncIterator[FollowUpdate]:
+        """Push updates."""
+        stream = self._open(
+            bookie,
+            lambda storage: storage.follow(ledger_id, first_entry_id=first_entry_id),
+            partial(_watch_follow, ledger_id, first_entry_id),
+        )
+        try:
+            while (item := await stream.get()) is not None:
+                yield item
+        finally:
+            stream.cancel()
+
+    def _open(
+        self,
+        bookie: BookieId,
+        work: Callable[[LedgerStorage], AsyncIterator[Any]],
+        watch: Watch,
+    ) -> SimStream:
+        stream = SimStream()
+        here = self._machine(bookie)
+
+        def arrive() -> None:
+            if here.admits(self.name, bookie, stream.put):
+                here.serve_stream(self.name, work, stream, watch=watch)
+
+        self._network.send(self.name, here.name, arrive)
+        return stream
+
+    async def list_entries(self, bookie: BookieId, *, ledger_id: int) -> Sequence[EntryRange]:
+        """Return ranges."""
+
+        async def work(storage: LedgerStorage) -> list[EntryRange]:
+            return list(storage.list_entries(ledger_id))
+
+        result: list[EntryRange] = await self._request(
+            bookie,
+            lambda b, reply: b.serve(self.name, work, reply, watch=partial(_watch_list, ledger_id)),
+        )
+        return result
+
+    async def aclose(self) -> None:
+        """Nothing is held open here."""
+
+
+def _watch_lac(ledger_id: int, fence: bool, record: BookieRecord) -> Judge:
+    held = record.held(ledger_id)
+    known = record.lacs.get(ledger_id, -1)
+
+    def judge(answer: Any) -> None:
+        if fence and is_known(answer):
+            record.on_fence_answered(ledger_id)
+        if is_no(answer):
+            record.on_ledger_denied(ledger_id, held)
+        elif isinstance(answer, int):
+            record.on_lac(ledger_id, answer, known)
+
+    return judge
+
+
+def _watch_entry(ledger_id: int, entry_id: int, fence: bool, record: BookieRecord) -> Judge:
+    held = (ledger_id, entry_id) in record.acknowledged
+
+    def judge(answer: Any) -> None:
+        if fence and is_known(answer):
+            record.on_fence_answered(ledger_id)
+        if is_no(answer):
+            record.on_denied(ledger_id, entry_id, held, fence=fence)
+
+    return judge
+
+
+def _watch_entries(ledger_id: int, first_entry_id: int, stride: int, record: BookieRecord) -> Judge:
+    next_entry_id = first_entry_id
+    held = record.held(ledger_id)
+
+    def judge(answer: Any) -> None:
+        nonlocal next_entry_id
+        if is_no(answer):
+            record.on_denied(ledger_id, next_entry_id, next_entry_id in held, fence=False)
+        elif isinstance(answer, list):
+            next_entry_id = decode_frame(answer[-1]).entry_id + stride
+
+    return judge
+
+
+def _watch_follow(ledger_id: int, first_entry_id: int, record: BookieRecord) -> Judge:
+    next_entry_id = first_entry_id
+    held = record.held(ledger_id)
+
+    def judge(answer: Any) -> None:
+        nonlocal next_entry_id, held
+        if answer is None or isinstance(answer, DLError):
+            return
+        told = range(next_entry_id, answer.last_add_confirmed + 1)
+        delivered = [decode_frame(frame).entry_id for frame in answer.frames]
+        record.on_listed(
+            ledger_id,
+            [entry_id for entry_id in sorted(held) if entry_id in told],
+            [range(entry_id, entry_id + 1) for entry_id in delivered],
+        )
+        next_entry_id = max(next_entry_id, answer.last_add_confirmed + 1)
+        held = record.held(ledger_id)
+
+    return judge
+
+
+def _watch_list(ledger_id: int, record: BookieRecord) -> Judge:
+    held = sorted(record.held(ledger_id))
+
+    def judge(answer: Any) -> None:
+        if is_no(answer):
+            record.on_ledger_denied(ledger_id, held)
+        elif not isinstance(answer, DLError):
+            ranges = [range(each.first_entry_id, each.last_entry_id + 1) for each in answer]
+            record.on_listed(ledger_id, held, ranges)
+
+    return judge

@@ -1,0 +1,196 @@
+"""The second part of a run: everything has healed, and whatever was promised is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dlcore.errors import BookieStorageError, DLError, LedgerNotFoundError, LedgerReadError
+from dlcore.ledger.digest import decode_frame
+from tests.simulation.checkers import BOUNDED, LIVE, NO_FALSE_NO
+from tests.simulation.truth import InvariantViolatedError, is_no
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from bookie.storage import LedgerStorage
+    from tests.simulation.clients import SimClient
+    from tests.simulation.processes import SimBookie
+    from tests.simulation.world import World
+
+_POLL_S = 0.5
+_AUDIT_CHUNK_BYTES = 1 << 20
+
+
+class Judgement:
+    """Brings everything back, then asks clients and bookies for what they owe."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def pass_on(self, writers: Sequence[SimClient]) -> None:
+        """Judge the run.
+
+        Raises:
+            InvariantViolatedError: a promise was broken.
+        """
+        world = self._world
+        await asyncio.gather(*(self._bring_back(bookie) for bookie in world.bookies))
+        for client in writers:
+            if client.is_alive and client.tasks:
+                await asyncio.wait(list(client.tasks))
+        final = world.new_client("final")
+        for ledger_id in world.checkers.live_ledgers():
+            await self._close(final, ledger_id)
+        for ledger_id in world.checkers.live_ledgers():
+            await self._read_whole(final, ledger_id)
+        await self._finish_followers()
+        await self._finish_collection()
+        for bookie in world.bookies:
+            await self._audit(bookie)
+        world.checkers.check_all()
+        await self._end()
+
+    async def _bring_back(self, bookie: SimBookie) -> None:
+        """Start a bookie; one that refuses to start with what it has starts anew and empty."""
+        while bookie.storage is None:
+            if bookie.refusal and not bookie.is_without_its_disk:
+                bookie.replace_disk()
+            if bookie.is_without_its_disk:
+                await bookie.forget_identity()
+            await bookie.start()
+            if bookie.storage is None:
+                await asyncio.sleep(_POLL_S)
+
+    async def _close(self, final: SimClient, ledger_id: int) -> None:
+        world = self._world
+        while not world.checkers.is_deleted(ledger_id):
+            try:
+                metadata = await final.ledgers.recover_ledger(ledger_id)
+            except DLError as error:
+                # Bookies may just be coming back; the budget of virtual time ends this.
+                world.trace.note(
+                    final.name, f"{type(error).__name__}: {error}", ledger_id=ledger_id
+                )
+                await asyncio.sleep(1.0)
+            else:
+                world.checkers.on_closed(metadata)
+                return
+
+    async def _read_whole(self, client: SimClient, ledger_id: int) -> None:
+        checkers = self._world.checkers
+        delivered = checkers.new_delivery(ledger_id)
+        failure = ""
+        try:
+            reader = await client.ledgers.open_ledger(ledger_id)
+            async for frames in reader.read(0, reader.metadata.last_entry_id):
+                checkers.on_delivered(ledger_id, delivered, frames)
+        except (LedgerReadError, LedgerNotFoundError) as error:
+            failure = str(error)
+        if not checkers.is_deleted(ledger_id):
+            checkers.on_read_whole(ledger_id, delivered, failure)
+
+    async def _finish_followers(self) -> None:
+        """Followers see the end of a closed ledger by themselves."""
+        for client in self._world.clients:
+            if client.name.startswith("follower") and client.is_alive and client.tasks:
+                await asyncio.wait(list(client.tasks))
+
+    async def _finish_collection(self) -> None:
+        """Bookies that collect garbage forget deleted ledgers in the end."""
+        world = self._world
+        live = set(world.checkers.live_ledgers())
+        if world.plan.maintenance_interval_s == 0:
+            return
+        for bookie in world.bookies:
+            await _until(partial(_has_forgotten, bookie, live))
+
+    async def _audit(self, bookie: SimBookie) -> None:
+        """I7: a bookie still has, by itself, all that it ever acknowledged."""
+        world, storage, record = self._world, bookie.storage, bookie.record
+        if storage is None or record is None:
+            raise InvariantViolatedError(LIVE, f"{bookie.name} is down")
+        for ledger_id in world.checkers.live_ledgers():
+            held = sorted(record.held(ledger_id))
+            if not held:
+                continue
+            try:
+                await self._audit_ledger(storage, ledger_id, held)
+            except DLError as error:
+                if (
+                    not bookie.is_damaged
+                    or is_no(error)
+                    or not isinstance(error, BookieStorageError)
+                ):
+                    raise InvariantViolatedError(
+                        NO_FALSE_NO,
+                        f"{bookie.name} acknowledged {held} of ledger {ledger_id}: {error}",
+                        ledger_id=ledger_id,
+                    ) from error
+
+    async def _audit_ledger(
+        self, storage: LedgerStorage, ledger_id: int, held: Sequence[int]
+    ) -> None:
+        found: dict[int, bytes] = {}
+        for each in storage.list_entries(ledger_id):
+            async for frames in storage.read_entries(
+                ledger_id,
+                first_entry_id=each.first_entry_id,
+                last_entry_id=each.last_entry_id,
+                chunk_bytes=_AUDIT_CHUNK_BYTES,
+            ):
+                entries = [decode_frame(frame) for frame in frames]
+                found.update((entry.entry_id, bytes(entry.body)) for entry in entries)
+        bodies = self._world.checkers.appended(ledger_id)
+        for entry_id in held:
+            if found.get(entry_id) != bodies[entry_id]:
+                raise InvariantViolatedError(
+                    NO_FALSE_NO,
+                    f"{storage} lost {ledger_id}:{entry_id}, or changed it",
+                    ledger_id=ledger_id,
+                    entry_id=entry_id,
+                )
+
+    async def _end(self) -> None:
+        """I9: once all clients are gone, nothing waits for them, and nothing stays open."""
+        for client in self._world.clients:
+            await client.aclose()
+        await asyncio.sleep(_POLL_S)  # for messages under way
+        for bookie in self._world.bookies:
+            storage = bookie.storage
+            assert storage is not None
+            await _until(partial(_is_idle, bookie))
+            followed = list(storage._followers.ledgers())
+            await bookie.aclose()
+            files = bookie.disk.open_files
+            if followed or files:
+                raise InvariantViolatedError(
+                    BOUNDED,
+                    f"{bookie.name} ends with followers of {followed} and {files} open files",
+                )
+
+
+def _has_forgotten(bookie: SimBookie, live: set[int]) -> bool:
+    return bookie.storage is not None and not set(bookie.storage.ledgers()) - live
+
+
+def _is_idle(bookie: SimBookie) -> bool:
+    storage = bookie.storage
+    return storage is not None and not bookie.adds_in_flight and not storage._log.pending_bytes
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition; the budget of virtual time ends a wait that is in vain."""
+    while True:
+        if condition():
+            return
+        await asyncio.sleep(_POLL_S)
+
+
+def check_no_task_is_left() -> None:
+    """I9: processes that ended left no task behind."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    if left:
+        names = sorted(str(task.get_coro()) for task in left)
+        raise InvariantViolatedError(BOUNDED, f"{len(names)} tasks are left: {names[:3]}")

@@ -1,0 +1,105 @@
+"""What one seed is about: each has its own sizes, and its own subset and rhythm of faults.
+
+A run in which everything goes wrong at once hides what a few faults would show ("swarm testing").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bookie.config import GarbageConfig, SpaceConfig, StorageConfig
+from dlcore.config import QuorumConfig
+
+if TYPE_CHECKING:
+    import random
+
+QUORUMS = ((3, 3, 2), (3, 3, 2), (3, 3, 2), (4, 3, 2), (5, 3, 2), (3, 2, 2), (3, 3, 3), (2, 2, 1))
+
+PROCESS_FAULTS = ("bookie dies", "bookie pauses", "client dies", "client pauses")
+NETWORK_FAULTS = ("partition", "flapping", "lag", "weather")
+METADATA_FAULTS = ("metadata", "bookie metadata", "metadata outage")
+DISK_FAULTS = (
+    "crash at a step",
+    "write error",
+    "sync error",
+    "read error",
+    "damage",
+    "damage",
+    "lost disk",
+    "full disk",
+)
+OTHER_FAULTS = ("clock jump", "deletion")
+CLASSIC_FAULTS = (
+    "bookie dies",
+    "bookie pauses",
+    "partition",
+    "lag",
+    "weather",
+    "client dies",
+    "client pauses",
+    "metadata",
+)
+ALL_FAULTS = PROCESS_FAULTS + NETWORK_FAULTS + METADATA_FAULTS + DISK_FAULTS + OTHER_FAULTS
+
+_SPACE = SpaceConfig(
+    read_only_below_bytes=64 << 10,
+    writable_above_bytes=96 << 10,
+    minimum_bytes=16 << 10,
+    check_interval_s=0.5,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The choices that are made before a run begins."""
+
+    quorum: QuorumConfig
+    spare_bookies: int
+    disk_latency_s: float
+    storage: StorageConfig
+    maintenance_interval_s: float
+    hiding_chance: float
+    metadata_latency_s: float
+    faults: tuple[str, ...]
+    fault_interval_s: float
+    hunt_chance: float
+    hunts_by_crash: bool
+    writers: int
+
+    @property
+    def losses_max(self) -> int:
+        """How many bookies may lose what they acknowledged."""
+        return self.quorum.ack_quorum_size - 1
+
+
+def draw_plan(rng: random.Random) -> Plan:
+    """Draw a plan."""
+    ensemble, write, ack = rng.choice(QUORUMS)
+    # Half of the runs are about the protocol between processes, the others about everything.
+    kinds = CLASSIC_FAULTS if rng.random() < 0.5 else ALL_FAULTS
+    faults = tuple(rng.sample(kinds, rng.randint(1, min(len(kinds), 8))))
+    return Plan(
+        quorum=QuorumConfig(ensemble_size=ensemble, write_quorum_size=write, ack_quorum_size=ack),
+        spare_bookies=rng.choice((0, 1, 1, 2)),
+        disk_latency_s=rng.choice((0.0005, 0.003, 0.05)),
+        storage=StorageConfig(
+            file_bytes_max=rng.choice((12_288, 40_960)),
+            file_entries_max=64,
+            in_flight_bytes_max=rng.choice((2000, 1 << 20, 1 << 20)),
+            entry_size_bytes_max=4096,
+            follow_chunk_bytes=256,
+            open_files_max=rng.choice((2, 8)),
+            settle_interval_s=rng.choice((0.1, 1.0)),
+            space=_SPACE,
+            garbage=GarbageConfig(age_ms=rng.choice((200, 1500)), brake_count=2),
+        ),
+        maintenance_interval_s=rng.choice((0.0, 0.3, 1.0)),
+        hiding_chance=rng.choice((0.0, 0.3)),
+        metadata_latency_s=rng.choice((0.002, 0.002, 0.05, 0.2)),
+        faults=faults,
+        fault_interval_s=rng.choice((0.1, 0.5, 2.0)),
+        hunt_chance=rng.choice((0.0, 0.3, 0.6)),
+        hunts_by_crash=rng.random() < 0.5,
+        writers=rng.choice((1, 1, 2)),
+    )
