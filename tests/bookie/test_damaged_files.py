@@ -258,3 +258,26 @@ def test_the_note_of_the_newest_file(stored: Stored) -> None:
 
     outcomes = stored.check_all(damages())
     assert {outcome.is_refused for outcome in outcomes} == {True, False}
+
+
+@pytest.mark.parametrize("window_bytes", [64, 777, 5000])
+def test_files_are_read_in_windows(
+    stored: Stored, window_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: where one read ends and the next begins changes nothing.
+
+    Method: windows far smaller than a record, and about as long, over intact files, lost footers
+    and damage that only a later record proves.
+    """
+    monkeypatch.setattr("bookie.replay._WINDOW_BYTES", window_bytes)
+    everything = Outcome(is_refused=False, returned=len(stored.promised.entries))
+    assert stored.check(stored.content) == everything
+    cut = {name: stored.content[name][: stored.records_end(name)] for name in stored.sealed}
+    assert stored.check({**stored.content, **cut}) == everything
+    data = stored.content[stored.newest]
+    outcomes = stored.check_all(
+        changed(stored.content, stored.newest, offset, bytes([data[offset] ^ 2]))
+        for record in record_offsets(data)[:-2]
+        for offset in (record, record + RECORD_HEADER_BYTES)
+    )
+    assert all(outcome.is_refused for outcome in outcomes)
