@@ -50,7 +50,7 @@ class Auditor:
         self._loop = asyncio.get_running_loop()
         self._audit = BookieAudit(lost_bookie_delay_s=config.lost_bookie_delay_s)
         self._members: set[BookieId] = set()  # of any ledger, at the last scan
-        self._published: tuple[BookieId, ...] | None = None  # the lost ones of the last scan
+        self._published: set[BookieId] = set()  # the lost ones whose ledgers are on the list
         self._scan_due = 0.0
 
     async def run(self) -> None:
@@ -85,7 +85,8 @@ class Auditor:
         """Look at the bookies, and at all ledgers if need be; return when to look again."""
         lost, again_s = await self._look()
         now = self._loop.time()
-        if now >= self._scan_due or lost != self._published:
+        self._published.intersection_update(lost)
+        if now >= self._scan_due or not self._published.issuperset(lost):
             await self._scan(lost)
             self._scan_due = self._loop.time() + self._config.audit_interval_s
             # The scan may have shown bookies that have no cookie any more.
@@ -112,7 +113,7 @@ class Auditor:
                 await self._repairs.publish(metadata.ledger_id, missing=missing)
                 count += 1
         self._members = members
-        self._published = lost
+        self._published = set(lost)
         if lost:
             logger.info("lost bookies=%s ledgers=%d", ",".join(map(str, lost)), count)
         if count:

@@ -9,6 +9,7 @@ do no harm.
 from __future__ import annotations
 
 import contextlib
+import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from dlcore.autorecovery.codec import (
     encode_under_replicated,
 )
 from dlcore.errors import (
+    CorruptMetadataError,
     MetadataConnectionError,
     MetadataVersionError,
     NodeExistsError,
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from dlcore.ids import BookieId
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore
+
+logger = logging.getLogger(__name__)
 
 _ATTEMPTS_MAX = 20
 """Lost races and lost replies of one write; each race that is lost shows somebody's success."""
@@ -87,17 +91,28 @@ class RepairList:
                 return
 
     async def read(self, ledger_id: int) -> ListedLedger | None:
-        """Return the ledger as it is on the list, if it is."""
+        """Return the ledger as it is on the list, if it is.
+
+        One whose node is damaged is on the list all the same: what it lacks is found out anew.
+        """
         path = self._paths.under_replicated_ledger(ledger_id)
         node = await self._store.get(path)
         if node is None:
             return None
-        return ListedLedger(decode_under_replicated(node.value, source=path), node.version)
+        try:
+            entry = decode_under_replicated(node.value, source=path)
+        except CorruptMetadataError as error:
+            logger.warning("on the list of repairs: %s", error)
+            entry = UnderReplicatedLedger(
+                ledger_id=ledger_id, missing=(), since_ms=self._clock.now_ms(), reason=str(error)
+            )
+        return ListedLedger(entry, node.version)
 
     async def ledger_ids(self) -> AsyncIterator[int]:
         """Yield the ids of the ledgers on the list, ascending."""
         root = self._paths.under_replicated
-        for high in sorted(await self._store.get_children(root) or (), key=int):
+        highs = await self._store.get_children(root) or ()
+        for high in sorted(highs, key=lambda name: (len(name), name)):  # numbers, by size
             for middle in await self._store.get_children(f"{root}/{high}") or ():
                 for low in await self._store.get_children(f"{root}/{high}/{middle}") or ():
                     yield self._paths.ledger_id_of(high, middle, low)
@@ -167,7 +182,13 @@ class RepairList:
         """Return the last full replica check that came to its end."""
         path = self._paths.last_check
         node = await self._store.get(path)
-        return None if node is None else decode_check_run(node.value, source=path)
+        if node is None:
+            return None
+        try:
+            return decode_check_run(node.value, source=path)
+        except CorruptMetadataError as error:
+            logger.warning("the last replica check counts as none: %s", error)
+            return None
 
     async def write_last_check(self, run: ReplicaCheckRun) -> None:
         """Store it; of two at the same time either may stay."""

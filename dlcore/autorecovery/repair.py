@@ -21,6 +21,7 @@ from dlcore.errors import (
     DLError,
     LedgerError,
     LedgerNotFoundError,
+    LedgerReadError,
     MetadataVersionError,
     NotEnoughBookiesError,
 )
@@ -170,8 +171,22 @@ class LedgerRepairer:
 
     async def _replace(self, turn: _Round, replace: Replace) -> bool:
         """Copy a lost bookie's part to another one and put that in its place."""
-        ledger_id = turn.metadata.ledger_id
-        new = self._choose(turn, replace)
+        key = (turn.metadata.ledger_id, replace.fragment.first_entry_id, replace.old)
+        new = self._choose(turn, replace, begun=self._chosen.get(key))
+        self._chosen[key] = new
+        try:
+            await self._bring(turn, replace, new)
+        except LedgerReadError:
+            raise  # a matter of the sources
+        except (BookieError, LedgerError):
+            del self._chosen[key]  # another one may do better
+            raise
+        if await self._swap(turn.metadata.ledger_id, replace, new):
+            self._chosen.pop(key, None)
+        return True  # also if somebody else changed it: then the next round decides anew
+
+    async def _bring(self, turn: _Round, replace: Replace, new: BookieId) -> None:
+        """Return when `new` has proved to hold all that belongs to the place."""
         # What an earlier attempt brought there need not be copied again.
         missing = await self._missing_on(new, turn.metadata, replace.fragment, replace.position)
         if missing:
@@ -179,21 +194,16 @@ class LedgerRepairer:
             missing = await self._missing_on(new, turn.metadata, replace.fragment, replace.position)
         if missing:
             raise NotEnoughBookiesError(
-                f"{new} acknowledged the entries of {replace.old} in ledger {ledger_id} but does "
-                f"not hold {missing[0].first_entry_id}"
+                f"{new} acknowledged the entries of {replace.old} but does not hold entry "
+                f"{missing[0].first_entry_id}"
             )
-        if await self._swap(ledger_id, replace, new):
-            self._chosen.pop((ledger_id, replace.fragment.first_entry_id, replace.old), None)
-        return True  # also if somebody else changed it: then the next round decides anew
 
-    def _choose(self, turn: _Round, replace: Replace) -> BookieId:
+    def _choose(self, turn: _Round, replace: Replace, *, begun: BookieId | None) -> BookieId:
         """Return who takes the place: the one that a copy was begun for, if it still can."""
         members = replace.fragment.ensemble.bookies
         candidates = [
             info.bookie for info in turn.infos if not info.read_only and info.bookie not in members
         ]
-        key = (turn.metadata.ledger_id, replace.fragment.first_entry_id, replace.old)
-        begun = self._chosen.get(key)
         if begun is not None and begun in candidates:
             return begun
         chosen = self._services.client.placer.choose_replacements(
@@ -204,7 +214,6 @@ class LedgerRepairer:
         )
         if not chosen:
             raise _nobody(turn, replace.old)
-        self._chosen[key] = chosen[replace.position]
         return chosen[replace.position]
 
     async def _missing_on(

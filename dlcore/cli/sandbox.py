@@ -132,12 +132,15 @@ def _announce(sandbox: Sandbox, uri_file: Path | None) -> None:
                     {"name": bookie.name, "address": bookie.address, "pid": bookie.pid}
                     for bookie in sandbox.bookies
                 ],
+                "autorecovery": sandbox.autorecovery.pid if sandbox.autorecovery else None,
             }
         )
         return
     click.echo(sandbox.uri)
     for bookie in sandbox.bookies:
         click.echo(f"{bookie.name} on {bookie.address}, process {bookie.pid}")
+    if sandbox.autorecovery is not None:
+        click.echo(f"auto-recovery, process {sandbox.autorecovery.pid}")
     click.echo(f"export DLOG_URI={sandbox.uri}    # for dlog in another terminal; Ctrl-C stops")
 
 

@@ -42,7 +42,7 @@ _LOCK_TIMEOUT_S = 3.0
 """Long enough for what a killed sandbox left to die, short enough to refuse a folder in use."""
 _AUTORECOVERY_OPTIONS = (
     "--lost-bookie-delay-s=10",
-    "--open-ledger-grace-s=10",
+    "--open-ledger-grace-s=30",
     "--audit-interval-s=60",
     "--poll-interval-s=1",
     "--retry-pause-s=1",

@@ -57,10 +57,14 @@ def wait_until_gone(pids: list[int]) -> None:
 
 
 def pids_of(announced: dict[str, object]) -> list[int]:
-    """Return the bookies' process ids."""
-    bookies = announced["bookies"]
+    """Return the process ids of the bookies, and of auto-recovery if it was announced."""
+    bookies, autorecovery = announced["bookies"], announced["autorecovery"]
     assert isinstance(bookies, list)
-    return [bookie["pid"] for bookie in bookies]
+    assert autorecovery is None or isinstance(autorecovery, int)
+    return [
+        *(bookie["pid"] for bookie in bookies),
+        *([] if autorecovery is None else [autorecovery]),
+    ]
 
 
 def test_a_restart_on_the_same_folder_finds_all_data(tmp_path: Path) -> None:
@@ -74,7 +78,7 @@ def test_a_restart_on_the_same_folder_finds_all_data(tmp_path: Path) -> None:
             with namespace.open_log("kept") as log, log.open_writer() as writer:
                 writer.write(LogRecord(txid=7, payload=b"kept"))
         pids = pids_of(announced)
-        assert len(pids) == 3
+        assert len(pids) == 4
         assert all(is_running(pid) for pid in pids)
     wait_until_gone(pids)
     assert not uri_file.exists()
@@ -95,8 +99,9 @@ def test_a_folder_or_port_that_is_taken_is_refused(tmp_path: Path) -> None:
     """The refusal names it; the cluster that has it goes on."""
     folder = tmp_path / "data"
     with sandbox_process(
-        "--bookies", "1", "--data-dir", str(folder), stop=signal.SIGTERM
+        "--bookies", "1", "--no-autorecovery", "--data-dir", str(folder), stop=signal.SIGTERM
     ) as announced:
+        assert announced["autorecovery"] is None
         port = str(announced["uri"]).split(":")[2].split("/")[0]
         for options, name in (
             (["--data-dir", str(folder)], str(folder)),
