@@ -106,7 +106,9 @@ def _run(progress: Progress, stack: ExitStack) -> Outcome:
 
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dlog-demo-")))
     with progress.waiting("starting the cluster"):
-        sandbox = stack.enter_context(Sandbox(bookies=BOOKIES, data_dir=folder / "cluster"))
+        sandbox = stack.enter_context(
+            Sandbox(bookies=BOOKIES, data_dir=folder / "cluster", autorecovery=False)
+        )
     for bookie in sandbox.bookies:
         progress.say(f"{bookie.name} on {bookie.address}, process {bookie.pid}")
     namespace = stack.enter_context(open_namespace(sandbox.uri))
