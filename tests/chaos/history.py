@@ -95,6 +95,18 @@ class History:
         """When acknowledgements came, sorted."""
         return sorted(a.acked_s for a in self.appends.values() if a.acked_s is not None)
 
+    def count_acked_entries(self, finals: Mapping[str, Sequence[Found]]) -> int:
+        """Return how many entries of the logs hold a record that was acknowledged."""
+        acked = {a.identity for a in self.appends.values() if a.acked_s is not None}
+        return len(
+            {
+                (log, record.dlsn.lssn, record.dlsn.entry_id)
+                for log, records in finals.items()
+                for record in records
+                if record.identity in acked
+            }
+        )
+
 
 @dataclass
 class Verdict:

@@ -97,6 +97,8 @@ def make_plan(
     `small_disks` are the bookies whose disk can be filled.
     """
     rng = random.Random(f"chaos {seed}")
+    if not kinds:
+        return []
     first_round = list(kinds)
     rng.shuffle(first_round)
     faults: list[Fault] = []

@@ -46,11 +46,13 @@ class Report:
     seconds: float = 0.0
     appends: int = 0
     acked: int = 0
+    acked_entries: int = 0
     read: int = 0
     tailed: int = 0
     gap_during_s: float = 0.0
     gap_after_s: float = 0.0
     written_again_s: float = 0.0
+    copied_s: float = 0.0
     verdict: Verdict = field(default_factory=Verdict)
     failures: list[str] = field(default_factory=list)
     """What went wrong beyond the records: no progress, processes that broke."""
@@ -68,12 +70,13 @@ class Report:
             f"left out: {_listed(self.left_out) or 'none'}",
             f"not possible here: {', '.join(self.impossible) or 'none'}",
             f"records: appended {self.appends}, acknowledged {self.acked}, read back {self.read}",
-            f"records given to tail readers: {self.tailed}",
+            f"acknowledged entries {self.acked_entries}, records tailed {self.tailed}",
             ", ".join(f"{kind} {counts[kind]}" for kind in Verdict.KINDS[:3]),
             ", ".join(f"{kind} {counts[kind]}" for kind in Verdict.KINDS[3:]),
             f"longest time without an acknowledgement under faults: {self.gap_during_s:.1f} s",
             f"longest time without an acknowledgement after healing: {self.gap_after_s:.1f} s",
             f"every log written again after healing: {self.written_again_s:.1f} s",
+            f"all that lost disks held copied after healing: {self.copied_s:.1f} s",
             *self.verdict.examples,
             *(f"FAILED: {each}" for each in self.failures),
         ]
@@ -162,6 +165,7 @@ class _Run:
         self._tell("healed")
         await self._check_progress(healed_s)
         await self._check_copied(nemesis)
+        report.copied_s = time.monotonic() - healed_s
         stopped_s = time.monotonic()
         await self._stop_writers()
         await self._judge()
@@ -211,10 +215,14 @@ class _Run:
             clients, await asyncio.gather(*(each.stop() for each in clients)), strict=True
         ):
             if not is_orderly:
-                self._report.failures.append(f"{service.name} did not stop when it was told to")
+                self._report.failures.append(
+                    f"{service.name} did not stop in order: {service.output[-2000:]}"
+                )
 
     async def _judge(self) -> None:
         report, cluster = self._report, self._cluster
+        services = (*cluster.bookies.values(), *cluster.clients.values())
+        report.failures += [end for service in services for end in service.unexpected]
         try:
             finals = await cluster.read_logs()
         except DLError as error:
@@ -228,10 +236,9 @@ class _Run:
         report.verdict = judge(history, finals)
         report.appends = len(history.appends)
         report.acked = len(history.ack_times_s)
+        report.acked_entries = history.count_acked_entries(finals)
         report.read = sum(map(len, finals.values()))
         report.tailed = sum(map(len, history.tails.values()))
-        services = (*cluster.bookies.values(), *cluster.clients.values())
-        report.failures += [end for service in services for end in service.unexpected]
 
     async def _check_tails(self, finals: Mapping[str, Sequence[Found]]) -> None:
         """The present life of the reader must come to the end of every log."""
@@ -249,4 +256,6 @@ class _Run:
         if not await Deadline(_TAIL_TIMEOUT_S).wait(has_caught_up):
             self._report.failures.append(f"the tail reader does not come to the end of {behind()}")
         if not await reader.stop():
-            self._report.failures.append("the tail reader did not stop when it was told to")
+            self._report.failures.append(
+                f"the tail reader did not stop in order: {reader.output[-2000:]}"
+            )

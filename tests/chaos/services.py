@@ -111,14 +111,14 @@ class Service:
         self._paused = False
 
     async def stop(self) -> bool:
-        """Stop it in order; return False if it had to be killed."""
+        """Stop it in order; return False if it had to be killed, or failed on its way out."""
         self.is_wanted = False
         if self._child is None:
             return True
         self._note_end()
         began_s = time.monotonic()
         await in_thread(self._child.terminate, timeout_s=_STOP_TIMEOUT_S)
-        return time.monotonic() - began_s < _STOP_TIMEOUT_S
+        return time.monotonic() - began_s < _STOP_TIMEOUT_S and self._child.exit_status == 0
 
     async def keep_running(self) -> None:
         """Start it again whenever it has ended and is wanted; runs until cancelled."""

@@ -164,6 +164,15 @@ def test_payloads_show_damage() -> None:
     assert identity_of(b"\xff\xfe") is None
 
 
+def test_acknowledged_entries() -> None:
+    """An entry counts once, whatever number of its records was acknowledged."""
+    together = [*WHOLE[:2], replace(WHOLE[2], dlsn=DLSN(1, 1, 1))]
+    history = history_of(*SOUND)
+    assert history.count_acked_entries({LOG: WHOLE}) == 3
+    assert history.count_acked_entries({LOG: together}) == 2
+    assert history.count_acked_entries({LOG: found("w#2", "w#0")}) == 1
+
+
 def test_the_longest_gap() -> None:
     """The time before the first and after the last one counts."""
     assert longest_gap_s([2.0, 3.0, 7.0], first_s=1.0, last_s=8.0) == 4.0
