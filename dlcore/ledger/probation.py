@@ -23,6 +23,7 @@ class _Record:
 class Probation:
     """The failures of bookies since they last behaved for longer than their pause and `conduct_s`.
 
+    It is one ledger's, about members of its ensemble; what all ledgers know is in `quarantine`.
     Times are of any clock that does not go back, in seconds.
     """
 

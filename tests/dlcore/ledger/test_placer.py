@@ -19,6 +19,7 @@ from dlcore.errors import ConfigurationError, NotEnoughBookiesError
 from dlcore.ledger.client import LedgerClient
 from dlcore.ledger.codec import BookieRegistration, encode_registration
 from dlcore.ledger.quarantine import REST_S
+from dlcore.ledger.registry import BookieInfo
 from dlcore.transport.memory import MemoryBookieClient
 from tests.fixtures.ledger_cluster import CONFIG, PATHS, Cluster, TokenClock, run, write
 from tests.fixtures.ledgers import bookie, bookies, quorum_of
@@ -191,7 +192,7 @@ def test_readers_ask_a_suspect_last() -> None:
 
 
 def test_a_client_without_a_metadata_store_chooses_nobody() -> None:
-    """It has ledgers to read, and says so."""
+    """It has ledgers to read, and says so; and nobody chooses a bookie that is read-only."""
 
     async def scenario(cluster: Cluster) -> None:
         client = LedgerClient(
@@ -204,8 +205,9 @@ def test_a_client_without_a_metadata_store_chooses_nobody() -> None:
         )
         with pytest.raises(ConfigurationError, match="no metadata store"):
             _ = client.placer
+        full = BookieInfo(bookie("D"), "127.0.0.1:1", read_only=True)
         chosen = cluster.client.placer.choose_replacements(
-            [], ensemble=bookies("ABC"), positions=[1], quorum=QuorumConfig()
+            [full], ensemble=bookies("ABC"), positions=[1], quorum=QuorumConfig()
         )
         assert chosen == {}
 
