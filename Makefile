@@ -45,7 +45,7 @@ types: $(STAMP) ## Check types (mypy --strict).
 layers: $(STAMP) ## Check that no layer imports a higher one (import-linter).
 	@$(BIN)/lint-imports
 
-sim: $(STAMP) ## Simulate more schedules: SEEDS=n runs n seeds, SEED=n replays one.
+sim: $(STAMP) ## Simulate schedules on all cores: SEEDS=n runs n seeds, SEED=n replays one.
 	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(ARGS)
 
 model: $(STAMP) ## Visit all interleavings of fencing and recovery. ARGS="--only crash".

@@ -156,9 +156,14 @@ class SimClient:
         )
         self._network = network
         self.config = rng.choice(CONFIGS)
+        self.rng = rng
+        self.clock = clock
+        self.bookies = bookies
+        self.registry = BookieRegistry(self.store, paths)
+        self.ledger_store = LedgerStore(self.store, paths)
         self.ledgers = LedgerClient(
-            ledgers=LedgerStore(self.store, paths),
-            registry=BookieRegistry(self.store, paths),
+            ledgers=self.ledger_store,
+            registry=self.registry,
             bookies=bookies,
             config=self.config,
             clock=clock,

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dlcore.errors import DLError
+from dlcore.errors import BookieUnavailableError, DLError
 from dlcore.ledger.digest import decode_frame
 from tests.simulation.truth import BookieRecord, is_known, is_no
 
@@ -55,10 +55,21 @@ class SimStream:
 
 
 class SimBookieClient:
-    """One client process's `BookieClient`: requests and answers travel over the network."""
+    """One client process's `BookieClient`: requests and answers travel over the network.
 
-    def __init__(self, name: str, *, network: Network, bookies: Sequence[SimBookie]) -> None:
+    With `timeout_s` it gives up by itself, as a real connection does; ledger clients do so anyway.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        network: Network,
+        bookies: Sequence[SimBookie],
+        timeout_s: float | None = None,
+    ) -> None:
         self.name = name
+        self._timeout_s = timeout_s
         self._network = network
         self._bookies = bookies
         self._loop = asyncio.get_running_loop()
@@ -85,6 +96,10 @@ class SimBookieClient:
                 serve(here, reply)
 
         self._network.send(self.name, here.name, arrive)
+        if self._timeout_s is not None:
+            silence = BookieUnavailableError(f"{bookie} did not answer")
+            timer = self._loop.call_later(self._timeout_s, reply, silence)
+            future.add_done_callback(lambda _: timer.cancel())
         return future
 
     def add_entry(
@@ -155,10 +170,17 @@ class SimBookieClient:
             partial(_watch_entries, ledger_id, first_entry_id, stride),
         )
         try:
-            while (item := await stream.get()) is not None:
+            while (item := await self._next(stream)) is not None:
                 yield item
         finally:
             stream.cancel()
+
+    async def _next(self, stream: SimStream) -> Any:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await stream.get()
+        except TimeoutError:
+            raise BookieUnavailableError("the stream is silent") from None
 
     async def follow(
         self, bookie: BookieId, *, ledger_id: int, first_entry_id: int

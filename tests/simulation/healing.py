@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dlcore.errors import BookieStorageError, DLError, LedgerNotFoundError, LedgerReadError
 from dlcore.ledger.digest import decode_frame
+from dlcore.ledger.quorum import write_set
 from tests.simulation.checkers import BOUNDED, LIVE, NO_FALSE_NO
 from tests.simulation.truth import InvariantViolatedError, is_no
 
@@ -28,6 +29,8 @@ class Judgement:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self.missing = ""
+        """A replica that was not there when it was looked for last."""
 
     async def pass_on(self, writers: Sequence[SimClient]) -> None:
         """Judge the run.
@@ -47,6 +50,9 @@ class Judgement:
             await self._read_whole(final, ledger_id)
         await self._finish_followers()
         await self._finish_collection()
+        if world.plan.auto_recoveries:
+            world.start_auto_recovery("recovery-final")  # the others may have died
+            await _until(self._is_replicated)
         for bookie in world.bookies:
             await self._audit(bookie)
         world.checkers.check_all()
@@ -105,6 +111,21 @@ class Judgement:
             return
         for bookie in world.bookies:
             await _until(partial(_has_forgotten, bookie, live))
+
+    def _is_replicated(self) -> bool:
+        """I8: every entry of every ledger is held by its whole write set, and they all live."""
+        world = self._world
+        live = {each.bookie: each for each in world.bookies if each.storage is not None}
+        for ledger_id in world.checkers.live_ledgers():
+            metadata = world.checkers.stored(ledger_id)
+            for entry_id in range(metadata.last_entry_id + 1):
+                bookies = metadata.ensemble_of(entry_id).bookies
+                for position in write_set(metadata.quorum, entry_id):
+                    bookie = live.get(bookies[position])
+                    if bookie is None or (ledger_id, entry_id) not in bookie.acknowledged:
+                        self.missing = f"{ledger_id}:{entry_id} on {bookies[position]}"
+                        return False
+        return True
 
     async def _audit(self, bookie: SimBookie) -> None:
         """I7: a bookie still has, by itself, all that it ever acknowledged."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bookie.config import GarbageConfig, SpaceConfig, StorageConfig
+from bookie.config import CompactionConfig, GarbageConfig, SpaceConfig, StorageConfig
 from dlcore.config import QuorumConfig
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ class Plan:
     disk_latency_s: float
     storage: StorageConfig
     maintenance_interval_s: float
+    auto_recoveries: int
+    """Processes that make lost replicas again."""
     hiding_chance: float
     metadata_latency_s: float
     faults: tuple[str, ...]
@@ -92,9 +94,11 @@ def draw_plan(rng: random.Random) -> Plan:
             open_files_max=rng.choice((2, 8)),
             settle_interval_s=rng.choice((0.1, 1.0)),
             space=_SPACE,
+            compact=CompactionConfig(floor_bytes=8 << 10),
             garbage=GarbageConfig(age_ms=rng.choice((200, 1500)), brake_count=2),
         ),
         maintenance_interval_s=rng.choice((0.0, 0.3, 1.0)),
+        auto_recoveries=rng.choice((0, 0, 0, 0, 1, 2)),
         hiding_chance=rng.choice((0.0, 0.3)),
         metadata_latency_s=rng.choice((0.002, 0.002, 0.05, 0.2)),
         faults=faults,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bookie.garbage_collector import GarbageCollector
 from bookie.memory_disk import MemoryDisk
 from bookie.registration import Registrar, confirm_identity, establish_identity
+from bookie.repair import Repairer
 from bookie.storage import LedgerStorage, StorageState
 from dlcore.errors import (
     BookieStorageError,
@@ -25,13 +26,14 @@ from dlcore.errors import (
     WrongIncarnationError,
 )
 from dlcore.ledger.digest import decode_frame
+from dlcore.ledger.store import LedgerStore
 from tests.simulation.clients import GatedStore
 from tests.simulation.connections import Reply, SimBookieClient, SimStream, Watch
 from tests.simulation.truth import InvariantViolatedError
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 
     from bookie.config import StorageConfig
     from dlcore.clock import Clock
@@ -48,6 +50,7 @@ __all__ = ["BookieSettings", "SimBookie", "SimBookieClient"]
 _SESSION_TIMEOUT_S = 3.0
 _REGISTER_PATIENCE_S = 5.0
 _RETRY_S = 0.5
+_PEER_TIMEOUT_S = 2.0
 DISK_BYTES = 1 << 26
 MADE_TO_FAIL = "made to fail"
 """What injected errors say."""
@@ -64,7 +67,7 @@ class BookieSettings:
     storage: StorageConfig
     cluster_id: str
     maintenance_interval_s: float
-    """Between passes of garbage collection; 0: none."""
+    """Between passes of garbage collection, compaction and scrubbing; 0: none, and no repair."""
     hiding_chance: float
     """How often a look of garbage collection misses a ledger that is there."""
 
@@ -88,8 +91,10 @@ class SimBookie:
         disk_latency_s: float,
         new_record: Callable[[BookieId], BookieRecord],
         on_violation: Callable[[BaseException], None],
+        peers: Sequence[SimBookie],
     ) -> None:
         self.name = name
+        self._peers = peers
         self.bookie: BookieId | None = None
         """Who it is; None before its first start and after its disk was replaced."""
         self.storage: LedgerStorage | None = None
@@ -197,7 +202,7 @@ class SimBookie:
             return
         self._spawn(self._register(session, storage))
         if self._settings.maintenance_interval_s > 0:
-            self._spawn(self._maintain(session, storage))
+            self._keep_house(session, storage)
 
     async def _open(
         self, disk: MemoryDisk, session: GatedStore
@@ -390,14 +395,45 @@ class SimBookie:
 
     # Maintenance
 
-    async def _maintain(self, session: GatedStore, storage: LedgerStorage) -> None:
-        while True:
-            interval_s = self._settings.maintenance_interval_s
-            await asyncio.sleep(self._rng.uniform(0.5, 1.5) * interval_s)
-            try:
-                await self.collect_garbage(session, storage)
-            except DLError as error:
-                self._note(f"maintenance failed: {type(error).__name__}: {error}")
+    def _keep_house(self, session: GatedStore, storage: LedgerStorage) -> None:
+        self._repeat(lambda: self.collect_garbage(session, storage))
+        self._repeat(lambda: self._compact(storage))
+        self._repeat(lambda: self._scrub(storage))
+        assert self.bookie is not None
+        repairer = Repairer(
+            storage,
+            bookie=self.bookie,
+            ledgers=LedgerStore(session, self._paths),
+            client=SimBookieClient(
+                self.name, network=self._network, bookies=self._peers, timeout_s=_PEER_TIMEOUT_S
+            ),
+        )
+        self._spawn(repairer.run())
+
+    def _repeat(self, once: Callable[[], Awaitable[None]]) -> None:
+        async def repeat() -> None:
+            while True:
+                interval_s = self._settings.maintenance_interval_s
+                await asyncio.sleep(self._rng.uniform(0.5, 1.5) * interval_s)
+                try:
+                    await once()
+                except DLError as error:
+                    self._note(f"housekeeping failed: {type(error).__name__}: {error}")
+
+        self._spawn(repeat())
+
+    async def _compact(self, storage: LedgerStorage) -> None:
+        report = await storage.compact()
+        if report.files_compacted:
+            self._note(f"compacted {report.files_compacted} files")
+
+    async def _scrub(self, storage: LedgerStorage) -> None:
+        report = await storage.scrub()
+        if report.damaged_records or report.damaged_files or report.footers_made_again:
+            self._note(
+                f"scrub found {report.damaged_records} damaged records, damaged files "
+                f"{report.damaged_files}, made {report.footers_made_again} footers again"
+            )
 
     async def collect_garbage(self, session: GatedStore, storage: LedgerStorage) -> None:
         """Run one pass of garbage collection."""

@@ -115,6 +115,8 @@ class Scenario:
             world.spawn(self._write(client, writer), client=client)
             self._start_company(client, writer, chaos)
         world.metadata_latency_s = plan.metadata_latency_s
+        for number in range(plan.auto_recoveries):
+            world.start_auto_recovery(f"recovery-{number}")
         faults = world.spawn(chaos.run())
         await asyncio.sleep(CHAOS_S)
         faults.cancel()

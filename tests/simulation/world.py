@@ -6,6 +6,9 @@ import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from dlcore.autorecovery.config import AutoRecoveryConfig
+from dlcore.autorecovery.service import AutoRecovery
+from dlcore.autorecovery.services import RecoveryServices
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
@@ -25,6 +28,16 @@ if TYPE_CHECKING:
     from tests.simulation.trace import Trace
 
 EPOCH_MS = 1_700_000_000_000
+RECOVERY_TIMEOUT_S = 2.0
+AUTO_RECOVERY = AutoRecoveryConfig(
+    lost_bookie_delay_s=2.0,
+    open_ledger_grace_s=3.0,
+    audit_interval_s=4.0,
+    check_interval_s=5.0,
+    poll_interval_s=0.5,
+    retry_pause_s=0.5,
+    retry_pause_s_max=4.0,
+)
 
 
 class SimClock:
@@ -118,24 +131,48 @@ class World:
                     disk_latency_s=plan.disk_latency_s * slow,
                     new_record=self.checkers.new_record,
                     on_violation=self.fail,
+                    peers=self.bookies,
                 )
             )
         await asyncio.gather(*(bookie.start() for bookie in self.bookies))
         for bookie in self.bookies:
             await bookie.registered.wait()
 
-    def new_client(self, name: str) -> SimClient:
-        """Start a client process."""
+    def new_client(self, name: str, *, timeout_s: float | None = None) -> SimClient:
+        """Start a client process; with `timeout_s` its connections give up by themselves."""
         client = SimClient(
             name,
             seed=self.rng.getrandbits(32),
             network=self.network,
-            bookies=SimBookieClient(name, network=self.network, bookies=self.bookies),
+            bookies=SimBookieClient(
+                name, network=self.network, bookies=self.bookies, timeout_s=timeout_s
+            ),
             tree=self.tree,
             paths=self.paths,
             clock=self.new_clock(),
         )
         self.clients.append(client)
+        return client
+
+    def start_auto_recovery(self, name: str) -> SimClient:
+        """Start a process that makes lost replicas again."""
+        client = self.new_client(name, timeout_s=RECOVERY_TIMEOUT_S)
+        recovery = AutoRecovery(
+            RecoveryServices(
+                store=client.store,
+                paths=self.paths,
+                ledgers=client.ledger_store,
+                registry=client.registry,
+                bookies=client.bookies,
+                client=client.ledgers,
+                client_config=client.config,
+                clock=client.clock,
+                rng=client.rng,
+            ),
+            config=AUTO_RECOVERY,
+            owner=name,
+        )
+        self.spawn(recovery.run(), client=client)
         return client
 
     def bookie_of(self, bookie: BookieId) -> SimBookie:

@@ -1,0 +1,214 @@
+"""Which states and transitions of the product's machines a search has visited.
+
+The machines are watched from outside: for as long as `watching` is open, each call of an event's
+method notes (state before, event, state after).  `transitions.txt` keeps what was ever seen; a
+search says what of it it missed, and what it saw for the first time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest.mock import patch
+
+from bookie.ledger_state import LedgerState
+from bookie.storage import LedgerStorage
+from dlcore.errors import DLError
+from dlcore.ledger.append import LedgerAppender
+from dlcore.ledger.read import ReadLane
+from dlcore.ledger.recovery import LedgerRecovery
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+KNOWN_FILE = Path(__file__).with_name("transitions.txt")
+_LISTED_MAX = 40
+
+
+class Transition(NamedTuple):
+    """One step of one machine."""
+
+    machine: str
+    before: str
+    event: str
+    after: str
+
+    def __str__(self) -> str:
+        return " | ".join(self)
+
+
+class _Machine(NamedTuple):
+    kind: type[Any]
+    state_of: Callable[[Any], str]
+    events: tuple[str, ...]
+
+
+def _appender(machine: LedgerAppender) -> str:
+    who = "writer" if machine._persist else "recovery"
+    if machine.error is not None:
+        return f"{who} over"
+    parts = [
+        word
+        for word, holds in (
+            ("changing", machine._planned is not None),
+            ("looking", machine._is_looking),
+            ("failed", bool(machine._failed)),
+            ("sealed", machine._is_sealed),
+            ("pending", not machine.is_idle),
+        )
+        if holds
+    ]
+    return " ".join([who, *(parts or ["idle"])])
+
+
+def _recovery(machine: LedgerRecovery) -> str:
+    if machine._is_over:
+        return "over"
+    if machine._reads is None:
+        return "fencing with errors" if machine._fence_errors else "fencing"
+    if machine._end is not None:
+        return "end known"
+    current = machine._reads.get(machine._next_entry)
+    return "reading, some unknown" if current is not None and current.unknown else "reading"
+
+
+def _lane(machine: ReadLane) -> str:
+    if machine.is_done:
+        return "done"
+    return f"streams {len(machine._open)}, failed {len(machine._answers)}"
+
+
+def _storage(machine: LedgerStorage) -> str:
+    return f"{machine._state.value}, closing" if machine._is_closing else machine._state.value
+
+
+def _ledger(machine: LedgerState) -> str:
+    fence = "fenced" if machine.is_fence_durable else "fencing" if machine.fenced else "open"
+    return f"{fence}, deleted" if machine.is_deleted else fence
+
+
+MACHINES = (
+    _Machine(
+        LedgerAppender,
+        _appender,
+        (
+            "append",
+            "append_recovered",
+            "add_succeeded",
+            "add_failed",
+            "retry_replacements",
+            "bookies_listed",
+            "change_stored",
+            "metadata_reread",
+            "fail",
+            "seal",
+        ),
+    ),
+    _Machine(
+        LedgerRecovery,
+        _recovery,
+        ("start", "fenced", "fence_failed", "found", "missing", "unknown", "written_back"),
+    ),
+    _Machine(ReadLane, _lane, ("start", "received", "failed", "silent")),
+    _Machine(
+        LedgerStorage,
+        _storage,
+        (
+            "add_entry",
+            "write_lac",
+            "read_lac",
+            "read_entry",
+            "read_entries",
+            "follow",
+            "list_entries",
+            "collect_garbage",
+            "compact",
+            "scrub",
+            "repair_entry",
+            "_on_failed",
+            "_update_state",
+        ),
+    ),
+    _Machine(LedgerState, _ledger, ("accepts", "note_entry", "note_lac", "note_sealed")),
+)
+
+
+@contextlib.contextmanager
+def watching() -> Iterator[Counter[Transition]]:
+    """Count transitions until closed."""
+    seen: Counter[Transition] = Counter()
+    with contextlib.ExitStack() as patches:
+        for machine in MACHINES:
+            for event in machine.events:
+                patches.enter_context(
+                    patch.object(machine.kind, event, _watched(machine, event, seen))
+                )
+        yield seen
+
+
+def _watched(machine: _Machine, event: str, seen: Counter[Transition]) -> Callable[..., Any]:
+    method: Callable[..., Any] = getattr(machine.kind, event)
+    name, state_of = machine.kind.__name__, machine.state_of
+
+    @functools.wraps(method)
+    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before = state_of(self)
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            seen[Transition(name, before, _event_name(event, kwargs), state_of(self))] += 1
+
+    return watched
+
+
+def _event_name(event: str, arguments: dict[str, Any]) -> str:
+    if isinstance(error := arguments.get("error"), DLError):
+        return f"{event}({type(error).__name__})"
+    flags = [flag for flag in ("fence", "is_recovery") if arguments.get(flag)]
+    return f"{event}({flags[0]})" if flags else event
+
+
+def read_known() -> set[Transition]:
+    """Return every transition that was ever seen."""
+    if not KNOWN_FILE.exists():
+        return set()
+    lines = KNOWN_FILE.read_text(encoding="utf-8").splitlines()
+    return {Transition(*line.split(" | ")) for line in lines}
+
+
+def write_known(transitions: Iterable[Transition]) -> None:
+    """Keep what was seen."""
+    text = "".join(f"{each}\n" for each in sorted(set(transitions)))
+    KNOWN_FILE.write_text(text, encoding="utf-8")
+
+
+def report(seen: Counter[Transition], known: set[Transition]) -> list[str]:
+    """Return the coverage of each machine, and what of the known was not seen."""
+    lines = ["coverage of machines (seen of known):"]
+    for machine in MACHINES:
+        name = machine.kind.__name__
+        mine = {each for each in seen if each.machine == name}
+        all_known = {each for each in known if each.machine == name} | mine
+        states = [
+            {each.before for each in some} | {each.after for each in some}
+            for some in (mine, all_known)
+        ]
+        lines.append(
+            f"  {name:<15} states {len(states[0]):>3} of {len(states[1]):>3}, "
+            f"transitions {len(mine):>4} of {len(all_known):>4}"
+        )
+    missed = sorted(known - seen.keys())
+    fresh = sorted(seen.keys() - known)
+    for what, transitions in (
+        ("never seen in this run", missed),
+        ("seen for the first time", fresh),
+    ):
+        if transitions:
+            lines.append(f"{len(transitions)} transitions {what}:")
+            lines += [f"  {each}" for each in transitions[:_LISTED_MAX]]
+            if len(transitions) > _LISTED_MAX:
+                lines.append(f"  … and {len(transitions) - _LISTED_MAX} more")
+    return lines

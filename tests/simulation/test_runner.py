@@ -1,0 +1,56 @@
+"""Goal: a search says what it did and what it missed.  Method: run small ones, some that fail."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dlcore.ledger.append import LedgerAppender
+from tests.simulation import coverage
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.runner import run_many, run_some
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def test_a_search_runs_in_other_processes_and_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    """Seeds, faults and coverage of all processes are in one report, and the result is 0."""
+    assert run_many(range(12), jobs=2, keep_going=False) == 0
+    text = capsys.readouterr().out
+    assert "12 seeds in" in text
+    assert "seeds a second" in text
+    assert "bookie dies" in text
+    assert "LedgerAppender" in text
+
+
+def test_a_failed_seed_is_kept_with_its_story() -> None:
+    """The checker's name, how to replay it, and the history of the ledger that went wrong."""
+    with MUTANTS["acks_before_earlier_entries"]():
+        tally = run_some(range(30))
+    assert tally.seeds == 30
+    assert tally.failures
+    failure = tally.failures[0]
+    assert failure.invariant in failure.explanation
+    assert f"--seed {failure.seed}" in failure.explanation
+    assert "VIOLATED" in failure.explanation
+
+
+def test_coverage_watches_only_while_it_is_open() -> None:
+    """Machines are as they were afterwards, and what is known but was not seen is listed."""
+    method = LedgerAppender.append
+    seen = run_some(range(3)).transitions
+    assert LedgerAppender.append is method
+    assert any(each.event == "append" for each in seen)
+    missed = coverage.Transition("LedgerAppender", "never", "seen", "before")
+    lines = coverage.report(seen, {*seen, missed})
+    assert f"  {missed}" in lines
