@@ -216,7 +216,8 @@ class Client:
         version, records = 0, dict[str, list[str]]()
         for life in range(self._work.life):
             path = Path(self._work.folder) / f"{self._work.name}.{life}.events"
-            for line in path.read_text().rpartition("\n")[0].split("\n"):
+            text = path.read_text() if path.exists() else ""  # killed before it began
+            for line in text.rpartition("\n")[0].split("\n"):
                 fields = line.split("\t")
                 if fields[0] == "S" and fields[3].startswith(prefix):
                     if (number := int(fields[3].removeprefix(prefix))) > version:
