@@ -252,6 +252,8 @@ def _watch_entry(ledger_id: int, entry_id: int, fence: bool, record: BookieRecor
             record.on_fence_answered(ledger_id)
         if is_no(answer):
             record.on_denied(ledger_id, entry_id, held, fence=fence)
+        elif is_known(answer):
+            record.on_shown(ledger_id, [entry_id])
 
     return judge
 
@@ -265,7 +267,9 @@ def _watch_entries(ledger_id: int, first_entry_id: int, stride: int, record: Boo
         if is_no(answer):
             record.on_denied(ledger_id, next_entry_id, next_entry_id in held, fence=False)
         elif isinstance(answer, list):
-            next_entry_id = decode_frame(answer[-1]).entry_id + stride
+            shown = [decode_frame(frame).entry_id for frame in answer]
+            record.on_shown(ledger_id, shown)
+            next_entry_id = shown[-1] + stride
 
     return judge
 
@@ -285,6 +289,7 @@ def _watch_follow(ledger_id: int, first_entry_id: int, record: BookieRecord) -> 
             [entry_id for entry_id in sorted(held) if entry_id in told],
             [range(entry_id, entry_id + 1) for entry_id in delivered],
         )
+        record.on_shown(ledger_id, delivered)
         next_entry_id = max(next_entry_id, answer.last_add_confirmed + 1)
         held = record.held(ledger_id)
 
@@ -300,5 +305,7 @@ def _watch_list(ledger_id: int, record: BookieRecord) -> Judge:
         elif not isinstance(answer, DLError):
             ranges = [range(each.first_entry_id, each.last_entry_id + 1) for each in answer]
             record.on_listed(ledger_id, held, ranges)
+            for each in ranges:
+                record.on_shown(ledger_id, each)
 
     return judge

@@ -29,8 +29,7 @@ class Judgement:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self.missing = ""
-        """A replica that was not there when it was looked for last."""
+        self._missing = ""
 
     async def pass_on(self, writers: Sequence[SimClient]) -> None:
         """Judge the run.
@@ -40,19 +39,25 @@ class Judgement:
         """
         world = self._world
         await asyncio.gather(*(self._bring_back(bookie) for bookie in world.bookies))
+        self._note("all bookies are up; waiting for writers")
         for client in writers:
             if client.is_alive and client.tasks:
                 await asyncio.wait(list(client.tasks))
+        self._note("closing ledgers")
         final = world.new_client("final")
         for ledger_id in world.checkers.live_ledgers():
             await self._close(final, ledger_id)
         for ledger_id in world.checkers.live_ledgers():
             await self._read_whole(final, ledger_id)
+        self._note("all is read; waiting for followers")
         await self._finish_followers()
+        self._note("waiting for garbage collection")
         await self._finish_collection()
         if world.plan.auto_recoveries:
+            self._note("waiting for lost replicas")
             world.start_auto_recovery("recovery-final")  # the others may have died
             await _until(self._is_replicated)
+        self._note("asking every bookie for what it acknowledged")
         for bookie in world.bookies:
             await self._audit(bookie)
         world.checkers.check_all()
@@ -122,10 +127,19 @@ class Judgement:
                 bookies = metadata.ensemble_of(entry_id).bookies
                 for position in write_set(metadata.quorum, entry_id):
                     bookie = live.get(bookies[position])
-                    if bookie is None or (ledger_id, entry_id) not in bookie.acknowledged:
-                        self.missing = f"{ledger_id}:{entry_id} on {bookies[position]}"
+                    if bookie is None or not _holds(bookie, ledger_id, entry_id):
+                        self._miss(f"{ledger_id}:{entry_id} on {bookies[position]}")
                         return False
         return True
+
+    def _note(self, what: str) -> None:
+        self._world.trace.note("judgement", what)
+
+    def _miss(self, replica: str) -> None:
+        """Tell of a replica that is not there, once."""
+        if replica != self._missing:
+            self._missing = replica
+            self._note(f"misses {replica}")
 
     async def _audit(self, bookie: SimBookie) -> None:
         """I7: a bookie still has, by itself, all that it ever acknowledged."""
@@ -190,6 +204,18 @@ class Judgement:
                     BOUNDED,
                     f"{bookie.name} ends with followers of {followed} and {files} open files",
                 )
+
+
+def _holds(bookie: SimBookie, ledger_id: int, entry_id: int) -> bool:
+    if (ledger_id, entry_id) in bookie.acknowledged:
+        return True
+    if bookie.storage is None:
+        return False
+    try:
+        ranges = bookie.storage.list_entries(ledger_id)
+    except DLError:
+        return False
+    return any(each.first_entry_id <= entry_id <= each.last_entry_id for each in ranges)
 
 
 def _has_forgotten(bookie: SimBookie, live: set[int]) -> bool:

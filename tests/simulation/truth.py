@@ -54,7 +54,7 @@ class BookieRecord:
         self.is_lost = False
         """Its disk is gone for good."""
         self.acknowledged: set[Entry] = set()
-        """What it ever called durable."""
+        """What it ever called durable, or showed to anybody: it shows nothing else."""
         self.fenced: set[int] = set()
         """Ledgers for which it ever answered a fencing request."""
         self.denied: set[Entry] = set()
@@ -85,6 +85,10 @@ class BookieRecord:
             self._violate("I5 NoAckAfterFence", entry, "fenced the ledger and then accepted")
         if entry in self.denied:
             self._violate("I5 NoAckAfterFence", entry, "denied for good and then accepted")
+
+    def on_shown(self, ledger_id: int, entry_ids: Iterable[int]) -> None:
+        """It sent these entries, or listed them."""
+        self.acknowledged.update((ledger_id, entry_id) for entry_id in entry_ids)
 
     def on_fence_answered(self, ledger_id: int) -> None:
         """It answered a fencing request, with whatever but "unknown"."""
