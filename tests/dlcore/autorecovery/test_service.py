@@ -140,6 +140,34 @@ def test_entries_missing_on_a_living_member_are_found_and_added_there() -> None:
     run(scenario)
 
 
+def test_a_bookie_that_does_not_answer_is_unknown_and_not_empty() -> None:
+    """The full check puts nothing on the list for it; a repair waits for its answer."""
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(QuorumConfig())
+        await write(writer, 10)
+        before = await writer.close()
+        silent = cluster.member(writer, 1)
+        silent.is_silent = True
+        repairs = RepairList(cluster.store, PATHS, TokenClock())
+        async with recovering(cluster):
+            await until(repairs.read_last_check)
+            last = await repairs.read_last_check()
+            assert last is not None
+            assert (last.ledgers, last.under_replicated, last.unknown) == (1, 0, 1)
+            assert await listed(cluster) == {}
+            await publish(cluster, writer.ledger_id)
+            await asyncio.sleep(30)
+            (entry,) = (await listed(cluster)).values()
+            assert f"{silent.bookie}: no answer within" in entry.reason
+            silent.is_silent = False
+            silent.wake()
+            await until(lambda: is_repaired(cluster, writer.ledger_id))
+        assert await metadata_of_ledger(cluster, writer.ledger_id) == before
+
+    run(scenario)
+
+
 def test_completed_ensembles_of_an_open_ledger_are_repaired_and_its_writer_goes_on() -> None:
     """The writer meets the changed metadata at its next ensemble change and at its end."""
 
