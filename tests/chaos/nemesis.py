@@ -164,9 +164,10 @@ class Nemesis:
                 await in_thread(disks.free_disk, bookie.folder)
 
     async def _fail_syncs(self, fault: Fault) -> bool:
-        """Return False if the bookie did not run."""
+        """Return False if the bookie did not come to run."""
         bookie = self._cluster.bookies[fault.target]
         async with bookie.turn:
+            await _wait_serving(bookie)
             pid = bookie.pid
             if pid is None:
                 return False
@@ -178,9 +179,10 @@ class Nemesis:
         return True
 
     async def _slow_disk(self, fault: Fault) -> bool:
-        """Return False if the bookie did not run."""
+        """Return False if the bookie did not come to run."""
         bookie = self._cluster.bookies[fault.target]
         async with bookie.turn:
+            await _wait_serving(bookie)
             pid = bookie.pid
             if pid is None:
                 return False
@@ -199,7 +201,7 @@ class Nemesis:
                 return False
             bookie = self._cluster.bookies[fault.target]
             async with bookie.turn:
-                if bookie.incarnation is None:
+                if not await _wait_serving(bookie) or bookie.incarnation is None:
                     return False
                 self.lost.add(bookie.incarnation)
                 await bookie.kill()
@@ -237,6 +239,15 @@ class Nemesis:
                 f"{bookie.name} did not start as a new bookie: {bookie.output[-1000:]}"
             )
         bookie.is_wanted = True
+
+
+async def _wait_serving(bookie: BookieService) -> bool:
+    """Return whether the bookie, which an earlier fault may have ended, came to serve in time."""
+
+    async def serves() -> bool:
+        return bookie.serves
+
+    return await Deadline(_PATIENCE_S).wait(serves)
 
 
 async def _start_until(bookie: BookieService, condition: Callable[[], bool]) -> None:

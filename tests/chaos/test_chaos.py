@@ -19,6 +19,7 @@ SECONDS = 22
 
 
 @pytest.mark.integration
+@pytest.mark.timeout(900)  # the run has bounds of its own, for a very busy machine
 def test_nothing_is_lost_doubled_or_out_of_order() -> None:
     """The run itself judges; here it is checked that it did what it should."""
     command = [sys.executable, "-m", "tests.chaos", "--seed", str(SEED), "--seconds", str(SECONDS)]
