@@ -317,7 +317,10 @@ class EntryReader:
 
     def note_damaged(self, location: Location) -> bool:
         """Remember damage to the copy that counts, and return True; an older one matters not."""
-        counts = self.find(location.ledger_id, location.entry_id) == location
+        try:
+            counts = self.find(location.ledger_id, location.entry_id) == location
+        except BookieStorageError:
+            counts = True  # a newer copy cannot be found, if there is one
         if counts:
             self._log.roll_from(location.file_number)
             self._damage.note_entry(location.ledger_id, location.entry_id, location.file_number)

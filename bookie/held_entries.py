@@ -103,8 +103,6 @@ class HeldEntries:
         self._replacements[key] = durable = parts.log.append_entry(entry)
         state.is_deleted = False
         state.note_entry(entry.entry_id, entry.last_add_confirmed)
-        try:
-            await asyncio.shield(durable)
-        finally:
-            del self._replacements[key]
+        durable.add_done_callback(lambda _: self._replacements.pop(key, None))
+        await asyncio.shield(durable)
         parts.damage.forget_entry(entry.ledger_id, entry.entry_id, is_repaired=True)

@@ -39,7 +39,7 @@ from dlcore.errors import BookieStorageError, DigestMismatchError
 from dlcore.ledger.digest import EntryFrame, decode_frame
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from bookie.config import ScrubConfig
     from bookie.disk_port import DiskFile
@@ -94,6 +94,11 @@ class Scrubber:
         self._config = config
         self._owner = owner
 
+    async def mend_footers(self) -> None:
+        """Make footers again that are known to be damaged, as far as their records are intact."""
+        for number in sorted(self._parts.damage.footers):
+            await self._scrub_file(number, ScrubReport(), self._scrub_sealed)
+
     async def run(self) -> ScrubReport:
         """Read every file there is now, once."""
         report = ScrubReport()
@@ -107,7 +112,7 @@ class Scrubber:
         self,
         number: int,
         report: ScrubReport,
-        scrub: Callable[[int, DiskFile, ScrubReport], object],
+        scrub: Callable[[int, DiskFile, ScrubReport], Awaitable[bool]],
     ) -> None:
         try:
             file = self._parts.disk.open(file_name(number))
@@ -117,8 +122,11 @@ class Scrubber:
                 report.damaged_files.append(number)
             return
         damaged = report.damaged_records
+        is_whole = False
         try:
-            is_whole = await scrub(number, file, report)  # type: ignore[misc]
+            is_whole = await scrub(number, file, report)
+        except BookieStorageError as error:
+            logger.warning("scrubbing file=%s: %s", file_name(number), error)
         finally:
             file.close()
         report.files_scrubbed += 1

@@ -79,9 +79,15 @@ class Upkeep:
         )
 
     async def compact(self) -> CompactionReport:
-        """Compact every file that is worth it and fits, each at most once."""
+        """Compact every file that is worth it and fits, each at most once.
+
+        Footers known to be damaged are mended first: their files could not be compacted, and the
+        entries in them are found no more.
+        """
         async with self._compaction_lock:
             self._parts.log.check()
+            async with self._scrub_lock:
+                await self._scrubber.mend_footers()
             return await self._compactor.run()
 
     async def scrub(self) -> ScrubReport:

@@ -198,6 +198,30 @@ def test_a_footer_and_a_record_damaged_in_one_file_stay_unknown() -> None:
     run(main())
 
 
+def test_damage_in_two_files_of_one_ledger_ends_no_pass() -> None:
+    """Goal: whether a damaged entry counts needs a footer that is damaged, too."""
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        async with open_storage(disk, CONFIG) as storage:
+            for number in range(60):
+                await storage.add_entry(make_frame(1, number % 2 * 30 + number // 2))
+            found = storage._reader.find(1, 1)
+            place = storage._reader.place(2)
+            assert found is not None
+            assert place is not None
+            flip(disk, found.file_number, found.offset + 50)
+            flip(disk, 2, place.offset - 3)
+            flip(disk, 2, place.offset + 60)
+            storage._reader.close()
+            report = await storage.scrub()
+            assert report.damaged_files == [found.file_number, 2]
+            assert report.files_scrubbed == len(storage._files.numbers()) + 1
+            assert storage.damaged_entries() == [(1, 1)]
+
+    run(main())
+
+
 def test_compaction_moves_what_a_file_with_a_damaged_header_holds() -> None:
     """Goal: the next start would refuse such a file, so it must be gone by then."""
 
