@@ -255,6 +255,9 @@ class LedgerRepairer:
                 or new in found.ensemble.bookies
             ):
                 return False
+            infos = await self._services.registry.get_bookies()
+            if any(info.bookie == replace.old for info in infos):
+                return False  # it is back, with all that it held
             changed = stored.metadata.with_replaced(first_entry_id=first, old=replace.old, new=new)
             try:
                 await self._services.ledgers.write(changed, version=stored.version)

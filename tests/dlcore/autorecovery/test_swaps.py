@@ -6,6 +6,7 @@ Method: writers, recoverers, readers and other workers on the memory cluster, in
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dlcore.autorecovery.listing import RepairList
@@ -32,6 +33,7 @@ from tests.fixtures.recovery import (
     metadata_of_ledger,
     publish,
     recovering,
+    register,
     services_of,
     until,
 )
@@ -109,6 +111,47 @@ def test_a_writer_changes_its_ensemble_on_top_of_what_was_changed_meanwhile() ->
         assert closed.ensembles == stored.ensembles
 
     run(scenario, "ABCDEF")
+
+
+def test_a_writer_closes_its_ledger_on_top_of_what_was_changed_meanwhile() -> None:
+    """The change stays in the closed ledger."""
+
+    async def scenario(cluster: Cluster) -> None:
+        writer, dead = await with_two_ensembles(cluster)
+        changed = await swap_first(cluster, writer.ledger_id, dead)
+        closed = await writer.close()
+        assert closed.ensembles == changed.ensembles
+        assert closed.last_entry_id == 19
+        assert await metadata_of_ledger(cluster, writer.ledger_id) == closed
+
+    run(scenario, "ABCDE")
+
+
+def test_a_bookie_that_is_back_before_the_copy_is_complete_keeps_its_place() -> None:
+    """What was copied is not needed."""
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(QuorumConfig())
+        await write(writer, 100)
+        before = await writer.close()
+        members = before.last_ensemble.bookies
+        (spare,) = (each for each in cluster.bookies.values() if each.bookie not in members)
+        async with recovering(cluster, replace(QUICK, copy_bytes_per_s=500.0)):
+            await lose(cluster, members[0].name)
+
+            async def is_half_copied() -> bool:
+                return len(spare.entries(writer.ledger_id)) > 50
+
+            await until(is_half_copied)
+            await register(cluster, members[0].name)
+
+            async def is_empty() -> bool:
+                return not await listed(cluster)
+
+            await until(is_empty)
+        assert await metadata_of_ledger(cluster, writer.ledger_id) == before
+
+    run(scenario)
 
 
 def test_a_reader_with_old_metadata_finds_entries_that_moved() -> None:
