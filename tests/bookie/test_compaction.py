@@ -13,7 +13,7 @@ import random
 import pytest
 
 from bookie.config import CompactionConfig, GarbageConfig, SpaceConfig
-from bookie.disk import MemoryDisk
+from bookie.disk import DiskSpace, MemoryDisk
 from bookie.entry_log_format import RECORD_HEADER_BYTES, file_name
 from bookie.storage import LedgerStorage
 from dlcore.errors import (
@@ -460,6 +460,33 @@ def test_a_read_only_bookie_frees_space_by_compaction() -> None:
             assert report.files_compacted > 5
             assert min(lowest) >= 500
             assert not storage.stats().is_read_only
+            await check_kept(storage)
+
+    run(main())
+
+
+def test_a_disk_that_fills_up_meanwhile_gets_no_copies() -> None:
+    """Goal: room is looked at again before each copy, not only when a file is chosen.
+
+    Method: somebody else takes all the space right after the choice.
+    """
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        async with open_storage(disk, CONFIG) as storage:
+            await fill(storage)
+            await delete_doomed(storage)
+            space = disk.space
+
+            def full_from_now_on() -> DiskSpace:
+                now = space()
+                disk.filler_bytes += now.free_bytes - 100
+                return now
+
+            disk.space = full_from_now_on  # type: ignore[method-assign]
+            report = await storage.compact()
+            assert (report.files_compacted, report.bytes_copied) == (0, 0)
+            assert report.files_without_room > 5
             await check_kept(storage)
 
     run(main())
