@@ -97,7 +97,7 @@ def draw_plan(rng: random.Random) -> Plan:
             compact=CompactionConfig(floor_bytes=8 << 10),
             garbage=GarbageConfig(age_ms=rng.choice((200, 1500)), brake_count=2),
         ),
-        maintenance_interval_s=rng.choice((0.0, 0.3, 1.0)),
+        maintenance_interval_s=rng.choice((0.0, 0.0, 0.3, 1.0)),
         auto_recoveries=rng.choice((0, 0, 0, 0, 1, 2)),
         hiding_chance=rng.choice((0.0, 0.3)),
         metadata_latency_s=rng.choice((0.002, 0.002, 0.05, 0.2)),

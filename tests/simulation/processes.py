@@ -67,7 +67,7 @@ class BookieSettings:
     storage: StorageConfig
     cluster_id: str
     maintenance_interval_s: float
-    """Between passes of garbage collection, compaction and scrubbing; 0: none, and no repair."""
+    """Between passes of garbage collection; others are rarer.  0: no housekeeping, no repair."""
     hiding_chance: float
     """How often a look of garbage collection misses a ledger that is there."""
 
@@ -396,9 +396,10 @@ class SimBookie:
     # Maintenance
 
     def _keep_house(self, session: GatedStore, storage: LedgerStorage) -> None:
-        self._repeat(lambda: self.collect_garbage(session, storage))
-        self._repeat(lambda: self._compact(storage))
-        self._repeat(lambda: self._scrub(storage))
+        interval_s = self._settings.maintenance_interval_s
+        self._repeat(lambda: self.collect_garbage(session, storage), interval_s)
+        self._repeat(lambda: self._compact(storage), 2 * interval_s)
+        self._repeat(lambda: self._scrub(storage), 4 * interval_s)
         assert self.bookie is not None
         repairer = Repairer(
             storage,
@@ -410,10 +411,9 @@ class SimBookie:
         )
         self._spawn(repairer.run())
 
-    def _repeat(self, once: Callable[[], Awaitable[None]]) -> None:
+    def _repeat(self, once: Callable[[], Awaitable[None]], interval_s: float) -> None:
         async def repeat() -> None:
             while True:
-                interval_s = self._settings.maintenance_interval_s
                 await asyncio.sleep(self._rng.uniform(0.5, 1.5) * interval_s)
                 try:
                     await once()

@@ -85,6 +85,8 @@ def run_many(seeds: range, *, jobs: int, keep_going: bool, learns: bool = False)
         try:
             for tally in pool.imap_unordered(run_some, parts):
                 total.add(tally)
+                for failure in tally.failures:
+                    print(failure.explanation.splitlines()[0], flush=True)
                 if tally.failures and not keep_going:
                     break
                 if time.perf_counter() - told > _PROGRESS_S:
@@ -105,8 +107,6 @@ def run_many(seeds: range, *, jobs: int, keep_going: bool, learns: bool = False)
 
 def _print(total: Tally, took_s: float, *, keep_going: bool) -> None:
     failures = sorted(total.failures)
-    for failure in failures:
-        print(failure.explanation.splitlines()[0])
     if failures and not keep_going:
         print(failures[0].explanation)
     print("faults: " + ", ".join(f"{kind} {n}" for kind, n in sorted(total.faults.items())))
