@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SEEDS ?= 2000
+SEEDS_MAX ?= 3000
 SECONDS ?= 600
 ONLY ?=
 ARGS ?=
@@ -14,7 +15,7 @@ PYTHON_HINT := install it, for example: apt-get install python3 python3-venv
 
 .DEFAULT_GOAL := help
 .SHELLFLAGS := -eu -c
-.PHONY: help install demo test check lint types layers sim model chaos bench proto proto-check requirements clean
+.PHONY: help install demo test check lint types layers sim model mutants chaos bench proto proto-check requirements clean
 
 ##@ Use
 
@@ -50,6 +51,9 @@ sim: $(STAMP) ## Simulate schedules on all cores: SEEDS=n runs n seeds, SEED=n r
 
 model: $(STAMP) ## Visit all interleavings of fencing and recovery. ARGS="--only crash".
 	@$(BIN)/python -m tests.model $(ARGS)
+
+mutants: $(STAMP) ## Simulate each known bug put back: all must be caught within SEEDS_MAX=n seeds.
+	@$(BIN)/python -m tests.simulation.mutants_run --seeds-max $(SEEDS_MAX) $(ARGS)
 
 chaos: $(STAMP) ## Break real processes, links and disks for SECONDS=n; SEED=n repeats a plan.
 	@$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)

@@ -1,275 +1,195 @@
-"""Known bugs of systems like this one, put back on purpose: the simulation must find each of them.
+"""The catalogue of known bugs of systems like this one: the simulation must find each of them.
 
-Each mutant is a context manager that changes one rule for as long as it is open.  The numbers are
-those of BookKeeper's issues.
+A mutant is a context manager that puts one bug back for as long as it is open.  Some bugs need a
+rare meeting of faults; their mutants run under a *focus*: plans with the faults that matter here.
+Without a mutant every focus must pass like any other plan.
 """
 
 from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from bookie.storage import LedgerStorage
-from dlcore.errors import DLError, LedgerFencedError, MetadataVersionError, NoSuchEntryError
-from dlcore.ledger import recoverer as recoverer_module, recovery as recovery_module
-from dlcore.ledger.append import CompleteAdds, Effect, LedgerAppender
-from dlcore.ledger.digest import decode_frame
-from dlcore.ledger.metadata import LedgerMetadata, LedgerState
-from dlcore.ledger.recoverer import _Recoverer
-from dlcore.ledger.recovery import LedgerRecovery
-from tests.simulation.processes import SimBookie, SimBookieClient
+from dlcore.config import QuorumConfig
+from tests.simulation import (
+    mutants_bookie,
+    mutants_client,
+    mutants_disk,
+    mutants_garbage,
+    mutants_recovery,
+)
+from tests.simulation.plan import Plan, draw_plan
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Callable, Iterator
 
-    from dlcore.ids import BookieId
-    from dlcore.ledger.services import LedgerServices
-    from dlcore.ledger.store import VersionedLedger
+    Apply = Callable[[], contextlib.AbstractContextManager[None]]
 
 
-@contextlib.contextmanager
-def negative_answers_before_the_fence_is_durable() -> Iterator[None]:
-    """Still in BookKeeper: "no such entry" is answered while the fence is on its way to disk."""
-
-    class Hasty(LedgerStorage):
-        async def read_lac(self, ledger_id: int, *, fence: bool) -> int:
-            if fence and self._reader.find_all(ledger_id, range(1000), bytes_max=1) == []:
-                self._fence_soon(ledger_id)
-                return self._ledger(ledger_id).last_add_confirmed
-            return await super().read_lac(ledger_id, fence=fence)
-
-        async def read_entry(self, ledger_id: int, entry_id: int, *, fence: bool) -> memoryview:
-            if fence and self._reader.find(ledger_id, entry_id) is None:
-                self._fence_soon(ledger_id)
-                raise NoSuchEntryError("not held, and the fence is not durable yet")
-            return await super().read_entry(ledger_id, entry_id, fence=fence)
-
-        def _fence_soon(self, ledger_id: int) -> None:
-            state = self._ledger(ledger_id)
-            if not state.fenced:
-                self._log.append_fence(ledger_id)
-                state.fenced = True
-
-    with patch.object(SimBookie, "storage_class", Hasty):
-        yield
+_MODULES = (mutants_client, mutants_bookie, mutants_disk, mutants_garbage, mutants_recovery)
+_USUAL = QuorumConfig(ensemble_size=3, write_quorum_size=3, ack_quorum_size=2)
+_STRIPED = QuorumConfig(ensemble_size=5, write_quorum_size=3, ack_quorum_size=2)
 
 
-@contextlib.contextmanager
-def acks_during_an_ensemble_change() -> Iterator[None]:
-    """#1591, #4651: entries are acknowledged while the change is not in the metadata yet."""
-    confirm = LedgerAppender._confirm
-
-    def hasty(self: LedgerAppender) -> list[Effect]:
-        planned, self._planned = self._planned, None
-        effects = confirm(self)
-        self._planned = planned
-        return effects
-
-    with patch.object(LedgerAppender, "_confirm", hasty):
-        yield
+def _any(plan: Plan) -> Plan:
+    return plan
 
 
-@contextlib.contextmanager
-def recovery_reads_do_not_fence() -> Iterator[None]:
-    """#2614: only the LAC read fences, so a bookie may say no and then accept the entry."""
-    read_entry = SimBookieClient.read_entry
-
-    async def lax(
-        self: SimBookieClient, bookie: BookieId, *, ledger_id: int, entry_id: int, fence: bool
-    ) -> bytes | memoryview:
-        return await read_entry(self, bookie, ledger_id=ledger_id, entry_id=entry_id, fence=False)
-
-    with patch.object(SimBookieClient, "read_entry", lax):
-        yield
-
-
-@contextlib.contextmanager
-def recovery_takes_errors_for_noes() -> Iterator[None]:
-    """#2908 and others: an answer that is unknown counts as "no such entry"."""
-
-    def guess(
-        self: LedgerRecovery, *, entry_id: int, position: int, error: DLError
-    ) -> list[recovery_module.Effect]:
-        return self.missing(entry_id=entry_id, position=position)
-
-    with patch.object(LedgerRecovery, "unknown", guess):
-        yield
-
-
-@contextlib.contextmanager
-def recovery_stores_its_ensembles() -> Iterator[None]:
-    """BOOKKEEPER-355: bookies that recovery added are asked by the next recoverer."""
-    start = _Recoverer._start_write_back
-
-    def start_persisting(self: _Recoverer, last_add_confirmed: int) -> None:
-        start(self, last_add_confirmed)
-        assert self._writer is not None
-        self._writer.appender._persist = True
-
-    async def store_end(
-        pinned: VersionedLedger,
-        *,
-        recovered: LedgerMetadata,
-        last_entry_id: int,
-        length_bytes: int,
-        services: LedgerServices,
-    ) -> LedgerMetadata:
-        while True:
-            stored = await services.ledgers.read(recovered.ledger_id)
-            if stored.metadata.state is LedgerState.CLOSED:
-                return stored.metadata
-            closed = replace(stored.metadata, ensembles=recovered.ensembles).closed(
-                last_entry_id=last_entry_id, length_bytes=length_bytes
-            )
-            with contextlib.suppress(MetadataVersionError):
-                await services.ledgers.write(closed, version=stored.version)
-                return closed
-
-    with (
-        patch.object(_Recoverer, "_start_write_back", start_persisting),
-        patch.object(recoverer_module, "_store_end", store_end),
-    ):
-        yield
-
-
-@contextlib.contextmanager
-def recovery_starts_at_the_lac_alone() -> Iterator[None]:
-    """#2615: the last ensemble's first entry is not considered where recovery starts."""
-    after = LedgerRecovery._after_fence_answer
-
-    def forgetful(self: LedgerRecovery) -> list[recovery_module.Effect]:
-        first = self._ensemble
-        self._ensemble = replace(first, first_entry_id=0)
-        effects = after(self)
-        self._ensemble = first
-        return effects
-
-    with patch.object(LedgerRecovery, "_after_fence_answer", forgetful):
-        yield
-
-
-@contextlib.contextmanager
-def one_no_ends_the_ledger() -> Iterator[None]:
-    """The end is believed after one "no" where Qw - Qa + 1 are needed."""
-    missing = LedgerRecovery.missing
-
-    def gullible(
-        self: LedgerRecovery, *, entry_id: int, position: int
-    ) -> list[recovery_module.Effect]:
-        effects: list[recovery_module.Effect] = []
-        for each in range(self._quorum.write_quorum_size):
-            effects += missing(self, entry_id=entry_id, position=(entry_id + each) % 100)
-        return effects
-
-    with patch.object(LedgerRecovery, "missing", gullible):
-        yield
-
-
-@contextlib.contextmanager
-def the_writer_ignores_fences() -> Iterator[None]:
-    """A refusal because of fencing is treated like any failed bookie."""
-    add_failed = LedgerAppender.add_failed
-
-    def stubborn(self: LedgerAppender, *, error: DLError, **add: Any) -> list[Effect]:
-        if isinstance(error, LedgerFencedError):
-            error = DLError("refused")
-        return add_failed(self, error=error, **add)
-
-    reread = LedgerAppender.metadata_reread
-
-    def overwrite(self: LedgerAppender, metadata: LedgerMetadata) -> list[Effect]:
-        return reread(self, replace(metadata, state=LedgerState.OPEN))
-
-    with (
-        patch.object(LedgerAppender, "add_failed", stubborn),
-        patch.object(LedgerAppender, "metadata_reread", overwrite),
-    ):
-        yield
-
-
-@contextlib.contextmanager
-def acks_before_earlier_entries() -> Iterator[None]:
-    """An entry is acknowledged as soon as it has its own quorum."""
-
-    def eager(self: LedgerAppender) -> list[Effect]:
-        if self._planned is not None:
-            return []
-        needed = self.metadata.quorum.ack_quorum_size
-        ready = [add for add in self._unconfirmed() if len(add.acks) >= needed]
-        if not ready:
-            return []
-        first, self.last_add_confirmed = self.last_add_confirmed + 1, ready[-1].entry_id
-        self.confirmed_bytes = ready[-1].ledger_bytes
-        return [CompleteAdds(first_entry_id=first, last_entry_id=self.last_add_confirmed)]
-
-    with patch.object(LedgerAppender, "_confirm", eager):
-        yield
-
-
-@contextlib.contextmanager
-def replaced_bookies_get_nothing_again() -> Iterator[None]:
-    """After an ensemble change what is unconfirmed is not sent to the new bookie."""
-    change_stored = LedgerAppender.change_stored
-    send = LedgerAppender._send
-
-    def forgetful(self: LedgerAppender, metadata: LedgerMetadata) -> list[Effect]:
-        with patch.object(LedgerAppender, "_send", lambda *_: []):
-            acks = {add.entry_id: set(add.acks) for add in self._adds.values()}
-            with patch.object(LedgerAppender, "_confirm", lambda _: []):
-                effects = change_stored(self, metadata)
-            for add in self._adds.values():
-                add.acks |= acks[add.entry_id]
-        return effects + self._confirm()
-
-    assert send is LedgerAppender._send
-    with patch.object(LedgerAppender, "change_stored", forgetful):
-        yield
-
-
-@contextlib.contextmanager
-def bookies_answer_before_they_sync() -> Iterator[None]:
-    """An add is acknowledged when it is in the page cache."""
-
-    def serve_hastily(add: Callable[..., Any]) -> Callable[..., Any]:
-        def serve_add(self: SimBookie, client: str, frame: bytes, reply: Any, **how: Any) -> None:
-            answered = False
-
-            def once(result: object) -> None:
-                nonlocal answered
-                if not answered:
-                    answered = True
-                    reply(result)
-
-            storage = self.storage
-            if storage is not None and storage.state.value == "writable":
-                entry = decode_frame(frame)
-                state = storage._ledgers.get(entry.ledger_id)
-                if state is None or state.accepts(is_recovery=how["is_recovery"]):
-                    self.acknowledged.add((entry.ledger_id, entry.entry_id))
-                    self._network.send(self.name, client, lambda: once(None))
-            add(self, client, frame, once, **how)
-
-        return serve_add
-
-    with patch.object(SimBookie, "serve_add", serve_hastily(SimBookie.serve_add)):
-        yield
-
-
-MUTANTS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
-    mutant.__name__: mutant
-    for mutant in (
-        negative_answers_before_the_fence_is_durable,
-        acks_during_an_ensemble_change,
-        recovery_reads_do_not_fence,
-        recovery_takes_errors_for_noes,
-        recovery_stores_its_ensembles,
-        recovery_starts_at_the_lac_alone,
-        one_no_ends_the_ledger,
-        the_writer_ignores_fences,
-        acks_before_earlier_entries,
-        replaced_bookies_get_nothing_again,
-        bookies_answer_before_they_sync,
+def _takeovers(plan: Plan) -> Plan:
+    """Recoverers against writers, and bookies that are lost just after they fenced."""
+    return replace(
+        plan,
+        quorum=_USUAL,
+        faults=("bookie dies", "partition", "lag", "bookie pauses"),
+        hunt_chance=0.6,
+        disk_latency_s=0.0005,
+        writers=2,
     )
+
+
+def _striped(plan: Plan) -> Plan:
+    """The same, of ledgers whose entries are not on every bookie of their ensemble."""
+    return replace(_takeovers(plan), quorum=_STRIPED)
+
+
+def _changes(plan: Plan) -> Plan:
+    """Ensemble changes one after the other, and a metadata store that is slow."""
+    return replace(
+        plan,
+        quorum=_USUAL,
+        spare_bookies=2,
+        faults=("partition", "lag", "flapping", "bookie pauses"),
+        fault_interval_s=0.1,
+        metadata_latency_s=0.2,
+        disk_latency_s=0.0005,
+        writers=2,
+    )
+
+
+def _with_small_files(plan: Plan) -> Plan:
+    storage = replace(plan.storage, file_bytes_max=4096, file_entries_max=4, settle_interval_s=0.1)
+    return replace(plan, quorum=_USUAL, storage=storage, writers=2)
+
+
+def _crashes(plan: Plan) -> Plan:
+    """Disks that fail and lose what was not synced."""
+    faults = ("bookie dies", "crash at a step", "sync error")
+    return replace(_with_small_files(plan), faults=faults, fault_interval_s=0.1)
+
+
+def _slow_crashes(plan: Plan) -> Plan:
+    """Power that is lost in the middle of large batches."""
+    plan = _with_small_files(plan)
+    storage = replace(plan.storage, file_bytes_max=40_960, file_entries_max=64)
+    faults = ("bookie dies", "crash at a step")
+    return replace(plan, faults=faults, fault_interval_s=0.1, disk_latency_s=0.05, storage=storage)
+
+
+def _damage(plan: Plan) -> Plan:
+    """A victim whose bytes change, and restarts."""
+    faults = ("damage", "damage", "damage", "bookie dies")
+    return replace(
+        _with_small_files(plan), faults=faults, fault_interval_s=0.5, disk_latency_s=0.0005
+    )
+
+
+def _garbage(plan: Plan) -> Plan:
+    """Ledgers that are deleted, or seem to be, while bookies collect garbage and die."""
+    return replace(
+        _with_small_files(plan),
+        faults=("deletion", "deletion", "bookie dies", "crash at a step", "clock jump"),
+        maintenance_interval_s=0.3,
+        hiding_chance=0.3,
+        fault_interval_s=0.5,
+    )
+
+
+def _rot(plan: Plan) -> Plan:
+    """Damage in files that are compacted."""
+    plan = _garbage(plan)
+    return replace(plan, faults=("deletion", "damage", "damage", "bookie dies"))
+
+
+def _repairs(plan: Plan) -> Plan:
+    """Disks that are lost, and auto-recovery that makes good for them while a writer writes."""
+    return replace(
+        plan,
+        quorum=_USUAL,
+        spare_bookies=2,
+        auto_recoveries=1,
+        faults=("lost disk", "lost disk", "bookie dies"),
+        fault_interval_s=0.5,
+        disk_latency_s=0.0005,
+    )
+
+
+FOCUSES: dict[str, Callable[[Plan], Plan]] = {
+    "any": _any,
+    "takeovers": _takeovers,
+    "striped": _striped,
+    "changes": _changes,
+    "crashes": _crashes,
+    "slow crashes": _slow_crashes,
+    "damage": _damage,
+    "garbage": _garbage,
+    "repairs": _repairs,
+    "rot": _rot,
+}
+_FOCUS_OF = {
+    **dict.fromkeys(mutants_garbage.MUTANTS, "garbage"),
+    **dict.fromkeys(mutants_disk.MUTANTS, "crashes"),
+    **dict.fromkeys(mutants_recovery.MUTANTS, "repairs"),
+    mutants_bookie.absence_is_not_proved: "damage",
+    mutants_bookie.damage_is_called_absence: "damage",
+    mutants_bookie.footers_forget_fences: "crashes",
+    mutants_client.a_lac_is_published_by_one_bookie: "changes",
+    mutants_client.a_lac_read_asks_one_bookie: "changes",
+    mutants_client.acks_during_an_ensemble_change: "changes",
+    mutants_client.coverage_ignores_striping: "striped",
+    mutants_client.recovery_asks_the_bookies_it_added: "takeovers",
+    mutants_client.recovery_reads_do_not_fence: "takeovers",
+    mutants_client.recovery_starts_at_the_lac_alone: "changes",
+    mutants_client.recovery_takes_damage_for_noes: "damage",
+    mutants_disk.a_damaged_footer_is_read_as_empty: "damage",
+    mutants_disk.an_empty_disk_keeps_the_identity: "any",
+    mutants_disk.damage_is_taken_for_a_torn_tail: "damage",
+    mutants_disk.marks_share_a_batch: "slow crashes",
+    mutants_recovery.compaction_drops_damaged_entries: "rot",
+    mutants_recovery.compaction_forgets_fences_and_lacs: "garbage",
+    mutants_recovery.compaction_moves_nothing: "garbage",
+    mutants_garbage.lost_replies_count_as_success: "any",
+    mutants_garbage.metadata_is_overwritten: "any",
+}
+
+
+@contextlib.contextmanager
+def focused(focus: str) -> Iterator[None]:
+    """Draw plans of this focus."""
+
+    def draw(rng: random.Random) -> Plan:
+        return FOCUSES[focus](draw_plan(rng))
+
+    with patch("tests.simulation.workload.draw_plan", draw):
+        yield
+
+
+def _with_focus(apply: Apply) -> Apply:
+    @contextlib.contextmanager
+    def mutated() -> Iterator[None]:
+        with focused(focus_of(apply.__name__)), apply():
+            yield
+
+    return mutated
+
+
+def focus_of(name: str) -> str:
+    """Return the focus of a mutant."""
+    return next((focus for each, focus in _FOCUS_OF.items() if each.__name__ == name), "any")
+
+
+MUTANTS: dict[str, Apply] = {
+    apply.__name__: _with_focus(apply) for module in _MODULES for apply in module.MUTANTS
 }

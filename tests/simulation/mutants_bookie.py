@@ -1,0 +1,195 @@
+"""Bugs of a bookie's rules, put back on purpose: fences, answers, listings, what followers see."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+from unittest.mock import patch
+
+from bookie.entry_reader import EntryReader
+from bookie.index import SealedIndex
+from bookie.ledger_state import LedgerState
+from bookie.storage import LedgerStorage
+from dlcore.errors import BookieStorageError, NoSuchEntryError
+from dlcore.ids import INVALID_ENTRY_ID
+from tests.simulation.processes import SimBookie
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from bookie.entry_log import Location
+    from bookie.index import LedgerSummary
+    from dlcore.ledger.digest import BytesLike
+
+
+@contextlib.contextmanager
+def negative_answers_before_the_fence_is_durable() -> Iterator[None]:
+    """Still in BookKeeper: "no such entry" is answered while the fence is on its way to disk."""
+
+    class Hasty(LedgerStorage):
+        async def read_lac(self, ledger_id: int, *, fence: bool) -> int:
+            if fence and self._reader.find_all(ledger_id, range(1000), bytes_max=1) == []:
+                self._fence_soon(ledger_id)
+                return self._ledger(ledger_id).last_add_confirmed
+            return await super().read_lac(ledger_id, fence=fence)
+
+        async def read_entry(self, ledger_id: int, entry_id: int, *, fence: bool) -> memoryview:
+            if fence and self._reader.find(ledger_id, entry_id) is None:
+                self._fence_soon(ledger_id)
+                raise NoSuchEntryError("not held, and the fence is not durable yet")
+            return await super().read_entry(ledger_id, entry_id, fence=fence)
+
+        def _fence_soon(self, ledger_id: int) -> None:
+            state = self._ledger(ledger_id)
+            if not state.fenced:
+                self._log.append_fence(ledger_id)
+                state.fenced = True
+
+    with patch.object(SimBookie, "storage_class", Hasty):
+        yield
+
+
+@contextlib.contextmanager
+def adds_are_answered_before_they_are_durable() -> Iterator[None]:
+    """Section 4.2, `journalSyncData=false`: an add is answered when it is in the page cache."""
+
+    class Hasty(LedgerStorage):
+        def add_entry(self, frame: BytesLike, *, is_recovery: bool = False) -> asyncio.Future[None]:
+            return _answered_at_once(super().add_entry(frame, is_recovery=is_recovery))
+
+    with patch.object(SimBookie, "storage_class", Hasty):
+        yield
+
+
+@contextlib.contextmanager
+def explicit_lacs_are_answered_before_they_are_durable() -> Iterator[None]:
+    """Section 4.2: a LAC that a crash forgets was called known."""
+
+    class Hasty(LedgerStorage):
+        def write_lac(self, ledger_id: int, last_add_confirmed: int) -> asyncio.Future[None]:
+            return _answered_at_once(super().write_lac(ledger_id, last_add_confirmed))
+
+    with patch.object(SimBookie, "storage_class", Hasty):
+        yield
+
+
+def _answered_at_once(durable: asyncio.Future[None]) -> asyncio.Future[None]:
+    if durable.done():
+        return durable
+    durable.add_done_callback(lambda done: done.cancelled() or done.exception())
+    answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    answer.set_result(None)
+    return answer
+
+
+@contextlib.contextmanager
+def fences_are_not_logged() -> Iterator[None]:
+    """BOOKKEEPER-815: the fence is kept in memory only."""
+
+    class Forgetful(LedgerStorage):
+        async def _prepare_read(self, ledger_id: int, *, fence: bool) -> None:
+            if fence:
+                self._ledger(ledger_id).fenced = True
+            await super()._prepare_read(ledger_id, fence=fence)
+
+    with patch.object(SimBookie, "storage_class", Forgetful):
+        yield
+
+
+@contextlib.contextmanager
+def fences_of_unknown_ledgers_do_not_stick() -> Iterator[None]:
+    """#4462: fence and add make a ledger's state each for itself, and one of them is lost."""
+
+    class Racing(LedgerStorage):
+        async def _prepare_read(self, ledger_id: int, *, fence: bool) -> None:
+            is_known = ledger_id in self._ledgers
+            await super()._prepare_read(ledger_id, fence=fence)
+            if fence and not is_known:
+                state = LedgerState()
+                state.last_entry_id = self._ledgers[ledger_id].last_entry_id
+                self._ledgers[ledger_id] = state
+
+    with patch.object(SimBookie, "storage_class", Racing):
+        yield
+
+
+@contextlib.contextmanager
+def fences_refuse_recovery_adds() -> Iterator[None]:
+    """Section 4.1: a fenced bookie takes nothing, not even what recovery writes back."""
+    with patch.object(LedgerState, "accepts", lambda self, *, is_recovery: not self.fenced):
+        yield
+
+
+@contextlib.contextmanager
+def footers_forget_fences() -> Iterator[None]:
+    """BOOKKEEPER-815: once a file is sealed and the bookie restarted, its fences are gone."""
+    summaries = SealedIndex.summaries
+
+    def forgetful(self: SealedIndex) -> Iterator[LedgerSummary]:
+        for each in summaries(self):
+            yield each._replace(fenced=False)
+
+    with patch.object(SealedIndex, "summaries", forgetful):
+        yield
+
+
+@contextlib.contextmanager
+def damage_is_called_absence() -> Iterator[None]:
+    """#2908: an entry that is damaged is answered with "no such entry"."""
+
+    class Careless(LedgerStorage):
+        async def read_entry(self, ledger_id: int, entry_id: int, *, fence: bool) -> memoryview:
+            try:
+                return await super().read_entry(ledger_id, entry_id, fence=fence)
+            except BookieStorageError as error:
+                raise NoSuchEntryError(str(error)) from error
+
+    with patch.object(SimBookie, "storage_class", Careless):
+        yield
+
+
+@contextlib.contextmanager
+def absence_is_not_proved() -> Iterator[None]:
+    """#2908: what a damaged footer hides is called absent."""
+
+    async def believe(self: EntryReader, ledger_id: int, entry_id: int) -> None:
+        """Trust the lookup."""
+
+    with patch.object(EntryReader, "prove_absent", believe):
+        yield
+
+
+@contextlib.contextmanager
+def followers_get_what_is_not_confirmed() -> Iterator[None]:
+    """Section 1.4: a follower is sent every entry that the bookie holds."""
+    find = EntryReader.find_confirmed
+
+    def eager(
+        self: EntryReader, ledger_id: int, first_entry_id: int, *, bytes_max: int
+    ) -> tuple[list[Location], int]:
+        state = self._ledgers.get(ledger_id)
+        if state is None:
+            return [], INVALID_ENTRY_ID
+        confirmed, state.last_add_confirmed = state.last_add_confirmed, state.last_entry_id
+        try:
+            return find(self, ledger_id, first_entry_id, bytes_max=bytes_max)
+        finally:
+            state.last_add_confirmed = confirmed
+
+    with patch.object(EntryReader, "find_confirmed", eager):
+        yield
+
+
+MUTANTS = (
+    absence_is_not_proved,
+    adds_are_answered_before_they_are_durable,
+    damage_is_called_absence,
+    explicit_lacs_are_answered_before_they_are_durable,
+    fences_are_not_logged,
+    fences_of_unknown_ledgers_do_not_stick,
+    fences_refuse_recovery_adds,
+    followers_get_what_is_not_confirmed,
+    footers_forget_fences,
+    negative_answers_before_the_fence_is_durable,
+)

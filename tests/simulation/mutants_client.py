@@ -1,0 +1,383 @@
+"""Bugs of clients, put back on purpose: quorums, ensemble changes, fencing, recovery, closing.
+
+Each mutant is a context manager that changes one rule for as long as it is open.  The numbers are
+those of BookKeeper's issues.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from dlcore.errors import (
+    BookieStorageError,
+    BookieUnavailableError,
+    DigestMismatchError,
+    DLError,
+    LedgerFencedError,
+    MetadataVersionError,
+)
+from dlcore.ledger import (
+    append as append_module,
+    recoverer as recoverer_module,
+    recovery as recovery_module,
+)
+from dlcore.ledger.append import CompleteAdds, Effect, LedgerAppender
+from dlcore.ledger.digest import encode_frame
+from dlcore.ledger.metadata import LedgerMetadata, LedgerState
+from dlcore.ledger.quorum import write_set
+from dlcore.ledger.reader import LedgerReader
+from dlcore.ledger.recoverer import _Recoverer
+from dlcore.ledger.recovery import LedgerRecovery
+from dlcore.ledger.writer import LedgerWriter
+from tests.simulation.connections import SimBookieClient
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Set as AbstractSet
+
+    from dlcore.config import QuorumConfig
+    from dlcore.ids import BookieId
+    from dlcore.ledger.metadata import Ensemble
+    from dlcore.ledger.services import LedgerServices
+    from dlcore.ledger.store import VersionedLedger
+
+
+@contextlib.contextmanager
+def acks_during_an_ensemble_change() -> Iterator[None]:
+    """#1591, #4651: entries are acknowledged while the change is not in the metadata yet."""
+    confirm = LedgerAppender._confirm
+
+    def hasty(self: LedgerAppender) -> list[Effect]:
+        planned, self._planned = self._planned, None
+        effects = confirm(self)
+        self._planned = planned
+        return effects
+
+    with patch.object(LedgerAppender, "_confirm", hasty):
+        yield
+
+
+@contextlib.contextmanager
+def recovery_reads_do_not_fence() -> Iterator[None]:
+    """#2614: only the LAC read fences, so a bookie may say no and then accept the entry."""
+    read_entry = SimBookieClient.read_entry
+
+    async def lax(
+        self: SimBookieClient, bookie: BookieId, *, ledger_id: int, entry_id: int, fence: bool
+    ) -> bytes | memoryview:
+        return await read_entry(self, bookie, ledger_id=ledger_id, entry_id=entry_id, fence=False)
+
+    with patch.object(SimBookieClient, "read_entry", lax):
+        yield
+
+
+@contextlib.contextmanager
+def recovery_takes_errors_for_noes() -> Iterator[None]:
+    """#2908 and others: an answer that is unknown counts as "no such entry"."""
+
+    def guess(
+        self: LedgerRecovery, *, entry_id: int, position: int, error: DLError
+    ) -> list[recovery_module.Effect]:
+        return self.missing(entry_id=entry_id, position=position)
+
+    with patch.object(LedgerRecovery, "unknown", guess):
+        yield
+
+
+@contextlib.contextmanager
+def recovery_stores_its_ensembles() -> Iterator[None]:
+    """BOOKKEEPER-355: bookies that recovery added are asked by the next recoverer."""
+    start = _Recoverer._start_write_back
+
+    def start_persisting(self: _Recoverer, last_add_confirmed: int) -> None:
+        start(self, last_add_confirmed)
+        assert self._writer is not None
+        self._writer.appender._persist = True
+
+    async def store_end(
+        pinned: VersionedLedger,
+        *,
+        recovered: LedgerMetadata,
+        last_entry_id: int,
+        length_bytes: int,
+        services: LedgerServices,
+    ) -> LedgerMetadata:
+        while True:
+            stored = await services.ledgers.read(recovered.ledger_id)
+            if stored.metadata.state is LedgerState.CLOSED:
+                return stored.metadata
+            closed = replace(stored.metadata, ensembles=recovered.ensembles).closed(
+                last_entry_id=last_entry_id, length_bytes=length_bytes
+            )
+            with contextlib.suppress(MetadataVersionError):
+                await services.ledgers.write(closed, version=stored.version)
+                return closed
+
+    with (
+        patch.object(_Recoverer, "_start_write_back", start_persisting),
+        patch.object(recoverer_module, "_store_end", store_end),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def recovery_starts_at_the_lac_alone() -> Iterator[None]:
+    """#2615: the last ensemble's first entry is not considered where recovery starts."""
+    after = LedgerRecovery._after_fence_answer
+
+    def forgetful(self: LedgerRecovery) -> list[recovery_module.Effect]:
+        first = self._ensemble
+        self._ensemble = replace(first, first_entry_id=0)
+        effects = after(self)
+        self._ensemble = first
+        return effects
+
+    with patch.object(LedgerRecovery, "_after_fence_answer", forgetful):
+        yield
+
+
+@contextlib.contextmanager
+def one_no_ends_the_ledger() -> Iterator[None]:
+    """The end is believed after one "no" where Qw - Qa + 1 are needed."""
+    missing = LedgerRecovery.missing
+
+    def gullible(
+        self: LedgerRecovery, *, entry_id: int, position: int
+    ) -> list[recovery_module.Effect]:
+        effects: list[recovery_module.Effect] = []
+        for each in range(self._quorum.write_quorum_size):
+            effects += missing(self, entry_id=entry_id, position=(entry_id + each) % 100)
+        return effects
+
+    with patch.object(LedgerRecovery, "missing", gullible):
+        yield
+
+
+@contextlib.contextmanager
+def the_writer_ignores_fences() -> Iterator[None]:
+    """A refusal because of fencing is treated like any failed bookie."""
+    add_failed = LedgerAppender.add_failed
+
+    def stubborn(self: LedgerAppender, *, error: DLError, **add: Any) -> list[Effect]:
+        if isinstance(error, LedgerFencedError):
+            error = DLError("refused")
+        return add_failed(self, error=error, **add)
+
+    reread = LedgerAppender.metadata_reread
+
+    def overwrite(self: LedgerAppender, metadata: LedgerMetadata) -> list[Effect]:
+        return reread(self, replace(metadata, state=LedgerState.OPEN))
+
+    with (
+        patch.object(LedgerAppender, "add_failed", stubborn),
+        patch.object(LedgerAppender, "metadata_reread", overwrite),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def acks_before_earlier_entries() -> Iterator[None]:
+    """An entry is acknowledged as soon as it has its own quorum."""
+
+    def eager(self: LedgerAppender) -> list[Effect]:
+        if self._planned is not None:
+            return []
+        needed = self.metadata.quorum.ack_quorum_size
+        ready = [add for add in self._unconfirmed() if len(add.acks) >= needed]
+        if not ready:
+            return []
+        first, self.last_add_confirmed = self.last_add_confirmed + 1, ready[-1].entry_id
+        self.confirmed_bytes = ready[-1].ledger_bytes
+        return [CompleteAdds(first_entry_id=first, last_entry_id=self.last_add_confirmed)]
+
+    with patch.object(LedgerAppender, "_confirm", eager):
+        yield
+
+
+@contextlib.contextmanager
+def replaced_bookies_get_nothing_again() -> Iterator[None]:
+    """After an ensemble change what is unconfirmed is not sent to the new bookie."""
+    change_stored = LedgerAppender.change_stored
+    send = LedgerAppender._send
+
+    def forgetful(self: LedgerAppender, metadata: LedgerMetadata) -> list[Effect]:
+        with patch.object(LedgerAppender, "_send", lambda *_: []):
+            acks = {add.entry_id: set(add.acks) for add in self._adds.values()}
+            with patch.object(LedgerAppender, "_confirm", lambda _: []):
+                effects = change_stored(self, metadata)
+            for add in self._adds.values():
+                add.acks |= acks[add.entry_id]
+        return effects + self._confirm()
+
+    assert send is LedgerAppender._send
+    with patch.object(LedgerAppender, "change_stored", forgetful):
+        yield
+
+
+@contextlib.contextmanager
+def recovery_takes_damage_for_noes() -> Iterator[None]:
+    """#2908: an entry that is damaged, or cannot be read, counts as one that is not there."""
+    unknown = LedgerRecovery.unknown
+
+    def guess(
+        self: LedgerRecovery, *, entry_id: int, position: int, error: DLError
+    ) -> list[recovery_module.Effect]:
+        if isinstance(error, BookieStorageError | DigestMismatchError):
+            return self.missing(entry_id=entry_id, position=position)
+        return unknown(self, entry_id=entry_id, position=position, error=error)
+
+    with patch.object(LedgerRecovery, "unknown", guess):
+        yield
+
+
+@contextlib.contextmanager
+def recovery_takes_silence_for_noes() -> Iterator[None]:
+    """Section 3.1: a read that timed out counts as "no such entry"."""
+    unknown = LedgerRecovery.unknown
+
+    def guess(
+        self: LedgerRecovery, *, entry_id: int, position: int, error: DLError
+    ) -> list[recovery_module.Effect]:
+        if isinstance(error, BookieUnavailableError):
+            return self.missing(entry_id=entry_id, position=position)
+        return unknown(self, entry_id=entry_id, position=position, error=error)
+
+    with patch.object(LedgerRecovery, "unknown", guess):
+        yield
+
+
+@contextlib.contextmanager
+def recovery_asks_the_bookies_it_added() -> Iterator[None]:
+    """BOOKKEEPER-581: after an ensemble change of its own recovery reads from the new ensemble."""
+    written_back = _Recoverer._on_written_back
+
+    def follow_the_change(self: _Recoverer, first_entry_id: int, last_entry_id: int) -> None:
+        changed = self.recovered_metadata.last_ensemble.bookies
+        self._machine._ensemble = replace(self._machine._ensemble, bookies=changed)
+        written_back(self, first_entry_id, last_entry_id)
+
+    with (
+        patch.object(_Recoverer, "_on_written_back", follow_the_change),
+        patch.object(recovery_module, "READ_AHEAD_MAX", 1),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def recovery_writes_back_to_one_bookie() -> Iterator[None]:
+    """Section 3.1: a recovered entry counts as written back once any bookie holds it."""
+    confirm = LedgerAppender._confirm
+
+    def hasty(self: LedgerAppender) -> list[Effect]:
+        if self._persist:
+            return confirm(self)
+        metadata = self.metadata
+        quorum = replace(metadata.quorum, ack_quorum_size=1)
+        self.metadata = replace(metadata, quorum=quorum)
+        effects = confirm(self)
+        self.metadata = metadata
+        return effects
+
+    with patch.object(LedgerAppender, "_confirm", hasty):
+        yield
+
+
+@contextlib.contextmanager
+def coverage_ignores_striping() -> Iterator[None]:
+    """f373cb5976: coverage is counted over one write set where the ensemble is larger."""
+
+    def counted(quorum: QuorumConfig, known: AbstractSet[int]) -> bool:
+        return len(known) > quorum.write_quorum_size - quorum.ack_quorum_size
+
+    with patch.object(recovery_module, "is_covered", counted):
+        yield
+
+
+@contextlib.contextmanager
+def write_sets_count_from_the_ensemble() -> Iterator[None]:
+    """Section 1.2: the writer stripes by the distance from the ensemble's first entry."""
+
+    def positions(self: LedgerAppender, entry_id: int) -> tuple[int, ...]:
+        first = self.metadata.last_ensemble.first_entry_id
+        return write_set(self.metadata.quorum, max(0, entry_id - first))
+
+    with patch.object(LedgerAppender, "_positions", positions):
+        yield
+
+
+@contextlib.contextmanager
+def new_ensembles_start_at_the_lac() -> Iterator[None]:
+    """#4097: a change starts at the LAC, where LAC + 1 is the first entry it may move."""
+
+    def plan(
+        self: LedgerAppender, base: LedgerMetadata, bookies: tuple[BookieId, ...]
+    ) -> list[Effect]:
+        first = max(self.last_add_confirmed, base.last_ensemble.first_entry_id)
+        self._planned = base.with_last_ensemble(first_entry_id=first, bookies=bookies)
+        if not self._persist:
+            return self.change_stored(self._planned)
+        return [append_module.StoreMetadata(metadata=self._planned)]
+
+    with patch.object(LedgerAppender, "_plan", plan):
+        yield
+
+
+@contextlib.contextmanager
+def adds_carry_what_is_not_confirmed() -> Iterator[None]:
+    """Section 1.4: an add carries the last entry that was sent in place of the LAC."""
+
+    def encode(**parts: Any) -> bytes:
+        return encode_frame(**{**parts, "last_add_confirmed": parts["entry_id"] - 1})
+
+    with patch.object(append_module, "encode_frame", encode):
+        yield
+
+
+@contextlib.contextmanager
+def a_lac_is_published_by_one_bookie() -> Iterator[None]:
+    """Section 1.4: `publish_lac` returns when any bookie has the LAC."""
+
+    def is_published(self: LedgerWriter, lac: int) -> bool:
+        members = self._appender.metadata.last_ensemble.bookies
+        return any(self._lac.has_accepted(each, lac) for each in members)
+
+    with patch.object(LedgerWriter, "_is_published", is_published):
+        yield
+
+
+@contextlib.contextmanager
+def a_lac_read_asks_one_bookie() -> Iterator[None]:
+    """Section 1.4: the first answer to a LAC read is believed."""
+    ask = LedgerReader._ask_lac
+
+    async def ask_one(self: LedgerReader, ensemble: Ensemble) -> dict[int, int]:
+        with patch("dlcore.ledger.reader.is_covered", lambda _, known: len(known) > 0):
+            return await ask(self, ensemble)
+
+    with patch.object(LedgerReader, "_ask_lac", ask_one):
+        yield
+
+
+MUTANTS = (
+    acks_during_an_ensemble_change,
+    acks_before_earlier_entries,
+    adds_carry_what_is_not_confirmed,
+    a_lac_is_published_by_one_bookie,
+    a_lac_read_asks_one_bookie,
+    coverage_ignores_striping,
+    new_ensembles_start_at_the_lac,
+    one_no_ends_the_ledger,
+    recovery_asks_the_bookies_it_added,
+    recovery_reads_do_not_fence,
+    recovery_starts_at_the_lac_alone,
+    recovery_stores_its_ensembles,
+    recovery_takes_damage_for_noes,
+    recovery_takes_errors_for_noes,
+    recovery_takes_silence_for_noes,
+    recovery_writes_back_to_one_bookie,
+    replaced_bookies_get_nothing_again,
+    the_writer_ignores_fences,
+    write_sets_count_from_the_ensemble,
+)

@@ -1,0 +1,127 @@
+"""Bugs of garbage collection and of the dealings with the metadata store, put back on purpose."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from bookie.entry_log_format import file_name
+from bookie.garbage import GarbageJudge, GarbageVerdict
+from bookie.garbage_collector import GarbageCollector
+from bookie.sealed_files import SealedFiles
+from dlcore.errors import MetadataConnectionError, MetadataVersionError
+from dlcore.ledger.codec import encode_ledger
+from dlcore.ledger.store import LedgerStore
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+    from dlcore.ledger.metadata import LedgerMetadata
+
+
+@contextlib.contextmanager
+def one_look_proves_a_deletion() -> Iterator[None]:
+    """#870, #876: what one listing leaves out is deleted at once."""
+
+    def judge(
+        self: GarbageJudge, *, seen: Collection[int], looks_deleted: Collection[int], now_ms: int
+    ) -> GarbageVerdict:
+        return GarbageVerdict(deleted=frozenset(looks_deleted), refused="")
+
+    async def look_once(self: GarbageCollector, ledger_id: int) -> bool:
+        return await self._store.get(self._paths.ledger(ledger_id)) is None
+
+    with (
+        patch.object(GarbageJudge, "judge", judge),
+        patch.object(GarbageCollector, "_is_ledger_deleted", look_once),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def files_are_dropped_with_their_first_ledger() -> Iterator[None]:
+    """#4607, #950: a file goes when one of its ledgers is deleted, not when all are."""
+
+    async def hasty(self: SealedFiles) -> dict[int, int]:
+        deleted = [each for each, state in self._ledgers.items() if state.is_deleted]
+        numbers = {number for each in deleted for number in self._ledgers[each].files()}
+        for state in self._ledgers.values():
+            state.forget_files(numbers)
+        return await self.drop(numbers, deleted)
+
+    with patch.object(SealedFiles, "drop_dead", hasty):
+        yield
+
+
+@contextlib.contextmanager
+def files_without_entries_are_garbage() -> Iterator[None]:
+    """BOOKKEEPER-815: a file that holds only a ledger's fence does not count as needed."""
+    drop_dead = SealedFiles.drop_dead
+
+    async def hasty(self: SealedFiles) -> dict[int, int]:
+        def files(state: Any) -> Iterator[int]:
+            return iter([number for _, number in state.files_between(0, 2**62)])
+
+        with patch("bookie.ledger_state.LedgerState.files", files):
+            dropping = drop_dead(self)
+            return await dropping
+
+    with patch.object(SealedFiles, "drop_dead", hasty):
+        yield
+
+
+@contextlib.contextmanager
+def files_are_deleted_before_that_is_logged() -> Iterator[None]:
+    """Section 4.6: a crash between the deletion and its record leaves files missing."""
+    drop = SealedFiles.drop
+
+    async def hasty(
+        self: SealedFiles, numbers: Collection[int], ledger_ids: Iterable[int]
+    ) -> dict[int, int]:
+        await self._disk.delete([file_name(number) for number in numbers])
+        return await drop(self, numbers, ledger_ids)
+
+    with patch.object(SealedFiles, "drop", hasty):
+        yield
+
+
+@contextlib.contextmanager
+def metadata_is_overwritten() -> Iterator[None]:
+    """BOOKKEEPER-584: a write that lost is done again over whatever is there."""
+    write = LedgerStore.write
+
+    async def blind(self: LedgerStore, metadata: LedgerMetadata, *, version: int) -> int:
+        while True:
+            try:
+                return await write(self, metadata, version=version)
+            except MetadataVersionError:
+                version = (await self.read(metadata.ledger_id)).version
+
+    with patch.object(LedgerStore, "write", blind):
+        yield
+
+
+@contextlib.contextmanager
+def lost_replies_count_as_success() -> Iterator[None]:
+    """Section 3.4: a write whose reply is lost is taken for one that was applied."""
+
+    async def hopeful(self: LedgerStore, metadata: LedgerMetadata, *, version: int) -> int:
+        path = self._paths.ledger(metadata.ledger_id)
+        try:
+            return await self._store.put(path, encode_ledger(metadata), version=version)
+        except MetadataConnectionError:
+            return version + 1
+
+    with patch.object(LedgerStore, "write", hopeful):
+        yield
+
+
+MUTANTS = (
+    files_are_deleted_before_that_is_logged,
+    files_are_dropped_with_their_first_ledger,
+    files_without_entries_are_garbage,
+    lost_replies_count_as_success,
+    metadata_is_overwritten,
+    one_look_proves_a_deletion,
+)
