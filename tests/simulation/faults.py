@@ -332,7 +332,7 @@ class Chaos:
 
     async def _start_anew(self, bookie: SimBookie) -> None:
         if not self.is_over and bookie.is_without_its_disk:
-            await bookie.forget_identity()
+            bookie.forget_identity()
             await bookie.start()
 
     async def _full_disk(self) -> None:

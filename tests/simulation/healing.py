@@ -69,7 +69,7 @@ class Judgement:
             if bookie.refusal and not bookie.is_without_its_disk:
                 bookie.replace_disk()
             if bookie.is_without_its_disk:
-                await bookie.forget_identity()
+                bookie.forget_identity()
             await bookie.start()
             if bookie.storage is None:
                 await asyncio.sleep(_POLL_S)

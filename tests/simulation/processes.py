@@ -6,7 +6,6 @@ A bookie process lives until it is killed, loses power or fails; who supervises 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +21,11 @@ from dlcore.errors import (
     CorruptMetadataError,
     DLError,
     MetadataError,
-    NoNodeError,
     WrongIncarnationError,
 )
 from dlcore.ledger.digest import decode_frame
 from dlcore.ledger.store import LedgerStore
+from dlcore.metadata.port import Delete
 from tests.simulation.clients import GatedStore
 from tests.simulation.connections import Reply, SimBookieClient, SimStream, Watch
 from tests.simulation.truth import InvariantViolatedError
@@ -132,7 +131,6 @@ class SimBookie:
         self._is_wanted = False
         self._is_paused = False
         self._opening: asyncio.Task[tuple[BookieCookie, LedgerStorage]] | None = None
-        self._operator = asyncio.Lock()
         self._registrar: Registrar | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._burials: dict[asyncio.Task[None], None] = {}
@@ -333,22 +331,17 @@ class SimBookie:
         self.is_damaged = False
         self.refusal = ""
 
-    async def forget_identity(self) -> None:
+    def forget_identity(self) -> None:
         """Delete the cookie, as an operator does who accepts that the bookie's data is lost."""
-        async with self._operator:
-            if not self.is_without_its_disk:
-                return  # another operator was here before
-            # First, because a start may find the cookie deleted before this gets the reply.
-            self.bookie = None
-            self.record = None
-            self.is_without_its_disk = False
-            self.refusal = ""
-            session = self._tree.connect()
-            try:
-                with contextlib.suppress(NoNodeError):
-                    await session.delete(self._paths.cookie(self.name))
-            finally:
-                await session.aclose()
+        if not self.is_without_its_disk:
+            return  # another operator was here before
+        path = self._paths.cookie(self.name)
+        if self._tree._find(path) is not None:
+            self._tree._apply([Delete(path)], 0)
+        self.bookie = None
+        self.record = None
+        self.is_without_its_disk = False
+        self.refusal = ""
 
     def pause(self) -> None:
         """Stop sending and receiving."""
