@@ -472,6 +472,38 @@ def test_the_metadata_is_changed_only_after_the_replacement_holds_everything() -
     run(scenario, "ABCD")
 
 
+def test_copies_and_checks_keep_their_pace() -> None:
+    """In virtual time: bytes of all ledgers together, and ledgers of the full check."""
+
+    async def scenario(cluster: Cluster) -> None:
+        loop = asyncio.get_running_loop()
+        await unregister(cluster, "E")
+        copied = 0
+        for _ in range(4):
+            writer = await cluster.client.create_ledger(quorum_of(4, 4, 4))
+            await write(writer, 50)
+            await writer.close()
+            copied += sum(map(len, cluster.member(writer, 0).entries(writer.ledger_id).values()))
+        gone = cluster.bookies["A"].bookie
+        repairs = RepairList(cluster.store, PATHS, TokenClock())
+        pace = replace(QUICK, copy_bytes_per_s=copied / 100.0, check_ledgers_per_s=0.1)
+        async with recovering(cluster, pace):
+            await until(repairs.read_last_check)
+            assert loop.time() >= 40.0
+            await register(cluster, "E")
+            await lose(cluster, gone.name)
+            start = loop.time()
+            for ledger_id in range(4):
+
+                async def repaired(ledger_id: int = ledger_id) -> bool:
+                    return await is_repaired(cluster, ledger_id, gone.name)
+
+                await until(repaired)
+            assert loop.time() - start >= 99.0
+
+    run(scenario, "ABCDE")
+
+
 def test_lost_replies_of_the_metadata_store_do_no_harm() -> None:
     """Whether the write took effect or not."""
 
