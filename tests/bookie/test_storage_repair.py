@@ -194,7 +194,8 @@ def test_a_fence_that_came_meanwhile_refuses_the_writer_and_not_recovery() -> No
     run(main())
 
 
-def test_a_file_with_damage_in_it_is_sealed_so_that_it_opens_again() -> None:
+@pytest.mark.parametrize("way", ["scrub", "read"])
+def test_a_file_with_damage_in_it_is_sealed_so_that_it_opens_again(way: str) -> None:
     """Goal: damage in the file being written is met by sealing it: a restart would refuse it."""
 
     async def main() -> None:
@@ -203,7 +204,11 @@ def test_a_file_with_damage_in_it_is_sealed_so_that_it_opens_again() -> None:
             await fill(storage)
             number = damage(disk, storage, UNSEALED_ID)
             assert number not in storage._files
-            await storage.scrub()
+            if way == "scrub":
+                await storage.scrub()
+            else:
+                with pytest.raises(BookieStorageError):
+                    await storage.read_entry(1, UNSEALED_ID, fence=False)
             await storage.repair_entry(make_frame(1, UNSEALED_ID))
             assert number in storage._files
             await check_all(storage)
