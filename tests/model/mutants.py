@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from bookie.ledger_state import LedgerState
+from dlcore.ledger.append import LedgerAppender
 from tests.model.bookie import Bookie, Message
 from tests.model.clients import Recoverer
 from tests.model.system import Protocol, Scope
@@ -17,6 +18,9 @@ from tests.simulation.mutants import MUTANTS as SIMULATED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from dlcore.ids import BookieId
+    from dlcore.ledger.append import _Add
 
 
 @contextlib.contextmanager
@@ -86,6 +90,20 @@ def recovery_stores_its_ensembles() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def answers_are_known_by_position_only() -> Iterator[None]:
+    """#4651: a late answer of a replaced bookie counts for the one that took its place."""
+
+    def take(self: LedgerAppender, entry_id: int, position: int, _: BookieId) -> _Add | None:
+        add = self._adds.get(entry_id)
+        if add is None or add.waiting.pop(position, None) is None:
+            return None
+        return add
+
+    with patch.object(LedgerAppender, "_take_answer", take):
+        yield
+
+
 MUTANTS: dict[str, tuple[Callable[[], contextlib.AbstractContextManager[None]], Scope]] = {
     "negative_answers_before_the_fence_is_durable": (
         negative_answers_before_the_fence_is_durable,
@@ -114,6 +132,10 @@ MUTANTS: dict[str, tuple[Callable[[], contextlib.AbstractContextManager[None]], 
     "the_writer_ignores_fences": (
         SIMULATED["the_writer_ignores_fences"],
         Scope(spares=1, time_outs=1),
+    ),
+    "answers_are_known_by_position_only": (
+        answers_are_known_by_position_only,
+        Scope(recoverers=0, spares=1, time_outs=1),
     ),
     "acks_before_earlier_entries": (
         SIMULATED["acks_before_earlier_entries"],
