@@ -180,10 +180,9 @@ def test_a_fence_that_came_meanwhile_refuses_the_writer_and_not_recovery() -> No
         async with open_storage(disk, CONFIG) as storage:
             await fill(storage)
             damage(disk, storage, SEALED_ID)
-            adding = storage.add_entry(make_frame(1, SEALED_ID))
             fencing = asyncio.create_task(storage.read_lac(1, fence=True))
-            await asyncio.sleep(0)
-            with contextlib.suppress(LedgerFencedError):
+            adding = storage.add_entry(make_frame(1, SEALED_ID))  # before the fence is accepted
+            with pytest.raises(LedgerFencedError):
                 await adding
             await fencing
             with pytest.raises(LedgerFencedError):
