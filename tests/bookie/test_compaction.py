@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -26,6 +27,9 @@ from dlcore.errors import (
 from dlcore.ledger.digest import decode_frame
 from tests.fixtures.aio import run, until
 from tests.fixtures.storage import ManualClock, make_frame, open_storage, read_all, small_config
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 CONFIG = small_config(
     file_bytes_max=2000,
@@ -212,6 +216,46 @@ def test_a_crash_at_every_step(seed: int) -> None:
         step += 1
     assert step > 60
     assert len(done) > 5
+
+
+def test_garbage_that_is_only_in_the_cache_is_not_deleted_yet() -> None:
+    """Goal: replay makes sure of the garbage record before it deletes: the power may go then.
+
+    Method: the process is killed when the record is written and not synced; the machine crashes at
+    each step of the next start.
+    """
+
+    async def main(seed: int, step: int) -> None:
+        disk = MemoryDisk(random.Random(seed))
+        storage = await LedgerStorage.open(disk, CONFIG, clock=ManualClock())
+        await fill(storage)
+        await delete_doomed(storage)
+        append_garbage, sync = storage._log.append_garbage, disk.sync
+
+        async def die(_inode: object, generation: int) -> None:
+            disk.crash(keep_cache=True)
+            disk.check_alive(generation)
+
+        def append_and_die(numbers: Sequence[int]) -> None:
+            disk.sync = die  # type: ignore[method-assign,assignment]
+            append_garbage(numbers)
+
+        storage._log.append_garbage = append_and_die  # type: ignore[method-assign]
+        with pytest.raises(BookieStorageError):
+            await storage.compact()
+        await storage.aclose()
+        disk.sync = sync  # type: ignore[method-assign]
+        disk.crash_at_step = disk.steps + step
+        with contextlib.suppress(BookieError):
+            storage = await LedgerStorage.open(disk, CONFIG, clock=ManualClock())
+            await storage.aclose()
+        disk.crash()
+        async with open_storage(disk, CONFIG) as storage:
+            await check_kept(storage)
+
+    for seed in range(4):
+        for step in range(1, 6):
+            asyncio.run(main(seed, step))
 
 
 def test_a_crash_between_copy_and_drop_copies_nothing_twice() -> None:
