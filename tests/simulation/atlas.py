@@ -2,8 +2,9 @@
 
 An acknowledged entry is promised to survive the loss of Qa - 1 bookies.  Damage to a bookie's
 copies counts like their loss.  So a run has at most Qa - 1 *victims*: only they lose disks and
-sectors or have their bytes changed, as often as it likes.  All others only crash, and must bring
-back everything that they ever acknowledged.
+sectors or have their bytes changed.  A victim that got an empty disk is another bookie from then
+on, and is spared.  All others only crash, and must bring back everything that they ever
+acknowledged.
 """
 
 from __future__ import annotations

@@ -30,6 +30,8 @@ _CONFIG = LedgerClientConfig(
     pending_bytes_max=4096,
     pending_entries_max=12,
 )
+SESSION_TIMEOUT_S = 3.0
+"""The metadata store ends the session of a dead process after this."""
 CONFIGS = (
     _CONFIG,
     replace(_CONFIG, add_timeout_s=5.0, pending_bytes_max=1 << 20, pending_entries_max=1000),
@@ -172,8 +174,9 @@ class SimClient:
         self.tasks: dict[asyncio.Task[None], None] = {}
 
     def crash(self) -> None:
-        """Die at once; a metadata request under way may still arrive."""
+        """Die at once; a metadata request under way may still arrive, and the session lives on."""
         self.is_alive = False
+        asyncio.get_running_loop().call_later(SESSION_TIMEOUT_S, self.store.inner.expire)
         self._network.kill(self.name)
         self.store.gate.set()
         for task in self.tasks:

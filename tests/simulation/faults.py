@@ -307,7 +307,8 @@ class Chaos:
         if not names:
             return None
         name = self._rng.choice(names)
-        return next(each for each in self._world.bookies if each.name == name)
+        victim = next(each for each in self._world.bookies if each.name == name)
+        return None if victim.is_spent else victim
 
     async def _damage(self) -> None:
         bookie = self._some_victim()

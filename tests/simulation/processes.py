@@ -26,7 +26,7 @@ from dlcore.errors import (
 from dlcore.ledger.digest import decode_frame
 from dlcore.ledger.store import LedgerStore
 from dlcore.metadata.port import Delete
-from tests.simulation.clients import GatedStore
+from tests.simulation.clients import SESSION_TIMEOUT_S, GatedStore
 from tests.simulation.connections import Reply, SimBookieClient, SimStream, Watch
 from tests.simulation.truth import InvariantViolatedError
 
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 __all__ = ["BookieSettings", "SimBookie", "SimBookieClient"]
 
-_SESSION_TIMEOUT_S = 3.0
 _REGISTER_PATIENCE_S = 5.0
 _RETRY_S = 0.5
 _PEER_TIMEOUT_S = 2.0
@@ -110,6 +109,8 @@ class SimBookie:
         """Whether something durable on its disk was damaged: then it may refuse to start."""
         self.is_without_its_disk = False
         """Whether its disk was replaced and nobody has told the cluster yet."""
+        self.is_spent = False
+        """Whether it has lost a disk already: its next identity counts as another bookie."""
         self.session: GatedStore | None = None
         self._network = network
         self._tree = tree
@@ -315,7 +316,7 @@ class SimBookie:
         session, self.session = self.session, None
         if session is not None:
             session.gate.set()
-            self._loop.call_later(_SESSION_TIMEOUT_S, self._end_session, session)
+            self._loop.call_later(SESSION_TIMEOUT_S, self._end_session, session)
 
     def _end_session(self, session: GatedStore) -> None:
         self._keep(self._loop.create_task(session.aclose()))
@@ -325,6 +326,7 @@ class SimBookie:
         self.crash(keep_cache=False)
         self._note("lost its disk")
         self.is_without_its_disk = True
+        self.is_spent = True
         if self.record is not None:
             self.record.is_lost = True
         self.disk = self._new_disk()
