@@ -6,7 +6,12 @@ import logging
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from dlcore.errors import LedgerNotFoundError, LedgerReadError, MetadataVersionError
+from dlcore.errors import (
+    LedgerNotFoundError,
+    LedgerReadError,
+    MetadataVersionError,
+    OwnershipAcquireFailedError,
+)
 from dlcore.log.changes import plan_complete
 from dlcore.log.entry import EntryHeader, decode_entry_header
 from dlcore.log.segment import Extent
@@ -117,3 +122,10 @@ async def delete_ledger(context: LogContext, ledger_id: int) -> None:
         await context.ledgers.delete_ledger(ledger_id)
     except LedgerNotFoundError:
         logger.debug("ledger=%d is gone already", ledger_id)
+
+
+def taken_over(state: LogState, ledger_id: int) -> OwnershipAcquireFailedError:
+    """Return what a writer is told whose ledger somebody else recovered."""
+    return OwnershipAcquireFailedError(
+        f"log {state.name!r}: another writer recovered ledger {ledger_id} of this one"
+    )

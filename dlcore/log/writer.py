@@ -22,7 +22,6 @@ from dlcore.errors import (
     NodeExistsError,
     NoNodeError,
     OverCapacityError,
-    OwnershipAcquireFailedError,
     UnexpectedError,
     WriteCancelledError,
     WriteError,
@@ -32,7 +31,7 @@ from dlcore.log.active import ActiveSegment
 from dlcore.log.batches import byte_log_batch, check_txids, cut, txid_out_of_order
 from dlcore.log.changes import Change, plan_complete, plan_start
 from dlcore.log.entry import ipc_options
-from dlcore.log.recovery import delete_ledger, recover_log
+from dlcore.log.recovery import delete_ledger, recover_log, taken_over
 from dlcore.log.rolling import RollingPolicy
 from dlcore.log.transmit import Group, Slice, Transmitter, checked_payload
 from dlcore.log.truncation import truncate_log
@@ -271,7 +270,7 @@ class AsyncLogWriter:
             return state.open_segment is None
         ledger_id = self._active.ledger.ledger_id
         if not state.is_open_over(ledger_id):
-            error = _taken_over(state, ledger_id)
+            error = taken_over(state, ledger_id)
             self._fail(error)
             raise error
         return True
@@ -331,7 +330,12 @@ class AsyncLogWriter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self.aclose()
+        try:
+            await self.aclose()
+        except WriteError:
+            if not isinstance(error, asyncio.CancelledError):
+                raise
+            logger.info("log=%s: the writer had failed when it was cancelled", self._state.name)
 
     async def _stop(self) -> None:
         self._context.open_objects.discard(self)
@@ -499,7 +503,7 @@ class AsyncLogWriter:
         logger.info("log=%s changed under its writer: %s", state.name, error)
         if closing is not None and not state.is_open_over(closing.ledger_id):
             if not state.ends_with(closing):
-                raise _taken_over(state, closing.ledger_id) from error
+                raise taken_over(state, closing.ledger_id) from error
             closing = None
         if closing is None and state.open_segment is not None:
             if self._lock is not None and not self._lock.is_owner:
@@ -590,9 +594,3 @@ def _fail_all(groups: list[Group[asyncio.Future[DLSN]]], error: DLError) -> None
         for _, future in group.tickets:
             if not future.done():
                 future.set_exception(error)
-
-
-def _taken_over(state: LogState, ledger_id: int) -> OwnershipAcquireFailedError:
-    return OwnershipAcquireFailedError(
-        f"log {state.name!r}: another writer recovered ledger {ledger_id} of this one"
-    )

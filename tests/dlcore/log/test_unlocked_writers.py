@@ -140,3 +140,30 @@ async def _write_again(writer: AsyncLogWriter, payload: bytes) -> bool:
     except DLError:
         return False
     return True
+
+
+def test_a_cancelled_writer_stays_cancelled_although_it_had_failed() -> None:
+    """Who retries on errors of the cluster must not take its own cancellation for one."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        first_log = await other(cluster, lock_enabled=False)
+        second_log = await other(cluster, lock_enabled=False)
+        fenced = asyncio.Event()
+
+        async def write_until_cancelled() -> None:
+            async with await first_log.open_writer() as first:
+                await first.write(record(1))
+                async with await second_log.open_writer() as second:
+                    await second.write(record(2))
+                with pytest.raises(LedgerFencedError):
+                    await first.write(record(3))
+                fenced.set()
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(write_until_cancelled())
+        await fenced.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    on_log(body)
