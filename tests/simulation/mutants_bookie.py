@@ -150,17 +150,6 @@ def damage_is_called_absence() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def absence_is_not_proved() -> Iterator[None]:
-    """#2908: what a damaged footer hides is called absent."""
-
-    async def believe(self: EntryReader, ledger_id: int, entry_id: int) -> None:
-        """Trust the lookup."""
-
-    with patch.object(EntryReader, "prove_absent", believe):
-        yield
-
-
-@contextlib.contextmanager
 def followers_get_what_is_not_confirmed() -> Iterator[None]:
     """Section 1.4: a follower is sent every entry that the bookie holds."""
     find = EntryReader.find_confirmed
@@ -182,7 +171,6 @@ def followers_get_what_is_not_confirmed() -> Iterator[None]:
 
 
 MUTANTS = (
-    absence_is_not_proved,
     adds_are_answered_before_they_are_durable,
     damage_is_called_absence,
     explicit_lacs_are_answered_before_they_are_durable,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -35,9 +36,8 @@ from dlcore.ledger.writer import LedgerWriter
 from tests.simulation.connections import SimBookieClient
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Set as AbstractSet
+    from collections.abc import Iterator
 
-    from dlcore.config import QuorumConfig
     from dlcore.ids import BookieId
     from dlcore.ledger.metadata import Ensemble
     from dlcore.ledger.services import LedgerServices
@@ -258,9 +258,10 @@ def recovery_asks_the_bookies_it_added() -> Iterator[None]:
         self._machine._ensemble = replace(self._machine._ensemble, bookies=changed)
         written_back(self, first_entry_id, last_entry_id)
 
+    one_at_a_time = partial(LedgerRecovery, read_ahead_max=1)
     with (
         patch.object(_Recoverer, "_on_written_back", follow_the_change),
-        patch.object(recovery_module, "READ_AHEAD_MAX", 1),
+        patch.object(recoverer_module, "LedgerRecovery", one_at_a_time),
     ):
         yield
 
@@ -281,17 +282,6 @@ def recovery_writes_back_to_one_bookie() -> Iterator[None]:
         return effects
 
     with patch.object(LedgerAppender, "_confirm", hasty):
-        yield
-
-
-@contextlib.contextmanager
-def coverage_ignores_striping() -> Iterator[None]:
-    """f373cb5976: coverage is counted over one write set where the ensemble is larger."""
-
-    def counted(quorum: QuorumConfig, known: AbstractSet[int]) -> bool:
-        return len(known) > quorum.write_quorum_size - quorum.ack_quorum_size
-
-    with patch.object(recovery_module, "is_covered", counted):
         yield
 
 
@@ -366,7 +356,6 @@ MUTANTS = (
     adds_carry_what_is_not_confirmed,
     a_lac_is_published_by_one_bookie,
     a_lac_read_asks_one_bookie,
-    coverage_ignores_striping,
     new_ensembles_start_at_the_lac,
     one_no_ends_the_ledger,
     recovery_asks_the_bookies_it_added,

@@ -88,14 +88,13 @@ def a_file_that_is_full_is_not_synced() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def marks_share_a_batch() -> Iterator[None]:
-    """Section 4.3: the proof that a batch was durable is written together with it."""
-    append = EntryLog._append
+def marks_are_not_written() -> Iterator[None]:
+    """Section 4.3: nothing proves that the last batch was durable, so damage looks like a crash."""
 
-    def together(self: EntryLog, *record: Any, is_apart: bool = False, **about: Any) -> Any:
-        return append(self, *record, **about)
+    def forget(self: EntryLog) -> None:
+        self.is_marked = True
 
-    with patch.object(EntryLog, "_append", together):
+    with patch.object(EntryLog, "append_mark", forget):
         yield
 
 
@@ -172,7 +171,7 @@ MUTANTS = (
     damage_is_taken_for_a_torn_tail,
     directories_are_not_synced,
     failed_syncs_are_tried_again,
-    marks_share_a_batch,
+    marks_are_not_written,
     replay_takes_one_sealed_file,
     the_last_batch_is_not_written_again,
 )
