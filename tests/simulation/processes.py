@@ -9,10 +9,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bookie.garbage_collector import GarbageCollector
 from bookie.memory_disk import MemoryDisk
 from bookie.registration import Registrar, confirm_identity, establish_identity
-from bookie.repair import Repairer
 from bookie.storage import LedgerStorage, StorageState
 from dlcore.errors import (
     BookieStorageError,
@@ -24,15 +22,15 @@ from dlcore.errors import (
     WrongIncarnationError,
 )
 from dlcore.ledger.digest import decode_frame
-from dlcore.ledger.store import LedgerStore
 from dlcore.metadata.port import Delete
 from tests.simulation.clients import SESSION_TIMEOUT_S, GatedStore
 from tests.simulation.connections import Reply, SimBookieClient, SimStream, Watch
+from tests.simulation.housekeeping import Housekeeping
 from tests.simulation.truth import InvariantViolatedError
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
     from bookie.config import StorageConfig
     from dlcore.clock import Clock
@@ -201,7 +199,20 @@ class SimBookie:
             return
         self._spawn(self._register(session, storage))
         if self._settings.maintenance_interval_s > 0:
-            self._keep_house(session, storage)
+            client = SimBookieClient(
+                self.name, network=self._network, bookies=self._peers, timeout_s=_PEER_TIMEOUT_S
+            )
+            house = Housekeeping(
+                storage,
+                session=session,
+                paths=self._paths,
+                cluster_id=self._settings.cluster_id,
+                interval_s=self._settings.maintenance_interval_s,
+                rng=self._rng,
+                note=self._note,
+            )
+            for work in house.works(cookie.bookie, client):
+                self._spawn(work)
 
     async def _open(
         self, disk: MemoryDisk, session: GatedStore
@@ -387,59 +398,6 @@ class SimBookie:
         self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._on_violation(error)
-
-    # Maintenance
-
-    def _keep_house(self, session: GatedStore, storage: LedgerStorage) -> None:
-        interval_s = self._settings.maintenance_interval_s
-        self._repeat(lambda: self.collect_garbage(session, storage), interval_s)
-        self._repeat(lambda: self._compact(storage), 2 * interval_s)
-        self._repeat(lambda: self._scrub(storage), 4 * interval_s)
-        assert self.bookie is not None
-        repairer = Repairer(
-            storage,
-            bookie=self.bookie,
-            ledgers=LedgerStore(session, self._paths),
-            client=SimBookieClient(
-                self.name, network=self._network, bookies=self._peers, timeout_s=_PEER_TIMEOUT_S
-            ),
-        )
-        self._spawn(repairer.run())
-
-    def _repeat(self, once: Callable[[], Awaitable[None]], interval_s: float) -> None:
-        async def repeat() -> None:
-            while True:
-                await asyncio.sleep(self._rng.uniform(0.5, 1.5) * interval_s)
-                try:
-                    await once()
-                except DLError as error:
-                    self._note(f"housekeeping failed: {type(error).__name__}: {error}")
-
-        self._spawn(repeat())
-
-    async def _compact(self, storage: LedgerStorage) -> None:
-        report = await storage.compact()
-        if report.files_compacted:
-            self._note(f"compacted {report.files_compacted} files")
-
-    async def _scrub(self, storage: LedgerStorage) -> None:
-        report = await storage.scrub()
-        if report.damaged_records or report.damaged_files or report.footers_made_again:
-            self._note(
-                f"scrub found {report.damaged_records} damaged records, damaged files "
-                f"{report.damaged_files}, made {report.footers_made_again} footers again"
-            )
-
-    async def collect_garbage(self, session: GatedStore, storage: LedgerStorage) -> None:
-        """Run one pass of garbage collection."""
-        session.hidden_paths = {self._paths.ledger(each) for each in storage.ledgers()}
-        report = await GarbageCollector(
-            storage, store=session, paths=self._paths, cluster_id=self._settings.cluster_id
-        ).collect()
-        if report.ledgers_deleted or report.files_deleted:
-            self._note(f"collected {report.ledgers_deleted} ledgers, {report.files_deleted} files")
-        if report.refused:
-            self._note(f"collects nothing: {report.refused}")
 
     # Requests
 

@@ -1,0 +1,96 @@
+"""What a simulated bookie does beside serving: the real garbage collection, compaction, repair."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from bookie.garbage_collector import GarbageCollector
+from bookie.repair import Repairer
+from dlcore.errors import DLError
+from dlcore.ledger.store import LedgerStore
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Awaitable, Callable, Coroutine
+
+    from bookie.storage import LedgerStorage
+    from dlcore.ids import BookieId
+    from dlcore.ledger.port import BookieClient
+    from dlcore.metadata.paths import NamespacePaths
+    from tests.simulation.clients import GatedStore
+
+
+class Housekeeping:
+    """The passes over one storage, for as long as its process lives.
+
+    Args:
+        interval_s: between passes of garbage collection; compaction and scrubbing are rarer.
+        note: takes what is worth a line of the trace.
+    """
+
+    def __init__(
+        self,
+        storage: LedgerStorage,
+        *,
+        session: GatedStore,
+        paths: NamespacePaths,
+        cluster_id: str,
+        interval_s: float,
+        rng: random.Random,
+        note: Callable[[str], None],
+    ) -> None:
+        self._storage = storage
+        self._session = session
+        self._paths = paths
+        self._cluster_id = cluster_id
+        self._interval_s = interval_s
+        self._rng = rng
+        self._note = note
+
+    def works(self, bookie: BookieId, client: BookieClient) -> list[Coroutine[Any, Any, None]]:
+        """Return what is to run beside the storage of `bookie`, each until it is cancelled."""
+        repairer = Repairer(
+            self._storage,
+            bookie=bookie,
+            ledgers=LedgerStore(self._session, self._paths),
+            client=client,
+        )
+        return [
+            self._repeat(self._collect_garbage, self._interval_s),
+            self._repeat(self._compact, 2 * self._interval_s),
+            self._repeat(self._scrub, 4 * self._interval_s),
+            repairer.run(),
+        ]
+
+    async def _repeat(self, once: Callable[[], Awaitable[None]], interval_s: float) -> None:
+        while True:
+            await asyncio.sleep(self._rng.uniform(0.5, 1.5) * interval_s)
+            try:
+                await once()
+            except DLError as error:
+                self._note(f"housekeeping failed: {type(error).__name__}: {error}")
+
+    async def _collect_garbage(self) -> None:
+        ledgers = self._storage.ledgers()
+        self._session.hidden_paths = {self._paths.ledger(each) for each in ledgers}
+        report = await GarbageCollector(
+            self._storage, store=self._session, paths=self._paths, cluster_id=self._cluster_id
+        ).collect()
+        if report.ledgers_deleted or report.files_deleted:
+            self._note(f"collected {report.ledgers_deleted} ledgers, {report.files_deleted} files")
+        if report.refused:
+            self._note(f"collects nothing: {report.refused}")
+
+    async def _compact(self) -> None:
+        report = await self._storage.compact()
+        if report.files_compacted:
+            self._note(f"compacted {report.files_compacted} files")
+
+    async def _scrub(self) -> None:
+        report = await self._storage.scrub()
+        if report.damaged_records or report.damaged_files or report.footers_made_again:
+            self._note(
+                f"scrub found {report.damaged_records} damaged records, damaged files "
+                f"{report.damaged_files}, made {report.footers_made_again} footers again"
+            )
