@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FOCUSED_SEEDS = 8
+RARE = {"recovery_reads_do_not_fence", "recovery_starts_at_the_lac_alone"}
+"""Too rare to be searched for in every test run: `make mutants` does."""
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +32,7 @@ def _quiet() -> Iterator[None]:
 
 
 @pytest.mark.timeout(1800)  # a search of all seeds takes minutes; most end at the first one
-@pytest.mark.parametrize("name", sorted(MUTANTS))
+@pytest.mark.parametrize("name", sorted(MUTANTS.keys() - RARE))
 def test_known_bugs_are_found(name: str) -> None:
     """A simulation that lets a known bug pass proves nothing about unknown ones."""
     hint = known_seeds().get(name, 0)
