@@ -90,7 +90,9 @@ class Auditor:
             await self._scan(lost)
             self._scan_due = self._loop.time() + self._config.audit_interval_s
             # The scan may have shown bookies that have no cookie any more.
-            _, again_s = await self._look()
+            lost, again_s = await self._look()
+            if not self._published.issuperset(lost):
+                return _LOOK_S_MIN
         until_scan_s = max(self._scan_due - self._loop.time(), 0.0)
         due_s = until_scan_s if again_s is None else min(again_s, until_scan_s)
         return max(due_s, _LOOK_S_MIN)
@@ -162,8 +164,7 @@ class Auditor:
             under_replicated += is_missing
             unknown += is_unknown
             if is_missing:
-                await self._repairs.publish(metadata.ledger_id, missing=())
-                self._on_publish()
+                await self._repairs.publish(metadata.ledger_id, missing=())  # found by its poll
         await self._repairs.write_last_check(
             ReplicaCheckRun(
                 started_ms=started_ms,

@@ -58,8 +58,11 @@ class Election:
             await self._store.create(
                 self._path, encode_office(self._office), ephemeral=True, make_parents=True
             )
-        except (NodeExistsError, MetadataConnectionError):
+        except NodeExistsError:
             return await self._is_ours()
+        except MetadataConnectionError:
+            if not await self._is_ours():
+                raise  # it was not even sent, perhaps: nothing would change to wait for
         return True
 
     async def _is_ours(self) -> bool:

@@ -28,7 +28,7 @@ from dlcore.errors import (
 from dlcore.ledger.metadata import LedgerState
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping, Sequence
+    from collections.abc import Collection, Coroutine, Mapping, Sequence
     from typing import Any
 
     from dlcore.autorecovery.check import Answer
@@ -75,6 +75,14 @@ class _Round:
     has_progressed: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Grace:
+    """Since when the owner of a last ensemble keeps each lost bookie; None: does not finish."""
+
+    tail: object
+    since: dict[BookieId | None, float]
+
+
 class LedgerRepairer:
     """Repairs ledgers, one call each; remembers since when a writer keeps a lost bookie."""
 
@@ -83,7 +91,7 @@ class LedgerRepairer:
         self._config = config
         self._copier = EntryCopier(services, config)
         self._loop = asyncio.get_running_loop()
-        self._tails: dict[int, tuple[object, float]] = {}  # by ledger: what was seen, since when
+        self._graces: dict[int, _Grace] = {}  # by ledger
         self._chosen: dict[tuple[int, int, BookieId], BookieId] = {}  # whom a copy was begun for
 
     async def repair(self, listed: ListedLedger) -> Outcome:
@@ -105,14 +113,17 @@ class LedgerRepairer:
                 return Outcome(reason="; ".join(turn.problems), retry_s=turn.retry_s)
         else:
             return Outcome(reason=f"it is not whole after {_ROUNDS_MAX} rounds")
-        self.forget(listed.entry.ledger_id)
+        self._graces.pop(listed.entry.ledger_id, None)
         return Outcome()
 
-    def forget(self, ledger_id: int) -> None:
-        """Forget what was remembered of a ledger."""
-        self._tails.pop(ledger_id, None)
-        for key in [each for each in self._chosen if each[0] == ledger_id]:
-            del self._chosen[key]
+    def forget_graces(self) -> None:
+        """Give every writer the whole grace again: what went on meanwhile was not seen."""
+        self._graces.clear()
+
+    def keep_only(self, ledger_ids: Collection[int]) -> None:
+        """Forget what was remembered of other ledgers."""
+        self._graces = {key: each for key, each in self._graces.items() if key in ledger_ids}
+        self._chosen = {key: each for key, each in self._chosen.items() if key[0] in ledger_ids}
 
     async def _decide(self, listed: ListedLedger) -> tuple[_Round, RepairPlan] | None:
         """Plan by what is there now; None if nothing is missing."""
@@ -146,7 +157,7 @@ class LedgerRepairer:
         if plan.lost_in_tail or plan.is_in_recovery:
             await self._attempt(turn, self._end_tail(turn, plan))
         else:
-            self._tails.pop(turn.metadata.ledger_id, None)
+            self._graces.pop(turn.metadata.ledger_id, None)
 
     async def _attempt(self, turn: _Round, step: Coroutine[Any, Any, bool]) -> None:
         """Do one step; one that cannot be done holds up no other."""
@@ -156,7 +167,8 @@ class LedgerRepairer:
             raise
         except (BookieError, LedgerError) as error:
             logger.info("repair ledger=%d: %s", turn.metadata.ledger_id, error)
-            turn.problems.append(str(error))
+            # An empty reason would mean that nothing is left to do.
+            turn.problems.append(str(error) or type(error).__name__)
 
     async def _refill(self, turn: _Round, refill: Refill) -> bool:
         await self._copy(turn, refill.fragment, ranges=refill.ranges, target=refill.bookie)
@@ -179,7 +191,7 @@ class LedgerRepairer:
         except LedgerReadError:
             raise  # a matter of the sources
         except (BookieError, LedgerError):
-            del self._chosen[key]  # another one may do better
+            self._chosen.pop(key, None)  # another one may do better
             raise
         if await self._swap(turn.metadata.ledger_id, replace, new):
             self._chosen.pop(key, None)
@@ -280,12 +292,7 @@ class LedgerRepairer:
         metadata = turn.metadata
         if metadata.state is LedgerState.OPEN:
             self._check_successor(turn, plan.lost_in_tail)
-        seen = (metadata.state, metadata.last_ensemble)
-        now = self._loop.time()
-        known = self._tails.get(metadata.ledger_id)
-        if known is None or known[0] != seen:
-            known = self._tails[metadata.ledger_id] = (seen, now)
-        left_s = known[1] + self._config.open_ledger_grace_s - now
+        left_s = self._grace_left_s(metadata, plan.lost_in_tail)
         lost = ", ".join(map(str, plan.lost_in_tail))
         what = f"{lost} lost" if lost else "recovery begun"
         if left_s > 0:
@@ -299,6 +306,18 @@ class LedgerRepairer:
         await self._services.client.recover_ledger(metadata.ledger_id)
         return True
 
+    def _grace_left_s(self, metadata: LedgerMetadata, lost: Sequence[BookieId]) -> float:
+        """Return what is left of the grace, which begins when the first of those was seen lost."""
+        now = self._loop.time()
+        tail = (metadata.state, metadata.last_ensemble)
+        known = self._graces.get(metadata.ledger_id)
+        since = {} if known is None or known.tail != tail else known.since
+        is_open = metadata.state is LedgerState.OPEN
+        awaited: Sequence[BookieId | None] = lost if is_open else (None,)
+        since = {each: since.get(each, now) for each in awaited}
+        self._graces[metadata.ledger_id] = _Grace(tail, since)
+        return min(since.values()) + self._config.open_ledger_grace_s - now
+
     def _check_successor(self, turn: _Round, lost: Sequence[BookieId]) -> None:
         """Fence no writer who could not replace the lost bookies: it may go on without them.
 
@@ -306,7 +325,7 @@ class LedgerRepairer:
         """
         members = turn.metadata.last_ensemble.bookies
         if not any(not i.read_only and i.bookie not in members for i in turn.infos):
-            self._tails.pop(turn.metadata.ledger_id, None)
+            self._graces.pop(turn.metadata.ledger_id, None)
             raise _nobody(turn, lost[0])
 
 

@@ -51,7 +51,7 @@ class Worker:
         self._wake = asyncio.Event()
 
     def look_now(self) -> None:
-        """Look at the list at once, and try what failed again: something changed."""
+        """Look at the list at once, and try what failed again: the bookies are not the same."""
         for retry in self._retries.values():
             retry.at = self._loop.time()
         self._wake.set()
@@ -63,17 +63,23 @@ class Worker:
             MetadataError: the store failed.
         """
         active: dict[asyncio.Task[None], int] = {}
+        queue: deque[int] = deque()
+        self._repairer.forget_graces()
+        look_at = self._loop.time()
         unsubscribe = self._services.store.watch(
             self._services.paths.bookies_available, self.look_now
         )
         try:
             while True:
-                self._wake.clear()
-                queue = deque(await self._list_due(active.values()))
+                # The list may be long: it is not read again for every ledger that is done.
+                if self._wake.is_set() or self._loop.time() >= look_at:
+                    self._wake.clear()
+                    queue = deque(await self._list_due(active.values()))
+                    look_at = self._loop.time() + self._config.poll_interval_s
                 while queue and len(active) < self._config.ledgers_at_once:
                     ledger_id = queue.popleft()
                     active[self._loop.create_task(self._repair_one(ledger_id))] = ledger_id
-                await self._wait(active)
+                await self._wait(active, until=look_at)
                 for task in [each for each in active if each.done()]:
                     del active[task]
                     task.result()
@@ -83,30 +89,25 @@ class Worker:
                 task.cancel()
             await asyncio.gather(*active, return_exceptions=True)
 
-    async def _wait(self, active: Collection[asyncio.Task[None]]) -> None:
+    async def _wait(self, active: Collection[asyncio.Task[None]], *, until: float) -> None:
         """Wait until a repair ended, somebody wakes us, or it is time to look again."""
         wake = self._loop.create_task(self._wake.wait())
         try:
             await asyncio.wait(
                 [*active, wake],
-                timeout=self._next_look_s(),
+                timeout=max(until - self._loop.time(), _LOOK_S_MIN),
                 return_when=asyncio.FIRST_COMPLETED,
             )
         finally:
             wake.cancel()
             await asyncio.gather(wake, return_exceptions=True)
 
-    def _next_look_s(self) -> float:
-        now = self._loop.time()
-        due_s = [retry.at - now for retry in self._retries.values() if retry.at > now]
-        return max(min([self._config.poll_interval_s, *due_s]), _LOOK_S_MIN)
-
     async def _list_due(self, active: Collection[int]) -> list[int]:
         listed = [each async for each in self._repairs.ledger_ids()]
         now = self._loop.time()
-        for ledger_id in set(self._retries).difference(listed):
-            del self._retries[ledger_id]
-            self._repairer.forget(ledger_id)
+        known = {*listed, *active}
+        self._retries = {each: retry for each, retry in self._retries.items() if each in known}
+        self._repairer.keep_only(known)
         due = [
             each
             for each in listed

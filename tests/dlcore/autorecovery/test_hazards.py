@@ -1,0 +1,201 @@
+"""Goal: rare conditions neither lose a finding nor load the store nor fence a writer too early.
+
+Method: each condition is made on the memory cluster, in virtual time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from dlcore.autorecovery.codec import Office, UnderReplicatedLedger, encode_office
+from dlcore.autorecovery.listing import ListedLedger, RepairList
+from dlcore.autorecovery.repair import LedgerRepairer
+from dlcore.config import QuorumConfig
+from dlcore.errors import BookieUnavailableError
+from dlcore.ids import BookieId
+from dlcore.ledger.metadata import LedgerState
+from tests.fixtures.ledger_cluster import PATHS, Cluster, TokenClock, run, write
+from tests.fixtures.ledgers import quorum_of
+from tests.fixtures.recovery import (
+    QUICK,
+    assert_whole,
+    listed,
+    lose,
+    metadata_of_ledger,
+    publish,
+    recovering,
+    register,
+    services_of,
+    unregister,
+    until,
+)
+
+
+def finding(ledger_id: int, *missing: BookieId) -> ListedLedger:
+    """Return a ledger as it is on the list."""
+    entry = UnderReplicatedLedger(ledger_id=ledger_id, missing=missing, since_ms=0)
+    return ListedLedger(entry, version=0)
+
+
+def test_a_failure_without_words_is_a_failure() -> None:
+    """A ledger whose repair failed stays on the list, whatever the error says of itself."""
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(quorum_of(3, 3, 3))
+        await write(writer, 10)
+        await writer.close()
+        member = cluster.member(writer, 1)
+        del member.entries(writer.ledger_id)[4]
+
+        def refuse(frame: bytes, *, is_recovery: bool) -> None:
+            raise BookieUnavailableError("")
+
+        member.add_entry = refuse  # type: ignore[method-assign]  # a bookie without words
+        services, _ = services_of(cluster)
+        outcome = await LedgerRepairer(services, QUICK).repair(finding(writer.ledger_id))
+        assert not outcome.is_done
+        assert outcome.reason == "BookieUnavailableError"
+
+    run(scenario)
+
+
+def test_a_long_list_is_not_read_again_for_every_ledger() -> None:
+    """The store is asked for the list some times, and not as often as there are ledgers."""
+
+    async def scenario(cluster: Cluster) -> None:
+        for _ in range(100):
+            writer = await cluster.client.create_ledger(QuorumConfig())
+            await writer.close()
+            await publish(cluster, writer.ledger_id)
+        asked: list[str] = []
+        async with recovering(cluster, replace(QUICK, poll_interval_s=10.0)) as store:
+            get_children = store.get_children
+
+            async def count(path: str) -> list[str] | None:
+                if path == PATHS.under_replicated:
+                    asked.append(path)
+                return await get_children(path)
+
+            store.get_children = count  # type: ignore[method-assign]  # counts
+
+            async def is_empty() -> bool:
+                return not await listed(cluster)
+
+            await until(is_empty)
+        assert len(asked) <= 5
+
+    run(scenario)
+
+
+def test_the_office_is_taken_also_after_a_lost_request() -> None:
+    """Nothing changes in the store when the request for it did not arrive."""
+
+    async def scenario(cluster: Cluster) -> None:
+        repairs = RepairList(cluster.store, PATHS, TokenClock())
+        value = encode_office(Office(owner="other", token="other"))
+        await cluster.store.create(PATHS.auditor, value, make_parents=True)
+        async with recovering(cluster) as store:
+            await asyncio.sleep(5)
+            store.lose_next_reply(applied=False)
+            await cluster.store.delete(PATHS.auditor)
+            await asyncio.sleep(60)
+            assert await repairs.read_auditor() is not None
+
+    run(scenario)
+
+
+def test_an_incarnation_that_was_replaced_is_lost_at_the_first_audit() -> None:
+    """Only the ledgers' metadata tells of it: its successor's cookie has taken its place."""
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(QuorumConfig())
+        await write(writer, 10)
+        metadata = await writer.close()
+        here = metadata.last_ensemble.bookies[0]
+        before = BookieId(here.name, "f" * 32)
+        stored = await cluster.store.get(PATHS.ledger(writer.ledger_id))
+        assert stored is not None
+        services, _ = services_of(cluster)
+        changed = metadata.with_replaced(first_entry_id=0, old=here, new=before)
+        await services.ledgers.write(changed, version=stored.version)
+        loop = asyncio.get_running_loop()
+        async with recovering(cluster, replace(QUICK, audit_interval_s=10_000.0)):
+
+            async def is_repaired() -> bool:
+                metadata = await metadata_of_ledger(cluster, writer.ledger_id)
+                return before not in metadata.last_ensemble.bookies
+
+            start = loop.time()
+            await until(is_repaired)
+            assert loop.time() - start < 100
+        await assert_whole(cluster, writer.ledger_id)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_each_lost_bookie_gives_the_writer_its_own_grace(is_paused: bool) -> None:
+    """One that was lost earlier and is back counts no more, nor does what was before a pause."""
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(QuorumConfig())
+        await write(writer, 10)
+        first, second = (cluster.member(writer, each).bookie.name for each in (0, 1))
+        loop = asyncio.get_running_loop()
+        repairs = RepairList(cluster.store, PATHS, TokenClock())
+        async with recovering(cluster):
+            await lose(cluster, first)
+
+            async def has_waited() -> bool:
+                entry = (await listed(cluster)).get(writer.ledger_id)
+                return entry is not None and "it is recovered in" in entry.reason
+
+            await until(has_waited)
+            await asyncio.sleep(QUICK.open_ledger_grace_s / 2)
+            if is_paused:
+                await repairs.set_paused(is_paused=True)
+                await asyncio.sleep(QUICK.open_ledger_grace_s)
+                since = loop.time()
+                await repairs.set_paused(is_paused=False)
+            else:
+                await publish(cluster, writer.ledger_id, second)
+                await unregister(cluster, second)
+                since = loop.time()
+                await register(cluster, first)
+
+            async def is_fenced() -> bool:
+                metadata = await metadata_of_ledger(cluster, writer.ledger_id)
+                return metadata.state is not LedgerState.OPEN
+
+            await until(is_fenced)
+            assert loop.time() - since >= QUICK.open_ledger_grace_s
+        await writer.abandon()
+
+    run(scenario)
+
+
+def test_a_ledger_that_is_at_work_is_not_forgotten_with_the_list() -> None:
+    """Somebody else took it off the list while a copy for it was about to fail."""
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(QuorumConfig())
+        await write(writer, 10)
+        before = await writer.close()
+        members = before.last_ensemble.bookies
+        (spare,) = (each for each in cluster.bookies.values() if each.bookie not in members)
+        services, _ = services_of(cluster)
+        repairer = LedgerRepairer(services, QUICK)
+
+        def refuse(frame: bytes, *, is_recovery: bool) -> None:
+            repairer.keep_only(())
+            raise BookieUnavailableError("gone")
+
+        spare.add_entry = refuse  # type: ignore[method-assign]  # at the worst moment
+        await lose(cluster, members[0].name)
+        outcome = await repairer.repair(finding(writer.ledger_id, members[0]))
+        assert "gone" in outcome.reason
+
+    run(scenario)
