@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FOCUSED_SEEDS = 8
-RARE = {"recovery_reads_do_not_fence", "recovery_starts_at_the_lac_alone"}
+RARE = {
+    "recovery_reads_do_not_fence",
+    "recovery_starts_at_the_lac_alone",
+    "recovery_takes_damage_for_noes",
+}
 """Too rare to be searched for in every test run: `make mutants` does."""
 
 
