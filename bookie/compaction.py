@@ -83,8 +83,9 @@ class _Needed(NamedTuple):
     """Entries without a newer copy, in the order of the file."""
     superseded_rows: NDArray[np.int64]
     """Entries with a newer copy."""
-    left_out: list[int]
-    """Ledgers that are proven deleted."""
+    left_out: set[int]
+    """Ledgers of which something is not copied, because they are proven deleted; more of them may
+    be found so while the pass goes on."""
 
 
 class Compactor:
@@ -164,7 +165,7 @@ class Compactor:
         await self._parts.log.flush()  # what is newer and counts must be durable
         needed = await self._needed(number, footer)
         await self._copy_entries(load, needed, report)
-        await self._copy_states(footer)
+        await self._copy_states(footer, needed)
         await self._parts.log.flush()
         if number not in self._parts.files:
             raise _Abandoned("it was dropped meanwhile")
@@ -180,12 +181,12 @@ class Compactor:
         columns = footer.columns()
         is_needed = np.zeros(len(columns.entry_ids), bool)
         is_superseded = np.zeros(len(columns.entry_ids), bool)
-        left_out = []
+        left_out = set()
         for position, (ledger_id, rows) in enumerate(footer.ledger_rows()):
             if position % _LEDGERS_AT_A_TIME == 0:
                 await asyncio.sleep(0)
             if not self._parts.is_live(ledger_id):
-                left_out.append(ledger_id)
+                left_out.add(ledger_id)
                 continue
             entry_ids = columns.entry_ids[rows]
             is_needed[rows] = True
@@ -243,22 +244,20 @@ class Compactor:
                     raise _Abandoned("it was dropped meanwhile")
                 if self._room_bytes() < size + load.footer_bytes:
                     raise _Abandoned("the disk filled up meanwhile")
-                damaged += await self._copy_chunk(file, chunk, report, only_verify=damaged > 0)
+                good, damaged_here = await self._read_chunk(file, chunk)
+                damaged += damaged_here
+                if not damaged:
+                    await self._write_chunk(good, needed, report)
                 await asyncio.sleep(size / self._config.bytes_per_second)
         finally:
             file.close()
         if damaged:
             raise BookieStorageError(f"{damaged} entries are damaged")
 
-    async def _copy_chunk(
-        self,
-        file: DiskFile,
-        chunk: list[Location],
-        report: CompactionReport,
-        *,
-        only_verify: bool,
-    ) -> int:
-        """Copy some entries durably; return how many of them are damaged."""
+    async def _read_chunk(
+        self, file: DiskFile, chunk: list[Location]
+    ) -> tuple[list[EntryFrame], int]:
+        """Return the intact entries of a chunk, and how many are damaged."""
         damaged = 0
         good: list[EntryFrame] = []
         for run in runs_of(chunk):
@@ -267,15 +266,20 @@ class Compactor:
                     good.append(found)
                 elif self._parts.reader.note_damaged(location):
                     damaged += 1
-        if only_verify or damaged:
-            return damaged
-        for frame in good:
+        return good, damaged
+
+    async def _write_chunk(
+        self, frames: list[EntryFrame], needed: _Needed, report: CompactionReport
+    ) -> None:
+        """Make copies, durably."""
+        for frame in frames:
             if self._parts.is_live(frame.ledger_id):
                 self._parts.log.copy_entry(frame)
                 report.bytes_copied += RECORD_HEADER_BYTES + len(frame.data)
+            else:
+                needed.left_out.add(frame.ledger_id)
         await self._parts.log.flush()
-        self._parts.damage.forget_copied((frame.ledger_id, frame.entry_id) for frame in good)
-        return 0
+        self._parts.damage.forget_copied((frame.ledger_id, frame.entry_id) for frame in frames)
 
     async def _lost_copies(self, number: int, needed: _Needed) -> NDArray[np.int64]:
         """Return the rows whose newer copies cannot be read: these are needed after all."""
@@ -296,7 +300,7 @@ class Compactor:
             await asyncio.sleep(size / self._config.bytes_per_second)
         return np.array(lost, np.int64)
 
-    async def _copy_states(self, footer: SealedIndex) -> None:
+    async def _copy_states(self, footer: SealedIndex, needed: _Needed) -> None:
         """Log again the fences and LACs that the files being written do not know."""
         for position, summary in enumerate(footer.summaries()):
             if position % _LEDGERS_AT_A_TIME == 0:
@@ -304,6 +308,7 @@ class Compactor:
                 await asyncio.sleep(0)
             ledger_id = summary.ledger_id
             if not self._parts.is_live(ledger_id):
+                needed.left_out.add(ledger_id)
                 continue
             unsealed = self._parts.log.unsealed_indexes()
             if summary.fenced and not any(each.is_fenced(ledger_id) for each in unsealed):

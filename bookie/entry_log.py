@@ -228,12 +228,14 @@ class EntryLog:
         self.is_marked = True
 
     def roll_from(self, number: int) -> None:
-        """Let the next record go to a new file, if the current one is `number`.
+        """Go on in a new file, if the current one is `number`.
 
         A file with a damaged record would not be opened again as the newest one, because that is
         read whole; once it is sealed it is known by its footer.
         """
-        self._roll_number = number
+        if number == self._current.index.number != self._roll_number and self._failure is None:
+            self._roll_number = number
+            self.append_mark()
 
     def durable_part(self, number: int) -> tuple[FileHeader, int, FileIndex] | None:
         """Return header, durable end and index of a file not yet sealed; None for any other."""

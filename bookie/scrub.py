@@ -93,6 +93,8 @@ class Scrubber:
         self._parts = parts
         self._config = config
         self._owner = owner
+        self._footer_lock = asyncio.Lock()
+        """Held by the one pass that makes a footer again; the other one must not."""
 
     async def mend_footers(self) -> None:
         """Make footers again that are known to be damaged, as far as their records are intact."""
@@ -146,6 +148,8 @@ class Scrubber:
             logger.warning("scrubbing: %s", error)
         if number not in self._parts.files:
             return True
+        if footer is not None:
+            self._parts.damage.footer_is_whole(number)
         columns = None if footer is None else footer.columns()
         start = header.size if header is not None else _first_record(columns, place.offset)
         part = _Part(
@@ -157,7 +161,9 @@ class Scrubber:
         damaged = report.damaged_records
         await self._scrub_records(file, part, report)
         if footer is None and header is not None and report.damaged_records == damaged:
-            await self._make_footer_again(file, part, report)
+            async with self._footer_lock:
+                if number in self._parts.damage.footers:
+                    await self._make_footer_again(file, part, report)
         return footer is not None and header is not None
 
     async def _header(self, number: int, file: DiskFile) -> FileHeader | None:

@@ -54,6 +54,8 @@ class SealedFiles:
         self._files: dict[int, _SealedFile] = {}
         self.stored_bytes = 0
         """Of all sealed files."""
+        self._undeleted: set[int] = set()
+        """Dropped, and perhaps still on the disk."""
 
     def __contains__(self, number: int) -> bool:
         return number in self._files
@@ -117,21 +119,31 @@ class SealedFiles:
         `ledger_ids` are all ledgers that the files say anything about.  The files are forgotten
         before anything is waited for, so that the caller's reasons hold.
 
+        Files that were dropped before and not deleted, because the caller was cancelled or the disk
+        refused, are deleted, too.
+
         Raises:
             BookieError: the log failed; after a restart the files may be there again.
         """
-        if not numbers:
-            return {}
+        dropped = self._forget(numbers, ledger_ids) if numbers else {}
+        doomed = sorted(self._undeleted)
+        if doomed:
+            await self._log.flush()
+            await self._disk.delete([file_name(number) for number in doomed])
+            self._undeleted.difference_update(doomed)
+            logger.info("dropped files=%s", doomed)
+        return dropped
+
+    def _forget(self, numbers: Collection[int], ledger_ids: Iterable[int]) -> dict[int, int]:
+        """Log files as garbage, and forget them; return their sizes."""
         dropped = {number: self._files.pop(number).size for number in sorted(numbers)}
         self.stored_bytes -= sum(dropped.values())
         self._log.append_garbage(list(dropped))
+        self._undeleted.update(dropped)
         for number in dropped:
             self._reader.forget(number)
         self._forget_spans(dropped, ledger_ids)
         self._damage.forget_files(dropped)
-        await self._log.flush()
-        await self._disk.delete([file_name(number) for number in dropped])
-        logger.info("dropped files=%s", list(dropped))
         return dropped
 
     def _forget_spans(self, numbers: Collection[int], ledger_ids: Iterable[int]) -> None:

@@ -440,6 +440,7 @@ class LedgerStorage:
                 raise LedgerFencedError(f"ledger {entry.ledger_id} is fenced")
             may_be_held = entry.entry_id <= state.last_entry_id
             if may_be_held and self._reader.find(entry.ledger_id, entry.entry_id) is not None:
+                self._ledger(entry.ledger_id)
                 return self._held.add_again(entry, is_recovery=is_recovery)
         self._check_room(len(frame), is_recovery=is_recovery)
         durable = self._log.append_entry(entry)
@@ -570,11 +571,19 @@ class LedgerStorage:
         self._timers[action] = asyncio.get_running_loop().call_later(delay_s, run)
 
     def _ledger(self, ledger_id: int) -> LedgerState:
-        """Return the ledger's state for a change to it; one thought deleted is in use again."""
+        """Return the ledger's state for a change to it; one thought deleted is in use again.
+
+        What the files say of the latter may be dropped already, so it is logged again.
+        """
         state = self._ledgers.get(ledger_id)
         if state is None:
             state = self._ledgers[ledger_id] = LedgerState()
-        state.is_deleted = False
+        elif state.is_deleted:
+            state.is_deleted = False
+            if state.fenced:
+                self._log.append_fence(ledger_id)
+            if state.last_add_confirmed != INVALID_ENTRY_ID:
+                self._log.copy_lac(ledger_id, state.last_add_confirmed)
         return state
 
     def _check_open(self) -> None:

@@ -86,8 +86,7 @@ class Upkeep:
         """
         async with self._compaction_lock:
             self._parts.log.check()
-            async with self._scrub_lock:
-                await self._scrubber.mend_footers()
+            await self._scrubber.mend_footers()
             return await self._compactor.run()
 
     async def scrub(self) -> ScrubReport:

@@ -1,0 +1,248 @@
+"""Upkeep that meets other upkeep: what one pass sees must not change what another promised."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bookie.config import CompactionConfig, GarbageConfig, ScrubConfig
+from bookie.disk import MemoryDisk
+from bookie.entry_log_format import file_name
+from dlcore.errors import BookieStorageError, LedgerFencedError
+from tests.fixtures.storage import make_frame, open_storage, small_config
+from tests.simulation.loop import run
+
+if TYPE_CHECKING:
+    from bookie.storage import LedgerStorage
+
+CONFIG = small_config(
+    file_bytes_max=2000,
+    batch_bytes_max=400,
+    garbage=GarbageConfig(age_ms=0, brake_count=100),
+    compact=CompactionConfig(bytes_per_second=10**9, floor_bytes=0),
+    scrub=ScrubConfig(bytes_per_second=10**9),
+)
+BIG = small_config(
+    file_bytes_max=3_000_000,
+    batch_bytes_max=100_000,
+    garbage=GarbageConfig(age_ms=0, brake_count=100),
+    compact=CompactionConfig(bytes_per_second=100_000, floor_bytes=0),
+)
+"""One chunk of copies takes 2.5 s."""
+DOOMED = 100
+
+
+def damage(disk: MemoryDisk, storage: LedgerStorage, ledger_id: int, entry_id: int) -> int:
+    """Change a byte of a stored frame, and return its file."""
+    found = storage._reader.find(ledger_id, entry_id)
+    assert found is not None
+    disk.flip(file_name(found.file_number), found.offset + found.size - 1, 0x20)
+    return found.file_number
+
+
+async def delete(storage: LedgerStorage, *ledger_ids: int) -> None:
+    """Prove ledgers deleted."""
+
+    async def is_deleted(ledger_id: int) -> bool:
+        return ledger_id in ledger_ids
+
+    for _ in range(2):
+        await storage.collect_garbage(is_deleted)
+
+
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_damage_elsewhere_does_not_keep_a_damaged_file_open(is_idle: bool) -> None:
+    """Goal: the newest file, which is read whole at a start, never keeps a damaged record.
+
+    Method: after the newest file's damage, that of a sealed one is met; then nothing is written any
+    more, or an entry.
+    """
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        config = small_config(file_bytes_max=9000)
+        async with open_storage(disk, config) as storage:
+            for entry_id in range(100):
+                await storage.add_entry(make_frame(1, entry_id))
+            storage._settle()
+            await storage._log.flush()
+            newest = damage(disk, storage, 1, 98)
+            assert newest not in storage._files
+            assert damage(disk, storage, 1, 2) in storage._files
+            for entry_id in (98, 2):
+                with pytest.raises(BookieStorageError):
+                    await storage.read_entry(1, entry_id, fence=False)
+            if not is_idle:
+                await storage.add_entry(make_frame(1, 100))
+        async with open_storage(disk, config) as storage:
+            assert newest in storage._files
+            assert await storage.read_entry(1, 97, fence=False) == make_frame(1, 97)
+
+    run(main())
+
+
+def test_a_ledger_deleted_and_used_again_within_a_pass_keeps_its_file() -> None:
+    """Goal: entries and fences that a pass left out are looked at again before the file goes.
+
+    Method: at each second of a slow pass, the ledgers are found deleted for some seconds.
+    """
+
+    async def main(deleted_at_s: float, for_s: float) -> bool:
+        disk = MemoryDisk()
+        async with open_storage(disk, BIG) as storage:
+            await storage.read_lac(2, fence=True)
+            for entry_id in range(60):
+                ledger_id = DOOMED if entry_id % 4 else 1
+                await storage.add_entry(make_frame(ledger_id, entry_id, b"x" * 50_000))
+            await delete(storage, DOOMED)
+            assert storage._files.numbers() == [1]
+            disk.latency_s = lambda: 0.5
+            passing = asyncio.create_task(storage.compact())
+            await asyncio.sleep(deleted_at_s)
+            is_copied = passing.done()
+            states = [storage._ledgers[ledger_id] for ledger_id in (1, 2)]
+            for state in states:
+                state.is_deleted = True
+            await asyncio.sleep(for_s)
+            is_over = 1 not in storage._files
+            for state in () if is_over else states:
+                state.is_deleted = False
+            await passing
+            if is_over:
+                return is_copied
+            disk.latency_s = None
+            for entry_id in range(0, 60, 4):
+                frame = await storage.read_entry(1, entry_id, fence=False)
+                assert frame == make_frame(1, entry_id, b"x" * 50_000)
+        async with open_storage(disk, BIG) as storage:
+            with pytest.raises(LedgerFencedError):
+                await storage.add_entry(make_frame(2, 0))
+        return False
+
+    for for_s in (1.0, 4.0):
+        seconds = itertools.count(1.0)
+        while not run(main(next(seconds), for_s))[0]:
+            pass
+
+
+def test_scrubbing_for_days_does_not_keep_compaction_from_freeing_space() -> None:
+    """Goal: the two overlap, also while a footer is damaged for good."""
+    config = small_config(
+        file_bytes_max=2000,
+        batch_bytes_max=400,
+        garbage=GarbageConfig(age_ms=0),
+        compact=CompactionConfig(bytes_per_second=10**9, floor_bytes=0),
+        scrub=ScrubConfig(bytes_per_second=1000),
+    )
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        async with open_storage(disk, config) as storage:
+            for entry_id in range(400):
+                await storage.add_entry(make_frame(1 if entry_id % 5 == 0 else DOOMED, entry_id))
+            files = storage._files.numbers()
+            await delete(storage, DOOMED)
+            bad = damage(disk, storage, 1, 0)
+            place = storage._reader.place(bad)
+            assert place is not None
+            disk.flip(file_name(bad), place.offset + 60, 0x20)
+            scrubbing = asyncio.create_task(storage.scrub())
+            await asyncio.sleep(5)
+            assert storage._damage.footers == {bad}
+            report = await storage.compact()
+            assert not scrubbing.done()
+            assert report.files_left_alone == [bad]
+            assert report.files_compacted == len(files) - 1
+            await scrubbing
+
+    run(main())
+
+
+def test_a_footer_that_failed_to_be_read_once_is_not_damaged_for_ever() -> None:
+    """Goal: its file is compacted as any other."""
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        async with open_storage(disk, CONFIG) as storage:
+            for entry_id in range(100):
+                await storage.add_entry(make_frame(1 if entry_id % 5 == 0 else DOOMED, entry_id))
+            await delete(storage, DOOMED)
+            storage._reader.let_go(1)
+            disk.read_error = "busy"
+            with pytest.raises(BookieStorageError):
+                await storage.read_entry(1, 0, fence=False)
+            assert storage._damage.footers == {1}
+            report = await storage.compact()
+            assert report.files_left_alone == []
+            assert 1 not in storage._files
+
+    run(main())
+
+
+def test_an_entry_added_again_revives_its_ledger() -> None:
+    """Goal: an add that is acknowledged keeps what it names, also if it was held already."""
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        async with open_storage(disk, CONFIG) as storage:
+            for entry_id in range(40):
+                await storage.add_entry(make_frame(1, entry_id))
+            storage._ledgers[1].is_deleted = True
+            await storage.add_entry(make_frame(1, 3), is_recovery=True)
+            await delete(storage)
+            assert await storage.read_entry(1, 3, fence=False) == make_frame(1, 3)
+
+    run(main())
+
+
+def test_what_a_ledger_used_again_is_told_holds_after_a_restart() -> None:
+    """Goal: fence and LAC are durable when they are answered, though their old file is gone.
+
+    Method: ledger 1's fence and LAC are in a file that only deleted ledgers need; an entry of it is
+    in another file, so that the ledger stays known.
+    """
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        async with open_storage(disk, CONFIG) as storage:
+            await storage.read_lac(1, fence=True)
+            storage.write_lac(1, 7)
+            for entry_id in range(20):
+                await storage.add_entry(make_frame(DOOMED, entry_id))
+            await storage.add_entry(make_frame(1, 0), is_recovery=True)
+            for entry_id in range(40):
+                await storage.add_entry(make_frame(2, entry_id))
+            await delete(storage, 1, DOOMED)
+            assert 1 not in storage._files
+            assert await storage.read_lac(1, fence=True) == 7
+        async with open_storage(disk, CONFIG) as storage:
+            assert await storage.read_lac(1, fence=False) == 7
+            with pytest.raises(LedgerFencedError):
+                await storage.add_entry(make_frame(1, 1))
+
+    run(main())
+
+
+def test_a_file_whose_deletion_was_cancelled_or_failed_is_deleted_later() -> None:
+    """Goal: the space of a dropped file comes back without a restart."""
+
+    async def main() -> None:
+        disk = MemoryDisk(latency_s=lambda: 1.0)
+        async with open_storage(disk, CONFIG) as storage:
+            for entry_id in range(40):
+                await storage.add_entry(make_frame(DOOMED, entry_id))
+            storage._ledgers[DOOMED].is_deleted = True
+            collecting = asyncio.create_task(delete(storage))
+            await asyncio.sleep(0.5)
+            assert storage._files.numbers() == []
+            assert file_name(1) in disk.names()
+            collecting.cancel()
+            await asyncio.wait([collecting])
+            assert file_name(1) in disk.names()
+            await delete(storage)
+            assert file_name(1) not in disk.names()
+
+    run(main())
