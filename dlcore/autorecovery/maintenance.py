@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dlcore.autorecovery.check import ReplicaCheck, check_ledger
 from dlcore.autorecovery.listing import RepairList
 from dlcore.autorecovery.replicas import ask_replicas, members_of
-from dlcore.errors import ConfigurationError, DecommissionError, LedgerNotFoundError, NoNodeError
+from dlcore.errors import (
+    ConfigurationError,
+    DecommissionError,
+    LedgerNotFoundError,
+    MetadataConnectionError,
+    NodeExistsError,
+    NoNodeError,
+)
 from dlcore.ledger.codec import decode_cookie
 from dlcore.ledger.metadata import LedgerState
+from dlcore.metadata.port import Create, Delete
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -19,10 +28,14 @@ if TYPE_CHECKING:
     from dlcore.autorecovery.codec import Office, ReplicaCheckRun, UnderReplicatedLedger
     from dlcore.autorecovery.services import RecoveryServices
     from dlcore.ids import BookieId
+    from dlcore.ledger.codec import BookieCookie
     from dlcore.ledger.metadata import LedgerMetadata
+    from dlcore.metadata.port import Op
 
 _POLL_S = 1.0
 _REASONS_SHOWN_MAX = 3
+_REASONS_SOUGHT_MAX = 100
+"""Most repairs fail for the same reason, if they do; each costs a read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +109,8 @@ class Maintenance:
 
         Raises:
             ConfigurationError: no bookie of that name is known.
-            DecommissionError: it is registered; or ledgers still need it after `timeout_s`.
+            DecommissionError: it is registered, or was set up anew meanwhile; or ledgers still need
+                it after `timeout_s`.
         """
         await self._require_stopped(name)
         cookie = await self._read_cookie(name)
@@ -112,9 +126,8 @@ class Maintenance:
             await self._publish(left)
             await self._wait_until_moved(name, dict(left), deadline=deadline, report=report)
             left = await self._ledgers_of(name)  # a writer may have chosen it meanwhile
-        await self._require_stopped(name)
         if cookie is not None:
-            await self._delete_cookie(name, version=cookie)
+            await self._delete_cookie(name, incarnation=cookie.incarnation)
         return moved
 
     async def _require_stopped(self, name: str) -> None:
@@ -125,24 +138,42 @@ class Maintenance:
                     "its registration is gone"
                 )
 
-    async def _read_cookie(self, name: str) -> int | None:
-        """Return the version of the bookie's cookie, if it has one."""
+    async def _read_cookie(self, name: str) -> BookieCookie | None:
         path = self._services.paths.cookie(name)
+        await self._services.store.sync(path)
         node = await self._services.store.get(path)
-        if node is None:
-            return None
-        decode_cookie(node.value, source=path)
-        return node.version
+        return None if node is None else decode_cookie(node.value, source=path)
 
-    async def _delete_cookie(self, name: str, *, version: int) -> None:
+    async def _delete_cookie(self, name: str, *, incarnation: str) -> None:
+        """Delete the cookie of that incarnation, if its bookie is still not registered."""
+        found = await self._read_cookie(name)
+        if found is None:
+            return  # deleted by somebody else
+        if found.incarnation != incarnation:
+            raise DecommissionError(
+                f"bookie {name} was set up anew as another incarnation, {found.incarnation}, while "
+                f"{incarnation} was decommissioned: its cookie stays"
+            )
+        store, paths = self._services.store, self._services.paths
+        places = (paths.bookie_available(name), paths.bookie_readonly(name))
+        # Registrations that can be made are not there; a transaction cannot ask in another way.
+        proof: list[Op] = [each for path in places for each in (Create(path), Delete(path))]
         try:
-            await self._services.store.delete(self._services.paths.cookie(name), version=version)
+            await store.multi([*proof, Delete(paths.cookie(name))])
+        except NodeExistsError:
+            raise DecommissionError(
+                f"bookie {name} was started meanwhile: stop it, and decommission it again"
+            ) from None
         except NoNodeError:
-            return  # by somebody else, or by us and the reply was lost
+            return  # deleted by somebody else
+        except MetadataConnectionError:
+            if await self._read_cookie(name) is not None:
+                raise
 
     async def _ledgers_of(self, name: str) -> dict[int, tuple[BookieId, ...]]:
         """Return the ledgers that refer to a bookie of that name, and by which incarnations."""
         found: dict[int, tuple[BookieId, ...]] = {}
+        await self._services.store.sync(self._services.paths.ledgers)
         async for ledger_id in self._services.ledgers.list_ledgers():
             members = await self._members_named(ledger_id, name)
             if members:
@@ -171,6 +202,7 @@ class Maintenance:
         loop = asyncio.get_running_loop()
         told = ""
         while True:
+            await self._require_stopped(name)  # auto-recovery leaves one that is back its places
             count = len(left)
             for ledger_id in list(left):
                 members = await self._members_named(ledger_id, name)
@@ -188,7 +220,6 @@ class Maintenance:
                 report(blocked)
                 told = blocked
             if loop.time() >= deadline:
-                await self._require_stopped(name)
                 raise DecommissionError(
                     f"{len(left)} ledgers still need bookie {name}: "
                     f"{blocked or 'auto-recovery is at work: try again'}"
@@ -202,7 +233,7 @@ class Maintenance:
         if await self._repairs.read_auditor() is None:
             return "no auto-recovery runs: start one with dlog autorecovery run"
         reasons: list[str] = []
-        for ledger_id in left:
+        for ledger_id in itertools.islice(left, _REASONS_SOUGHT_MAX):
             listed = await self._repairs.read(ledger_id)
             if listed is not None and listed.entry.reason:
                 reasons.append(f"ledger {ledger_id}: {listed.entry.reason}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +12,7 @@ from dlcore.autorecovery.listing import RepairList
 from dlcore.autorecovery.maintenance import Maintenance, is_replicated
 from dlcore.config import QuorumConfig
 from dlcore.errors import ConfigurationError, DecommissionError
+from dlcore.ids import BookieId
 from dlcore.ledger.codec import BookieCookie, encode_cookie
 from tests.fixtures.ledger_cluster import PATHS, Cluster, TokenClock, run, write
 from tests.fixtures.ledgers import quorum_of
@@ -22,11 +24,14 @@ from tests.fixtures.recovery import (
     recovering,
     register,
     services_of,
+    unregister,
     until,
 )
 
 if TYPE_CHECKING:
-    from dlcore.ids import BookieId
+    from collections.abc import Sequence
+
+    from dlcore.metadata.port import Op
 
 
 def maintenance_of(cluster: Cluster) -> Maintenance:
@@ -116,6 +121,87 @@ def test_a_decommission_says_what_blocks_it() -> None:
         with pytest.raises(ConfigurationError, match="no bookie of that name"):
             await operator.decommission(name, timeout_s=0, report=told.append)
         assert told[0] == f"1 ledgers refer to {name}"
+
+    run(scenario)
+
+
+async def stopped_bookie(cluster: Cluster) -> tuple[BookieId, int]:
+    """Return a bookie that is stopped and has a cookie, and a ledger that needs it."""
+    writer = await cluster.client.create_ledger(QuorumConfig())
+    await write(writer, 10)
+    await writer.close()
+    gone = cluster.member(writer, 0).bookie
+    await make_cookie(cluster, gone)
+    await lose(cluster, gone.name)
+    return gone, writer.ledger_id
+
+
+def test_a_decommission_ends_when_its_bookie_is_started_again() -> None:
+    """It would wait in vain: the list is for bookies that are gone."""
+
+    async def scenario(cluster: Cluster) -> None:
+        gone, _ = await stopped_bookie(cluster)
+        operator = maintenance_of(cluster)
+        waiting = asyncio.create_task(
+            operator.decommission(gone.name, timeout_s=10_000, report=lambda _: None)
+        )
+        await asyncio.sleep(5)
+        assert not waiting.done()
+        await register(cluster, gone.name)
+        start = asyncio.get_running_loop().time()
+        with pytest.raises(DecommissionError, match="stop it first"):
+            await waiting
+        assert asyncio.get_running_loop().time() - start < 10
+        assert await cluster.store.get(PATHS.cookie(gone.name)) is not None
+
+    run(scenario)
+
+
+def test_a_decommission_does_not_take_the_cookie_of_a_successor() -> None:
+    """An empty bookie of that name was set up while the ledgers moved."""
+
+    async def scenario(cluster: Cluster) -> None:
+        gone, _ = await stopped_bookie(cluster)
+        operator = maintenance_of(cluster)
+        waiting = asyncio.create_task(
+            operator.decommission(gone.name, timeout_s=10_000, report=lambda _: None)
+        )
+        await asyncio.sleep(5)
+        await cluster.store.delete(PATHS.cookie(gone.name))
+        cookie = await make_cookie(cluster, BookieId(gone.name, "f" * 32))
+        async with recovering(cluster):
+            with pytest.raises(DecommissionError, match=r"another incarnation.*f{32}"):
+                await waiting
+        assert await cluster.store.get(cookie) is not None
+
+    run(scenario)
+
+
+def test_a_cookie_is_deleted_only_while_its_bookie_is_not_registered() -> None:
+    """In one transaction: it may have been started after the last look."""
+
+    async def scenario(cluster: Cluster) -> None:
+        gone = cluster.bookies["A"].bookie
+        cookie = await make_cookie(cluster, gone)
+        await lose(cluster, gone.name)
+        services, store = services_of(cluster, "operator")
+        multi = store.multi
+
+        async def start_it_first(ops: Sequence[Op]) -> None:
+            if any(op.path == cookie for op in ops):
+                await register(cluster, gone.name)
+            await multi(ops)
+
+        store.multi = start_it_first  # type: ignore[method-assign]  # a race, at its worst moment
+        with pytest.raises(DecommissionError, match="was started meanwhile"):
+            await Maintenance(services).decommission(gone.name, timeout_s=0, report=lambda _: None)
+        assert await cluster.store.get(cookie) is not None
+        store.multi = multi  # type: ignore[method-assign]
+        await unregister(cluster, gone.name)
+        store.lose_next_reply(applied=True)
+        await Maintenance(services).decommission(gone.name, timeout_s=0, report=lambda _: None)
+        assert await cluster.store.get(cookie) is None
+        assert await cluster.store.get(PATHS.bookie_available(gone.name)) is None
 
     run(scenario)
 
