@@ -125,6 +125,8 @@ class StorageConfig:
     """An entry log file that would grow beyond this is sealed; only the last file is replayed."""
     file_entries_max: int = 500_000
     """Likewise by entries: the index of the unsealed file is in memory, 16 bytes for each."""
+    file_records_max: int = 1_000_000
+    """Likewise by records of any kind, LACs above all: each takes its time at replay."""
     batch_bytes_max: int = 8 * MIB
     """Most bytes of one gathered write and fdatasync; it bounds what one flush can delay."""
     in_flight_bytes_max: int = 64 * MIB
@@ -151,6 +153,7 @@ class StorageConfig:
     def __post_init__(self) -> None:
         for key in (
             "file_entries_max",
+            "file_records_max",
             "batch_bytes_max",
             "in_flight_bytes_max",
             "entry_size_bytes_max",

@@ -361,6 +361,7 @@ class EntryLog:
         is_full = (
             position.offset + size > self._config.file_bytes_max
             or current.index.entry_count >= self._config.file_entries_max
+            or position.sequence >= self._config.file_records_max
             or current.index.number == self._roll_number
         )
         if not is_full or position.sequence == 0:

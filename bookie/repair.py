@@ -119,11 +119,11 @@ class Repairer:
                     bookies[position], ledger_id=ledger_id, entry_id=entry_id, fence=False
                 )
                 decode_frame(frame, ledger_id=ledger_id, entry_id=entry_id)
+                await self._storage.repair_entry(frame)
             except DLError as error:
                 failures.append(f"{bookies[position]}: {type(error).__name__}: {error}")
-                continue
-            await self._storage.repair_entry(frame)
-            return
+            else:
+                return
         raise BookieStorageError(
             f"no other bookie gave it: {'; '.join(failures) or 'there is none'}"
         )

@@ -116,3 +116,20 @@ def test_many_lacs_share_a_flush() -> None:
             assert disk.steps == steps + 2
 
     run(main())
+
+
+def test_a_file_takes_only_so_many_lacs() -> None:
+    """Goal: what a start has to replay is bounded, also where hardly anything but LACs comes."""
+    config = small_config(file_bytes_max=1_000_000, file_records_max=100)
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        async with open_storage(disk, config) as storage:
+            for last_add_confirmed in range(1000):
+                storage.write_lac(1, last_add_confirmed)
+            await storage._log.flush()
+            assert len(storage._files.numbers()) == 9
+        async with open_storage(disk, config) as storage:
+            assert await storage.read_lac(1, fence=False) == 999
+
+    run(main())

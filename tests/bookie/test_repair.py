@@ -13,6 +13,7 @@ from bookie.disk import MemoryDisk
 from bookie.entry_log_format import file_name
 from bookie.repair import Repairer
 from dlcore.errors import BookieStorageError
+from dlcore.ledger.digest import encode_frame
 from dlcore.ledger.metadata import LedgerState
 from dlcore.ledger.store import LedgerStore
 from dlcore.metadata.binding import ensure_namespace
@@ -123,6 +124,28 @@ def test_a_bad_copy_is_not_taken_and_the_next_holder_is_asked() -> None:
                 await scene.meet(entry_id)
             await scene.until_mended()
             await scene.check(1, 2)
+
+    run(main())
+
+
+def test_a_holder_of_other_bytes_does_not_keep_the_next_from_being_asked() -> None:
+    """Goal: a whole frame that is not the one the damaged record speaks of is one peer's matter."""
+
+    async def main() -> None:
+        async with scene_of(metadata_of((0, "ABC"))) as scene:
+            other = encode_frame(
+                ledger_id=LEDGER_ID,
+                entry_id=1,
+                last_add_confirmed=-1,
+                ledger_bytes=7,
+                body=[b"another"],
+            )
+            scene.peers["B"].entries(LEDGER_ID)[1] = other
+            scene.damage(1)
+            await scene.meet(1)
+            assert await scene.until_mended() < 1.0
+            await scene.check(1)
+            assert [scene.peers[name].requests for name in "BC"] == [1, 1]
 
     run(main())
 

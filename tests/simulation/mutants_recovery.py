@@ -16,7 +16,6 @@ from dlcore.autorecovery.repair import LedgerRepairer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from bookie.index import SealedIndex
     from dlcore.autorecovery.check import Fragment
 
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 def compaction_forgets_fences_and_lacs() -> Iterator[None]:
     """BOOKKEEPER-815: only entries are moved out of a file that is compacted."""
 
-    async def forget(self: Compactor, footer: SealedIndex) -> None:
+    async def forget(self: Compactor, *about: Any) -> None:
         """Copy nothing."""
 
     with patch.object(Compactor, "_copy_states", forget):
