@@ -8,7 +8,7 @@ provisional cookie first, so that an interrupted first start can be finished by 
 The registration is an ephemeral node with the address, the rack and the disk's space.  It is
 discovery only: safety never rests on it.  `Registrar` keeps it true through lost sessions and
 changes between writable and read-only.  A change of space is set in the node's place, so that the
-bookie is registered all the while.
+bookie is registered all the while.  A bookie whose cookie was deleted is not registered again.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from dlcore.errors import (
     MetadataConnectionError,
     MetadataError,
     NodeExistsError,
+    NoNodeError,
 )
 from dlcore.ledger.codec import (
     BookieCookie,
@@ -35,7 +36,7 @@ from dlcore.ledger.codec import (
     encode_cookie,
     encode_registration,
 )
-from dlcore.metadata.port import Create, Delete, Op, SessionState
+from dlcore.metadata.port import ANY_VERSION, Check, Create, Delete, Op, SessionState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -181,7 +182,8 @@ class Registrar:
     Args:
         store: the session whose ephemeral nodes are used.
         rack: where the bookie stands.
-        on_conflict: called once if another process took this bookie's registration over.
+        on_conflict: called once if another process took this bookie's registration over, or if it
+            was decommissioned.
     """
 
     def __init__(
@@ -202,6 +204,7 @@ class Registrar:
         self._on_conflict = on_conflict
         self._available = paths.bookie_available(bookie.name)
         self._readonly = paths.bookie_readonly(bookie.name)
+        self._cookie = paths.cookie(bookie.name)
         self._is_read_only = False
         self._session_token: str | None = None  # of the session in which the node was made
         self._may_differ = asyncio.Event()
@@ -304,8 +307,13 @@ class Registrar:
                 # What our node says may change while it stays; another session's would vanish.
                 await self._store.put(wanted, value, version=node.version)
                 return
-        ops: list[Op] = [Delete(path, node.version) for path, node in found.items()]
-        await self._store.multi([*ops, Create(wanted, value, ephemeral=True)])
+        ops: list[Op] = [Check(self._cookie, ANY_VERSION)]
+        ops += [Delete(path, node.version) for path, node in found.items()]
+        try:
+            await self._store.multi([*ops, Create(wanted, value, ephemeral=True)])
+        except NoNodeError:
+            await self._check_cookie()
+            raise
         self._session_token = session_token
         logger.info(
             "registered bookie=%s address=%s rack=%s read_only=%s",
@@ -314,6 +322,16 @@ class Registrar:
             self._rack,
             self._is_read_only,
         )
+
+    async def _check_cookie(self) -> None:
+        await self._store.sync(self._cookie)
+        if await self._store.get(self._cookie) is None:
+            # New entries would be lost with the next start, which is refused.
+            raise ConfigurationError(
+                f"bookie {self._bookie} has no cookie {self._cookie} in the cluster: it was "
+                "decommissioned; to start it as a new and empty bookie, move the content of its "
+                "folder away"
+            )
 
     def _check_own(self, path: str, node: Versioned) -> None:
         """Accept only a node of this incarnation: a previous session's or process's, or our own."""

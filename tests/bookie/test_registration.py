@@ -20,8 +20,10 @@ from dlcore.errors import (
 )
 from dlcore.ids import BookieId
 from dlcore.ledger.codec import (
+    BookieCookie,
     BookieRegistration,
     decode_registration,
+    encode_cookie,
     encode_registration,
 )
 from dlcore.metadata.binding import ensure_namespace
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bookie.disk_port import Disk
-    from dlcore.ledger.codec import BookieCookie
 
 PATHS = NamespacePaths("/dlog")
 CLOCK = SystemClock()
@@ -46,6 +47,15 @@ async def connect() -> tuple[MemoryTree, MemoryStore, str]:
     tree = MemoryTree()
     store = tree.connect()
     return tree, store, (await ensure_namespace(store, PATHS, CLOCK)).cluster_id
+
+
+async def make_cookie(store: MemoryStore) -> str:
+    """Give `BOOKIE` its cookie in the cluster; return its path."""
+    cookie = BookieCookie(
+        name=BOOKIE.name, incarnation=BOOKIE.incarnation, cluster_id="c", created_ms=0
+    )
+    await store.create(PATHS.cookie(BOOKIE.name), encode_cookie(cookie))
+    return PATHS.cookie(BOOKIE.name)
 
 
 async def boot(disk: Disk, store: MemoryStore, cluster_id: str, name: str) -> BookieCookie:
@@ -237,6 +247,7 @@ def test_a_registration_moves_with_the_state_and_goes_with_the_bookie() -> None:
 
     async def scenario() -> None:
         tree, store, _ = await connect()
+        await make_cookie(store)
         one = Registered(tree)
         await one.registrar.register(is_read_only=False, patience_s=0)
         assert await one.where() == (ADDRESS, "")
@@ -253,11 +264,38 @@ def test_a_registration_moves_with_the_state_and_goes_with_the_bookie() -> None:
     run(scenario())
 
 
+def test_a_bookie_without_a_cookie_is_not_registered() -> None:
+    """It was decommissioned before it registered, or while its session was lost."""
+
+    async def scenario() -> None:
+        tree, store, _ = await connect()
+        one = Registered(tree)
+        with pytest.raises(ConfigurationError, match=r"has no cookie .*decommissioned"):
+            await one.registrar.register(is_read_only=False, patience_s=0)
+        cookie = await make_cookie(store)
+        await one.registrar.register(is_read_only=False, patience_s=0)
+        await store.delete(cookie)
+        one.store.expire()
+
+        async def has_stopped() -> bool:
+            return bool(one.conflicts)
+
+        await until_async(has_stopped)
+        assert "decommissioned" in str(one.conflicts[0])
+        assert await one.where() == ("", "")
+        await one.registrar.aclose()
+        await one.store.aclose()
+        await store.aclose()
+
+    run(scenario())
+
+
 def test_a_registration_survives_its_session() -> None:
     """Expire the session, seen at once and seen late; lose a reply; delete the node by hand."""
 
     async def scenario() -> None:
         tree, store, _ = await connect()
+        await make_cookie(store)
         one = Registered(tree)
         await one.registrar.register(is_read_only=False, patience_s=0)
         one.store.expire()
@@ -283,6 +321,7 @@ def test_the_node_of_the_session_before_is_replaced_and_outlives_it() -> None:
 
     async def scenario() -> None:
         tree, store, _ = await connect()
+        await make_cookie(store)
         killed = Registered(tree, address="127.0.0.1:4000")
         await killed.registrar.register(is_read_only=True, patience_s=0)
         one = Registered(tree)
@@ -306,6 +345,7 @@ def test_a_restart_on_the_same_port_does_not_lean_on_the_old_session() -> None:
 
     async def scenario() -> None:
         tree, store, _ = await connect()
+        await make_cookie(store)
         killed, one = Registered(tree), Registered(tree)
         await killed.registrar.register(is_read_only=False, patience_s=0)
         await one.registrar.register(is_read_only=False, patience_s=0)
@@ -324,6 +364,7 @@ def test_a_change_of_space_never_unregisters() -> None:
 
     async def scenario() -> None:
         tree, store, _ = await connect()
+        await make_cookie(store)
         one = Registered(tree)
         one.registrar.set_space(DiskSpace(free_bytes=70, total_bytes=100))
         await one.registrar.register(is_read_only=False, patience_s=0)
@@ -364,6 +405,7 @@ def test_a_lost_reply_to_a_change_of_space_is_harmless() -> None:
 
     async def scenario() -> None:
         tree, store, _ = await connect()
+        await make_cookie(store)
         one = Registered(tree)
         await one.registrar.register(is_read_only=False, patience_s=0)
 
@@ -392,6 +434,7 @@ def test_another_incarnation_under_the_name_is_waited_out_or_refused() -> None:
 
     async def scenario() -> None:
         tree, store, _ = await connect()
+        await make_cookie(store)
         other = tree.connect()
         value = encode_registration(
             BookieRegistration(name=BOOKIE.name, incarnation="9" * 32, address="127.0.0.1:1")
