@@ -117,9 +117,19 @@ class RepairList:
                 for low in await self._store.get_children(f"{root}/{high}/{middle}") or ():
                     yield self._paths.ledger_id_of(high, middle, low)
 
-    async def note_failure(self, listed: ListedLedger, reason: str) -> int | None:
-        """Write down why a repair did not finish; return the version, or None if it changed."""
-        entry = replace(listed.entry, attempts=listed.entry.attempts + 1, reason=reason)
+    async def note_failure(
+        self, listed: ListedLedger, reason: str, *, missing: Collection[BookieId] | None = None
+    ) -> int | None:
+        """Write down why a repair did not finish; return the version, or None if it changed.
+
+        `missing` is who is still lost: who came back has the whole delay again the next time.
+        """
+        entry = replace(
+            listed.entry,
+            missing=listed.entry.missing if missing is None else tuple(sorted(missing)),
+            attempts=listed.entry.attempts + 1,
+            reason=reason,
+        )
         path = self._paths.under_replicated_ledger(entry.ledger_id)
         try:
             return await self._store.put(

@@ -208,7 +208,9 @@ class Maintenance:
                 members = await self._members_named(ledger_id, name)
                 if not members:
                     del left[ledger_id]
-                elif await self._repairs.read(ledger_id) is None:
+                    continue
+                listed = await self._repairs.read(ledger_id)
+                if listed is None or not set(members).issubset(listed.entry.missing):
                     # Whoever took it off the list found the bookie registered again for a moment.
                     await self._repairs.publish(ledger_id, missing=members)
             if not left:

@@ -50,11 +50,12 @@ _ROUNDS_MAX = 20
 class Outcome:
     """Why the ledger does not have all its replicas yet; empty: it has.
 
-    `retry_s` is when to try again, if that is known.
+    `retry_s` is when to try again, and `missing` who is still lost, if that is known.
     """
 
     reason: str = ""
     retry_s: float | None = None
+    missing: tuple[BookieId, ...] | None = None
 
     @property
     def is_done(self) -> bool:
@@ -110,7 +111,11 @@ class LedgerRepairer:
             except LedgerNotFoundError:
                 break  # deleted: there is nothing to keep
             if not turn.has_progressed:
-                return Outcome(reason="; ".join(turn.problems), retry_s=turn.retry_s)
+                return Outcome(
+                    reason="; ".join(turn.problems),
+                    retry_s=turn.retry_s,
+                    missing=tuple(sorted(turn.lost)),
+                )
         else:
             return Outcome(reason=f"it is not whole after {_ROUNDS_MAX} rounds")
         self._graces.pop(listed.entry.ledger_id, None)

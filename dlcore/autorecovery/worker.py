@@ -141,7 +141,7 @@ class Worker:
         if not outcome.is_done:
             logger.info("not repaired ledger=%d: %s", ledger_id, outcome.reason)
             self._back_off(ledger_id, outcome)
-            await self._repairs.note_failure(listed, outcome.reason)
+            await self._repairs.note_failure(listed, outcome.reason, missing=outcome.missing)
         elif await self._repairs.remove(listed):
             self._retries.pop(ledger_id, None)
             logger.info("repaired ledger=%d", ledger_id)

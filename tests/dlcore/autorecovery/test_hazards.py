@@ -199,3 +199,44 @@ def test_a_ledger_that_is_at_work_is_not_forgotten_with_the_list() -> None:
         assert "gone" in outcome.reason
 
     run(scenario)
+
+
+def test_a_bookie_that_is_back_is_not_kept_on_the_list() -> None:
+    """The ledger stays there for another reason; the next absence is judged like the first."""
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(QuorumConfig())
+        await write(writer, 10)
+        before = await writer.close()
+        first, second, third = (cluster.member(writer, each) for each in range(3))
+        await lose(cluster, first.bookie.name)
+        lost = [each.entries(writer.ledger_id).pop(4) for each in (second, third)]
+        async with recovering(cluster):
+
+            async def has_tried() -> bool:
+                entry = (await listed(cluster)).get(writer.ledger_id)
+                return entry is not None and bool(entry.missing) and "entry 4" in entry.reason
+
+            await until(has_tried)
+            held = first.entries(writer.ledger_id).pop(4)
+            await register(cluster, first.bookie.name)
+
+            async def is_off() -> bool:
+                return not (await listed(cluster))[writer.ledger_id].missing
+
+            await until(is_off)
+            await unregister(cluster, first.bookie.name)
+            for each, frame in zip((second, third), lost, strict=True):
+                each.entries(writer.ledger_id)[4] = frame
+            await asyncio.sleep(QUICK.lost_bookie_delay_s / 2)
+            assert await metadata_of_ledger(cluster, writer.ledger_id) == before
+            first.entries(writer.ledger_id)[4] = held
+            await register(cluster, first.bookie.name)
+
+            async def is_empty() -> bool:
+                return not await listed(cluster)
+
+            await until(is_empty)
+        assert await metadata_of_ledger(cluster, writer.ledger_id) == before
+
+    run(scenario)
