@@ -194,7 +194,7 @@ class LedgerReader:
         if self._ledgers is None:
             return False
         try:
-            stored = await self._ledgers.read(self._metadata.ledger_id)
+            stored = await self._ledgers.read(self._metadata.ledger_id, fresh=True)
         except MetadataError as error:
             logger.warning("metadata not refreshed ledger=%d: %s", self._metadata.ledger_id, error)
             return False

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dlcore.ledger.reader import LedgerReader
+    from dlcore.metadata.port import Versioned
 
 from tests.fixtures.ledger_cluster import (
     CONFIG,
+    PATHS,
     Cluster,
     TokenClock,
     bodies,
@@ -170,6 +172,35 @@ def test_a_stale_reader_looks_at_the_metadata_after_a_failure() -> None:
             cluster.member(writer, position).stop()
         await write(writer, 4)
         await writer.close()
+        assert await read_all(stale, 0, 3) == bodies(0, 3)
+
+    run(scenario)
+
+
+def test_a_stale_reader_asks_no_server_that_is_behind() -> None:
+    """A server of the metadata store may know as little of the move as the reader."""
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(quorum_of(2, 2, 2))
+        stale = cluster.client.open_ledger_of(writer.metadata)
+        path = PATHS.ledger(writer.ledger_id)
+        behind = await cluster.store.get(path)
+        assert behind is not None
+        for position in (0, 1):
+            cluster.member(writer, position).stop()
+        await write(writer, 4)
+        await writer.close()
+        get, sync, synced = cluster.store.get, cluster.store.sync, []
+
+        async def get_behind(asked: str) -> Versioned | None:
+            return behind if asked == path and not synced else await get(asked)
+
+        async def catch_up(asked: str) -> None:
+            await sync(asked)
+            synced.append(asked)
+
+        cluster.store.get = get_behind  # type: ignore[method-assign]  # a server that is behind
+        cluster.store.sync = catch_up  # type: ignore[method-assign]
         assert await read_all(stale, 0, 3) == bodies(0, 3)
 
     run(scenario)
