@@ -183,21 +183,22 @@ def test_a_stale_reader_asks_no_server_that_is_behind() -> None:
     async def scenario(cluster: Cluster) -> None:
         writer = await cluster.client.create_ledger(quorum_of(2, 2, 2))
         stale = cluster.client.open_ledger_of(writer.metadata)
-        path = PATHS.ledger(writer.ledger_id)
-        behind = await cluster.store.get(path)
+        ledger = PATHS.ledger(writer.ledger_id)
+        behind = await cluster.store.get(ledger)
         assert behind is not None
         for position in (0, 1):
             cluster.member(writer, position).stop()
         await write(writer, 4)
         await writer.close()
-        get, sync, synced = cluster.store.get, cluster.store.sync, []
+        get, sync = cluster.store.get, cluster.store.sync
+        synced: list[str] = []
 
-        async def get_behind(asked: str) -> Versioned | None:
-            return behind if asked == path and not synced else await get(asked)
+        async def get_behind(path: str) -> Versioned | None:
+            return behind if path == ledger and not synced else await get(path)
 
-        async def catch_up(asked: str) -> None:
-            await sync(asked)
-            synced.append(asked)
+        async def catch_up(path: str) -> None:
+            await sync(path)
+            synced.append(path)
 
         cluster.store.get = get_behind  # type: ignore[method-assign]  # a server that is behind
         cluster.store.sync = catch_up  # type: ignore[method-assign]
