@@ -103,6 +103,11 @@ class HeldEntries:
         self._replacements[key] = durable = parts.log.append_entry(entry)
         state.is_deleted = False
         state.note_entry(entry.entry_id, entry.last_add_confirmed)
-        durable.add_done_callback(lambda _: self._replacements.pop(key, None))
+
+        def on_done(done: asyncio.Future[None]) -> None:
+            self._replacements.pop(key, None)
+            done.exception()  # retrieved, also when whoever asked was cancelled
+
+        durable.add_done_callback(on_done)
         await asyncio.shield(durable)
         parts.damage.forget_entry(entry.ledger_id, entry.entry_id, is_repaired=True)

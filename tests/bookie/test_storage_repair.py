@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from typing import TYPE_CHECKING
 
 import pytest
 
 from bookie.config import CompactionConfig, GarbageConfig
 from bookie.disk import MemoryDisk
 from bookie.entry_log_format import file_name
+from bookie.storage import LedgerStorage
+from dlcore.clock import SystemClock
 from dlcore.errors import (
     BadRequestError,
     BookieError,
@@ -21,9 +22,7 @@ from dlcore.errors import (
 )
 from tests.fixtures.aio import run
 from tests.fixtures.storage import make_frame, open_storage, read_all, small_config
-
-if TYPE_CHECKING:
-    from bookie.storage import LedgerStorage
+from tests.simulation.loop import run as run_virtually
 
 CONFIG = small_config(
     file_bytes_max=2000,
@@ -293,3 +292,25 @@ def test_the_list_of_damage_is_bounded() -> None:
             assert storage.damaged_entries() == [(1, 3), (1, 4)]
 
     run(main())
+
+
+def test_a_replacement_that_nobody_waits_for_may_fail() -> None:
+    """Goal: an add that was cancelled leaves nothing behind that somebody must look at.
+
+    Method: the virtual loop fails a run in which an error was never looked at.
+    """
+
+    async def main() -> None:
+        disk = MemoryDisk(latency_s=lambda: 1.0)
+        storage = await LedgerStorage.open(disk, CONFIG, clock=SystemClock())
+        await storage.add_entry(make_frame(1, 0))
+        damage(disk, storage, 0)
+        add = storage.add_entry(make_frame(1, 0))
+        while not storage._held._replacements:  # noqa: ASYNC110  # virtual time
+            await asyncio.sleep(0.1)
+        add.cancel()
+        await asyncio.wait([add])
+        disk.crash()
+        await storage.aclose()
+
+    run_virtually(main())
