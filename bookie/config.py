@@ -136,7 +136,7 @@ class StorageConfig:
     """Most frame bytes of one follow update (one frame is always let through)."""
     open_files_max: int = 128
     """Sealed files kept open."""
-    footer_bytes_max: int = 128 * MIB
+    footer_bytes_max: int = 48 * MIB
     """Footers of sealed files kept in memory, 16 bytes for each of their entries."""
     damaged_entries_max: int = 10_000
     """Entries known to be damaged and waiting for repair; more are found again later."""
