@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -40,7 +41,7 @@ from dlcore.errors import BookieStorageError
 from dlcore.ledger.digest import EntryFrame
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -182,17 +183,28 @@ class Compactor:
         is_needed = np.zeros(len(columns.entry_ids), bool)
         is_superseded = np.zeros(len(columns.entry_ids), bool)
         left_out = set()
-        for position, (ledger_id, rows) in enumerate(footer.ledger_rows()):
+        ledgers = list(footer.ledger_rows())
+        newer_files: dict[int, array[int]] = {}
+        for position, (ledger_id, rows) in enumerate(ledgers):
             if position % _LEDGERS_AT_A_TIME == 0:
                 await asyncio.sleep(0)
             if not self._parts.is_live(ledger_id):
                 left_out.add(ledger_id)
                 continue
             entry_ids = columns.entry_ids[rows]
+            if not len(entry_ids):
+                continue
             is_needed[rows] = True
             is_needed[rows][:-1] = entry_ids[:-1] != entry_ids[1:]  # the last copy counts
-            for newer in self._newer_copies(ledger_id, number, entry_ids):
-                is_superseded[rows] |= np.isin(entry_ids, np.array(newer.entry_ids))
+            for entries in self._unsealed_copies(ledger_id, entry_ids):
+                is_superseded[rows] |= np.isin(entry_ids, np.array(entries.entry_ids))
+            state = self._parts.ledgers[ledger_id]
+            for _, newer in state.files_between(int(entry_ids[0]), int(entry_ids[-1])):
+                if newer > number:
+                    newer_files.setdefault(newer, array("I")).append(position)
+        for newer, positions in sorted(newer_files.items()):
+            parts = (ledgers[position] for position in positions)
+            await self._note_superseded(newer, parts, columns, is_superseded)
         kept = np.flatnonzero(is_needed & ~is_superseded)
         return _Needed(
             columns,
@@ -201,27 +213,37 @@ class Compactor:
             left_out,
         )
 
-    def _newer_copies(
-        self, ledger_id: int, number: int, entry_ids: NDArray[np.int64]
+    def _unsealed_copies(
+        self, ledger_id: int, entry_ids: NDArray[np.int64]
     ) -> Iterator[LedgerEntries]:
-        """Return what newer files hold of the ledger, if it may be some of `entry_ids`."""
-        if not len(entry_ids):
-            return
-        first, last = int(entry_ids[0]), int(entry_ids[-1])
+        """Return what the files being written hold of the ledger, if it may be `entry_ids`."""
         for index in self._parts.log.unsealed_indexes():
             entries = index.entries(ledger_id)
             if entries is None or not len(entries.entry_ids):
                 continue
-            if entries.entry_ids[0] <= last and entries.entry_ids[-1] >= first:
+            if entries.entry_ids[0] <= entry_ids[-1] and entries.entry_ids[-1] >= entry_ids[0]:
                 yield entries
-        for _, newer in self._parts.ledgers[ledger_id].files_between(first, last):
-            if newer > number:
-                try:
-                    entries = self._parts.reader.footer(newer).entries(ledger_id)
-                except BookieStorageError:
-                    continue  # a copy that cannot be found counts for nothing
-                if entries is not None:
-                    yield entries
+
+    async def _note_superseded(
+        self,
+        newer: int,
+        ledgers: Iterable[tuple[int, slice]],
+        columns: EntryColumns,
+        is_superseded: NDArray[np.bool_],
+    ) -> None:
+        """Note which of the entries of `ledgers`, each with its rows, a newer file holds, too."""
+        try:
+            footer = await self._parts.reader.read_footer(newer)
+        except BookieStorageError:
+            return  # a copy that cannot be found counts for nothing
+        if footer is None:
+            return
+        for position, (ledger_id, rows) in enumerate(ledgers, 1):
+            entries = footer.entries(ledger_id)
+            if entries is not None:
+                is_superseded[rows] |= np.isin(columns.entry_ids[rows], entries.entry_ids)
+            if position % _LEDGERS_AT_A_TIME == 0:
+                await asyncio.sleep(0)
 
     # Copying
 

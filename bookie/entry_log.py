@@ -33,7 +33,7 @@ from bookie.replay import WritePosition, note_newest
 from dlcore.errors import BookieStorageError, BookieUnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from bookie.config import StorageConfig
     from bookie.disk_port import Disk, DiskFile
@@ -77,8 +77,8 @@ class EntryLogEvents(NamedTuple):
 
     on_durable: Callable[[set[int]], None]
     """A batch with records of these ledgers is durable."""
-    on_sealed: Callable[[FileIndex, DiskFile, WritePosition], None]
-    """A file got its footer at that position; the receiver owns the file handle from then on."""
+    on_sealed: Callable[[FileIndex, DiskFile, WritePosition], Awaitable[None]]
+    """A file got its footer at that position; once this is over it is a sealed one."""
     on_failed: Callable[[BookieError], None]
     """Nothing will become durable any more."""
 
@@ -409,8 +409,9 @@ class EntryLog:
             sequence=position.sequence,
         )
         await full.file.append(footer)
+        await self._events.on_sealed(full.index, full.file, position)
         del self._unsealed[full.index.number]
-        self._events.on_sealed(full.index, full.file, position)
+        full.file.close()
 
     def _fail(self, error: BookieError) -> None:
         if self._failure is not None:

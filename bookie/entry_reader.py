@@ -32,6 +32,8 @@ from dlcore.ledger.digest import EntryFrame, decode_frame
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from bookie.damage import DamageLog
     from bookie.disk_port import Disk, DiskFile
     from bookie.ledger_state import LedgerState
@@ -40,6 +42,7 @@ _GAP_BYTES_MAX = 16 * 1024
 """Frames this close in a file are read together: copying a gap is cheaper than another call."""
 _RUN_BYTES_MAX = 4 * 1024 * 1024
 _ENTRY_ID_MAX = 2**63 - 1
+_NO_IDS = np.array([], np.int64)
 _LOOKUP_COUNT = 256
 """Entries looked up at a time while a chunk is filled."""
 
@@ -189,19 +192,17 @@ class EntryReader:
 
     def durable_ranges(self, ledger_id: int) -> list[tuple[int, int]]:
         """Return (first, last) of the runs of durable entries of the ledger, ascending."""
-        columns = [
-            np.array(entries.entry_ids)[
-                np.array(entries.offsets) < self._log.durable_offset(number)
-            ]
-            for _, number, entries in self._sources(ledger_id, 0, _ENTRY_ID_MAX)
-        ]
-        if not columns:
-            return []
-        ids = np.unique(np.concatenate(columns))
-        breaks = np.flatnonzero(np.diff(ids) != 1)
-        firsts = ids[np.concatenate(([0], breaks + 1))] if len(ids) else ids
-        lasts = ids[np.concatenate((breaks, [len(ids) - 1]))] if len(ids) else ids
-        return list(zip(firsts.tolist(), lasts.tolist(), strict=True))
+        firsts, lasts = [_NO_IDS], [_NO_IDS]
+        for _, number, entries in self._sources(ledger_id, 0, _ENTRY_ID_MAX):
+            is_durable = np.array(entries.offsets) < self._log.durable_offset(number)
+            ids = np.array(entries.entry_ids)[is_durable]
+            runs = _joined(ids, ids)
+            firsts.append(runs[0])
+            lasts.append(runs[1])
+        first, last = np.concatenate(firsts), np.concatenate(lasts)
+        order = np.argsort(first, kind="stable")
+        first, last = _joined(first[order], last[order])
+        return list(zip(first.tolist(), last.tolist(), strict=True))
 
     async def prove_absent(self, ledger_id: int, entry_id: int) -> None:
         """Verify every footer that would name the entry, as it is on the disk now.
@@ -357,6 +358,8 @@ class EntryReader:
         state = self._ledgers.get(ledger_id)
         if state is not None:
             for lowest, number in state.files_between(first_entry_id, last_entry_id):
+                if number not in self._places:
+                    continue  # dropped just now
                 entries = self.footer(number).entries(ledger_id)
                 if entries is None:
                     raise BookieStorageError(
@@ -452,6 +455,17 @@ def runs_of(locations: Sequence[Location]) -> Iterator[list[Location]]:
         run.append(location)
     if run:
         yield run
+
+
+def _joined(
+    firsts: NDArray[np.int64], lasts: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return ranges, ascending by their first ids, with those joined that overlap or touch."""
+    if not len(firsts):
+        return firsts, lasts
+    reach = np.maximum.accumulate(lasts)
+    starts = firsts[1:] - 1 > reach[:-1]
+    return firsts[np.r_[True, starts]], reach[np.r_[starts, True]]
 
 
 def _belongs(location: Location, run: list[Location]) -> bool:

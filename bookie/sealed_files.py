@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bookie.compaction_choice import FileLoad
 from bookie.entry_log_format import file_name
+from bookie.ledger_state import note_sealed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from bookie.disk_port import Disk
     from bookie.entry_log import EntryLog
     from bookie.entry_reader import EntryReader
+    from bookie.index import FileIndex
     from bookie.ledger_state import LedgerState
 
 logger = logging.getLogger(__name__)
@@ -73,6 +75,19 @@ class SealedFiles:
         self._files[number] = _SealedFile(size, size - records_end)
         self.stored_bytes += size
 
+    async def take_over(self, index: FileIndex, *, size: int, records_end: int, seed: int) -> None:
+        """Take a file that was sealed now, once the states of its ledgers know of it.
+
+        Until this is over its index must be in use, and others may be at work meanwhile.
+        """
+        number = index.number
+        self._reader.add_sealed(number, footer_offset=records_end, seed=seed)
+        for position, summary in enumerate(index.summaries(), 1):
+            note_sealed(self._ledgers, number, [summary])
+            if position % _LEDGERS_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+        self.take(number, size=size, records_end=records_end, seed=seed)
+
     async def loads(self) -> list[FileLoad]:
         """Return what each file holds for ledgers that are not proven deleted.
 
@@ -104,20 +119,27 @@ class SealedFiles:
 
     async def drop_dead(self) -> dict[int, int]:
         """Drop the files that only deleted ledgers need; return their sizes."""
-        needed = {
-            number
-            for state in self._ledgers.values()
-            if not state.is_deleted
-            for number in state.files()
-        }
-        deleted = [ledger_id for ledger_id, state in self._ledgers.items() if state.is_deleted]
-        return await self.drop(self._files.keys() - needed, deleted)
+        dead = set(self._files)
+        deleted: list[int] = []
+        for position, (ledger_id, state) in enumerate(list(self._ledgers.items()), 1):
+            if state.is_deleted:
+                deleted.append(ledger_id)
+            else:
+                dead.difference_update(state.files())
+            if position % _LEDGERS_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+        for ledger_id in deleted:
+            again = self._ledgers.get(ledger_id)
+            if again is not None and not again.is_deleted:  # in use again meanwhile
+                dead.difference_update(again.files())
+        return await self.drop(dead & self._files.keys(), deleted)
 
     async def drop(self, numbers: Collection[int], ledger_ids: Iterable[int]) -> dict[int, int]:
         """Drop files of which nothing is needed; return their sizes.
 
         `ledger_ids` are all ledgers that the files say anything about.  The files are forgotten
-        before anything is waited for, so that the caller's reasons hold.
+        before anything is waited for, so that the caller's reasons hold; that ledgers had something
+        in them is forgotten little by little.
 
         Files that were dropped before and not deleted, because the caller was cancelled or the disk
         refused, are deleted, too.
@@ -125,7 +147,8 @@ class SealedFiles:
         Raises:
             BookieError: the log failed; after a restart the files may be there again.
         """
-        dropped = self._forget(numbers, ledger_ids) if numbers else {}
+        dropped = self._forget(numbers) if numbers else {}
+        await self._forget_spans(ledger_ids)
         doomed = sorted(self._undeleted)
         if doomed:
             await self._log.flush()
@@ -134,7 +157,7 @@ class SealedFiles:
             logger.info("dropped files=%s", doomed)
         return dropped
 
-    def _forget(self, numbers: Collection[int], ledger_ids: Iterable[int]) -> dict[int, int]:
+    def _forget(self, numbers: Collection[int]) -> dict[int, int]:
         """Log files as garbage, and forget them; return their sizes."""
         dropped = {number: self._files.pop(number).size for number in sorted(numbers)}
         self.stored_bytes -= sum(dropped.values())
@@ -142,20 +165,26 @@ class SealedFiles:
         self._undeleted.update(dropped)
         for number in dropped:
             self._reader.forget(number)
-        self._forget_spans(dropped, ledger_ids)
         self._damage.forget_files(dropped)
         return dropped
 
-    def _forget_spans(self, numbers: Collection[int], ledger_ids: Iterable[int]) -> None:
-        unsealed = self._log.unsealed_indexes()
-        for ledger_id in ledger_ids:
-            state = self._ledgers.get(ledger_id)
-            if state is None:
-                continue
-            state.forget_files(numbers)
-            if (
-                state.is_deleted
-                and not state.has_files
-                and all(each.entries(ledger_id) is None for each in unsealed)
-            ):
-                del self._ledgers[ledger_id]
+    async def _forget_spans(self, ledger_ids: Iterable[int]) -> None:
+        """Forget what ledgers had in files that are gone, and ledgers that are gone."""
+        for position, ledger_id in enumerate(ledger_ids, 1):
+            self._forget_spans_of(ledger_id)
+            if position % _LEDGERS_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+
+    def _forget_spans_of(self, ledger_id: int) -> None:
+        state = self._ledgers.get(ledger_id)
+        if state is None:
+            return
+        gone = {number for number in state.files() if self._reader.place(number) is None}
+        if gone:
+            state.forget_files(gone)
+        if (
+            state.is_deleted
+            and not state.has_files
+            and all(each.entries(ledger_id) is None for each in self._log.unsealed_indexes())
+        ):
+            del self._ledgers[ledger_id]

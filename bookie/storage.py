@@ -511,15 +511,10 @@ class LedgerStorage:
         self._settle_later()
         self._watch_space()
 
-    def _on_sealed(self, index: FileIndex, file: DiskFile, position: WritePosition) -> None:
-        note_sealed(self._ledgers, index.number, index.summaries())
-        self._files.take(
-            index.number,
-            size=file.size,
-            records_end=position.offset,
-            seed=position.header.seed,
+    async def _on_sealed(self, index: FileIndex, file: DiskFile, position: WritePosition) -> None:
+        await self._files.take_over(
+            index, size=file.size, records_end=position.offset, seed=position.header.seed
         )
-        file.close()
 
     def _on_failed(self, error: BookieError) -> None:
         self._followers.wake_all()

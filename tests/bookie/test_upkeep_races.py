@@ -53,6 +53,11 @@ async def delete(storage: LedgerStorage, *ledger_ids: int) -> None:
         await storage.collect_garbage(is_deleted)
 
 
+def listed(storage: LedgerStorage, ledger_id: int) -> list[tuple[int, int]]:
+    """Return the ranges that the storage lists."""
+    return [(each.first_entry_id, each.last_entry_id) for each in storage.list_entries(ledger_id)]
+
+
 @pytest.mark.parametrize("is_idle", [True, False])
 def test_damage_elsewhere_does_not_keep_a_damaged_file_open(is_idle: bool) -> None:
     """Goal: the newest file, which is read whole at a start, never keeps a damaged record.
@@ -244,5 +249,72 @@ def test_a_file_whose_deletion_was_cancelled_or_failed_is_deleted_later() -> Non
             assert file_name(1) in disk.names()
             await delete(storage)
             assert file_name(1) not in disk.names()
+
+    run(main())
+
+
+def test_lookups_miss_nothing_while_files_are_sealed_and_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Goal: with many ledgers both take many turns of the event loop; each shows all that is held.
+
+    Method: a ledger per turn; at every turn all kept entries are looked up and listed.
+    """
+    monkeypatch.setattr("bookie.sealed_files._LEDGERS_AT_A_TIME", 1)
+    kept = range(1, 9)
+    doomed = range(DOOMED, DOOMED + 20)
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        async with open_storage(disk, CONFIG) as storage:
+            added = -1
+            looks = 0
+            is_over = False
+
+            async def look() -> None:
+                nonlocal looks
+                while not is_over:
+                    for ledger_id in kept if added >= 0 else ():
+                        assert storage._reader.find(ledger_id, added) is not None
+                        ((first, last),) = listed(storage, ledger_id)
+                        assert (first, last - added) in ((0, 0), (0, 1))
+                        looks += 1
+                    await asyncio.sleep(0)
+
+            async def add(ledger_id: int, entry_id: int) -> None:
+                await storage.add_entry(make_frame(ledger_id, entry_id, last_add_confirmed=-1))
+
+            looking = asyncio.create_task(look())
+            for entry_id in range(12):
+                for ledger_id in doomed:
+                    await add(ledger_id, entry_id)
+                await asyncio.gather(*(add(ledger_id, entry_id) for ledger_id in kept))
+                added = entry_id
+            files = storage._files.numbers()
+            await delete(storage, *doomed)
+            report = await storage.compact()
+            assert report.files_compacted > 5
+            assert not set(files) & set(storage._files.numbers())
+            is_over = True
+            await looking
+            assert looks > 500
+            assert [each for each in storage.ledgers() if each < DOOMED] == list(kept)
+        async with open_storage(disk, CONFIG) as storage:
+            for ledger_id in kept:
+                assert listed(storage, ledger_id) == [(0, 11)]
+
+    run(main())
+
+
+def test_runs_of_a_ledger_in_many_files_are_joined() -> None:
+    """Goal: a list names each entry once, whichever files hold it, in whatever order it came."""
+    ids = [*range(40), 3, 4, *range(60, 80), *range(40, 55), 90]
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        async with open_storage(disk, CONFIG) as storage:
+            for entry_id in ids:
+                await storage.add_entry(make_frame(1, entry_id, last_add_confirmed=-1))
+            assert listed(storage, 1) == [(0, 54), (60, 79), (90, 90)]
 
     run(main())
