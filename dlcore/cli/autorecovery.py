@@ -140,10 +140,14 @@ def show_status() -> None:
 @click.option("--off", is_flag=True, help="Let it go on.")
 @common_options
 def pause(*, off: bool) -> None:
-    """Pause auto-recovery in all processes, soon and until further notice."""
+    """Pause auto-recovery in all processes, or with --off let it go on.
+
+    What is being copied is given up within moments; an audit and a check begin anew afterwards.
+    """
 
     async def write(namespace: Namespace) -> None:
         await Maintenance(namespace.recovery_services).set_paused(is_paused=not off)
 
     run_async(write)
-    show_done("auto-recovery goes on" if off else "auto-recovery is paused", {"paused": not off})
+    done = "goes on" if off else "is paused, until dlog autorecovery pause --off"
+    show_done(f"auto-recovery {done}", {"paused": not off})

@@ -130,7 +130,7 @@ def _check_row(check: ReplicaCheck) -> dict[str, object]:
         "position": check.position,
         "bookie": str(check.bookie),
         "state": state,
-        "missing_entries": missing,
+        "missing_entries": missing if check.unknown is None else None,
         "detail": detail,
     }
 
