@@ -230,7 +230,7 @@ class LedgerRepairer:
             quorum=turn.metadata.quorum,
         )
         if not chosen:
-            raise _nobody(turn, replace.old)
+            raise _nobody(turn, replace.old, members)
         return chosen[replace.position]
 
     async def _missing_on(
@@ -307,9 +307,21 @@ class LedgerRepairer:
                 f"{left_s:.0f} s unless its owner does it"
             )
             return False
+        if metadata.state is LedgerState.OPEN and not await self._is_still_kept(plan, metadata):
+            return True  # the next round sees what its writer did
         logger.info("recovering ledger=%d: %s", metadata.ledger_id, what)
         await self._services.client.recover_ledger(metadata.ledger_id)
         return True
+
+    async def _is_still_kept(self, plan: RepairPlan, metadata: LedgerMetadata) -> bool:
+        """Whether the writer keeps the same lost bookies even now: copies may have taken long."""
+        stored = await self._services.ledgers.read(metadata.ledger_id, fresh=True)
+        if stored.metadata.state is not metadata.state:
+            return False
+        if stored.metadata.last_ensemble != metadata.last_ensemble:
+            return False
+        registered = {info.bookie for info in await self._services.registry.get_bookies()}
+        return registered.isdisjoint(plan.lost_in_tail)
 
     def _grace_left_s(self, metadata: LedgerMetadata, lost: Sequence[BookieId]) -> float:
         """Return what is left of the grace, which begins when the first of those was seen lost."""
@@ -331,12 +343,17 @@ class LedgerRepairer:
         members = turn.metadata.last_ensemble.bookies
         if not any(not i.read_only and i.bookie not in members for i in turn.infos):
             self._graces.pop(turn.metadata.ledger_id, None)
-            raise _nobody(turn, lost[0])
+            raise _nobody(turn, lost[0], members)
 
 
-def _nobody(turn: _Round, lost: BookieId) -> DLError:
-    writable = sum(not info.read_only for info in turn.infos)
+def _nobody(turn: _Round, lost: BookieId, members: Sequence[BookieId]) -> DLError:
+    writable = [info.bookie for info in turn.infos if not info.read_only]
+    where = (
+        "all of them in the ensemble; start another one"
+        if set(members).issuperset(writable)
+        else "none of them in a rack that is needed (enforce_racks is set); start one there"
+    )
     return NotEnoughBookiesError(
-        f"no bookie can take the place of {lost}: {writable} are registered and writable, all of "
-        "them in the ensemble"
+        f"no bookie can take the place of {lost}: {len(writable)} are registered and writable, "
+        f"{where}"
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -32,6 +33,9 @@ from tests.fixtures.recovery import (
     unregister,
     until,
 )
+
+if TYPE_CHECKING:
+    from dlcore.ledger.registry import BookieInfo
 
 
 def finding(ledger_id: int, *missing: BookieId) -> ListedLedger:
@@ -240,3 +244,53 @@ def test_a_bookie_that_is_back_is_not_kept_on_the_list() -> None:
         assert await metadata_of_ledger(cluster, writer.ledger_id) == before
 
     run(scenario)
+
+
+def test_a_writer_that_replaces_its_lost_bookie_at_the_last_moment_is_not_fenced() -> None:
+    """Between the decision and the recovery there may be a long copy."""
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(QuorumConfig(ack_quorum_size=3))
+        await write(writer, 10)
+        dead = cluster.member(writer, 0).bookie
+        await lose(cluster, dead.name)
+        services, _ = services_of(cluster)
+        repairer = LedgerRepairer(services, QUICK)
+        first = await repairer.repair(finding(writer.ledger_id, dead))
+        assert "it is recovered in" in first.reason
+        await asyncio.sleep(QUICK.open_ledger_grace_s)
+        get_bookies = services.registry.get_bookies
+
+        async def replace_it_first() -> list[BookieInfo]:
+            if dead in writer.metadata.last_ensemble.bookies:
+                await write(writer, 10)
+            return await get_bookies()
+
+        services.registry.get_bookies = replace_it_first  # type: ignore[method-assign]  # a race
+        assert (await repairer.repair(finding(writer.ledger_id, dead))).is_done
+        metadata = await metadata_of_ledger(cluster, writer.ledger_id)
+        assert metadata.state is LedgerState.OPEN
+        assert dead not in {each for e in metadata.ensembles for each in e.bookies}
+        await write(writer, 10)
+        await writer.close()
+
+    run(scenario, "ABCDE")
+
+
+def test_who_cannot_be_replaced_is_told_with_what_would_help() -> None:
+    """Another bookie, or one in another rack."""
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(quorum_of(3, 3, 3))
+        await write(writer, 10)
+        await writer.close()
+        dead = cluster.member(writer, 0).bookie
+        await lose(cluster, dead.name)
+        services, _ = services_of(cluster)
+        outcome = await LedgerRepairer(services, QUICK).repair(finding(writer.ledger_id, dead))
+        assert outcome.reason == (
+            f"no bookie can take the place of {dead}: 2 are registered and writable, all of them "
+            "in the ensemble; start another one"
+        )
+
+    run(scenario, "ABC")
