@@ -48,6 +48,13 @@ _LEDGER_ROW = np.dtype(
 )
 _ALIGNMENT_BYTES = 8
 
+_HEAD = struct.Struct("=q?")
+_ENTRY_BYTES = 16
+_PACKED_ENTRIES_MAX = 8
+"""With more entries than this a ledger's columns are arrays, which grow without being copied."""
+_NOTHING = _HEAD.pack(-1, False)
+"""A ledger of which nothing is known yet, packed."""
+
 
 class LedgerSummary(NamedTuple):
     """What one file says about one ledger; first > last: it holds no entry of it."""
@@ -101,25 +108,28 @@ class EntryColumns(NamedTuple):
 
 
 class _Ledger:
-    """One ledger's part of the file being written."""
+    """One ledger's part of the file being written, when it has many entries there."""
 
-    __slots__ = ("entries", "entry_bytes", "fenced", "last_add_confirmed")
+    __slots__ = ("entries", "fenced", "last_add_confirmed")
 
-    def __init__(self) -> None:
-        self.entries = LedgerEntries(array("q"), array("I"), array("I"))
-        self.entry_bytes = 0
-        self.fenced = False
-        self.last_add_confirmed = -1
+    def __init__(self, entries: LedgerEntries, last_add_confirmed: int, *, fenced: bool) -> None:
+        self.entries = entries
+        self.last_add_confirmed = last_add_confirmed
+        self.fenced = fenced
 
 
 class FileIndex:
-    """The index of one file while it is written: append-only, 16 bytes per entry."""
+    """The index of one file while it is written: append-only, 16 bytes per entry.
+
+    There may be very many ledgers, most of them with few entries in one file.  These are kept
+    packed, in one bytes object each: last add confirmed and fence, then the three columns.
+    """
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.entry_count = 0
         self.deleted_files: list[int] = []
-        self._ledgers: dict[int, _Ledger] = {}
+        self._ledgers: dict[int, bytes | _Ledger] = {}
 
     def add_entry(
         self,
@@ -131,7 +141,8 @@ class FileIndex:
         last_add_confirmed: int,
     ) -> None:
         """Note an entry; `offset` and `size` are its frame's."""
-        ledger = self._ledger(ledger_id)
+        stored = self._ledgers.get(ledger_id, _NOTHING)
+        ledger = _unpacked(stored) if isinstance(stored, bytes) else stored
         entry_ids, offsets, sizes = ledger.entries
         if not entry_ids or entry_id > entry_ids[-1]:
             position = len(entry_ids)
@@ -139,65 +150,79 @@ class FileIndex:
             position = bisect.bisect_right(entry_ids, entry_id)
         for column, value in ((entry_ids, entry_id), (offsets, offset), (sizes, size)):
             column.insert(position, value)  # type: ignore[union-attr]  # ours are arrays
-        ledger.entry_bytes += RECORD_HEADER_BYTES + size
+        if last_add_confirmed > ledger.last_add_confirmed:
+            ledger.last_add_confirmed = last_add_confirmed
         self.entry_count += 1
-        self.note_lac(ledger_id, last_add_confirmed)
+        if isinstance(stored, bytes):
+            is_small = len(entry_ids) <= _PACKED_ENTRIES_MAX
+            self._ledgers[ledger_id] = _packed(ledger) if is_small else ledger
 
     def note_fence(self, ledger_id: int) -> None:
         """Note that the ledger is fenced."""
-        self._ledger(ledger_id).fenced = True
+        stored = self._ledgers.get(ledger_id, _NOTHING)
+        if isinstance(stored, bytes):
+            self._ledgers[ledger_id] = _HEAD.pack(_head(stored)[0], True) + stored[_HEAD.size :]
+        else:
+            stored.fenced = True
 
     def note_lac(self, ledger_id: int, last_add_confirmed: int) -> None:
         """Note a last add confirmed; lower ones than known change nothing."""
-        ledger = self._ledger(ledger_id)
-        if last_add_confirmed > ledger.last_add_confirmed:
-            ledger.last_add_confirmed = last_add_confirmed
+        stored = self._ledgers.setdefault(ledger_id, _NOTHING)
+        known, fenced = _head(stored)
+        if last_add_confirmed <= known:
+            return
+        if isinstance(stored, bytes):
+            self._ledgers[ledger_id] = _HEAD.pack(last_add_confirmed, fenced) + stored[_HEAD.size :]
+        else:
+            stored.last_add_confirmed = last_add_confirmed
 
     def entries(self, ledger_id: int) -> LedgerEntries | None:
-        """Return the ledger's entries in this file; None if it is not in the file."""
-        ledger = self._ledgers.get(ledger_id)
-        return None if ledger is None else ledger.entries
+        """Return the ledger's entries in this file as they are now; None if it is not there."""
+        stored = self._ledgers.get(ledger_id)
+        if isinstance(stored, bytes):
+            return _unpacked(stored).entries
+        return None if stored is None else stored.entries
 
     def summaries(self) -> Iterator[LedgerSummary]:
         """Return what the file says about each of its ledgers."""
-        for ledger_id, ledger in self._ledgers.items():
-            ids = ledger.entries.entry_ids
+        for ledger_id, stored in self._ledgers.items():
+            ledger = _unpacked(stored) if isinstance(stored, bytes) else stored
+            ids, _, sizes = ledger.entries
             first, last = (int(ids[0]), int(ids[-1])) if len(ids) else (0, -1)
+            entry_bytes = sum(sizes) + len(ids) * RECORD_HEADER_BYTES
             yield LedgerSummary(
-                ledger_id, first, last, ledger.last_add_confirmed, ledger.fenced, ledger.entry_bytes
+                ledger_id, first, last, ledger.last_add_confirmed, ledger.fenced, entry_bytes
             )
 
     def columns(self) -> EntryColumns:
         """Return a copy of all entries, ledger by ledger."""
-        counts = [len(ledger.entries.entry_ids) for ledger in self._ledgers.values()]
-        entries = [ledger.entries for ledger in self._ledgers.values()]
+        ledgers = list(self._ledgers.values())
+        counts = [_count(stored) for stored in ledgers]
         return EntryColumns(
             np.repeat(np.array(list(self._ledgers), np.int64), counts),
-            np.frombuffer(_column([each.entry_ids for each in entries], "q", "<i8"), "<i8"),
-            np.frombuffer(_column([each.offsets for each in entries], "I", "<u4"), "<u4"),
-            np.frombuffer(_column([each.sizes for each in entries], "I", "<u4"), "<u4"),
+            np.frombuffer(_column(ledgers, 0), "<i8"),
+            np.frombuffer(_column(ledgers, 1), "<u4"),
+            np.frombuffer(_column(ledgers, 2), "<u4"),
         )
 
     def last_add_confirmed(self, ledger_id: int) -> int:
         """Return the LAC that the file knows of the ledger, -1 for none."""
-        ledger = self._ledgers.get(ledger_id)
-        return -1 if ledger is None else ledger.last_add_confirmed
+        return _head(self._ledgers.get(ledger_id, _NOTHING))[0]
 
     def is_fenced(self, ledger_id: int) -> bool:
         """Return whether the file says that the ledger is fenced."""
-        ledger = self._ledgers.get(ledger_id)
-        return ledger is not None and ledger.fenced
+        return _head(self._ledgers.get(ledger_id, _NOTHING))[1]
 
     def encode_footer(self) -> bytes:
         """Return the footer, whose first byte belongs at an aligned offset."""
         ledger_ids = sorted(self._ledgers)
         ledgers = [self._ledgers[ledger_id] for ledger_id in ledger_ids]
         rows = np.zeros(len(ledgers), _LEDGER_ROW)
-        counts = np.fromiter((len(each.entries.entry_ids) for each in ledgers), np.int64)
+        counts = np.fromiter((_count(each) for each in ledgers), np.int64)
         rows["count"] = counts
         rows["start"] = np.cumsum(counts) - counts
-        rows["last_add_confirmed"] = [each.last_add_confirmed for each in ledgers]
-        rows["fenced"] = [each.fenced for each in ledgers]
+        rows["last_add_confirmed"] = [_head(each)[0] for each in ledgers]
+        rows["fenced"] = [_head(each)[1] for each in ledgers]
         return b"".join(
             (
                 _FIXED.pack(
@@ -212,23 +237,59 @@ class FileIndex:
                 ),
                 np.array(ledger_ids, "<i8").tobytes(),
                 rows.tobytes(),
-                _column([each.entries.entry_ids for each in ledgers], "q", "<i8"),
+                _column(ledgers, 0),
                 np.array(self.deleted_files, "<u8").tobytes(),
-                _column([each.entries.offsets for each in ledgers], "I", "<u4"),
-                _column([each.entries.sizes for each in ledgers], "I", "<u4"),
+                _column(ledgers, 1),
+                _column(ledgers, 2),
             )
         )
 
-    def _ledger(self, ledger_id: int) -> _Ledger:
-        ledger = self._ledgers.get(ledger_id)
-        if ledger is None:
-            ledger = self._ledgers[ledger_id] = _Ledger()
-        return ledger
+
+def _head(stored: bytes | _Ledger) -> tuple[int, bool]:
+    """Return last add confirmed, and whether the ledger is fenced."""
+    if isinstance(stored, bytes):
+        last_add_confirmed, fenced = _HEAD.unpack_from(stored)
+        return last_add_confirmed, fenced
+    return stored.last_add_confirmed, stored.fenced
 
 
-def _column(parts: Sequence[object], typecode: str, stored: str) -> bytes:
-    joined = b"".join(parts)  # type: ignore[arg-type]  # arrays are buffers
+def _count(stored: bytes | _Ledger) -> int:
+    if isinstance(stored, bytes):
+        return (len(stored) - _HEAD.size) // _ENTRY_BYTES
+    return len(stored.entries.entry_ids)
+
+
+def _packed(ledger: _Ledger) -> bytes:
+    entry_ids, offsets, sizes = ledger.entries
+    head = _HEAD.pack(ledger.last_add_confirmed, ledger.fenced)
+    return head + entry_ids.tobytes() + offsets.tobytes() + sizes.tobytes()
+
+
+def _unpacked(packed: bytes) -> _Ledger:
+    last_add_confirmed, fenced = _HEAD.unpack_from(packed)
+    sizes = _HEAD.size + (len(packed) - _HEAD.size) // 4 * 3
+    offsets = _HEAD.size + (len(packed) - _HEAD.size) // 2
+    entries = LedgerEntries(
+        array("q", packed[_HEAD.size : offsets]),
+        array("I", packed[offsets:sizes]),
+        array("I", packed[sizes:]),
+    )
+    return _Ledger(entries, last_add_confirmed, fenced=fenced)
+
+
+def _column(ledgers: Sequence[bytes | _Ledger], number: int) -> bytes:
+    """Return a column of all `ledgers`, as it is stored: 0 the entry ids, 1 offsets, 2 sizes."""
+    joined = b"".join(_column_of(each, number) for each in ledgers)
+    typecode, stored = (("q", "<i8"), ("I", "<u4"), ("I", "<u4"))[number]
     return np.frombuffer(joined, typecode).astype(stored, copy=False).tobytes()
+
+
+def _column_of(stored: bytes | _Ledger, number: int) -> bytes | memoryview:
+    if not isinstance(stored, bytes):
+        return memoryview(stored.entries[number])  # type: ignore[arg-type]  # ours are arrays
+    count = _count(stored)
+    start = _HEAD.size + (0, 8, 12)[number] * count
+    return stored[start : start + (8, 4, 4)[number] * count]
 
 
 class SealedIndex:

@@ -171,6 +171,26 @@ def test_memory_per_entry_is_bounded() -> None:
     assert used < 100_000 * 24
 
 
+def test_memory_per_ledger_is_bounded() -> None:
+    """Goal: a ledger with a few entries in the file being written costs little more than these."""
+    tracemalloc.start()
+    try:
+        index = FileIndex(1)
+        for position in range(30_000):
+            index.add_entry(
+                ledger_id=10_000 + position % 10_000,
+                entry_id=1000 + position // 10_000,
+                offset=position * 100,
+                size=100,
+                last_add_confirmed=1000,
+            )
+            index.note_lac(10_000 + position % 10_000, 1000 + position // 10_000)
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert used < 10_000 * 250
+
+
 def test_both_copies_of_an_entry_are_found_the_newer_one_last() -> None:
     """Goal: a copy written because the first one was damaged is never cut off by the count."""
     index = FileIndex(3)
