@@ -58,10 +58,10 @@ class Repairer:
         self._client = client
         self._retries: dict[tuple[int, int], _Retry] = {}
         self._has_news = asyncio.Event()
+        storage.on_damage(self._has_news.set)
 
     async def run(self) -> None:
         """Repair until cancelled; what is newly found damaged is tried at once."""
-        self._storage.on_damage(self._has_news.set)
         while True:
             self._has_news.clear()
             pause_s = await self._repair_due()

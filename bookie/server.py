@@ -52,6 +52,7 @@ _READS_GRACE_S = 2.0
 _REGISTER_PATIENCE_S = 2.0
 _SPACE_INTERVAL_S = 5.0
 """How often the disk is looked at; the cluster is told far less often."""
+_REPAIR_RETRY_S = 1.0
 _KEEPALIVE_MS = 10_000
 _PING_INTERVAL_MIN_MS = 100
 
@@ -260,8 +261,7 @@ class BookieServer:
             ledgers=LedgerStore(self._store, self._paths),
             client=client,
         )
-        task = asyncio.create_task(repairer.run(), name="bookie repair")
-        self._running.push_async_callback(_end, task)
+        self._repeat("repair", repairer.run, _REPAIR_RETRY_S)
 
     def _repeat(self, what: str, once: Callable[[], Awaitable[None]], interval_s: float) -> None:
         """Do something again and again, with a pause before each time, whether it fails or not."""
@@ -273,6 +273,9 @@ class BookieServer:
                     await once()
                 except DLError as error:
                     logger.warning("%s failed bookie=%s: %s", what, self.bookie, error)
+                except Exception:
+                    # A bug.  Were this to end, the disk would fill up unnoticed.
+                    logger.exception("%s failed bookie=%s", what, self.bookie)
 
         task = asyncio.create_task(repeat(), name=f"bookie {what}")
         self._running.push_async_callback(_end, task)

@@ -443,6 +443,27 @@ def test_metadata_that_is_older_than_the_data_deletes_nothing(
     run(scenario)
 
 
+def test_a_bug_in_the_upkeep_does_not_end_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Goal: what runs in the background is tried again, whatever it raised, and that is logged."""
+
+    async def scenario() -> None:
+        async with in_process(tmp_path, MemoryTree()) as server:
+            calls = 0
+
+            async def broken(_is_deleted: object) -> None:
+                nonlocal calls
+                calls += 1
+                raise KeyError(calls)
+
+            monkeypatch.setattr(server.storage, "collect_garbage", broken)
+            await until(lambda: calls > 2)
+
+    run(scenario)
+    assert "KeyError: 2" in caplog.text
+
+
 async def _binding_of_another(store: MetadataStore) -> bytes:
     await ensure_namespace(store, PATHS, SystemClock())
     node = await store.get(PATHS.root)
