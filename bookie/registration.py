@@ -325,12 +325,14 @@ class Registrar:
 
     async def _check_cookie(self) -> None:
         await self._store.sync(self._cookie)
-        if await self._store.get(self._cookie) is None:
+        is_missing = await self._store.get(self._cookie) is None
+        # A store without any cookie lost its data: then it is waited for.
+        if is_missing and await self._store.get_children(self._cookie.rpartition("/")[0]):
             # New entries would be lost with the next start, which is refused.
             raise ConfigurationError(
                 f"bookie {self._bookie} has no cookie {self._cookie} in the cluster: it was "
-                "decommissioned; to start it as a new and empty bookie, move the content of its "
-                "folder away"
+                "decommissioned, or ZooKeeper lost its data; to start it as a new and empty "
+                "bookie, move the content of its folder away"
             )
 
     def _check_own(self, path: str, node: Versioned) -> None:

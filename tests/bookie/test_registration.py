@@ -17,6 +17,7 @@ from dlcore.errors import (
     DLError,
     MetadataConnectionError,
     MetadataError,
+    NoNodeError,
 )
 from dlcore.ids import BookieId
 from dlcore.ledger.codec import (
@@ -265,11 +266,17 @@ def test_a_registration_moves_with_the_state_and_goes_with_the_bookie() -> None:
 
 
 def test_a_bookie_without_a_cookie_is_not_registered() -> None:
-    """It was decommissioned before it registered, or while its session was lost."""
+    """It was decommissioned before it registered, or while its session was lost.
+
+    A store that has no cookie at all says nothing about this bookie.
+    """
 
     async def scenario() -> None:
         tree, store, _ = await connect()
         one = Registered(tree)
+        with pytest.raises(NoNodeError):
+            await one.registrar.register(is_read_only=False, patience_s=0)
+        await store.create(PATHS.cookie("another"), b"its cookie")
         with pytest.raises(ConfigurationError, match=r"has no cookie .*decommissioned"):
             await one.registrar.register(is_read_only=False, patience_s=0)
         cookie = await make_cookie(store)
