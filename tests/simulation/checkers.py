@@ -36,9 +36,21 @@ QUORUM = "I6 AllCommittedEntriesReachAckQuorum"
 NAMED = "I6 EnsemblesNameHolders"
 NO_FALSE_NO = "I7 NoFalseNo"
 LIVE = "I8 LiveAfterHealing"
-REPLICATED = "I8 FullyReplicatedAfterHealing"
 BOUNDED = "I9 ResourcesAreBounded"
 LAC_SEEN = "PublishedLacIsSeen"
+INVARIANTS = (
+    READABLE,
+    SAME_END,
+    CLEAN_READS,
+    IN_ORDER,
+    FENCED,
+    QUORUM,
+    NAMED,
+    NO_FALSE_NO,
+    LIVE,
+    BOUNDED,
+    LAC_SEEN,
+)
 
 
 @dataclass(slots=True)
@@ -119,8 +131,14 @@ class Checkers:
     # The writer's side
 
     def on_created(self, ledger_id: int) -> None:
-        """A ledger was made."""
-        history = self._ledgers.setdefault(ledger_id, _History())
+        """Somebody was told that he made a ledger: nobody else ever was, for that id."""
+        self._require(
+            SAME_END,
+            holds=ledger_id not in self._ledgers,
+            message=f"ledger {ledger_id} was made twice",
+            ledger_id=ledger_id,
+        )
+        history = self._ledgers[ledger_id] = _History()
         self._ids[self._paths.ledger(ledger_id)] = ledger_id
         history.metadata = self.stored(ledger_id)
 
@@ -175,12 +193,24 @@ class Checkers:
         self._trace.note(
             "metadata", f"{metadata.state.name} {_ensembles(metadata)}", ledger_id=ledger_id
         )
+        self._check_state(before, metadata)
         self._check_end(metadata)
-        for entry_id in range(history.acked + 1):
+        # What a closed ledger holds is committed, though its writer may never have heard of it.
+        for entry_id in range(max(history.acked, metadata.last_entry_id) + 1):
             self._check_quorum(metadata, entry_id)
         if before is not None:
             self._check_named(before, metadata)
         self._note_coverage(ledger_id, metadata)
+
+    def _check_state(self, before: LedgerMetadata | None, after: LedgerMetadata) -> None:
+        """A closed ledger stays closed, and one that is recovered is never written again."""
+        order = (LedgerState.OPEN, LedgerState.IN_RECOVERY, LedgerState.CLOSED)
+        self._require(
+            SAME_END,
+            holds=before is None or order.index(before.state) <= order.index(after.state),
+            message=f"ledger {after.ledger_id} is {after.state.name} again",
+            ledger_id=after.ledger_id,
+        )
 
     def _check_quorum(self, metadata: LedgerMetadata, entry_id: int) -> None:
         """Qa members of the entry's write set have ever called it durable."""
@@ -191,7 +221,7 @@ class Checkers:
         if len(holders) < metadata.quorum.ack_quorum_size:
             raise InvariantViolatedError(
                 QUORUM,
-                f"{metadata.ledger_id}:{entry_id} was acknowledged, and of its write set "
+                f"{metadata.ledger_id}:{entry_id} is committed, and of its write set "
                 f"{[each.name for each in members]} only {[each.name for each in holders]} "
                 "ever held it",
                 ledger_id=metadata.ledger_id,

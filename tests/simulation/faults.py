@@ -64,9 +64,9 @@ class Chaos:
         world.trace.note("chaos", f"victims {self._atlas.victims}")
 
     async def run(self) -> None:
-        """Make faults for ever."""
+        """Make faults for ever, if the plan has any."""
         plan = self._world.plan
-        while True:
+        while plan.faults:
             await asyncio.sleep(self._rng.expovariate(1 / plan.fault_interval_s))
             await self._faults[self._rng.choice(plan.faults)]()
 

@@ -49,8 +49,8 @@ class Judgement:
             await self._close(final, ledger_id)
         for ledger_id in world.checkers.live_ledgers():
             await self._read_whole(final, ledger_id)
-        self._note("all is read; waiting for followers")
-        await self._finish_followers()
+        self._note("all is read; waiting for followers and recoverers")
+        await self._finish_company()
         self._note("waiting for garbage collection")
         await self._finish_collection()
         if world.plan.auto_recoveries:
@@ -102,10 +102,11 @@ class Judgement:
         if not checkers.is_deleted(ledger_id):
             checkers.on_read_whole(ledger_id, delivered, failure)
 
-    async def _finish_followers(self) -> None:
-        """Followers see the end of a closed ledger by themselves."""
+    async def _finish_company(self) -> None:
+        """Followers and recoverers learn the end of a closed ledger by themselves."""
         for client in self._world.clients:
-            if client.name.startswith("follower") and client.is_alive and client.tasks:
+            is_one = client.name.startswith(("follower", "recoverer"))
+            if is_one and client.is_alive and client.tasks:
                 await asyncio.wait(list(client.tasks))
 
     async def _finish_collection(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from dlcore.config import QuorumConfig
@@ -118,6 +118,61 @@ def _repairs(plan: Plan) -> Plan:
     )
 
 
+def _scene(
+    name: str, *, acks: tuple[int, ...] = (2,), spares: int = 0, **more: Any
+) -> Callable[[Plan], Plan]:
+    """Return a focus that plays a scene, with nothing else that goes wrong."""
+
+    def change(plan: Plan) -> Plan:
+        ack = acks[plan.quorum.ensemble_size % len(acks)]  # as good as drawn
+        return replace(
+            _with_small_files(plan),
+            quorum=replace(_USUAL, ack_quorum_size=ack),
+            spare_bookies=spares,
+            faults=(),
+            scene=name,
+            writers=1,
+            disk_latency_s=0.0005,
+            maintenance_interval_s=0.0,
+            auto_recoveries=0,
+            hunt_chance=0.0,
+            **more,
+        )
+
+    return change
+
+
+def _lonely_fences(plan: Plan) -> Plan:
+    return replace(_scene("lonely_fence")(plan), maintenance_interval_s=0.3)
+
+
+def _missed_bookies(plan: Plan) -> Plan:
+    return replace(_scene("missed_bookie", spares=2)(plan), auto_recoveries=1)
+
+
+def _published_lacs(plan: Plan) -> Plan:
+    """Striped, so that coverage matters."""
+    striped = QuorumConfig(ensemble_size=4, write_quorum_size=2, ack_quorum_size=2)
+    return replace(_scene("published_lacs")(plan), quorum=striped)
+
+
+def _many_files(plan: Plan) -> Plan:
+    storage = replace(_with_small_files(plan).storage, file_entries_max=1, open_files_max=2)
+    return replace(_scene("read_again")(plan), storage=storage)
+
+
+def _rough_stripes(plan: Plan) -> Plan:
+    striped = QuorumConfig(ensemble_size=5, write_quorum_size=3, ack_quorum_size=2)
+    scene = _scene("rough_links", spares=2, metadata_latency_s=0.2)
+    return replace(scene(plan), quorum=striped)
+
+
+def _damaged_ends(plan: Plan) -> Plan:
+    """The same while files are large, so that more follows in the file that is damaged."""
+    storage = replace(plan.storage, file_bytes_max=40_960, settle_interval_s=0.1)
+    return replace(_scene("damaged_tail", acks=(2, 3))(plan), storage=storage)
+
+
 FOCUSES: dict[str, Callable[[Plan], Plan]] = {
     "any": _any,
     "takeovers": _takeovers,
@@ -128,30 +183,72 @@ FOCUSES: dict[str, Callable[[Plan], Plan]] = {
     "garbage": _garbage,
     "repairs": _repairs,
     "rot": _rot,
+    "busy takeovers": _scene("busy_takeover", spares=3, metadata_latency_s=0.05),
+    "changing recoveries": _scene("changing_recovery", spares=2),
+    "creations": _scene("creations"),
+    "damaged footers": _scene("damaged_footer"),
+    "damaged ends of large files": _damaged_ends,
+    "damaged last entries": _scene("damaged_tail", acks=(2, 3)),
+    "late adds": _scene("late_add", acks=(2, 3)),
+    "many files": _many_files,
+    "lonely fences": _lonely_fences,
+    "missed bookies": _missed_bookies,
+    "moved tails": _scene("moved_tail", acks=(2, 3), spares=2),
+    "published LACs": _published_lacs,
+    "rough links": _scene("rough_links", spares=2, metadata_latency_s=0.2),
+    "rough stripes": _rough_stripes,
+    "torn changes": _scene("torn_change", spares=1, metadata_latency_s=0.2),
 }
 _FOCUS_OF = {
     **dict.fromkeys(mutants_garbage.MUTANTS, "garbage"),
     **dict.fromkeys(mutants_disk.MUTANTS, "crashes"),
     **dict.fromkeys(mutants_recovery.MUTANTS, "repairs"),
-    mutants_bookie.damage_is_called_absence: "damage",
-    mutants_bookie.footers_forget_fences: "crashes",
-    mutants_client.a_lac_is_published_by_one_bookie: "changes",
-    mutants_client.a_lac_read_asks_one_bookie: "changes",
-    mutants_client.acks_during_an_ensemble_change: "changes",
-    mutants_client.recovery_asks_the_bookies_it_added: "changes",
-    mutants_client.recovery_reads_do_not_fence: "takeovers",
-    mutants_client.recovery_starts_at_the_lac_alone: "changes",
-    mutants_client.recovery_takes_damage_for_noes: "damage",
-    mutants_disk.a_damaged_footer_is_read_as_empty: "damage",
+    mutants_bookie.damage_is_called_absence: "damaged last entries",
+    mutants_bookie.fences_are_not_logged: "lonely fences",
+    mutants_bookie.footers_forget_fences: "lonely fences",
+    mutants_bookie.open_files_are_not_counted: "many files",
+    mutants_client.a_lac_is_published_by_one_bookie: "published LACs",
+    mutants_client.a_lac_read_asks_one_bookie: "published LACs",
+    mutants_client.a_read_gives_up_after_one_replica: "damaged last entries",
+    mutants_client.acks_during_an_ensemble_change: "torn changes",
+    mutants_client.coverage_ignores_striping: "published LACs",
+    mutants_client.new_ensembles_start_at_the_lac: "rough links",
+    mutants_client.one_no_ends_the_ledger: "damaged last entries",
+    mutants_client.recovery_asks_the_bookies_it_added: "changing recoveries",
+    mutants_client.recovery_reads_do_not_fence: "late adds",
+    mutants_client.recovery_starts_at_the_lac_alone: "moved tails",
+    mutants_client.recovery_stores_its_ensembles: "changing recoveries",
+    mutants_client.recovery_takes_damage_for_noes: "damaged last entries",
+    mutants_client.recovery_takes_errors_for_noes: "damaged last entries",
+    mutants_client.recovery_takes_silence_for_noes: "damaged last entries",
+    mutants_client.recovery_writes_back_to_one_bookie: "takeovers",
+    mutants_client.replaced_bookies_get_nothing_again: "torn changes",
+    mutants_client.the_writer_ignores_fences: "busy takeovers",
+    mutants_client.the_writer_takes_its_ledger_back: "busy takeovers",
+    mutants_client.write_sets_count_from_the_ensemble: "rough stripes",
+    mutants_disk.a_damaged_footer_is_read_as_empty: "damaged footers",
     mutants_disk.an_empty_disk_keeps_the_identity: "any",
-    mutants_disk.damage_is_taken_for_a_torn_tail: "damaged tails",
-    mutants_disk.marks_are_not_written: "damaged tails",
+    mutants_disk.damage_is_taken_for_a_torn_tail: "damaged ends of large files",
+    mutants_disk.marks_are_not_written: "damaged ends of large files",
     mutants_recovery.compaction_drops_damaged_entries: "rot",
     mutants_recovery.compaction_forgets_fences_and_lacs: "garbage",
     mutants_recovery.compaction_moves_nothing: "garbage",
+    mutants_recovery.the_last_ensemble_of_an_open_ledger_is_changed: "missed bookies",
+    mutants_garbage.files_without_entries_are_garbage: "lonely fences",
+    mutants_garbage.ids_are_used_twice: "creations",
     mutants_garbage.lost_replies_count_as_success: "any",
     mutants_garbage.metadata_is_overwritten: "any",
 }
+BUGS_OF_LIVENESS = {
+    "a_file_that_is_full_is_not_synced",
+    "directories_are_not_synced",
+    "fences_refuse_recovery_adds",
+    "files_are_deleted_before_that_is_durable",
+    "recovery_waits_for_ever",
+    "the_last_batch_is_not_written_again",
+}
+"""Here it counts that something stands still: a bookie, say, that refuses to start with what it
+finds, because it notices the loss.  All others must break a promise of safety."""
 
 
 @contextlib.contextmanager

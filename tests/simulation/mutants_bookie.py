@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from bookie.entry_reader import EntryReader
+from bookie.followers import Followers
 from bookie.index import SealedIndex
 from bookie.ledger_state import LedgerState
 from bookie.storage import LedgerStorage
@@ -18,6 +19,7 @@ from tests.simulation.processes import SimBookie
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from bookie.disk_port import DiskFile
     from bookie.entry_log import Location
     from bookie.index import LedgerSummary
     from dlcore.ledger.digest import BytesLike
@@ -170,6 +172,33 @@ def followers_get_what_is_not_confirmed() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def followers_are_never_forgotten() -> Iterator[None]:
+    """#1108: who follows a ledger is remembered for ever, also when it is long gone."""
+
+    @contextlib.contextmanager
+    def watch(self: Followers, ledger_id: int) -> Iterator[asyncio.Event]:
+        event = asyncio.Event()
+        self._events.setdefault(ledger_id, set()).add(event)
+        yield event
+
+    with patch.object(Followers, "watch", watch):
+        yield
+
+
+@contextlib.contextmanager
+def open_files_are_not_counted() -> Iterator[None]:
+    """#1757: sealed files that were read stay open, however many they are."""
+
+    def keep(self: EntryReader, number: int) -> DiskFile | None:
+        with patch.object(self, "_open_files_max", 1 << 30):
+            return file(self, number)
+
+    file = EntryReader._file
+    with patch.object(EntryReader, "_file", keep):
+        yield
+
+
 MUTANTS = (
     adds_are_answered_before_they_are_durable,
     damage_is_called_absence,
@@ -177,7 +206,9 @@ MUTANTS = (
     fences_are_not_logged,
     fences_of_unknown_ledgers_do_not_stick,
     fences_refuse_recovery_adds,
+    followers_are_never_forgotten,
     followers_get_what_is_not_confirmed,
     footers_forget_fences,
     negative_answers_before_the_fence_is_durable,
+    open_files_are_not_counted,
 )

@@ -6,6 +6,7 @@ those of BookKeeper's issues.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from dataclasses import replace
 from functools import partial
@@ -18,6 +19,7 @@ from dlcore.errors import (
     DigestMismatchError,
     DLError,
     LedgerFencedError,
+    LedgerReadError,
     MetadataVersionError,
 )
 from dlcore.ledger import (
@@ -29,17 +31,18 @@ from dlcore.ledger.append import CompleteAdds, Effect, LedgerAppender
 from dlcore.ledger.digest import encode_frame
 from dlcore.ledger.metadata import LedgerMetadata, LedgerState
 from dlcore.ledger.quorum import write_set
-from dlcore.ledger.reader import LedgerReader
+from dlcore.ledger.range_read import RangeRead
 from dlcore.ledger.recoverer import _Recoverer
 from dlcore.ledger.recovery import LedgerRecovery
 from dlcore.ledger.writer import LedgerWriter
 from tests.simulation.connections import SimBookieClient
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator, Sequence
 
+    from dlcore.config import QuorumConfig
     from dlcore.ids import BookieId
-    from dlcore.ledger.metadata import Ensemble
+    from dlcore.ledger.digest import EntryFrame
     from dlcore.ledger.services import LedgerServices
     from dlcore.ledger.store import VersionedLedger
 
@@ -158,6 +161,31 @@ def one_no_ends_the_ledger() -> Iterator[None]:
 @contextlib.contextmanager
 def the_writer_ignores_fences() -> Iterator[None]:
     """A refusal because of fencing is treated like any failed bookie."""
+
+    def go_on(self: LedgerAppender, metadata: LedgerMetadata) -> list[Effect]:
+        assert self._planned is not None
+        self.metadata = metadata
+        return self._plan(metadata, self._planned.last_ensemble.bookies)
+
+    with _a_refusal_is_a_failure(), patch.object(LedgerAppender, "metadata_reread", go_on):
+        yield
+
+
+@contextlib.contextmanager
+def the_writer_takes_its_ledger_back() -> Iterator[None]:
+    """The same, and the state in the metadata is overwritten, too."""
+    reread = LedgerAppender.metadata_reread
+
+    def overwrite(self: LedgerAppender, metadata: LedgerMetadata) -> list[Effect]:
+        own = replace(metadata, state=LedgerState.OPEN, last_entry_id=-1, length_bytes=0)
+        return reread(self, own)
+
+    with _a_refusal_is_a_failure(), patch.object(LedgerAppender, "metadata_reread", overwrite):
+        yield
+
+
+@contextlib.contextmanager
+def _a_refusal_is_a_failure() -> Iterator[None]:
     add_failed = LedgerAppender.add_failed
 
     def stubborn(self: LedgerAppender, *, error: DLError, **add: Any) -> list[Effect]:
@@ -165,15 +193,7 @@ def the_writer_ignores_fences() -> Iterator[None]:
             error = DLError("refused")
         return add_failed(self, error=error, **add)
 
-    reread = LedgerAppender.metadata_reread
-
-    def overwrite(self: LedgerAppender, metadata: LedgerMetadata) -> list[Effect]:
-        return reread(self, replace(metadata, state=LedgerState.OPEN))
-
-    with (
-        patch.object(LedgerAppender, "add_failed", stubborn),
-        patch.object(LedgerAppender, "metadata_reread", overwrite),
-    ):
+    with patch.object(LedgerAppender, "add_failed", stubborn):
         yield
 
 
@@ -340,13 +360,56 @@ def a_lac_is_published_by_one_bookie() -> Iterator[None]:
 @contextlib.contextmanager
 def a_lac_read_asks_one_bookie() -> Iterator[None]:
     """Section 1.4: the first answer to a LAC read is believed."""
-    ask = LedgerReader._ask_lac
+    with patch("dlcore.ledger.reader.is_covered", lambda _, known: len(known) > 0):
+        yield
 
-    async def ask_one(self: LedgerReader, ensemble: Ensemble) -> dict[int, int]:
-        with patch("dlcore.ledger.reader.is_covered", lambda _, known: len(known) > 0):
-            return await ask(self, ensemble)
 
-    with patch.object(LedgerReader, "_ask_lac", ask_one):
+@contextlib.contextmanager
+def a_read_gives_up_after_one_replica() -> Iterator[None]:
+    """Section 1.3: the error of one bookie is passed on, and no other one is asked."""
+    end = RangeRead._end
+
+    def give_up(self: RangeRead, lane: Any, stream: Any, error: DLError) -> None:
+        end(self, lane, stream, error)
+        lane.error = LedgerReadError(f"{stream.bookie}: {error}")
+
+    with patch.object(RangeRead, "_end", give_up):
+        yield
+
+
+@contextlib.contextmanager
+def chunks_are_passed_on_as_they_come() -> Iterator[None]:
+    """Section 1.3: what is read from several bookies at once is not put in order."""
+
+    def take_any(self: RangeRead) -> Sequence[EntryFrame]:
+        for lane in self._lanes:
+            if lane.ready:
+                return lane.ready.popleft()
+            self._raise_if_failed(lane)
+        return ()
+
+    with patch.object(RangeRead, "_take", take_any):
+        yield
+
+
+@contextlib.contextmanager
+def coverage_ignores_striping() -> Iterator[None]:
+    """Section 1.2: Qw - Qa + 1 bookies of the whole ensemble count as coverage."""
+
+    def by_number(quorum: QuorumConfig, known: Collection[int]) -> bool:
+        return len(known) > quorum.write_quorum_size - quorum.ack_quorum_size
+
+    with (
+        patch("dlcore.ledger.reader.is_covered", by_number),
+        patch("dlcore.ledger.recovery.is_covered", by_number),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def recovery_waits_for_ever() -> Iterator[None]:
+    """Section 3.1: a bookie that does not answer is waited for, however long that takes."""
+    with patch.object(_Recoverer, "_read_timeout", lambda _: asyncio.timeout(None)):
         yield
 
 
@@ -356,6 +419,9 @@ MUTANTS = (
     adds_carry_what_is_not_confirmed,
     a_lac_is_published_by_one_bookie,
     a_lac_read_asks_one_bookie,
+    a_read_gives_up_after_one_replica,
+    chunks_are_passed_on_as_they_come,
+    coverage_ignores_striping,
     new_ensembles_start_at_the_lac,
     one_no_ends_the_ledger,
     recovery_asks_the_bookies_it_added,
@@ -365,8 +431,10 @@ MUTANTS = (
     recovery_takes_damage_for_noes,
     recovery_takes_errors_for_noes,
     recovery_takes_silence_for_noes,
+    recovery_waits_for_ever,
     recovery_writes_back_to_one_bookie,
     replaced_bookies_get_nothing_again,
     the_writer_ignores_fences,
+    the_writer_takes_its_ledger_back,
     write_sets_count_from_the_ensemble,
 )

@@ -9,9 +9,9 @@ from unittest.mock import patch
 from bookie.garbage import GarbageJudge, GarbageVerdict
 from bookie.garbage_collector import GarbageCollector
 from bookie.sealed_files import SealedFiles
-from dlcore.errors import MetadataConnectionError, MetadataVersionError
+from dlcore.errors import LedgerExistsError, MetadataConnectionError, MetadataVersionError
 from dlcore.ledger.codec import encode_ledger
-from dlcore.ledger.store import LedgerStore
+from dlcore.ledger.store import LedgerStore, VersionedLedger
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -111,9 +111,52 @@ def lost_replies_count_as_success() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def files_without_entries_are_garbage() -> Iterator[None]:
+    """BOOKKEEPER-815: a file that holds nothing but fences and LACs is dropped."""
+    drop_dead = SealedFiles.drop_dead
+
+    async def hasty(self: SealedFiles) -> dict[int, int]:
+        empty = {load.number for load in await self.loads() if load.live_bytes == 0}
+        for state in self._ledgers.values():
+            state.forget_files(empty)
+        return await drop_dead(self)
+
+    with patch.object(SealedFiles, "drop_dead", hasty):
+        yield
+
+
+@contextlib.contextmanager
+def ids_are_used_twice() -> Iterator[None]:
+    """A lost reply counts as success: of who took an id, and of who created its ledger."""
+    create = LedgerStore.create
+
+    async def take(self: LedgerStore) -> int:
+        path = self._paths.ledger_idgen
+        node = await self._store.get(path)
+        assert node is not None
+        with contextlib.suppress(MetadataConnectionError):
+            await self._store.put(path, b"%d" % (int(node.value) + 1), version=node.version)
+        return int(node.value)
+
+    async def adopt(self: LedgerStore, metadata: LedgerMetadata, **more: Any) -> VersionedLedger:
+        try:
+            return await create(self, metadata, **more)
+        except LedgerExistsError:
+            return VersionedLedger(metadata, 0)
+
+    with (
+        patch.object(LedgerStore, "new_ledger_id", take),
+        patch.object(LedgerStore, "create", adopt),
+    ):
+        yield
+
+
 MUTANTS = (
     files_are_deleted_before_that_is_durable,
     files_are_dropped_with_their_first_ledger,
+    files_without_entries_are_garbage,
+    ids_are_used_twice,
     lost_replies_count_as_success,
     metadata_is_overwritten,
     one_look_proves_a_deletion,

@@ -12,6 +12,7 @@ from bookie.entry_reader import EntryReader
 from dlcore.autorecovery import check as check_module, repair as repair_module
 from dlcore.autorecovery.copying import EntryCopier
 from dlcore.autorecovery.repair import LedgerRepairer
+from dlcore.ledger.metadata import LedgerMetadata, LedgerState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,9 +92,16 @@ def the_last_ensemble_of_an_open_ledger_is_changed() -> Iterator[None]:
     def all_final(*about: Any, **more: Any) -> list[Fragment]:
         return [replace(each, is_final=True) for each in fragments_of(*about, **more)]
 
+    def swap(self: LedgerMetadata, *, first_entry_id: int, **names: Any) -> LedgerMetadata:
+        closed = replace(self, state=LedgerState.CLOSED, last_entry_id=first_entry_id)
+        swapped = with_replaced(closed, first_entry_id=first_entry_id, **names)
+        return replace(self, ensembles=swapped.ensembles)
+
+    with_replaced = LedgerMetadata.with_replaced
     with (
         patch.object(check_module, "fragments_of", all_final),
         patch.object(repair_module, "fragments_of", all_final),
+        patch.object(LedgerMetadata, "with_replaced", swap),
     ):
         yield
 

@@ -68,6 +68,8 @@ class Plan:
     hunt_chance: float
     hunts_by_crash: bool
     writers: int
+    scene: str = ""
+    """What is played in place of the usual writers; see `scenes.py`."""
 
     @property
     def losses_max(self) -> int:

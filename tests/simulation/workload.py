@@ -18,6 +18,7 @@ from tests.simulation.faults import Chaos
 from tests.simulation.healing import Judgement, check_no_task_is_left
 from tests.simulation.loop import LivenessLostError, run as run_loop
 from tests.simulation.plan import draw_plan
+from tests.simulation.scenes import SCENES, Act
 from tests.simulation.trace import Trace
 from tests.simulation.truth import InvariantViolatedError
 from tests.simulation.world import World
@@ -97,23 +98,22 @@ class Scenario:
     """The first part of a run; a `Judgement` is the second."""
 
     def __init__(self, world: World) -> None:
-        self._world = world
+        self.world = world
         self._rng = world.rng
+        self.writers: list[SimClient] = []
 
     async def play(self) -> None:
         """Run the whole seed."""
-        world, plan = self._world, self._world.plan
+        world, plan = self.world, self.world.plan
         await world.start()
         chaos = Chaos(world)
         world.trace.note("plan", f"{plan}")
-        writers = [world.new_client(f"writer-{number}") for number in range(plan.writers)]
-        for client in writers:
-            writer = await client.ledgers.create_ledger(plan.quorum)
-            world.checkers.on_created(writer.ledger_id)
-            names = ",".join(each.name for each in writer.metadata.last_ensemble.bookies)
-            world.trace.note(client.name, f"created on {names}", ledger_id=writer.ledger_id)
+        self.writers += [world.new_client(f"writer-{number}") for number in range(plan.writers)]
+        for client in list(self.writers):
+            writer = await self.create(client)
             world.spawn(self._write(client, writer), client=client)
-            self._start_company(client, writer, chaos)
+            if not plan.scene:
+                self._start_company(client, writer, chaos)
         world.metadata_latency_s = plan.metadata_latency_s
         for number in range(plan.auto_recoveries):
             world.start_auto_recovery(f"recovery-{number}")
@@ -122,37 +122,59 @@ class Scenario:
         faults.cancel()
         world.trace.note("chaos", "is over, all heals")
         chaos.stop()
-        await Judgement(world).pass_on(writers)
+        await Judgement(world).pass_on(self.writers)
 
     # Clients
 
+    async def create(self, client: SimClient) -> LedgerWriter:
+        """Create a ledger."""
+        writer = await client.ledgers.create_ledger(self.world.plan.quorum)
+        self.world.checkers.on_created(writer.ledger_id)
+        names = ",".join(each.name for each in writer.metadata.last_ensemble.bookies)
+        self.world.trace.note(client.name, f"created on {names}", ledger_id=writer.ledger_id)
+        return writer
+
     async def _write(self, client: SimClient, writer: LedgerWriter) -> None:
+        scene = self.world.plan.scene
         try:
-            await self._append_all(client, writer)
+            if scene:
+                await SCENES[scene](Act(self, client, writer))
+            else:
+                await self._append_all(client, writer)
             await self._end(client, writer)
         except DLError as error:
             self._note_error(client, error, writer.ledger_id)
 
     def _note_error(self, client: SimClient, error: DLError, ledger_id: int) -> None:
-        self._world.trace.note(client.name, f"{type(error).__name__}: {error}", ledger_id=ledger_id)
+        self.world.trace.note(client.name, f"{type(error).__name__}: {error}", ledger_id=ledger_id)
 
     async def _append_all(self, client: SimClient, writer: LedgerWriter) -> None:
         rng = self._rng
         pause_s = rng.choice((0.001, 0.05, 0.5))
-        for number in range(rng.choice((1, 3, 10, 30))):
+        for _ in range(rng.choice((1, 3, 10, 30))):
             await writer.wait_for_capacity()
             self._check_bounds(client, writer)
-            body = b"%d:%d:" % (writer.ledger_id, number) + rng.randbytes(rng.choice((0, 20, 200)))
-            self._world.checkers.on_append(writer.ledger_id, body)
-            writer.append([body]).add_done_callback(partial(self._on_ack, client, writer))
+            self.append(client, writer)
             if rng.random() < 0.4:
                 await asyncio.sleep(rng.expovariate(1 / pause_s))
             if rng.random() < 0.1:
                 await writer.flush()
             if rng.random() < 0.1:
-                lac = writer.last_add_confirmed
-                await writer.publish_lac()
-                self._world.checkers.on_published(writer.ledger_id, lac)
+                await self.publish(writer)
+
+    async def publish(self, writer: LedgerWriter) -> None:
+        """Publish the LAC: whoever reads it from now on must see it."""
+        lac = writer.last_add_confirmed
+        await writer.publish_lac()
+        self.world.checkers.on_published(writer.ledger_id, lac)
+
+    def append(self, client: SimClient, writer: LedgerWriter) -> None:
+        """Append one entry; what comes of it is judged."""
+        number = len(self.world.checkers.appended(writer.ledger_id))
+        size = self._rng.choice((0, 20, 200))
+        body = b"%d:%d:" % (writer.ledger_id, number) + self._rng.randbytes(size)
+        self.world.checkers.on_append(writer.ledger_id, body)
+        writer.append([body]).add_done_callback(partial(self._on_ack, client, writer))
 
     def _check_bounds(self, client: SimClient, writer: LedgerWriter) -> None:
         """I9: what a writer has in flight stays within its limits."""
@@ -172,50 +194,58 @@ class Scenario:
         if error is not None:
             return
         entry_id = future.result()
-        self._world.trace.note(client.name, "acked", ledger_id=writer.ledger_id, entry_id=entry_id)
+        self.world.trace.note(client.name, "acked", ledger_id=writer.ledger_id, entry_id=entry_id)
         try:
-            self._world.checkers.on_ack(writer.ledger_id, entry_id)
+            self.world.checkers.on_ack(writer.ledger_id, entry_id)
         except Exception as violation:  # noqa: BLE001  # whatever it is, it ends the run
-            self._world.fail(violation)
+            self.world.fail(violation)
 
     async def _end(self, client: SimClient, writer: LedgerWriter) -> None:
         choice = self._rng.random()
         if choice < 0.3:
-            metadata = await writer.close()
-            self._world.trace.note(client.name, "closed it", ledger_id=writer.ledger_id)
-            self._world.checkers.on_closed(metadata)
+            await self.close(client, writer)
         elif choice < 0.5:
             await writer.flush()
             await writer.abandon()
         elif choice < 0.7:
-            self._world.trace.note(client.name, "crashed", ledger_id=writer.ledger_id)
+            self.world.trace.note(client.name, "crashed", ledger_id=writer.ledger_id)
             client.crash()
         else:
             await writer.flush()  # and stays open: somebody will take it over
 
+    async def close(self, client: SimClient, writer: LedgerWriter) -> None:
+        """Close a ledger as its writer."""
+        metadata = await writer.close()
+        self.world.trace.note(client.name, "closed it", ledger_id=writer.ledger_id)
+        self.world.checkers.on_closed(metadata)
+
     def _start_company(self, client: SimClient, writer: LedgerWriter, chaos: Chaos) -> None:
         """Start those who read and recover the ledger while it is written."""
-        rng, world = self._rng, self._world
+        rng, world = self._rng, self.world
         ledger_id = writer.ledger_id
         for number in range(rng.choice((0, 1))):
             follower = world.new_client(f"follower-{ledger_id}-{number}")
             world.spawn(self._follow(follower, ledger_id), client=follower)
         if rng.random() < 0.3:
             observer = world.new_client(f"observer-{ledger_id}")
-            world.spawn(self._observe(observer, ledger_id), client=observer)
+            world.spawn(self.observe(observer, ledger_id), client=observer)
         recoverers = [
             world.new_client(f"recoverer-{ledger_id}-{number}")
             for number in range(rng.choice((0, 1, 1, 2, 3)))
         ]
         for recoverer in recoverers:
-            world.spawn(self._recover(recoverer, ledger_id), client=recoverer)
+            world.spawn(self._recover_later(recoverer, ledger_id), client=recoverer)
         if rng.random() < 0.5:
             chaos.split(client, writer, recoverers)
 
-    async def _recover(self, client: SimClient, ledger_id: int) -> None:
+    async def _recover_later(self, client: SimClient, ledger_id: int) -> None:
         await asyncio.sleep(self._rng.uniform(0.0, 4.0) * self._rng.choice((0.05, 0.05, 1.0)))
+        await self.recover(client, ledger_id)
+
+    async def recover(self, client: SimClient, ledger_id: int) -> None:
+        """Take a ledger over, and try again until it is closed."""
         while True:
-            self._world.trace.note(client.name, "begins", ledger_id=ledger_id)
+            self.world.trace.note(client.name, "begins", ledger_id=ledger_id)
             try:
                 metadata = await client.ledgers.recover_ledger(ledger_id)
             except LedgerNotFoundError:
@@ -224,31 +254,32 @@ class Scenario:
                 self._note_error(client, error, ledger_id)
                 await asyncio.sleep(self._rng.uniform(0.05, 1.0))
             else:
-                self._world.checkers.on_closed(metadata)
+                self.world.checkers.on_closed(metadata)
                 return
 
     async def _follow(self, client: SimClient, ledger_id: int) -> None:
-        delivered = self._world.checkers.new_delivery(ledger_id)
+        delivered = self.world.checkers.new_delivery(ledger_id)
         while True:
             try:
                 reader = await client.ledgers.open_ledger(ledger_id)
                 async for step in reader.follow(len(delivered)):
-                    self._world.checkers.on_delivered(ledger_id, delivered, step.frames)
+                    self.world.checkers.on_delivered(ledger_id, delivered, step.frames)
             except LedgerNotFoundError:
                 return
             except DLError as error:
                 self._note_error(client, error, ledger_id)
                 await asyncio.sleep(0.5)
             else:
-                self._world.trace.note(
+                self.world.trace.note(
                     client.name, f"got all {len(delivered)} entries", ledger_id=ledger_id
                 )
                 return
 
-    async def _observe(self, client: SimClient, ledger_id: int) -> None:
+    async def observe(self, client: SimClient, ledger_id: int) -> None:
+        """Read the ledger's LAC all the time."""
         while True:
             await asyncio.sleep(self._rng.uniform(0.05, 1.0))
-            floor = self._world.checkers.lac_floor(ledger_id)
+            floor = self.world.checkers.lac_floor(ledger_id)
             try:
                 reader = await client.ledgers.open_ledger(ledger_id)
                 lac = await reader.read_last_add_confirmed()
@@ -256,4 +287,4 @@ class Scenario:
                 return
             except DLError:
                 continue
-            self._world.checkers.on_lac_read(ledger_id, lac, floor)
+            self.world.checkers.on_lac_read(ledger_id, lac, floor)
