@@ -63,6 +63,12 @@ def _changes(plan: Plan) -> Plan:
     )
 
 
+def _lost_replies(plan: Plan) -> Plan:
+    """Ensemble changes and recoveries whose writes to the metadata store are answered or not."""
+    faults = ("metadata", "metadata", "metadata", "bookie dies", "lag")
+    return replace(_changes(plan), faults=faults, fault_interval_s=0.1)
+
+
 def _with_small_files(plan: Plan) -> Plan:
     storage = replace(plan.storage, file_bytes_max=4096, file_entries_max=4, settle_interval_s=0.1)
     return replace(plan, quorum=_USUAL, storage=storage, writers=2)
@@ -74,20 +80,6 @@ def _crashes(plan: Plan) -> Plan:
     return replace(_with_small_files(plan), faults=faults, fault_interval_s=0.1)
 
 
-def _damage(plan: Plan) -> Plan:
-    """A victim whose bytes change, and restarts."""
-    faults = ("damage", "damage", "damage", "bookie dies")
-    return replace(
-        _with_small_files(plan), faults=faults, fault_interval_s=0.5, disk_latency_s=0.0005
-    )
-
-
-def _damaged_tails(plan: Plan) -> Plan:
-    """The same while files are large, so that it is the newest one that is damaged."""
-    storage = replace(plan.storage, settle_interval_s=0.1)
-    return replace(_damage(plan), storage=storage)
-
-
 def _garbage(plan: Plan) -> Plan:
     """Ledgers that are deleted, or seem to be, while bookies collect garbage and die."""
     return replace(
@@ -97,12 +89,6 @@ def _garbage(plan: Plan) -> Plan:
         hiding_chance=0.3,
         fault_interval_s=0.5,
     )
-
-
-def _rot(plan: Plan) -> Plan:
-    """Damage in files that are compacted."""
-    plan = _garbage(plan)
-    return replace(plan, faults=("deletion", "damage", "damage", "bookie dies"))
 
 
 def _repairs(plan: Plan) -> Plan:
@@ -146,6 +132,10 @@ def _lonely_fences(plan: Plan) -> Plan:
     return replace(_scene("lonely_fence")(plan), maintenance_interval_s=0.3)
 
 
+def _rotten_files(plan: Plan) -> Plan:
+    return replace(_scene("rotten_file")(plan), maintenance_interval_s=0.3)
+
+
 def _missed_bookies(plan: Plan) -> Plan:
     return replace(_scene("missed_bookie", spares=2)(plan), auto_recoveries=1)
 
@@ -176,13 +166,9 @@ def _damaged_ends(plan: Plan) -> Plan:
 FOCUSES: dict[str, Callable[[Plan], Plan]] = {
     "any": _any,
     "takeovers": _takeovers,
-    "changes": _changes,
     "crashes": _crashes,
-    "damage": _damage,
-    "damaged tails": _damaged_tails,
     "garbage": _garbage,
     "repairs": _repairs,
-    "rot": _rot,
     "busy takeovers": _scene("busy_takeover", spares=3, metadata_latency_s=0.05),
     "changing recoveries": _scene("changing_recovery", spares=2),
     "creations": _scene("creations"),
@@ -190,11 +176,13 @@ FOCUSES: dict[str, Callable[[Plan], Plan]] = {
     "damaged ends of large files": _damaged_ends,
     "damaged last entries": _scene("damaged_tail", acks=(2, 3)),
     "late adds": _scene("late_add", acks=(2, 3)),
+    "lost replies": _lost_replies,
     "many files": _many_files,
     "lonely fences": _lonely_fences,
     "missed bookies": _missed_bookies,
     "moved tails": _scene("moved_tail", acks=(2, 3), spares=2),
     "published LACs": _published_lacs,
+    "rotten files": _rotten_files,
     "rough links": _scene("rough_links", spares=2, metadata_latency_s=0.2),
     "rough stripes": _rough_stripes,
     "torn changes": _scene("torn_change", spares=1, metadata_latency_s=0.2),
@@ -205,11 +193,14 @@ _FOCUS_OF = {
     **dict.fromkeys(mutants_recovery.MUTANTS, "repairs"),
     mutants_bookie.damage_is_called_absence: "damaged last entries",
     mutants_bookie.fences_are_not_logged: "lonely fences",
+    mutants_bookie.fences_of_unknown_ledgers_do_not_stick: "takeovers",
+    mutants_bookie.followers_get_what_is_not_confirmed: "late adds",
     mutants_bookie.footers_forget_fences: "lonely fences",
+    mutants_bookie.negative_answers_before_the_fence_is_durable: "late adds",
     mutants_bookie.open_files_are_not_counted: "many files",
     mutants_client.a_lac_is_published_by_one_bookie: "published LACs",
     mutants_client.a_lac_read_asks_one_bookie: "published LACs",
-    mutants_client.a_read_gives_up_after_one_replica: "damaged last entries",
+    mutants_client.a_read_gives_up_after_one_replica: "damaged footers",
     mutants_client.acks_during_an_ensemble_change: "torn changes",
     mutants_client.coverage_ignores_striping: "published LACs",
     mutants_client.new_ensembles_start_at_the_lac: "rough links",
@@ -230,13 +221,13 @@ _FOCUS_OF = {
     mutants_disk.an_empty_disk_keeps_the_identity: "any",
     mutants_disk.damage_is_taken_for_a_torn_tail: "damaged ends of large files",
     mutants_disk.marks_are_not_written: "damaged ends of large files",
-    mutants_recovery.compaction_drops_damaged_entries: "rot",
+    mutants_recovery.compaction_drops_damaged_entries: "rotten files",
     mutants_recovery.compaction_forgets_fences_and_lacs: "garbage",
     mutants_recovery.compaction_moves_nothing: "garbage",
     mutants_recovery.the_last_ensemble_of_an_open_ledger_is_changed: "missed bookies",
     mutants_garbage.files_without_entries_are_garbage: "lonely fences",
     mutants_garbage.ids_are_used_twice: "creations",
-    mutants_garbage.lost_replies_count_as_success: "any",
+    mutants_garbage.lost_replies_count_as_success: "lost replies",
     mutants_garbage.metadata_is_overwritten: "any",
 }
 BUGS_OF_LIVENESS = {

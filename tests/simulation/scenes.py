@@ -63,6 +63,11 @@ class Act:
             client = self.world.new_client(f"observer-{self.ledger_id}-{number}")
             self.world.spawn(self._play.observe(client, self.ledger_id), client=client)
 
+    def start_follower(self) -> None:
+        """Start a client that follows the ledger from its first entry on."""
+        client = self.world.new_client(f"follower-{self.ledger_id}")
+        self.world.spawn(self._play.follow(client, self.ledger_id), client=client)
+
     async def read_all(self) -> None:
         """Read all that is acknowledged."""
         delivered = self.world.checkers.new_delivery(self.ledger_id)
@@ -91,6 +96,10 @@ class Act:
     async def close(self) -> None:
         """Close the ledger as its writer."""
         await self._play.close(self.client, self.writer)
+
+    async def delete(self) -> None:
+        """Delete the ledger."""
+        await self.client.ledgers.delete_ledger(self.ledger_id)
 
     def new_recoverer(self) -> SimClient:
         """Start a client that is going to take the ledger over."""
@@ -126,11 +135,13 @@ class Act:
 async def late_add(act: Act) -> None:
     """An add is on its way while a recoverer finds that nobody holds its entry.
 
-    It comes to a bookie that did not hear the request that fences, but a read of that entry.
+    It comes to a bookie that did not hear the request that fences, but a read of that entry; and
+    perhaps that one loses power between.
     """
     network, rng, writer = act.world.network, act.rng, act.client.name
     near = act.members[: act.quorum.ack_quorum_size - 1]
     late, *others = act.members[len(near) :]
+    act.start_follower()
     await act.write(rng.choice((1, 3)))
     act.disturb(writer, [late], network.lag)
     act.disturb(writer, others, network.block)
@@ -143,6 +154,10 @@ async def late_add(act: Act) -> None:
     await act.until(act.is_fence_complete)
     act.disturb(recoverer.name, near, network.block)
     network.unblock(recoverer.name, late.name)
+    if rng.random() < 0.5:
+        await act.until(partial(act.is_fenced, late))
+        late.crash(keep_cache=False)
+        await late.start()
     await act.writer.flush()
 
 
@@ -225,6 +240,17 @@ async def damaged_footer(act: Act) -> None:
     act.world.trace.note(bookie.name, f"damaged: the footer of {name}")
     bookie.crash(keep_cache=rng.random() < 0.5)
     await bookie.start()
+
+
+async def rotten_file(act: Act) -> None:
+    """A file is compacted, because most of it was deleted, and some of the rest is damaged."""
+    second = await act.create(act.new_writer("other"))
+    for _ in range(5):
+        await act.write(1)
+        await second.write(3)
+    await act.until(partial(_damage, act, act.members[0], act.rng.randrange(3)))
+    await second.delete()
+    await asyncio.sleep(act.rng.uniform(3.0, 7.0))
 
 
 async def torn_change(act: Act) -> None:
@@ -383,6 +409,7 @@ SCENES: dict[str, Callable[[Act], Awaitable[None]]] = {
         moved_tail,
         published_lacs,
         read_again,
+        rotten_file,
         rough_links,
         torn_change,
     )

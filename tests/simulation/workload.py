@@ -225,7 +225,7 @@ class Scenario:
         ledger_id = writer.ledger_id
         for number in range(rng.choice((0, 1))):
             follower = world.new_client(f"follower-{ledger_id}-{number}")
-            world.spawn(self._follow(follower, ledger_id), client=follower)
+            world.spawn(self.follow(follower, ledger_id), client=follower)
         if rng.random() < 0.3:
             observer = world.new_client(f"observer-{ledger_id}")
             world.spawn(self.observe(observer, ledger_id), client=observer)
@@ -257,7 +257,8 @@ class Scenario:
                 self.world.checkers.on_closed(metadata)
                 return
 
-    async def _follow(self, client: SimClient, ledger_id: int) -> None:
+    async def follow(self, client: SimClient, ledger_id: int) -> None:
+        """Follow a ledger from its first entry to its end."""
         delivered = self.world.checkers.new_delivery(ledger_id)
         while True:
             try:
