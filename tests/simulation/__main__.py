@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 
+from tests.simulation.mutants import FOCUSES, MUTANTS, focused
 from tests.simulation.runner import run_many
 from tests.simulation.workload import run_seed
 
@@ -17,13 +18,20 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=500, help="how many seeds (default: 500)")
     parser.add_argument("--first", type=int, default=0, help="the first of them (default: 0)")
     parser.add_argument("--seed", type=int, help="run this one only and print its trace")
+    parser.add_argument(
+        "--focus", choices=sorted(FOCUSES), default="any", help="with --seed: plans of this focus"
+    )
+    parser.add_argument(
+        "--mutant", choices=sorted(MUTANTS), help="with --seed: with this bug, under its focus"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at once")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at a failure")
     parser.add_argument("--learn", action="store_true", help="keep new transitions as known ones")
     arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)
     if arguments.seed is not None:
-        run = run_seed(arguments.seed)
+        with MUTANTS[arguments.mutant]() if arguments.mutant else focused(arguments.focus):
+            run = run_seed(arguments.seed)
         print("\n".join(run.trace) if run.failure is None else run.explain())
         return int(run.failure is not None)
     return run_many(
