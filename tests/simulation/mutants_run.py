@@ -98,14 +98,14 @@ def main() -> int:
     catches = dict.fromkeys(INVARIANTS, 0)
     began = time.perf_counter()
     found = known_seeds()
-    print(f"{'mutant':<{width}}  {'caught by':<38} {'seeds':>5} {'s':>6}  focus")
+    print(f"{'mutant':<{width}}  {'caught by':<39} {'seeds':>5} {'s':>6}  focus")
     with ProcessPoolExecutor(arguments.jobs) as pool:
         searches = [pool.submit(find, name, range(arguments.seeds_max)) for name in names]
         for search in as_completed(searches):
             name, seed, invariant, tried, seconds = search.result()
             caught = invariant or "SURVIVED"
             print(
-                f"{name:<{width}}  {caught:<38} {tried:>5} {seconds:>6.1f}  {focus_of(name)}",
+                f"{name:<{width}}  {caught:<39} {tried:>5} {seconds:>6.1f}  {focus_of(name)}",
                 flush=True,
             )
             if seed is None:
@@ -116,7 +116,7 @@ def main() -> int:
                 _keep(found)
     print()
     for invariant, count in catches.items():
-        print(f"{invariant:<38} caught {count:>2}")
+        print(f"{invariant:<39} caught {count:>2}")
     took_s = time.perf_counter() - began
     print(f"{len(names) - len(survivors)} of {len(names)} caught in {took_s:.0f} s")
     return int(bool(survivors))
