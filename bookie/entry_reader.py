@@ -348,9 +348,13 @@ class EntryReader:
 
     def _sources(
         self, ledger_id: int, first_entry_id: int, last_entry_id: int
-    ) -> list[tuple[int, int, LedgerEntries]]:
-        """Return (lowest entry id, file, entries) of every file that may hold some of the range."""
-        sources: list[tuple[int, int, LedgerEntries]] = []
+    ) -> Iterator[tuple[int, int, LedgerEntries]]:
+        """Yield (lowest entry id, file, entries) of every file that may hold some of the range.
+
+        They come by their lowest entry.  A footer is looked at when its turn comes, so that a
+        ledger in many files does not hold the footers of all of them in memory.
+        """
+        sources: list[tuple[int, int, LedgerEntries | None]] = []
         for index in self._log.unsealed_indexes():
             entries = index.entries(ledger_id)
             if entries is not None and len(entries.entry_ids):
@@ -358,16 +362,19 @@ class EntryReader:
         state = self._ledgers.get(ledger_id)
         if state is not None:
             for lowest, number in state.files_between(first_entry_id, last_entry_id):
-                if number not in self._places:
-                    continue  # dropped just now
-                entries = self.footer(number).entries(ledger_id)
-                if entries is None:
-                    raise BookieStorageError(
-                        f"{file_name(number)}: its footer lost ledger {ledger_id}"
-                    )
-                sources.append((lowest, number, entries))
+                sources.append((lowest, number, None))
         sources.sort(key=lambda source: source[:2])
-        return sources
+        for lowest, number, entries in sources:
+            if entries is not None:
+                yield lowest, number, entries
+            elif number in self._places:  # else it was dropped just now
+                yield lowest, number, self._sealed_entries(number, ledger_id)
+
+    def _sealed_entries(self, number: int, ledger_id: int) -> LedgerEntries:
+        entries = self.footer(number).entries(ledger_id)
+        if entries is None:
+            raise BookieStorageError(f"{file_name(number)}: its footer lost ledger {ledger_id}")
+        return entries
 
     def _file(self, number: int) -> DiskFile | None:
         """Return the open file; None if it was dropped."""

@@ -1,0 +1,34 @@
+"""The read half of the entry log keeps no more in memory than it needs."""
+
+from __future__ import annotations
+
+from bookie.disk import MemoryDisk
+from tests.fixtures.aio import run
+from tests.fixtures.storage import make_frame, open_storage, small_config
+
+ENTRIES = 1500
+
+
+def test_a_range_looks_only_at_the_footers_it_has_come_to() -> None:
+    """Goal: reading a ledger that lies in many files does not hold all their footers at once."""
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        config = small_config(file_bytes_max=2000, batch_bytes_max=400)
+        async with open_storage(disk, config) as storage:
+            for entry_id in range(ENTRIES):
+                added = storage.add_entry(make_frame(1, entry_id))
+                if entry_id % 50 == 49:
+                    await added
+        async with open_storage(disk, config) as storage:
+            file_count = len(disk.names())
+            chunks = storage.read_entries(
+                1, first_entry_id=0, last_entry_id=ENTRIES - 1, chunk_bytes=1
+            )
+            assert [bytes(frame) for frame in await anext(chunks)] == [make_frame(1, 0)]
+            looked_at = len(storage._reader._footers)
+            rest = [bytes(frame) async for chunk in chunks for frame in chunk]
+            assert rest == [make_frame(1, entry_id) for entry_id in range(1, ENTRIES)]
+            assert looked_at < len(storage._reader._footers) / 3 < file_count / 2
+
+    run(main())
