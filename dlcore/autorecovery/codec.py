@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
 
-from google.protobuf.message import DecodeError, Message
-
-from dlcore.errors import CorruptMetadataError
 from dlcore.ids import BookieId
+from dlcore.ledger.codec import FORMAT_VERSION, parse_message
 from dlcore.proto import metadata_pb2
-
-FORMAT_VERSION = 1
-_M = TypeVar("_M", bound=Message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +64,7 @@ def encode_under_replicated(ledger: UnderReplicatedLedger) -> bytes:
 
 def decode_under_replicated(value: bytes, *, source: str) -> UnderReplicatedLedger:
     """Parse what `encode_under_replicated` wrote; `source` (a path) names the value in errors."""
-    message = _parse(metadata_pb2.UnderReplicatedLedger(), value, source)
+    message = parse_message(metadata_pb2.UnderReplicatedLedger(), value, source)
     return UnderReplicatedLedger(
         ledger_id=message.ledger_id,
         missing=tuple(BookieId(each.name, each.incarnation) for each in message.missing),
@@ -90,7 +84,7 @@ def encode_office(office: Office) -> bytes:
 
 def decode_office(value: bytes, *, source: str) -> Office:
     """Parse what `encode_office` wrote."""
-    message = _parse(metadata_pb2.AuditorOffice(), value, source)
+    message = parse_message(metadata_pb2.AuditorOffice(), value, source)
     return Office(owner=message.owner, token=message.token)
 
 
@@ -108,7 +102,7 @@ def encode_check_run(run: ReplicaCheckRun) -> bytes:
 
 def decode_check_run(value: bytes, *, source: str) -> ReplicaCheckRun:
     """Parse what `encode_check_run` wrote."""
-    message = _parse(metadata_pb2.ReplicaCheckRun(), value, source)
+    message = parse_message(metadata_pb2.ReplicaCheckRun(), value, source)
     return ReplicaCheckRun(
         started_ms=message.started_ms,
         finished_ms=message.finished_ms,
@@ -116,16 +110,3 @@ def decode_check_run(value: bytes, *, source: str) -> ReplicaCheckRun:
         under_replicated=message.under_replicated,
         unknown=message.unknown,
     )
-
-
-def _parse(message: _M, value: bytes, source: str) -> _M:
-    try:
-        message.ParseFromString(value)
-    except DecodeError as error:
-        raise CorruptMetadataError(f"{source}: {len(value)} bytes do not parse") from error
-    version = getattr(message, "version", None)
-    if version != FORMAT_VERSION:
-        raise CorruptMetadataError(
-            f"{source}: format version {version}, this release reads {FORMAT_VERSION}"
-        )
-    return message

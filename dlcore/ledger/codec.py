@@ -91,7 +91,7 @@ def _ensemble_message(ensemble: Ensemble) -> metadata_pb2.Ensemble:
 
 def decode_ledger(value: bytes, *, source: str = "ledger metadata") -> LedgerMetadata:
     """Parse what `encode_ledger` wrote; `source` (a path) names the value in errors."""
-    message = _parse(metadata_pb2.LedgerMetadata(), value, source)
+    message = parse_message(metadata_pb2.LedgerMetadata(), value, source)
     try:
         metadata = LedgerMetadata(
             ledger_id=message.ledger_id,
@@ -152,7 +152,7 @@ def encode_registration(registration: BookieRegistration) -> bytes:
 
 def decode_registration(value: bytes, *, source: str = "bookie registration") -> BookieRegistration:
     """Parse what `encode_registration` wrote; `source` (a path) names the value in errors."""
-    message = _parse(metadata_pb2.BookieRegistration(), value, source)
+    message = parse_message(metadata_pb2.BookieRegistration(), value, source)
     host, _, port = message.address.rpartition(":")
     if not host or not port.isdigit():
         raise CorruptMetadataError(f"{source}: address {message.address!r} is not host:port")
@@ -185,7 +185,7 @@ def encode_cookie(cookie: BookieCookie) -> bytes:
 
 def decode_cookie(value: bytes, *, source: str = "bookie cookie") -> BookieCookie:
     """Parse what `encode_cookie` wrote; `source` (a path) names the value in errors."""
-    message = _parse(metadata_pb2.BookieCookie(), value, source)
+    message = parse_message(metadata_pb2.BookieCookie(), value, source)
     return BookieCookie(
         name=_required(message.name, "name", source),
         incarnation=_required(message.incarnation, "incarnation", source),
@@ -194,7 +194,8 @@ def decode_cookie(value: bytes, *, source: str = "bookie cookie") -> BookieCooki
     )
 
 
-def _parse(message: M, value: bytes, source: str) -> M:
+def parse_message(message: M, value: bytes, source: str) -> M:
+    """Fill `message` from `value` and check its format version; `source` names it in errors."""
     try:
         message.ParseFromString(value)
     except DecodeError as error:

@@ -51,24 +51,14 @@ _AUTORECOVERY_OPTIONS = (
 _SERVING = re.compile(r"^bookie (\S+) \(incarnation (\S+)\) serving on (\S+:\d+)$", re.MULTILINE)
 
 
-class Bookie:
-    """One bookie process of a sandbox."""
+class _Process:
+    """One process of a sandbox, which may be started again."""
 
-    def __init__(
-        self, name: str, *, folder: Path, port: int, options: Sequence[str], cluster: Sandbox
-    ) -> None:
+    def __init__(self, name: str, *, options: Sequence[str], cluster: Sandbox) -> None:
         self.name = name
-        self.folder = folder
-        self._port = port
         self._options = tuple(options)
         self._cluster = cluster
         self._child: ChildProcess | None = None
-        self._address = ""
-        self._incarnation = ""
-
-    def __repr__(self) -> str:
-        state = f"pid={self.pid}" if self.is_running else "stopped"
-        return f"<Bookie {self.name} {self._address} {state}>"
 
     @property
     def pid(self) -> int:
@@ -76,19 +66,9 @@ class Bookie:
         return self._latest_child.pid
 
     @property
-    def address(self) -> str:
-        """Where it answers or last answered: ``host:port``."""
-        return self._address
-
-    @property
-    def incarnation(self) -> str:
-        """The incarnation of its data."""
-        return self._incarnation
-
-    @property
     def log_path(self) -> Path:
         """The file with its output."""
-        return self.folder.with_name(f"{self.name}.log")
+        return self._cluster.data_dir / f"{self.name}.log"
 
     @property
     def is_running(self) -> bool:
@@ -111,6 +91,48 @@ class Bookie:
         """Let it go on after `pause`."""
         self._latest_child.resume()
 
+    def _run(self, command: Sequence[str]) -> None:
+        """Start a process: Python with the words of `command` and the options."""
+        self._child = ChildProcess(
+            [sys.executable, *command, *self._options],
+            log_path=self.log_path,
+            warden=self._cluster._running_warden,
+            environment={"PYTHONPATH": _python_path(), "PYTHONUNBUFFERED": "1"},
+        )
+
+    @property
+    def _latest_child(self) -> ChildProcess:
+        if self._child is None:
+            raise ConfigurationError(f"{self.name} is not started")
+        return self._child
+
+
+class Bookie(_Process):
+    """One bookie process of a sandbox."""
+
+    def __init__(
+        self, name: str, *, folder: Path, port: int, options: Sequence[str], cluster: Sandbox
+    ) -> None:
+        super().__init__(name, options=options, cluster=cluster)
+        self.folder = folder
+        self._port = port
+        self._address = ""
+        self._incarnation = ""
+
+    def __repr__(self) -> str:
+        state = f"pid={self.pid}" if self.is_running else "stopped"
+        return f"<Bookie {self.name} {self._address} {state}>"
+
+    @property
+    def address(self) -> str:
+        """Where it answers or last answered: ``host:port``."""
+        return self._address
+
+    @property
+    def incarnation(self) -> str:
+        """The incarnation of its data."""
+        return self._incarnation
+
     def restart(self) -> None:
         """Start it again on its folder, stopping it first if it runs; wait until it serves."""
         self.terminate()
@@ -118,15 +140,9 @@ class Bookie:
         self._wait_until_serving()
 
     def _spawn(self) -> None:
-        command = [sys.executable, "-m", "bookie"]
-        command += ["--name", self.name, "--metadata-uri", self._cluster.uri]
+        command = ["-m", "bookie", "--name", self.name, "--metadata-uri", self._cluster.uri]
         command += ["--data-dir", str(self.folder), "--host", HOST, "--port", str(self._port)]
-        self._child = ChildProcess(
-            [*command, "--watch-parent", *self._options],
-            log_path=self.log_path,
-            warden=self._cluster._running_warden,
-            environment={"PYTHONPATH": _python_path(), "PYTHONUNBUFFERED": "1"},
-        )
+        self._run([*command, "--watch-parent"])
 
     def _wait_until_serving(self) -> None:
         child = self._latest_child
@@ -140,66 +156,22 @@ class Bookie:
             raise BookieUnavailableError(f"{self.name} {problem}: {child.describe_end()}")
         self._incarnation, self._address = served[2], served[3]
 
-    @property
-    def _latest_child(self) -> ChildProcess:
-        if self._child is None:
-            raise ConfigurationError(f"{self.name} is not started")
-        return self._child
 
-
-class AutoRecoveryProcess:
+class AutoRecoveryProcess(_Process):
     """The auto-recovery process of a sandbox."""
 
-    name = "autorecovery"
-
     def __init__(self, *, options: Sequence[str], cluster: Sandbox) -> None:
-        self._options = tuple(options)
-        self._cluster = cluster
-        self._child: ChildProcess | None = None
+        super().__init__("autorecovery", options=options, cluster=cluster)
 
     def __repr__(self) -> str:
         return f"<AutoRecoveryProcess {f'pid={self.pid}' if self.is_running else 'stopped'}>"
-
-    @property
-    def pid(self) -> int:
-        """The id of its latest process."""
-        return self._latest_child.pid
-
-    @property
-    def log_path(self) -> Path:
-        """The file with its output."""
-        return self._cluster.data_dir / "autorecovery.log"
-
-    @property
-    def is_running(self) -> bool:
-        """Whether its process runs."""
-        return self._child is not None and self._child.is_running
-
-    def kill(self) -> None:
-        """Kill it with SIGKILL, as a crash would, and wait until the process is gone."""
-        self._latest_child.kill()
-
-    def terminate(self) -> None:
-        """Stop it in order with SIGTERM and wait until the process is gone."""
-        self._latest_child.terminate()
 
     def restart(self) -> None:
         """Start it, stopping it first if it runs; it is at work soon after."""
         if self._child is not None:
             self._child.terminate()
-        command = [sys.executable, "-m", "dlcore.cli", "autorecovery", "run"]
-        self._child = ChildProcess(
-            [*command, "--uri", self._cluster.uri, *_AUTORECOVERY_OPTIONS, *self._options],
-            log_path=self.log_path,
-            warden=self._cluster._running_warden,
-            environment={"PYTHONPATH": _python_path(), "PYTHONUNBUFFERED": "1"},
-        )
-
-    @property
-    def _latest_child(self) -> ChildProcess:
-        if self._child is None:
-            raise ConfigurationError("auto-recovery is not started")
-        return self._child
+        command = ["-m", "dlcore.cli", "autorecovery", "run", "--uri", self._cluster.uri]
+        self._run([*command, *_AUTORECOVERY_OPTIONS])
 
 
 class Sandbox:
