@@ -193,10 +193,11 @@ class LedgerStorage:
         check_id("ledger", ledger_id)
         if last_add_confirmed != INVALID_ENTRY_ID:
             check_id("entry", last_add_confirmed)
-        if not self._ledger(ledger_id).note_lac(last_add_confirmed):
+        has_moved = self._ledger(ledger_id).note_lac(last_add_confirmed)
+        self._call_later(self._config.lac_delay_s, self._log.wake)
+        if not has_moved:
             return self._log.watch()  # known already, but perhaps from a record on its way
         self._followers.wake(ledger_id)
-        self._call_later(self._config.lac_delay_s, self._log.wake)
         return self._log.append_lac(ledger_id, last_add_confirmed)
 
     async def read_lac(self, ledger_id: int, *, fence: bool) -> int:

@@ -318,3 +318,17 @@ def test_runs_of_a_ledger_in_many_files_are_joined() -> None:
             assert listed(storage, 1) == [(0, 54), (60, 79), (90, 90)]
 
     run(main())
+
+
+def test_a_known_lac_of_a_ledger_in_use_again_is_answered() -> None:
+    """Goal: what is logged again for a ledger thought deleted waits for no other record."""
+
+    async def main() -> None:
+        async with open_storage(MemoryDisk(), CONFIG) as storage:
+            await storage.add_entry(make_frame(1, 0))
+            await storage.write_lac(1, 0)
+            await delete(storage, 1)
+            async with asyncio.timeout(1.0):
+                await storage.write_lac(1, 0)
+
+    run(main())
