@@ -32,6 +32,7 @@ from tests.fixtures.recovery import (
     services_of,
     unregister,
     until,
+    until_none_listed,
 )
 
 if TYPE_CHECKING:
@@ -84,11 +85,7 @@ def test_a_long_list_is_not_read_again_for_every_ledger() -> None:
                 return await get_children(path)
 
             store.get_children = count  # type: ignore[method-assign]  # counts
-
-            async def is_empty() -> bool:
-                return not await listed(cluster)
-
-            await until(is_empty)
+            await until_none_listed(cluster)
         assert len(asked) <= 5
 
     run(scenario)
@@ -236,11 +233,7 @@ def test_a_bookie_that_is_back_is_not_kept_on_the_list() -> None:
             assert await metadata_of_ledger(cluster, writer.ledger_id) == before
             first.entries(writer.ledger_id)[4] = held
             await register(cluster, first.bookie.name)
-
-            async def is_empty() -> bool:
-                return not await listed(cluster)
-
-            await until(is_empty)
+            await until_none_listed(cluster)
         assert await metadata_of_ledger(cluster, writer.ledger_id) == before
 
     run(scenario)

@@ -34,6 +34,7 @@ from tests.fixtures.recovery import (
     replicas,
     unregister,
     until,
+    until_none_listed,
 )
 
 
@@ -343,11 +344,7 @@ def test_a_deleted_ledger_leaves_the_list() -> None:
         await cluster.client.delete_ledger(writer.ledger_id)
         await publish(cluster, writer.ledger_id, "A")
         async with recovering(cluster):
-
-            async def is_empty() -> bool:
-                return not await listed(cluster)
-
-            await until(is_empty)
+            await until_none_listed(cluster)
 
     run(scenario)
 

@@ -36,6 +36,7 @@ from tests.fixtures.recovery import (
     register,
     services_of,
     until,
+    until_none_listed,
 )
 
 if TYPE_CHECKING:
@@ -144,11 +145,7 @@ def test_a_bookie_that_is_back_before_the_copy_is_complete_keeps_its_place() -> 
 
             await until(is_half_copied)
             await register(cluster, members[0].name)
-
-            async def is_empty() -> bool:
-                return not await listed(cluster)
-
-            await until(is_empty)
+            await until_none_listed(cluster)
         assert await metadata_of_ledger(cluster, writer.ledger_id) == before
 
     run(scenario)
@@ -250,11 +247,7 @@ def test_a_replacement_that_does_not_hold_what_it_acknowledged_stays_out() -> No
             assert "does not hold entry 17" in (await listed(cluster))[writer.ledger_id].reason
             assert await metadata_of_ledger(cluster, writer.ledger_id) == before
             spare.add_entry = store_entry  # type: ignore[method-assign]
-
-            async def is_empty() -> bool:
-                return not await listed(cluster)
-
-            await until(is_empty)
+            await until_none_listed(cluster)
         await assert_whole(cluster, writer.ledger_id)
 
     run(scenario)
