@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import bookies, logs, spark
+from benchmarks import bookies, history, logs, spark
 from dlcore.sandbox.cluster import Sandbox
 
 if TYPE_CHECKING:
@@ -37,9 +37,11 @@ BENCHMARKS: dict[str, Callable[[Sandbox, Path], list[Figure]]] = {
     "restart_full": bookies.restart_full,
     "memory": bookies.memory,
     "memory_full": bookies.memory_full,
+    "sink_history": history.sink_history,
+    "sink_history_short": history.sink_history_short,
 }
-LONG = ("restart_full", "memory_full")
-"""Run only when named: minutes of work, and 15 GB of disk."""
+LONG = ("restart_full", "memory_full", "sink_history")
+"""Run only when named: minutes of work, and up to 15 GB of disk."""
 
 
 def main() -> None:

@@ -1,0 +1,97 @@
+"""A log with a long history at once: planned as commits plan it, each stored value written once.
+
+The ledgers of the history hold no entries: what is measured on it reads none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dlcore.ledger.metadata import Ensemble, LedgerMetadata, LedgerState
+from dlcore.log.changes import SegmentLimits, plan_append
+from dlcore.log.scan import StagedExtent
+from dlcore.metadata.port import ANY_VERSION, Create, Op, Put
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from dlcore.log.context import LogContext
+    from dlcore.log.metadata import LogState
+
+_EXTENTS_PER_LEDGER = 1_000
+_EXTENTS_PER_CHANGE = 250
+_BYTES_AT_ONCE = 500_000
+_LIMITS = SegmentLimits(size_bytes_max=2**40, age_max_ms=2**40)
+
+
+async def write_history(context: LogContext, log: str, count: int) -> None:
+    """Append `count` extents of one record each to the metadata of a log."""
+    state = await context.logs.read(log)
+    values: dict[str, Create | Put] = {}
+    for first in range(0, count, _EXTENTS_PER_LEDGER):
+        size = min(_EXTENTS_PER_LEDGER, count - first)
+        ledger_id = await _make_ledger(context, state, size)
+        for low in range(0, size, _EXTENTS_PER_CHANGE):
+            part = list(_extents(state, ledger_id, low, min(size, low + _EXTENTS_PER_CHANGE)))
+            change, _, _ = plan_append(
+                context.logs.paths_of(log),
+                state,
+                part,
+                now_ms=context.clock.now_ms(),
+                limits=_LIMITS,
+            )
+            state = change.state
+            for op in change.ops:
+                assert isinstance(op, Create | Put)
+                is_new = isinstance(op, Create) or isinstance(values.get(op.path), Create)
+                values[op.path] = (
+                    Create(op.path, op.value) if is_new else Put(op.path, op.value, ANY_VERSION)
+                )
+    await _write(context, values.values())
+
+
+async def _make_ledger(context: LogContext, state: LogState, entry_count: int) -> int:
+    ledger_id = await context.ledger_store.new_ledger_id()
+    quorum = state.metadata.quorum
+    bookies = [info.bookie for info in await context.registry.get_bookies()]
+    metadata = LedgerMetadata(
+        ledger_id=ledger_id,
+        quorum=quorum,
+        state=LedgerState.CLOSED,
+        ensembles=(Ensemble(0, tuple(bookies[: quorum.ensemble_size])),),
+        token=context.clock.new_token(),
+        created_ms=context.clock.now_ms(),
+        last_entry_id=entry_count - 1,
+        length_bytes=entry_count,
+    )
+    await context.ledger_store.create(metadata)
+    return ledger_id
+
+
+def _extents(state: LogState, ledger_id: int, first: int, end: int) -> Iterator[StagedExtent]:
+    for entry_id in range(first, end):
+        yield StagedExtent(
+            log=state.name,
+            log_id=state.metadata.log_id,
+            identity="history",
+            ledger_id=ledger_id,
+            first_entry_id=entry_id,
+            last_entry_id=entry_id,
+            record_count=1,
+            size_bytes=1,
+            first_txid=-1,
+            last_txid=-1,
+            last_timestamp_ms=state.metadata.created_ms,
+        )
+
+
+async def _write(context: LogContext, ops: Iterable[Create | Put]) -> None:
+    batch: list[Op] = []
+    size_bytes = 0
+    for op in ops:
+        batch.append(op)
+        size_bytes += len(op.path) + len(op.value)
+        if size_bytes > _BYTES_AT_ONCE:
+            await context.store.multi(batch)
+            batch, size_bytes = [], 0
+    await context.store.multi(batch)
