@@ -296,7 +296,7 @@ class LogRecordTooLongError(LogError):
 
 
 class TransactionIdOutOfOrderError(LogError):
-    """A transaction id is negative, reserved, or lower than one already in the log."""
+    """A transaction id is lower than one before it, or than one already in the log."""
 
     code = 513
 

@@ -339,7 +339,7 @@ class LogWriter(_Blocking):
         self._call(self._writer.flush())
 
     def commit(self) -> DLSN | None:
-        """Flush and make everything visible; return the last record's position, if there is one."""
+        """Flush and make all of it visible; return the log's last position, if it has records."""
         self._hand_over()
         return self._call(self._writer.commit())
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dlcore.autorecovery.maintenance import Maintenance
-from dlcore.cli.context import common_options, connect, run_async
+from dlcore.cli.context import common_options, confirm, confirmed, connect, run_async
 from dlcore.cli.output import show_done, show_rows
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def _gib(count: int) -> str:
     return f"{count / 2**30:.1f} GiB"
 
 
-@bookie_group.command("decommission", epilog="Example: dlog bookie decommission bookie-3")
+@bookie_group.command("decommission", epilog="Example: dlog bookie decommission bookie-3 --yes")
 @click.argument("name")
 @click.option(
     "--timeout",
@@ -66,13 +66,16 @@ def _gib(count: int) -> str:
     metavar="SECONDS",
     help="How long to wait for auto-recovery.",
 )
+@confirmed
 @common_options
-def decommission(name: str, timeout_s: float) -> None:
+def decommission(name: str, timeout_s: float, *, yes: bool) -> None:
     """Give up the bookie NAME, which must be stopped: others take over all that it held.
 
     Auto-recovery does the work.  Progress goes to standard error.  When no ledger needs the bookie
     any more its cookie is deleted; an interrupted decommission may be started again.
     """
+
+    confirm(f"Give up bookie {name} for good, with all that its disk holds?", yes=yes)
 
     async def move(namespace: Namespace) -> int:
         return await Maintenance(namespace.recovery_services).decommission(

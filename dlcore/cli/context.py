@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -81,6 +82,27 @@ def namespace_uri() -> str:
     if not uri:
         raise click.UsageError("no namespace: give --uri or set DLOG_URI", context)
     return str(uri)
+
+
+def confirmed(command: _Command) -> _Command:
+    """Add --yes to a command that destroys something; it calls `confirm` before it does."""
+    return click.option("--yes", is_flag=True, help="Do not ask.")(command)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask on a terminal whether to go on, unless `yes`.
+
+    Raises:
+        click.UsageError: there is nobody to ask.
+        click.Abort: the answer is no.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(
+            "--yes is needed where nobody can be asked", click.get_current_context()
+        )
+    click.confirm(question, abort=True, err=True)
 
 
 def run_async(work: Callable[[AsyncNamespace], Coroutine[Any, Any, _Result]]) -> _Result:

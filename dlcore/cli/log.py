@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import click
 
-from dlcore.cli.context import common_options, connect
+from dlcore.cli.context import common_options, confirm, confirmed, connect
 from dlcore.cli.output import show_done, show_fields, show_rows, time_text
 from dlcore.cli.records import tail_log, write_log
 from dlcore.config import LogConfig, QuorumConfig
@@ -140,13 +139,18 @@ def count_records(log: str) -> None:
     show_done(str(count), {"log": log, "records": count})
 
 
-@log_group.command("truncate", epilog="Example: dlog log truncate clicks 3:17:0")
+@log_group.command("truncate", epilog="Example: dlog log truncate clicks 3:17:0 --yes")
 @click.argument("log")
 @click.argument("dlsn")
+@confirmed
 @common_options
-def truncate_log(log: str, dlsn: str) -> None:
-    """Drop the records of LOG before position DLSN, for good."""
+def truncate_log(log: str, dlsn: str, *, yes: bool) -> None:
+    """Drop the records of LOG before position DLSN, for good.
+
+    A position past the end is refused; the end itself drops every record.
+    """
     position = DLSN.parse(dlsn)
+    confirm(f"Drop the records of log {log} before {position}?", yes=yes)
     with connect() as namespace, namespace.open_log(log) as manager:
         changed = manager.truncate(position)
     fields = {"log": log, "dlsn": str(position), "changed": changed}
@@ -158,14 +162,11 @@ def truncate_log(log: str, dlsn: str) -> None:
 
 @log_group.command("delete", epilog="Example: dlog log delete clicks --yes")
 @click.argument("log")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@confirmed
 @common_options
 def delete_log(log: str, *, yes: bool) -> None:
     """Delete LOG and its data, for good."""
-    if not yes:
-        if not sys.stdin.isatty():
-            raise click.UsageError("--yes is needed where nobody can be asked")
-        click.confirm(f"Delete log {log} and its data?", abort=True, err=True)
+    confirm(f"Delete log {log} and its data?", yes=yes)
     with connect() as namespace:
         namespace.delete_log(log)
     show_done(f"deleted log {log}", {"log": log})

@@ -97,14 +97,15 @@ def check_txids(batch: pa.RecordBatch, *, last_txid: int) -> tuple[int, int]:
     """Return the first and last transaction id of a byte log's batch of at least one row.
 
     Raises:
-        TransactionIdOutOfOrderError: one is out of range, or lower than the one before it, or than
-            `last_txid`.
+        ConfigurationError: one is out of range.
+        TransactionIdOutOfOrderError: one is lower than the one before it, or than `last_txid`.
     """
     txids = batch.column(0).to_numpy()
     first, last = int(txids[0]), int(txids[-1])
+    lowest, highest = int(txids.min()), int(txids.max())
+    if lowest < 0 or highest > TXID_MAX:
+        raise txid_out_of_range(lowest if lowest < 0 else highest)
     descents = np.flatnonzero(txids[1:] < txids[:-1])
-    if first < 0 or (descents.size == 0 and last > TXID_MAX):
-        raise txid_out_of_range(first if first < 0 else last)
     if first < last_txid:
         raise txid_out_of_order(first, last_txid)
     if descents.size:
@@ -113,11 +114,9 @@ def check_txids(batch: pa.RecordBatch, *, last_txid: int) -> tuple[int, int]:
     return first, last
 
 
-def txid_out_of_range(txid: int) -> TransactionIdOutOfOrderError:
+def txid_out_of_range(txid: int) -> ConfigurationError:
     """Return the error for a transaction id outside 0 … TXID_MAX."""
-    return TransactionIdOutOfOrderError(
-        f"transaction id {txid} is out of range, expected 0 … {TXID_MAX}"
-    )
+    return ConfigurationError(f"transaction id {txid} is out of range, expected 0 … {TXID_MAX}")
 
 
 def txid_out_of_order(txid: int, last_txid: int) -> TransactionIdOutOfOrderError:

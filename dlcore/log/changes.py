@@ -134,7 +134,7 @@ def plan_start(
     Raises:
         EndOfStreamError: the log is sealed.
     """
-    _require_unsealed(state)
+    require_unsealed(state)
     assert closing is not None or state.open_segment is None
     draft = _Draft(paths, state)
     _complete_last(draft, closing, now_ms=now_ms)
@@ -210,7 +210,8 @@ def _next_segment(draft: _Draft, extents: tuple[Extent, ...], *, now_ms: int) ->
     )
 
 
-def _require_unsealed(state: LogState) -> None:
+def require_unsealed(state: LogState) -> None:
+    """Raise `EndOfStreamError` if no record can follow."""
     if state.max_lssn.sealed:
         raise EndOfStreamError(f"log {state.name!r} is sealed: no record can follow")
 
@@ -229,7 +230,7 @@ def plan_append(
         EndOfStreamError: the log is sealed.
         TransactionIdOutOfOrderError: an extent begins below a transaction id that precedes it.
     """
-    _require_unsealed(state)
+    require_unsealed(state)
     assert extents
     assert state.open_segment is None
     draft = _Draft(paths, state)

@@ -13,7 +13,7 @@ from dlcore.errors import (
     NoNodeError,
 )
 from dlcore.ids import DLSN
-from dlcore.log.changes import plan_delete, plan_remove
+from dlcore.log.changes import plan_delete, plan_remove, require_unsealed
 from dlcore.log.fetch import Fetcher
 from dlcore.log.lock import WriterLock
 from dlcore.log.reader import AsyncLogReader, StartAt
@@ -71,13 +71,15 @@ class DistributedLogManager:
         """Take the writer lock, recover what a dead writer left, and return the writer.
 
         Raises:
+            EndOfStreamError: the log is sealed: no record can follow.
             OwnershipAcquireFailedError: another writer owned the log during `lock_timeout_s`.
             LedgerRecoveryError: too few bookies answer to recover what a dead writer left.
         """
-        state = await self._read()
+        require_unsealed(await self._read())
         lock = await self._acquire() if self._config.lock_enabled else None
         try:
             state = await recover_log(self._context, await self._read())
+            require_unsealed(state)  # it was when the owner before us let go of it, perhaps
         except BaseException:
             if lock is not None:
                 await lock.release()
@@ -208,11 +210,14 @@ class DistributedLogManager:
             await lock.release()
 
     async def truncate(self, dlsn: DLSN) -> bool:
-        """Drop the records below `dlsn`, or all there are if it lies beyond the end.
+        """Drop the records below `dlsn`; the position after the last record drops all there are.
 
         Works beside a live writer, and inside the segment it is writing.
 
         Returns: whether anything was dropped that was not before.
+
+        Raises:
+            ConfigurationError: `dlsn` lies past the end of what is readable, which is named.
         """
         changed, self._state = await truncate_log(self._context, await self._read(), dlsn)
         return changed

@@ -230,5 +230,11 @@ class Finder:
         return low
 
 
+async def find_last_dlsn(context: LogContext, state: LogState) -> DLSN | None:
+    """Return the position of the log's last record; None if it holds none."""
+    snapshot, _ = await take_snapshot(context, state, LedgerCache(context))
+    return await Finder(context, snapshot).last_dlsn()
+
+
 def _in_segment(view: ExtentView, entry_id: int) -> int:
     return view.base_entry_id + entry_id - view.first_entry_id

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlcore.errors import LedgerNotFoundError, MetadataVersionError
+from dlcore.errors import ConfigurationError, LedgerNotFoundError, MetadataVersionError
 from dlcore.ids import DLSN
 from dlcore.log.changes import plan_remove, plan_truncate, removable_segments
 from dlcore.log.recovery import delete_ledger
@@ -43,21 +43,25 @@ async def end_of_log(context: LogContext, state: LogState) -> DLSN:
 async def truncate_log(
     context: LogContext, state: LogState, dlsn: DLSN, *, end: DLSN | None = None
 ) -> tuple[bool, LogState]:
-    """Drop the records below `dlsn`, or below the end of the log if that comes first.
+    """Drop the records below `dlsn`.
 
     Args:
         context: the namespace's adapters.
         state: the log as it was read last.
-        dlsn: the first position to keep.
+        dlsn: the first position to keep; the end of the log drops every record.
         end: the end of the log, if the caller knows; read otherwise.
 
     Returns: whether anything was truncated, and the state after.
+
+    Raises:
+        ConfigurationError: `dlsn` lies past the end, which the message names; nothing was dropped.
     """
     paths = context.logs.paths_of(state.name)
     changed = False
     while True:
-        limit = end if end is not None else await end_of_log(context, state)
-        change = plan_truncate(paths, state, min(dlsn, limit))
+        if dlsn > state.first_active:
+            _require_within(state, dlsn, end or await end_of_log(context, state))
+        change = plan_truncate(paths, state, dlsn)
         if change is None:
             break
         try:
@@ -66,6 +70,15 @@ async def truncate_log(
         except MetadataVersionError:
             state = await context.logs.reread(state)
     return changed, await remove_truncated(context, state)
+
+
+def _require_within(state: LogState, dlsn: DLSN, end: DLSN) -> None:
+    # A position that was mistyped must not drop every record.
+    if dlsn > end:
+        raise ConfigurationError(
+            f"position {dlsn} lies past the end of log {state.name!r}, {end}: nothing was "
+            f"truncated; {end} would drop every record"
+        )
 
 
 async def remove_truncated(context: LogContext, state: LogState) -> LogState:

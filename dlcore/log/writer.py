@@ -33,6 +33,7 @@ from dlcore.log.changes import Change, plan_complete, plan_start
 from dlcore.log.entry import ipc_options
 from dlcore.log.recovery import delete_ledger, recover_log, taken_over
 from dlcore.log.rolling import RollingPolicy
+from dlcore.log.snapshot import find_last_dlsn
 from dlcore.log.transmit import Group, Slice, Transmitter, checked_payload
 from dlcore.log.truncation import truncate_log
 
@@ -88,7 +89,7 @@ class AsyncLogWriter:
         self._active: ActiveSegment | None = None
         self._withheld: deque[tuple[ActiveSegment, int]] = deque()  # durable, but we lost the lock
         self._failure: DLError | None = None
-        self._ended = state.max_lssn.sealed
+        self._ended = False  # sealed by us
         self._closed = False
         self._given_up = False
         self._own_ledger_id: int | None = None  # of our open extent, as the metadata has it
@@ -225,7 +226,10 @@ class AsyncLogWriter:
     # Waiting
 
     async def flush(self) -> DLSN | None:
-        """Transmit everything accepted and wait until it is durable; return the last position."""
+        """Transmit everything accepted and wait until it is durable.
+
+        Returns: the last position that this writer wrote, if it wrote anything.
+        """
         self._require_usable()
         return await self._flush()
 
@@ -237,9 +241,11 @@ class AsyncLogWriter:
         return await barrier
 
     async def commit(self) -> DLSN | None:
-        """Flush, and make everything visible to readers; return the last position, if any.
+        """Flush, and make everything visible to readers; return the log's last position.
 
         Records become visible shortly after they are durable in any case; this waits for it.
+
+        Returns: the position of the log's last record, whoever wrote it; None if it holds none.
         """
         last = await self.flush()
         async with self._changing:
@@ -249,7 +255,10 @@ class AsyncLogWriter:
                 except DLError as error:
                     self._fail(error)
                     raise
-        return last
+        if last is not None:
+            return last
+        state = await self._context.logs.reread(self._state)
+        return await find_last_dlsn(self._context, state)
 
     async def truncate(self, dlsn: DLSN) -> bool:
         """Drop the records below `dlsn`; return whether that changed anything."""

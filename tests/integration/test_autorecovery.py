@@ -225,17 +225,18 @@ def test_a_bookie_is_decommissioned(
         name = sorted(members_of(namespace, ledger_id))[0]
         bookie = next(each for each in sandbox.bookies if each.name == name)
 
-        exit_code, _, err = operator.outcome("bookie", "decommission", name)
+        decommission = ("bookie", "decommission", name, "--yes")
+        exit_code, _, err = operator.outcome(*decommission)
         assert exit_code == EXIT_FAILED
         assert f"bookie {name} is registered at {bookie.address}: stop it first" in err
-        exit_code, _, err = operator.outcome("bookie", "decommission", "nobody")
+        exit_code, _, err = operator.outcome("bookie", "decommission", "nobody", "--yes")
         assert exit_code == 2
         assert "nobody" in err
 
         assert operator.outcome("autorecovery", "pause")[0] == 0
         assert operator.status()["paused"]
         bookie.terminate()
-        exit_code, _, err = operator.outcome("bookie", "decommission", name, "--timeout", "0")
+        exit_code, _, err = operator.outcome(*decommission, "--timeout", "0")
         assert exit_code == EXIT_FAILED
         assert "auto-recovery is paused" in err
         found, answer = operator.check(ledger_id)
@@ -244,7 +245,7 @@ def test_a_bookie_is_decommissioned(
         assert missing == {"holds": 0, "unknown": None}
 
         assert operator.outcome("autorecovery", "pause", "--off")[0] == 0
-        exit_code, out, err = operator.outcome("bookie", "decommission", name)
+        exit_code, out, err = operator.outcome(*decommission)
         assert exit_code == 0, err
         assert f"decommissioned {name}" in out
         assert "ledgers refer to" in err
@@ -252,7 +253,7 @@ def test_a_bookie_is_decommissioned(
         assert operator.check(ledger_id)[0]
         with pytest.raises(Exception, match="the cluster has no cookie"):
             bookie.restart()
-        assert operator.outcome("bookie", "decommission", name)[0] == 2  # nobody knows it now
+        assert operator.outcome(*decommission)[0] == 2  # nobody knows it now
         assert txids_of(namespace, "log") == list(range(100))
 
 

@@ -112,6 +112,14 @@ def test_null_is_refused_and_nothing_written(
     assert logs.payloads(log) == []
 
 
+def test_negative_txids_are_refused(spark: SparkSession, logs: LogBench) -> None:
+    """No order makes them right, so the message does not advise to sort."""
+    frame = numbers(spark, 9, 1).withColumn("txid", F.col("txid") - 5)
+    message = message_of(lambda: logs.save(frame, log=logs.create()))
+    assert "transaction id -5 is out of range" in message
+    assert "orderBy" not in message
+
+
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_unsorted_txids_are_refused(spark: SparkSession, logs: LogBench, partitions: int) -> None:
     """Within a task, and between tasks; the advice is to sort."""

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import pytest
 
-from dlcore.cli.app import EXIT_FAILED, run
+from dlcore.cli.app import EXIT_FAILED, EXIT_USAGE, run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,7 +89,11 @@ def test_a_log_from_creation_to_deletion(shell: Shell, log: str, tmp_path: Path)
     assert base64.b64decode(tail[2]["payload_base64"]) == b"\xff\x00"
     assert tail[-1]["dlsn"] == wrote["last_dlsn"]
 
-    shell.text("log", "truncate", log, tail[2]["dlsn"])
+    exit_code, _, err = shell.outcome("log", "truncate", log, "9:9:9", "--yes")
+    assert exit_code == EXIT_USAGE
+    assert "9:9:9 lies past the end" in err
+    assert shell.text("log", "count", log) == "4\n"
+    shell.text("log", "truncate", log, tail[2]["dlsn"], "--yes")
     shown = shell.json("log", "show", log)
     assert (shown["records"], shown["first_dlsn"]) == (2, tail[2]["dlsn"])
     assert (shown["last_dlsn"], shown["last_txid"]) == (tail[3]["dlsn"], 4)

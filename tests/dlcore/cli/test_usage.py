@@ -7,7 +7,7 @@ import json
 import click
 import pytest
 
-from dlcore.cli.app import EXIT_FAILED, EXIT_USAGE, dlog, run
+from dlcore.cli.app import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, dlog, run
 from dlcore.cli.output import payload_json, payload_text, printable, time_text
 
 NOWHERE = "distributedlog://127.0.0.1:1/dlog"
@@ -98,13 +98,28 @@ def test_wrong_use_is_one_line_and_exit_code_2(
         assert captured.err.count("\n") == 1
 
 
-def test_delete_asks_only_people(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "command", ["log delete clicks", "log truncate clicks 1:0:0", "bookie decommission bookie-3"]
+)
+def test_what_destroys_asks_people_and_needs_yes_from_others(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a terminal there is nobody to ask; deleting then needs --yes."""
+    """Without a terminal there is nobody to ask; on one, anything but yes changes nothing."""
+    arguments = [*command.split(), "--uri", NOWHERE]
     monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
-    assert run(["log", "delete", "clicks", "--uri", NOWHERE]) == EXIT_USAGE
+    assert run(arguments) == EXIT_USAGE
     assert "--yes" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    questions: list[str] = []
+
+    def say_no(question: str) -> str:
+        questions.append(question)
+        return "n"
+
+    monkeypatch.setattr("click.termui.visible_prompt_func", say_no)
+    assert run(arguments) == EXIT_INTERRUPTED
+    (question,) = questions
+    assert command.split()[2] in question + capsys.readouterr().err
 
 
 def test_texts_cannot_move_the_cursor() -> None:

@@ -260,18 +260,41 @@ def test_truncation_and_readers() -> None:
     on_log(body)
 
 
-def test_truncating_beyond_the_end_drops_only_what_is_there() -> None:
+def test_a_position_past_the_end_truncates_nothing() -> None:
+    """By the manager and by the writer, of logs that are empty, open, closed; the end is named."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        with pytest.raises(ConfigurationError, match=r"7:0:0 lies past the end.* 1:0:0"):
+            await log.truncate(DLSN(7, 0, 0))
+        async with await log.open_writer() as writer:
+            await writer.write(record(1))
+            await writer.write(record(2))
+            await writer.commit()
+            for truncate in (log.truncate, writer.truncate):
+                with pytest.raises(ConfigurationError, match=r"1:2:1 lies past the end.* 1:2:0"):
+                    await truncate(DLSN(1, 2, 1))
+        with pytest.raises(ConfigurationError, match=r"9:9:9 lies past the end.* 1:2:0"):
+            await log.truncate(DLSN(9, 9, 9))
+        assert len(await read_all(log)) == 2
+        assert await log.truncate(DLSN(1, 2, 0))
+        assert await read_all(log) == []
+        for nothing_new in (DLSN(1, 1, 0), DLSN(1, 2, 0), DLSN(2, 0, 0)):
+            assert not await log.truncate(nothing_new)
+
+    on_log(body)
+
+
+def test_truncating_up_to_the_end() -> None:
     """What is written afterwards is readable; the log goes on counting."""
 
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
-        assert not await log.truncate(DLSN(7, 0, 0))
         async with await log.open_writer() as writer:
             await writer.write(record(1))
             await writer.commit()
-            assert await log.truncate(DLSN(1, 100, 0))
+            assert await log.truncate(DLSN(1, 1, 0))
             await writer.write(record(2))
         assert [r.sequence_id for r in await read_all(log)] == [1]
-        assert await log.truncate(DLSN(9, 0, 0))
+        assert await log.truncate(DLSN(1, 2, 0))
         with pytest.raises(LogEmptyError):
             await log.get_first_dlsn()
         snapshot = await log.get_snapshot()

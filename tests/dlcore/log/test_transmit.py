@@ -137,7 +137,7 @@ def test_records_are_checked() -> None:
     with pytest.raises(TransactionIdOutOfOrderError, match="4 is lower than 5"):
         checked_payload(4, b"", last_txid=5)
     for txid in (-1, TXID_MAX + 1):
-        with pytest.raises(TransactionIdOutOfOrderError, match="out of range"):
+        with pytest.raises(ConfigurationError, match="out of range"):
             checked_payload(txid, b"", last_txid=-1)
     with pytest.raises(LogRecordTooLongError, match=str(RECORD_SIZE_BYTES_MAX + 1)):
         checked_payload(1, b"x" * (RECORD_SIZE_BYTES_MAX + 1), last_txid=0)

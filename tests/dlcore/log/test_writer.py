@@ -221,9 +221,6 @@ def test_the_seal() -> None:
             writer.write(record(2))
         await writer.aclose()
         assert await log.is_end_of_stream_marked()
-        async with await log.open_writer() as writer:
-            with pytest.raises(EndOfStreamError):
-                writer.write(record(2))
         async with await log.open_reader() as reader:
             assert len(await reader.read_bulk(10)) == 1
             for _ in range(2):
@@ -477,7 +474,7 @@ def test_commit_makes_the_last_record_visible() -> None:
 
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
         async with await log.open_writer() as writer:
-            assert await writer.commit() is None
+            assert await writer.commit() is None  # the log holds no record
             writer.write(record(1))
             last = await writer.commit()
             assert last == DLSN(1, 0, 0)
@@ -489,6 +486,44 @@ def test_commit_makes_the_last_record_visible() -> None:
                 received = await waiting
                 assert received is not None
                 assert received.dlsn == position
+
+    on_log(body)
+
+
+def test_commit_without_a_write_returns_the_last_position_of_the_log() -> None:
+    """Of what an earlier writer wrote, unless all of it was truncated meanwhile."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        async with await log.open_writer() as writer:
+            writer.write_bulk([record(1), record(2)])
+            last = await writer.commit()
+        async with await log.open_writer() as writer:
+            assert await writer.flush() is None
+            assert await writer.commit() == last == await log.get_last_dlsn()
+            await log.truncate((await log.get_snapshot()).end)
+            assert await writer.commit() is None
+
+    on_log(body)
+
+
+def test_a_sealed_log_has_no_writer() -> None:
+    """Opening one fails at once, also when the seal came while it waited for the lock."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        other = await cluster.open("b", config=replace(CONFIG, lock_timeout_s=30))
+        waiting_log = await other.open_log("clicks")
+        async with await log.open_writer() as writer:
+            await writer.write(record(1))
+            waiting = asyncio.create_task(waiting_log.open_writer())
+            await asyncio.sleep(0.01)
+            assert not waiting.done()
+            await writer.mark_end_of_stream()
+        with pytest.raises(EndOfStreamError, match="'clicks' is sealed"):
+            await waiting
+        for each in (log, waiting_log):
+            with pytest.raises(EndOfStreamError, match="'clicks' is sealed"):
+                await each.open_writer()
+        assert cluster.paths.log("clicks").lock not in cluster.tree.dump()
 
     on_log(body)
 
