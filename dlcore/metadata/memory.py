@@ -3,6 +3,12 @@
 A `MemoryTree` is the server; each `connect` opens one session, a `MemoryStore`.  There are no
 threads and no clock but the loop's, so a run on a virtual-time loop is a function of its inputs.
 
+With a `lag` each session reads from a server that follows the leader: what it reads may be old, but
+never older than what it read before, than its own writes, or than its last `sync`; a new session
+begins with all that was written before it.  A reply that is lost tells nothing, so reading back
+needs a `sync`.  Watches fire when that server learns of the change, and before the session can read
+it.
+
 Faults: `disconnect`/`reconnect` (what is in flight fails as unknown), `expire` (the server ends the
 session; a disconnected store learns it when it reconnects) and `lose_next_reply`.
 """
@@ -11,22 +17,19 @@ from __future__ import annotations
 
 import asyncio
 import math
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, assert_never
+from collections import deque
+from dataclasses import dataclass
+from itertools import islice, takewhile
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from dlcore.errors import (
     AlreadyClosedError,
     MetadataConnectionError,
     MetadataError,
     MetadataSessionExpiredError,
-    MetadataVersionError,
-    NodeExistsError,
-    NodeNotEmptyError,
-    NoNodeError,
 )
 from dlcore.metadata.port import (
     ANY_VERSION,
-    Check,
     Create,
     Delete,
     Op,
@@ -35,39 +38,50 @@ from dlcore.metadata.port import (
     Unsubscribe,
     Versioned,
 )
+from dlcore.metadata.tree import Tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Sequence
+    from collections.abc import Callable, Container, Iterator, Sequence
+
+    from dlcore.metadata.tree import Node
 
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class _Node:
-    value: bytes
-    version: int = 0
-    owner: int | None = None  # the session that an ephemeral node dies with
-    children: dict[str, None] = field(default_factory=dict)  # a set that keeps its order
+_LOG_MAX = 1000
+"""So many transactions may wait for a server that nobody asks anything."""
 
 
-def parent_of(path: str) -> str:
-    """Return the path of the node above `path`."""
-    assert path.startswith("/")
-    assert path != "/"
-    return path.rpartition("/")[0] or "/"
+class _Transaction(NamedTuple):
+    """One that the leader applied, and when."""
+
+    at: float
+    ops: tuple[Op, ...]
+    session: int
 
 
 class MemoryTree:
     """The tree that all its sessions share.
 
-    `latency` gives the travel time in seconds of each request, reply and watch event; without it
-    they take one turn of the loop.  Requests and replies of one session stay in order, as in
-    ZooKeeper.
+    Args:
+        latency: gives the travel time in seconds of each request, reply and watch event; without
+            it they take one turn of the loop.  What one session sends stays in order, and so does
+            what it is sent, as in ZooKeeper.
+        lag: gives how many seconds the server of a session is behind the leader, until it has
+            caught up and another time is drawn; without it every session sees every write at once.
     """
 
-    def __init__(self, *, latency: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        latency: Callable[[], float] | None = None,
+        lag: Callable[[], float] | None = None,
+    ) -> None:
         self.latency = latency
-        self._nodes: dict[str, _Node] = {"/": _Node(b"")}
+        self.lag = lag
+        self._leader = Tree()
+        self._log: deque[_Transaction] = deque()  # that some server may not have applied
+        self._applied = 0  # transactions since the beginning
         self._stores: dict[int, MemoryStore] = {}
         self._sessions = 0
 
@@ -77,7 +91,7 @@ class MemoryTree:
 
     def dump(self) -> dict[str, Versioned]:
         """Return every node by path: what a checker compares with its own truth."""
-        return {path: _versioned(node) for path, node in sorted(self._nodes.items())}
+        return self._leader.dump()
 
     def _open_session(self, store: MemoryStore) -> int:
         self._sessions += 1
@@ -86,92 +100,37 @@ class MemoryTree:
 
     def _end_session(self, session: int) -> None:
         self._stores.pop(session, None)
-        owned = [path for path, node in self._nodes.items() if node.owner == session]
-        self._apply([Delete(path) for path in owned], session)
+        self._apply([Delete(path) for path in self._leader.owned_by(session)], session)
 
-    def _find(self, path: str) -> _Node | None:
-        return self._nodes.get(path)
+    def _find(self, path: str) -> Node | None:
+        return self._leader.find(path)
 
     def _apply(self, ops: Sequence[Op], session: int) -> None:
-        undo: list[Callable[[], None]] = []
-        changed: dict[str, None] = {}
-        try:
-            for op in ops:
-                changed.update(dict.fromkeys(self._apply_one(op, session, undo)))
-        except MetadataError:
-            for step in reversed(undo):
-                step()
-            raise
+        changed = self._leader.apply(ops, session)
+        if self.lag is None:
+            for store in list(self._stores.values()):
+                store._tell_watchers(changed)
+            return
+        now = asyncio.get_running_loop().time()
+        self._log.append(_Transaction(now, tuple(ops), session))
+        self._applied += 1
         for store in list(self._stores.values()):
-            store._tell_watchers(changed)
+            store._expect(changed)
+        self._trim()
 
-    def _apply_one(self, op: Op, session: int, undo: list[Callable[[], None]]) -> Iterable[str]:
-        match op:
-            case Create():
-                return self._create(op, session, undo)
-            case Put():
-                node = self._require(op.path, op.version)
-                before = (node.value, node.version)
-                undo.append(lambda: _restore(node, *before))
-                node.value, node.version = op.value, node.version + 1
-                return (op.path,)
-            case Delete():
-                return self._delete(op, undo)
-            case Check():
-                self._require(op.path, op.version)
-                return ()
-            case _:
-                assert_never(op)
+    def _trim(self) -> None:
+        """Forget transactions that every server has applied; the slow ones are made to."""
+        if len(self._log) > _LOG_MAX:
+            for store in self._stores.values():
+                store._follow()
+        needed = min((store._position for store in self._stores.values()), default=self._applied)
+        while self._applied - len(self._log) < needed:
+            self._log.popleft()
 
-    def _create(self, op: Create, session: int, undo: list[Callable[[], None]]) -> Iterable[str]:
-        above = parent_of(op.path)
-        parent = self._nodes.get(above)
-        if parent is None:
-            raise NoNodeError(f"cannot create {op.path}: {above} does not exist")
-        if op.path in self._nodes:
-            raise NodeExistsError(f"{op.path} exists")
-        if parent.owner is not None:
-            raise MetadataError(f"cannot create {op.path}: {above} is ephemeral")
-        name = op.path.rpartition("/")[2]
-        parent.children[name] = None
-        self._nodes[op.path] = _Node(op.value, owner=session if op.ephemeral else None)
-        undo.append(lambda: parent.children.pop(name))
-        undo.append(lambda: _discard(self._nodes, op.path))
-        return (op.path, above)
-
-    def _delete(self, op: Delete, undo: list[Callable[[], None]]) -> Iterable[str]:
-        node = self._require(op.path, op.version)
-        if node.children:
-            raise NodeNotEmptyError(f"cannot delete {op.path}: it has children")
-        above = parent_of(op.path)
-        parent = self._nodes[above]
-        name = op.path.rpartition("/")[2]
-        children = dict(parent.children)
-        del parent.children[name]
-        del self._nodes[op.path]
-        undo.append(lambda: setattr(parent, "children", children))
-        undo.append(lambda: self._nodes.__setitem__(op.path, node))
-        return (op.path, above)
-
-    def _require(self, path: str, version: int) -> _Node:
-        node = self._nodes.get(path)
-        if node is None:
-            raise NoNodeError(f"{path} does not exist")
-        if version not in (ANY_VERSION, node.version):
-            raise MetadataVersionError(f"{path} has version {node.version}, not {version}")
-        return node
-
-
-def _restore(node: _Node, value: bytes, version: int) -> None:
-    node.value, node.version = value, version
-
-
-def _discard(nodes: dict[str, _Node], path: str) -> None:
-    del nodes[path]
-
-
-def _versioned(node: _Node) -> Versioned:
-    return Versioned(node.value, node.version, node.owner is not None)
+    def _transactions_from(self, position: int) -> Iterator[_Transaction]:
+        """Return the transactions after the first `position` ones."""
+        start = position - (self._applied - len(self._log))
+        return islice(self._log, start, None)
 
 
 @dataclass(slots=True, eq=False)
@@ -195,7 +154,7 @@ class MemoryStore:
     def __init__(self, tree: MemoryTree, loop: asyncio.AbstractEventLoop) -> None:
         self._tree = tree
         self._loop = loop
-        self._session = tree._open_session(self)
+        self._open_session()
         self._state = SessionState.CONNECTED
         self._connection = 0  # counts connections: what was sent on an earlier one is lost
         self._is_closed = False
@@ -205,8 +164,17 @@ class MemoryStore:
         self._request_arrives_at = -math.inf
         self._reply_arrives_at = -math.inf
         self._watches: dict[_Watch, None] = {}
+        self._learning: asyncio.TimerHandle | None = None
         self._session_callbacks: dict[int, Callable[[SessionState], None]] = {}
         self._subscriptions = 0
+
+    def _open_session(self) -> None:
+        tree = self._tree
+        self._session = tree._open_session(self)
+        # To open a session is a transaction, which its server has applied.
+        self._view = tree._leader if tree.lag is None else tree._leader.copy()
+        self._position = tree._applied
+        self._lag_s = 0.0 if tree.lag is None else tree.lag()
 
     def __repr__(self) -> str:
         return f"<MemoryStore {self.session_token} {self._state.name}>"
@@ -253,7 +221,7 @@ class MemoryStore:
 
     def _open_new_session(self) -> None:
         if not self._is_closed and self._state is SessionState.EXPIRED:
-            self._session = self._tree._open_session(self)
+            self._open_session()
             self._set_connected()
 
     def _set_connected(self) -> None:
@@ -284,8 +252,9 @@ class MemoryStore:
         """Return the node, or None if there is none."""
 
         def read() -> Versioned | None:
-            node = self._tree._find(path)
-            return None if node is None else _versioned(node)
+            self._follow()
+            node = self._view.find(path)
+            return None if node is None else node.versioned()
 
         return await self._request(read)
 
@@ -293,7 +262,8 @@ class MemoryStore:
         """Return the sorted names of the node's children, or None if there is no node."""
 
         def read() -> list[str] | None:
-            node = self._tree._find(path)
+            self._follow()
+            node = self._view.find(path)
             return None if node is None else sorted(node.children)
 
         return await self._request(read)
@@ -305,18 +275,11 @@ class MemoryStore:
 
         def write() -> None:
             if make_parents:
-                self._make_parents(path)
+                missing = self._tree._leader.missing_above(path)
+                self._tree._apply([Create(each) for each in missing], self._session)
             self._tree._apply([Create(path, value, ephemeral)], self._session)
 
         await self._request(write, is_write=True)
-
-    def _make_parents(self, path: str) -> None:
-        missing: list[str] = []
-        above = parent_of(path)
-        while self._tree._find(above) is None:
-            missing.append(above)
-            above = parent_of(above)
-        self._tree._apply([Create(each) for each in reversed(missing)], self._session)
 
     async def put(self, path: str, value: bytes, *, version: int) -> int:
         """Compare-and-set the value; return the new version."""
@@ -339,14 +302,15 @@ class MemoryStore:
         await self._request(lambda: self._tree._apply(frozen, self._session), is_write=True)
 
     async def sync(self, path: str) -> None:
-        """Wait for a round trip; the tree has one copy, so reads are never behind."""
-        await self._request(lambda: None)
+        """Make later reads see every write completed before this call, whoever made it."""
+        await self._request(self._catch_up)
 
     def watch(self, path: str, callback: Callable[[], None]) -> Unsubscribe:
         """Call `callback` on the loop after `path` or its list of children may have changed."""
         self._require_open()
         watch = _Watch(path, callback)
         self._watches[watch] = None
+        self._learn_later()
         self._make_due(watch)
 
         def unsubscribe() -> None:
@@ -425,11 +389,9 @@ class MemoryStore:
                 error = failure
         if lost:
             error = _connection_lost()
-        if self._tree.latency is None:
-            self._loop.call_soon(self._answer, request, result, error)
-        else:
-            self._reply_arrives_at = self._next_arrival(self._reply_arrives_at)
-            self._loop.call_at(self._reply_arrives_at, self._answer, request, result, error)
+        elif request.is_write:
+            self._catch_up()  # the answer comes from the session's server, after the write
+        self._later(lambda: self._answer(request, result, error))
 
     def _answer(self, request: _Request[Any], result: object, error: MetadataError | None) -> None:
         if request.reply not in self._in_flight:
@@ -439,6 +401,49 @@ class MemoryStore:
             _fail(request.reply, error)
         elif not request.reply.done():
             request.reply.set_result(result)
+
+    # The server of this session
+
+    def _catch_up(self) -> None:
+        """Apply everything that the leader has applied."""
+        self._advance(self._tree._applied)
+
+    def _follow(self) -> None:
+        """Apply what is older than the lag."""
+        now = self._loop.time()
+        fresh = self._tree._transactions_from(self._position)
+        due = sum(1 for _ in takewhile(lambda each: each.at + self._lag_s <= now, fresh))
+        self._advance(self._position + due)
+
+    def _advance(self, position: int) -> None:
+        if self._tree.lag is None or position <= self._position:
+            return
+        fresh = self._tree._transactions_from(self._position)
+        changed: dict[str, None] = {}
+        for each in islice(fresh, position - self._position):
+            changed |= self._view.apply(each.ops, each.session)
+        self._position = position
+        if position == self._tree._applied:
+            self._lag_s = self._tree.lag()
+        self._tell_watchers(changed)
+
+    def _expect(self, changed: Container[str]) -> None:
+        """Have the server learn in time of a change that somebody watches for."""
+        if any(watch.path in changed for watch in self._watches):
+            self._learn_later()
+
+    def _learn_later(self) -> None:
+        if self._learning is None and self._position < self._tree._applied:
+            first = next(self._tree._transactions_from(self._position))
+            self._learning = self._loop.call_at(first.at + self._lag_s, self._learn)
+
+    def _learn(self) -> None:
+        self._learning = None
+        if self._tree._stores.get(self._session) is self:  # the session goes on
+            self._follow()
+            self._learn_later()
+
+    # Events
 
     def _tell_watchers(self, changed: Container[str]) -> None:
         if self._state is SessionState.CONNECTED:
@@ -461,7 +466,8 @@ class MemoryStore:
         if self._tree.latency is None:
             self._loop.call_soon(action)
         else:
-            self._loop.call_later(self._tree.latency(), action)
+            self._reply_arrives_at = self._next_arrival(self._reply_arrives_at)
+            self._loop.call_at(self._reply_arrives_at, action)
 
     def _require_open(self) -> None:
         if self._is_closed:

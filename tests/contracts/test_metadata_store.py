@@ -76,11 +76,24 @@ class Backend:
         await until(lambda: store.session_token != token)
 
 
-@pytest.fixture(params=["memory", pytest.param("zookeeper", marks=pytest.mark.integration)])
+def lagging_tree(seed: int) -> MemoryTree:
+    """Return a tree in memory whose sessions read from servers that are behind."""
+    rng = random.Random(seed)
+    return MemoryTree(
+        latency=lambda: rng.uniform(0.0, 0.002),
+        lag=lambda: rng.choice((0.0, 0.003, 0.03)),
+    )
+
+
+@pytest.fixture(
+    params=["memory", "lagging memory", pytest.param("zookeeper", marks=pytest.mark.integration)]
+)
 def backend(request: pytest.FixtureRequest, zookeeper_root: str) -> Backend:
     """Each kind of store in turn."""
     if request.param == "memory":
         return Backend(zookeeper_root, None)
+    if request.param == "lagging memory":
+        return Backend(zookeeper_root, None, lagging_tree(1))
     server: EmbeddedZooKeeper = request.getfixturevalue("zookeeper")
     return Backend(zookeeper_root, server.servers)
 
@@ -440,6 +453,48 @@ def test_reads_after_sync_see_completed_writes(backend: Backend) -> None:
     play(backend, scenario)
 
 
+def test_a_session_never_reads_back_in_time(backend: Backend) -> None:
+    """Reads without a sync may be old, and are never older than the one before."""
+
+    async def scenario(store: MetadataStore, root: str) -> None:
+        reader = await backend.connect()
+        await store.create(f"{root}/a")
+        seen: list[int] = []
+
+        async def read() -> None:
+            while not seen or seen[-1] < 300:
+                node = await reader.get(f"{root}/a")
+                seen.append(-1 if node is None else node.version)
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(read())
+            for version in range(300):
+                await store.put(f"{root}/a", b"", version=version)
+        assert seen == sorted(seen)
+
+    play(backend, scenario)
+
+
+def test_a_session_reads_its_own_writes(backend: Backend) -> None:
+    """Whoever else writes between: a read is at least as new as the own write before it."""
+
+    async def scenario(store: MetadataStore, root: str) -> None:
+        other = await backend.connect()
+        await store.create(f"{root}/a")
+        for _ in range(30):
+            for writer in (store, other):
+                version = await writer.put(f"{root}/a", b"", version=ANY_VERSION)
+                node = await writer.get(f"{root}/a")
+                assert node is not None
+                assert node.version >= version
+        await other.create(f"{root}/mine")
+        assert await other.get_children(root) == ["a", "mine"]
+        await other.delete(f"{root}/mine")
+        assert await other.get(f"{root}/mine") is None
+
+    play(backend, scenario)
+
+
 def test_only_one_of_many_creators_succeeds(backend: Backend) -> None:
     """The exclusion that locks and bindings stand on."""
 
@@ -543,16 +598,17 @@ def test_both_stores_answer_a_random_history_alike(
 
     async def main() -> None:
         real = await ZooKeeperStore.connect(zookeeper.servers, connect_timeout_s=60)
-        memory = MemoryTree().connect()
+        memory, lagging = MemoryTree().connect(), lagging_tree(seed).connect()
         try:
             expected = await history(real, zookeeper_root, seed)
             assert await history(memory, zookeeper_root, seed) == expected
+            assert await history(lagging, zookeeper_root, seed) == expected
             assert {"done", "NoNodeError", "NodeExistsError", "MetadataVersionError"} <= set(
                 expected
             )
             assert "NodeNotEmptyError" in expected
         finally:
-            await real.aclose()
-            await memory.aclose()
+            for store in (real, memory, lagging):
+                await store.aclose()
 
     run(main())

@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dlcore.ledger.codec import decode_ledger
-from dlcore.ledger.metadata import LedgerMetadata, LedgerState
-from dlcore.ledger.quorum import is_covered, write_set
 from dlcore.metadata.port import Delete
+from tests.simulation.stored_ledger import CLOSED, IN_RECOVERY, STATES, StoredLedger, read_ledger
 from tests.simulation.truth import BookieRecord, InvariantViolatedError
 
 if TYPE_CHECKING:
@@ -22,6 +20,7 @@ if TYPE_CHECKING:
 
     from dlcore.ids import BookieId
     from dlcore.ledger.digest import EntryFrame
+    from dlcore.ledger.metadata import LedgerMetadata
     from dlcore.metadata.memory import MemoryTree
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import Op
@@ -60,7 +59,7 @@ class _History:
     bodies: list[bytes] = field(default_factory=list)
     acked: int = -1
     end: tuple[int, int] | None = None
-    metadata: LedgerMetadata | None = None
+    metadata: StoredLedger | None = None
     appended_at_coverage: int | None = None
     delivered: list[list[bytes]] = field(default_factory=list)
     published: int = -1
@@ -110,11 +109,15 @@ class Checkers:
         """Return what was appended to the ledger."""
         return self._ledgers[ledger_id].bodies
 
-    def stored(self, ledger_id: int) -> LedgerMetadata:
+    def stored(self, ledger_id: int) -> StoredLedger:
         """Return the metadata as it is stored right now."""
         node = self._tree._find(self._paths.ledger(ledger_id))
         assert node is not None
-        return decode_ledger(node.value)
+        return read_ledger(node.value)
+
+    def fenced_bookies(self, ledger_id: int) -> set[BookieId]:
+        """Return who ever told anybody that it fenced the ledger."""
+        return {bookie for bookie, each in self.records.items() if ledger_id in each.fenced}
 
     def _require(
         self,
@@ -191,7 +194,7 @@ class Checkers:
         before, metadata = history.metadata, self.stored(ledger_id)
         history.metadata = metadata
         self._trace.note(
-            "metadata", f"{metadata.state.name} {_ensembles(metadata)}", ledger_id=ledger_id
+            "metadata", f"{metadata.state} {_ensembles(metadata)}", ledger_id=ledger_id
         )
         self._check_state(before, metadata)
         self._check_end(metadata)
@@ -202,23 +205,21 @@ class Checkers:
             self._check_named(before, metadata)
         self._note_coverage(ledger_id, metadata)
 
-    def _check_state(self, before: LedgerMetadata | None, after: LedgerMetadata) -> None:
+    def _check_state(self, before: StoredLedger | None, after: StoredLedger) -> None:
         """A closed ledger stays closed, and one that is recovered is never written again."""
-        order = (LedgerState.OPEN, LedgerState.IN_RECOVERY, LedgerState.CLOSED)
         self._require(
             SAME_END,
-            holds=before is None or order.index(before.state) <= order.index(after.state),
-            message=f"ledger {after.ledger_id} is {after.state.name} again",
+            holds=before is None or STATES.index(before.state) <= STATES.index(after.state),
+            message=f"ledger {after.ledger_id} is {after.state} again",
             ledger_id=after.ledger_id,
         )
 
-    def _check_quorum(self, metadata: LedgerMetadata, entry_id: int) -> None:
+    def _check_quorum(self, metadata: StoredLedger, entry_id: int) -> None:
         """Qa members of the entry's write set have ever called it durable."""
-        ensemble = metadata.ensemble_of(entry_id).bookies
-        members = [ensemble[position] for position in write_set(metadata.quorum, entry_id)]
+        members = metadata.members_of(entry_id)
         entry = (metadata.ledger_id, entry_id)
         holders = [each for each in members if self._ever_held(each, entry)]
-        if len(holders) < metadata.quorum.ack_quorum_size:
+        if len(holders) < metadata.ack_quorum_size:
             raise InvariantViolatedError(
                 QUORUM,
                 f"{metadata.ledger_id}:{entry_id} is committed, and of its write set "
@@ -232,17 +233,17 @@ class Checkers:
         record = self.records.get(bookie)
         return record is not None and entry in record.acknowledged
 
-    def _check_named(self, before: LedgerMetadata, after: LedgerMetadata) -> None:
+    def _check_named(self, before: StoredLedger, after: StoredLedger) -> None:
         """Who replaces a bookie of entries that are complete must hold them already."""
         complete = [each.first_entry_id - 1 for each in after.ensembles[1:]]
-        complete.append(after.last_entry_id if before.state is LedgerState.CLOSED else -1)
+        complete.append(after.last_entry_id if before.state == CLOSED else -1)
+        growing_from = before.ensembles[-1].first_entry_id
         for ensemble, last_entry_id in zip(after.ensembles, complete, strict=True):
             for entry_id in range(ensemble.first_entry_id, last_entry_id + 1):
-                replaced = before.ensemble_of(entry_id)
-                if replaced is before.last_ensemble and before.state is not LedgerState.CLOSED:
+                if entry_id >= growing_from and before.state != CLOSED:
                     continue  # its writer or its recovery may still change it
-                old = replaced.bookies
-                for position in write_set(after.quorum, entry_id):
+                old = before.bookies_of(entry_id)
+                for position in after.positions_of(entry_id):
                     bookie = ensemble.bookies[position]
                     self._require(
                         NAMED,
@@ -263,29 +264,22 @@ class Checkers:
         if history is not None and history.metadata is not None and not history.is_deleted:
             self._note_coverage(ledger_id, history.metadata)
 
-    def _note_coverage(self, ledger_id: int, metadata: LedgerMetadata) -> None:
+    def _note_coverage(self, ledger_id: int, metadata: StoredLedger) -> None:
         """Note how much was appended when the fence was complete: nothing after that counts."""
         history = self._ledgers[ledger_id]
-        if (
-            metadata.state is not LedgerState.IN_RECOVERY
-            or history.appended_at_coverage is not None
-        ):
+        if metadata.state != IN_RECOVERY or history.appended_at_coverage is not None:
             return
-        fenced = {
-            position
-            for position, bookie in enumerate(metadata.last_ensemble.bookies)
-            if (record := self.records.get(bookie)) is not None and ledger_id in record.fenced
-        }
-        if is_covered(metadata.quorum, fenced):
+        if metadata.is_fenced_by(self.fenced_bookies(ledger_id)):
             history.appended_at_coverage = len(history.bodies)
             self._trace.note("checkers", "the fence is complete", ledger_id=ledger_id)
 
-    def _check_end(self, metadata: LedgerMetadata) -> None:
-        if metadata.state is not LedgerState.CLOSED:
-            return
-        ledger_id = metadata.ledger_id
+    def _check_end(self, metadata: StoredLedger) -> None:
+        if metadata.state == CLOSED:
+            self._check_told_end(metadata.ledger_id, metadata.end)
+
+    def _check_told_end(self, ledger_id: int, end: tuple[int, int]) -> None:
         history = self._ledgers[ledger_id]
-        end = (metadata.last_entry_id, metadata.length_bytes)
+        last_entry_id, length_bytes = end
         history.end = history.end or end
         self._require(
             SAME_END,
@@ -295,18 +289,18 @@ class Checkers:
         )
         self._require(
             SAME_END,
-            holds=history.acked <= metadata.last_entry_id < len(history.bodies),
+            holds=history.acked <= last_entry_id < len(history.bodies),
             message=(
-                f"ledger {ledger_id} is closed at {metadata.last_entry_id}; appended were "
+                f"ledger {ledger_id} is closed at {last_entry_id}; appended were "
                 f"{len(history.bodies)} entries and acknowledged those up to {history.acked}"
             ),
             ledger_id=ledger_id,
         )
-        length = sum(map(len, history.bodies[: metadata.last_entry_id + 1]))
+        length = sum(map(len, history.bodies[: last_entry_id + 1]))
         self._require(
             SAME_END,
-            holds=metadata.length_bytes == length,
-            message=f"ledger {ledger_id} has {metadata.length_bytes} bytes, not {length}",
+            holds=length_bytes == length,
+            message=f"ledger {ledger_id} has {length_bytes} bytes, not {length}",
             ledger_id=ledger_id,
         )
 
@@ -314,14 +308,16 @@ class Checkers:
 
     def on_closed(self, metadata: LedgerMetadata) -> None:
         """Somebody was told that the ledger is closed like this."""
-        self._check_end(metadata)
-        if self.is_deleted(metadata.ledger_id):
+        ledger_id, told = metadata.ledger_id, (metadata.last_entry_id, metadata.length_bytes)
+        self._check_told_end(ledger_id, told)
+        if self.is_deleted(ledger_id):
             return
+        stored = self.stored(ledger_id)
         self._require(
             SAME_END,
-            holds=self.stored(metadata.ledger_id).last_entry_id == metadata.last_entry_id,
-            message=f"ledger {metadata.ledger_id}: a client was told another end than is stored",
-            ledger_id=metadata.ledger_id,
+            holds=stored.state == CLOSED and stored.end == told,
+            message=f"ledger {ledger_id}: {stored.end} is stored ({stored.state}), {told} was told",
+            ledger_id=ledger_id,
         )
 
     def lac_floor(self, ledger_id: int) -> int:
@@ -408,8 +404,8 @@ class Checkers:
             metadata = self.stored(ledger_id)
             self._require(
                 LIVE,
-                holds=metadata.state is LedgerState.CLOSED,
-                message=f"ledger {ledger_id} is {metadata.state.name}",
+                holds=metadata.state == CLOSED,
+                message=f"ledger {ledger_id} is {metadata.state}",
                 ledger_id=ledger_id,
             )
             self._check_end(metadata)
@@ -422,7 +418,7 @@ class Checkers:
                 )
 
 
-def _ensembles(metadata: LedgerMetadata) -> str:
+def _ensembles(metadata: StoredLedger) -> str:
     return " ".join(
         f"{ensemble.first_entry_id}:{','.join(each.name for each in ensemble.bookies)}"
         for ensemble in metadata.ensembles

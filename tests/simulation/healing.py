@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from dlcore.errors import BookieStorageError, DLError, LedgerNotFoundError, LedgerReadError
 from dlcore.ledger.digest import decode_frame
-from dlcore.ledger.quorum import write_set
 from tests.simulation.checkers import BOUNDED, LIVE, NO_FALSE_NO
 from tests.simulation.truth import InvariantViolatedError, is_no
 
@@ -125,11 +124,10 @@ class Judgement:
         for ledger_id in world.checkers.live_ledgers():
             metadata = world.checkers.stored(ledger_id)
             for entry_id in range(metadata.last_entry_id + 1):
-                bookies = metadata.ensemble_of(entry_id).bookies
-                for position in write_set(metadata.quorum, entry_id):
-                    bookie = live.get(bookies[position])
+                for member in metadata.members_of(entry_id):
+                    bookie = live.get(member)
                     if bookie is None or not _holds(bookie, ledger_id, entry_id):
-                        self._miss(f"{ledger_id}:{entry_id} on {bookies[position]}")
+                        self._miss(f"{ledger_id}:{entry_id} on {member}")
                         return False
         return True
 

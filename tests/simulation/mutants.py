@@ -18,6 +18,7 @@ from tests.simulation import (
     mutants_client,
     mutants_disk,
     mutants_garbage,
+    mutants_quorum,
     mutants_recovery,
 )
 from tests.simulation.plan import Plan, draw_plan
@@ -29,7 +30,14 @@ if TYPE_CHECKING:
     Apply = Callable[[], contextlib.AbstractContextManager[None]]
 
 
-_MODULES = (mutants_client, mutants_bookie, mutants_disk, mutants_garbage, mutants_recovery)
+_MODULES = (
+    mutants_client,
+    mutants_quorum,
+    mutants_bookie,
+    mutants_disk,
+    mutants_garbage,
+    mutants_recovery,
+)
 _USUAL = QuorumConfig(ensemble_size=3, write_quorum_size=3, ack_quorum_size=2)
 
 
@@ -140,6 +148,11 @@ def _missed_bookies(plan: Plan) -> Plan:
     return replace(_scene("missed_bookie", spares=2)(plan), auto_recoveries=1)
 
 
+def _stripes(plan: Plan) -> Plan:
+    striped = QuorumConfig(ensemble_size=4, write_quorum_size=3, ack_quorum_size=2)
+    return replace(plan, quorum=striped)
+
+
 def _published_lacs(plan: Plan) -> Plan:
     """Striped, so that coverage matters."""
     striped = QuorumConfig(ensemble_size=4, write_quorum_size=2, ack_quorum_size=2)
@@ -157,6 +170,12 @@ def _rough_stripes(plan: Plan) -> Plan:
     return replace(scene(plan), quorum=striped)
 
 
+def _rough_pairs(plan: Plan) -> Plan:
+    """Two bookies, so that an ensemble change may replace all of them."""
+    pair = QuorumConfig(ensemble_size=2, write_quorum_size=2, ack_quorum_size=2)
+    return replace(_scene("rough_links", spares=3, metadata_latency_s=0.05)(plan), quorum=pair)
+
+
 def _damaged_ends(plan: Plan) -> Plan:
     """The same while files are large, so that more follows in the file that is damaged."""
     storage = replace(plan.storage, file_bytes_max=40_960, settle_interval_s=0.1)
@@ -169,6 +188,8 @@ FOCUSES: dict[str, Callable[[Plan], Plan]] = {
     "crashes": _crashes,
     "garbage": _garbage,
     "repairs": _repairs,
+    "rough pairs": _rough_pairs,
+    "stripes": _stripes,
     "busy takeovers": _scene("busy_takeover", spares=3, metadata_latency_s=0.05),
     "changing recoveries": _scene("changing_recovery", spares=2),
     "creations": _scene("creations"),
@@ -226,6 +247,10 @@ _FOCUS_OF = {
     mutants_recovery.compaction_moves_nothing: "garbage",
     mutants_recovery.the_last_ensemble_of_an_open_ledger_is_changed: "missed bookies",
     mutants_garbage.files_without_entries_are_garbage: "lonely fences",
+    mutants_quorum.a_ledger_in_recovery_is_read_as_open: "busy takeovers",
+    mutants_quorum.ensembles_begin_one_entry_late: "rough pairs",
+    mutants_quorum.old_ensembles_are_read_as_the_newest: "rough links",
+    mutants_quorum.write_sets_are_shifted: "stripes",
     mutants_garbage.ids_are_used_twice: "creations",
     mutants_garbage.lost_replies_count_as_success: "lost replies",
     mutants_garbage.metadata_is_overwritten: "any",

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from bookie.entry_log_format import file_name
 from dlcore.errors import DLError
-from dlcore.ledger.quorum import is_covered
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -119,9 +118,8 @@ class Act:
 
     def is_fence_complete(self) -> bool:
         """Return whether enough members are fenced."""
-        ensemble = self.writer.metadata.last_ensemble.bookies
-        positions = {ensemble.index(b.bookie) for b in self.members if self.is_fenced(b)}
-        return is_covered(self.quorum, positions)
+        checkers = self.world.checkers
+        return checkers.stored(self.ledger_id).is_fenced_by(checkers.fenced_bookies(self.ledger_id))
 
     async def until(self, condition: Callable[[], bool], *, poll_s: float = _POLL_S) -> None:
         """Wait for a condition, and go on without it after some seconds."""
@@ -171,7 +169,7 @@ async def moved_tail(act: Act) -> None:
     act.append()
     names = {each.bookie for each in gone}
     await act.until(
-        lambda: names.isdisjoint(act.world.checkers.stored(act.ledger_id).last_ensemble.bookies),
+        lambda: names.isdisjoint(act.world.checkers.stored(act.ledger_id).ensembles[-1].bookies),
         poll_s=0.01,
     )
     recoverer = act.new_recoverer()

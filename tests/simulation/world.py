@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,6 @@ from tests.simulation.network import Network
 from tests.simulation.processes import BookieSettings, SimBookie
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Callable, Coroutine, Sequence
 
     from dlcore.ids import BookieId
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 EPOCH_MS = 1_700_000_000_000
 RECOVERY_TIMEOUT_S = 2.0
+METADATA_LAGS_S = (0.0, 0.0, 0.1, 1.0, 3.0)
+"""How far the metadata server of a session may be behind the leader, one as likely as the other."""
 AUTO_RECOVERY = AutoRecoveryConfig(
     lost_bookie_delay_s=2.0,
     open_ledger_grace_s=3.0,
@@ -77,7 +79,11 @@ class World:
         self.trace = trace
         self.network = Network(rng)
         self.metadata_latency_s = 0.002
-        self.tree = WatchedTree(latency=lambda: rng.uniform(0.2, 1.8) * self.metadata_latency_s)
+        fate = random.Random(rng.getrandbits(32))
+        self.tree = WatchedTree(
+            latency=lambda: rng.uniform(0.2, 1.8) * self.metadata_latency_s,
+            lag=lambda: fate.choice(METADATA_LAGS_S) * fate.random(),
+        )
         self.paths = NamespacePaths("/dlog")
         self.clocks: list[SimClock] = []
         self.bookies: list[SimBookie] = []

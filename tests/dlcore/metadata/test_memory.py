@@ -13,10 +13,12 @@ from dlcore.errors import (
     MetadataError,
     MetadataSessionExpiredError,
     MetadataVersionError,
+    NodeExistsError,
 )
 from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.port import Create, Put, SessionState, Versioned
 from tests.fixtures.aio import run, until
+from tests.simulation.loop import run as run_virtual
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -255,3 +257,169 @@ def test_a_failed_transaction_calls_no_watcher() -> None:
         assert calls == [1]
 
     run(scenario())
+
+
+def behind_by(seconds: float) -> MemoryTree:
+    """Return a tree whose sessions read from servers that are so far behind."""
+    return MemoryTree(latency=lambda: 0.0001, lag=lambda: seconds)
+
+
+def test_a_server_that_lags_answers_with_what_was_until_a_sync() -> None:
+    """Values, absence and lists are old; the writer's own session sees what it wrote."""
+
+    async def scenario() -> None:
+        tree = behind_by(1000.0)
+        writer, reader = tree.connect(), tree.connect()
+        await writer.create("/a", b"0")
+        await writer.create("/a/b", ephemeral=True)
+        assert await writer.get("/a") == Versioned(b"0", 0)
+        assert await reader.get("/a") is None
+        assert await reader.get_children("/") == []
+        await reader.sync("/")
+        assert await reader.get_children("/") == ["a"]
+        await writer.put("/a", b"1", version=0)
+        await writer.aclose()
+        assert await reader.get("/a") == Versioned(b"0", 0)
+        assert await reader.get_children("/a") == ["b"]
+        await reader.sync("/a")
+        assert await reader.get("/a") == Versioned(b"1", 1)
+        assert await reader.get_children("/a") == []
+
+    run(scenario())
+
+
+def test_a_server_that_lags_comes_after() -> None:
+    """Without a sync it takes as long as the lag, and no longer."""
+
+    async def scenario() -> None:
+        tree = behind_by(0.05)
+        writer, reader = tree.connect(), tree.connect()
+        await writer.create("/a")
+        assert await reader.get("/a") is None
+        began = asyncio.get_running_loop().time()
+        node = None
+        while node is None:
+            node = await reader.get("/a")
+        assert 0.03 < asyncio.get_running_loop().time() - began < 10.0
+
+    run(scenario())
+
+
+def test_a_refused_write_shows_what_it_met() -> None:
+    """The refusal comes through the session's server, after what it was refused for."""
+
+    async def scenario() -> None:
+        tree = behind_by(1000.0)
+        writer, other = tree.connect(), tree.connect()
+        await writer.create("/a", b"0")
+        with pytest.raises(NodeExistsError):
+            await other.create("/a", b"1")
+        assert await other.get("/a") == Versioned(b"0", 0)
+
+    run(scenario())
+
+
+def test_a_lost_reply_is_read_back_after_a_sync_only() -> None:
+    """Who reads at once may find the node as it was before the own write."""
+
+    async def scenario() -> None:
+        store = behind_by(1000.0).connect()
+        await store.create("/a", b"0")
+        store.lose_next_reply(applied=True)
+        with pytest.raises(MetadataConnectionError):
+            await store.put("/a", b"1", version=0)
+        assert await store.get("/a") == Versioned(b"0", 0)
+        await store.sync("/a")
+        assert await store.get("/a") == Versioned(b"1", 1)
+
+    run(scenario())
+
+
+def test_a_session_never_goes_back_and_a_new_one_begins_with_all() -> None:
+    """A connection to another server shows nothing older; nothing is kept for ended sessions."""
+
+    async def scenario() -> None:
+        rng = random.Random(3)
+        tree = MemoryTree(
+            latency=lambda: rng.random() / 10_000, lag=lambda: rng.choice((0.0, 0.002, 0.02))
+        )
+        writer, reader = tree.connect(), tree.connect()
+        await writer.create("/a")
+        seen = [-1]
+        for version in range(200):
+            await writer.put("/a", b"", version=version)
+            if version % 20 == 10:
+                reader.disconnect()
+                reader.reconnect()
+            node = await reader.get("/a")
+            seen.append(-1 if node is None else node.version)
+        assert seen == sorted(seen)
+        assert len(set(seen)) > 3
+        assert seen[-1] < 200
+        reader.expire()
+        await until(lambda: reader.session_state is SessionState.CONNECTED)
+        assert await reader.get("/a") == Versioned(b"", 200)
+        await reader.aclose()
+        await writer.put("/a", b"", version=200)
+        assert len(tree._log) <= 5
+
+    run(scenario())
+
+
+def test_servers_that_nobody_asks_do_not_keep_everything() -> None:
+    """What waits for them is bounded."""
+
+    async def scenario() -> None:
+        tree = MemoryTree(lag=lambda: 0.001)
+        writer, _ = tree.connect(), tree.connect()
+        await writer.create("/a")
+        for version in range(3000):
+            await writer.put("/a", b"", version=version)
+        await asyncio.sleep(0.01)
+        await writer.put("/a", b"", version=3000)
+        assert len(tree._log) <= 2000
+
+    run(scenario())
+
+
+def test_a_watch_speaks_when_its_server_learns_and_before_it_is_read() -> None:
+    """A change is told of also where nobody reads, and never after a read showed it."""
+
+    async def scenario() -> None:
+        tree = behind_by(0.02)
+        writer, reader = tree.connect(), tree.connect()
+        heard: list[str] = []
+        await writer.create("/early")
+        reader.watch("/a", lambda: heard.append("watch"))
+        reader.watch("/early", lambda: heard.append("early"))
+        await until(lambda: len(heard) == 2)
+        await until(lambda: heard.count("early") == 2)
+        heard.clear()
+        await writer.create("/a")
+        await until(lambda: heard == ["watch"])
+        assert await reader.get("/a") == Versioned(b"", 0)
+        await writer.put("/a", b"1", version=0)
+        await reader.sync("/a")
+        assert await reader.get("/a") == Versioned(b"1", 1)
+        assert heard == ["watch", "watch"]
+
+    run(scenario())
+
+
+def test_a_run_with_servers_that_lag_is_a_function_of_its_inputs() -> None:
+    """Two trees with the same chance answer alike."""
+
+    async def play() -> list[object]:
+        rng = random.Random(11)
+        tree = MemoryTree(latency=lambda: 1.0, lag=lambda: rng.choice((0.0, 3.0, 30.0)))
+        stores = [tree.connect() for _ in range(3)]
+        seen: list[object] = []
+        await stores[0].create("/a")
+        for turn in range(60):
+            await rng.choice(stores).put("/a", b"%d" % turn, version=-1)
+            seen.append(await rng.choice(stores).get("/a"))
+        return seen
+
+    first = run_virtual(play())[0]
+    assert run_virtual(play())[0] == first
+    assert len(set(map(str, first))) > 20

@@ -1,0 +1,161 @@
+"""A tree of small versioned nodes and what transactions do to it, in ZooKeeper's terms; pure.
+
+Transactions that were applied to one tree give the same when they are applied to a copy of it in
+the same order: that makes servers which follow a leader.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, assert_never
+
+from dlcore.errors import (
+    MetadataError,
+    MetadataVersionError,
+    NodeExistsError,
+    NodeNotEmptyError,
+    NoNodeError,
+)
+from dlcore.metadata.port import ANY_VERSION, Check, Create, Delete, Op, Put, Versioned
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+
+@dataclass(slots=True)
+class Node:
+    """A node; `owner` is the session that an ephemeral one dies with."""
+
+    value: bytes
+    version: int = 0
+    owner: int | None = None
+    children: dict[str, None] = field(default_factory=dict)  # a set that keeps its order
+
+    def versioned(self) -> Versioned:
+        """Return what readers see of it."""
+        return Versioned(self.value, self.version, self.owner is not None)
+
+
+def parent_of(path: str) -> str:
+    """Return the path of the node above `path`."""
+    assert path.startswith("/")
+    assert path != "/"
+    return path.rpartition("/")[0] or "/"
+
+
+class Tree:
+    """All nodes by path; the root is always there."""
+
+    def __init__(self) -> None:
+        self._nodes = {"/": Node(b"")}
+
+    def copy(self) -> Tree:
+        """Return a tree of equal nodes."""
+        copied = Tree()
+        copied._nodes = {
+            path: Node(node.value, node.version, node.owner, dict(node.children))
+            for path, node in self._nodes.items()
+        }
+        return copied
+
+    def find(self, path: str) -> Node | None:
+        """Return the node, or None if there is none."""
+        return self._nodes.get(path)
+
+    def dump(self) -> dict[str, Versioned]:
+        """Return every node by path."""
+        return {path: node.versioned() for path, node in sorted(self._nodes.items())}
+
+    def owned_by(self, session: int) -> list[str]:
+        """Return the ephemeral nodes of a session."""
+        return [path for path, node in self._nodes.items() if node.owner == session]
+
+    def missing_above(self, path: str) -> list[str]:
+        """Return the nodes above `path` that do not exist, the highest first."""
+        missing: list[str] = []
+        above = parent_of(path)
+        while above not in self._nodes:
+            missing.append(above)
+            above = parent_of(above)
+        return missing[::-1]
+
+    def apply(self, ops: Sequence[Op], session: int) -> dict[str, None]:
+        """Apply all of `ops` in order, or none; return the paths that changed, as a set.
+
+        Raises:
+            MetadataError: that of the first operation that fails.
+        """
+        undo: list[Callable[[], None]] = []
+        changed: dict[str, None] = {}
+        try:
+            for op in ops:
+                changed.update(dict.fromkeys(self._apply_one(op, session, undo)))
+        except MetadataError:
+            for step in reversed(undo):
+                step()
+            raise
+        return changed
+
+    def _apply_one(self, op: Op, session: int, undo: list[Callable[[], None]]) -> Iterable[str]:
+        match op:
+            case Create():
+                return self._create(op, session, undo)
+            case Put():
+                node = self._require(op.path, op.version)
+                before = (node.value, node.version)
+                undo.append(lambda: _restore(node, *before))
+                node.value, node.version = op.value, node.version + 1
+                return (op.path,)
+            case Delete():
+                return self._delete(op, undo)
+            case Check():
+                self._require(op.path, op.version)
+                return ()
+            case _:
+                assert_never(op)
+
+    def _create(self, op: Create, session: int, undo: list[Callable[[], None]]) -> Iterable[str]:
+        above = parent_of(op.path)
+        parent = self._nodes.get(above)
+        if parent is None:
+            raise NoNodeError(f"cannot create {op.path}: {above} does not exist")
+        if op.path in self._nodes:
+            raise NodeExistsError(f"{op.path} exists")
+        if parent.owner is not None:
+            raise MetadataError(f"cannot create {op.path}: {above} is ephemeral")
+        name = op.path.rpartition("/")[2]
+        parent.children[name] = None
+        self._nodes[op.path] = Node(op.value, owner=session if op.ephemeral else None)
+        undo.append(lambda: parent.children.pop(name))
+        undo.append(lambda: _discard(self._nodes, op.path))
+        return (op.path, above)
+
+    def _delete(self, op: Delete, undo: list[Callable[[], None]]) -> Iterable[str]:
+        node = self._require(op.path, op.version)
+        if node.children:
+            raise NodeNotEmptyError(f"cannot delete {op.path}: it has children")
+        above = parent_of(op.path)
+        parent = self._nodes[above]
+        name = op.path.rpartition("/")[2]
+        children = dict(parent.children)
+        del parent.children[name]
+        del self._nodes[op.path]
+        undo.append(lambda: setattr(parent, "children", children))
+        undo.append(lambda: self._nodes.__setitem__(op.path, node))
+        return (op.path, above)
+
+    def _require(self, path: str, version: int) -> Node:
+        node = self._nodes.get(path)
+        if node is None:
+            raise NoNodeError(f"{path} does not exist")
+        if version not in (ANY_VERSION, node.version):
+            raise MetadataVersionError(f"{path} has version {node.version}, not {version}")
+        return node
+
+
+def _restore(node: Node, value: bytes, version: int) -> None:
+    node.value, node.version = value, version
+
+
+def _discard(nodes: dict[str, Node], path: str) -> None:
+    del nodes[path]

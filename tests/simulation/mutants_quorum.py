@@ -1,0 +1,98 @@
+"""Bugs of what everybody computes alike, put back on purpose: write sets, coverage, who holds what.
+
+Whoever shares such a bug agrees with everybody else who does, so checkers that used the product's
+own arithmetic would find nothing wrong.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from unittest.mock import patch
+
+from dlcore.ledger import store as store_module
+from dlcore.ledger.codec import decode_ledger
+from dlcore.ledger.metadata import Ensemble, LedgerMetadata, LedgerState
+from dlcore.ledger.quorum import write_set
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dlcore.config import QuorumConfig
+
+_WRITE_SET_USERS = (
+    "dlcore.ledger.append",
+    "dlcore.ledger.recovery",
+    "dlcore.ledger.read",
+    "dlcore.autorecovery.plan",
+    "bookie.repair",
+)
+
+
+@contextlib.contextmanager
+def _everywhere(name: str, modules: tuple[str, ...], bug: Callable[..., object]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(patch(f"{module}.{name}", bug))
+        yield
+
+
+@contextlib.contextmanager
+def write_sets_are_shifted() -> Iterator[None]:
+    """Section 1.2: entry e begins at position e + 1: other clients look for it elsewhere."""
+
+    def shifted(quorum: QuorumConfig, entry_id: int) -> tuple[int, ...]:
+        return write_set(quorum, entry_id + 1)
+
+    with _everywhere("write_set", _WRITE_SET_USERS, shifted):
+        yield
+
+
+@contextlib.contextmanager
+def ensembles_begin_one_entry_late() -> Iterator[None]:
+    """#4097: the first entry of an ensemble is looked for in the one before."""
+
+    def late(self: LedgerMetadata, entry_id: int) -> Ensemble:
+        firsts = [ensemble.first_entry_id for ensemble in self.ensembles]
+        return self.ensembles[max(0, bisect.bisect_left(firsts, entry_id) - 1)]
+
+    with patch.object(LedgerMetadata, "ensemble_of", late):
+        yield
+
+
+@contextlib.contextmanager
+def a_ledger_in_recovery_is_read_as_open() -> Iterator[None]:
+    """Section 2: whoever reads the metadata does not learn that a recovery has begun."""
+
+    def decode(value: bytes, **about: str) -> LedgerMetadata:
+        metadata = decode_ledger(value, **about)
+        if metadata.state is LedgerState.IN_RECOVERY:
+            return replace(metadata, state=LedgerState.OPEN)
+        return metadata
+
+    with patch.object(store_module, "decode_ledger", decode):
+        yield
+
+
+@contextlib.contextmanager
+def old_ensembles_are_read_as_the_newest() -> Iterator[None]:
+    """Section 2: every ensemble is read with the bookies of the last one."""
+
+    def decode(value: bytes, **about: str) -> LedgerMetadata:
+        metadata = decode_ledger(value, **about)
+        bookies = metadata.last_ensemble.bookies
+        ensembles = tuple(replace(each, bookies=bookies) for each in metadata.ensembles)
+        return replace(metadata, ensembles=ensembles)
+
+    with patch.object(store_module, "decode_ledger", decode):
+        yield
+
+
+MUTANTS = (
+    a_ledger_in_recovery_is_read_as_open,
+    ensembles_begin_one_entry_late,
+    old_ensembles_are_read_as_the_newest,
+    write_sets_are_shifted,
+)
