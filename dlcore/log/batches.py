@@ -165,12 +165,6 @@ def check_payload_size(size: int) -> None:
         )
 
 
-def with_txid(batch: pa.RecordBatch, txid: int) -> pa.RecordBatch:
-    """Return a byte log's batch whose records all have `txid`."""
-    column = pa.array(np.full(batch.num_rows, txid, np.int64))
-    return pa.RecordBatch.from_arrays([column, batch.column(1)], schema=BYTE_LOG_SCHEMA)
-
-
 def first_row_not_less(batch: pa.RecordBatch, txid: int) -> int:
     """Return the first row with `txid` or more; the number of rows if there is none."""
     return int(np.searchsorted(batch.column(0).to_numpy(), txid, side="left"))

@@ -2,7 +2,8 @@
 
 Header, big-endian, 48 bytes: version u8 | flags u8 | schema id u16 | record count u32 | first txid
 i64 | last txid i64 | records before this entry in its extent i64 | write time (epoch ms) i64 |
-reserved u64.
+reserved u64.  With the flag `_TXID_ASSIGNED` every record has the header's first txid, whatever the
+batch says: staged records get theirs when they are committed, long after they were encoded.
 
 The batch is an encapsulated Arrow IPC message, so reading is zero-copy; buffer compression is
 Arrow's own.  The schema of a byte log is `BYTE_LOG_SCHEMA`; schema ids other than 0 are reserved
@@ -15,6 +16,7 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 
 from dlcore.errors import InvalidEntryError
@@ -26,6 +28,7 @@ ENTRY_HEADER_BYTES = 48
 BYTE_LOG_SCHEMA = pa.schema([("txid", pa.int64()), ("payload", pa.binary())])
 _HEADER = struct.Struct(">BBHIqqqqQ")
 _VERSION = 1
+_TXID_ASSIGNED = 1
 _SCHEMA_ID_BYTES = 0
 _END_BYTES = 8  # the end-of-stream marker of Arrow's IPC streaming format
 _SCHEMA_MESSAGE_BYTES = BYTE_LOG_SCHEMA.serialize().size
@@ -40,6 +43,7 @@ class EntryHeader:
     last_txid: int
     records_before: int
     write_time_ms: int
+    txid_assigned: bool = False
 
 
 def ipc_options(compression: str) -> pa.ipc.IpcWriteOptions:
@@ -97,11 +101,13 @@ def decode_entry_header(body: BytesLike) -> EntryHeader:
         raise InvalidEntryError(
             f"entry body of {memoryview(body).nbytes} bytes is shorter than its header"
         )
-    version, _, schema_id, count, first, last, before, write_time_ms, _ = _HEADER.unpack_from(body)
-    if version != _VERSION or schema_id != _SCHEMA_ID_BYTES:
+    (version, flags, schema_id, count, first, last, before, write_time_ms, _) = _HEADER.unpack_from(
+        body
+    )
+    if version != _VERSION or schema_id != _SCHEMA_ID_BYTES or flags & ~_TXID_ASSIGNED:
         raise InvalidEntryError(
-            f"entry of format {version} and schema {schema_id}, expected "
-            f"{_VERSION} and {_SCHEMA_ID_BYTES}"
+            f"entry of format {version}, schema {schema_id} and flags {flags:#x}, expected "
+            f"{_VERSION}, {_SCHEMA_ID_BYTES} and no flags above {_TXID_ASSIGNED:#x}"
         )
     if count < 1 or before < 0:
         raise InvalidEntryError(f"entry with {count} records, {before} before it")
@@ -111,11 +117,46 @@ def decode_entry_header(body: BytesLike) -> EntryHeader:
         last_txid=last,
         records_before=before,
         write_time_ms=write_time_ms,
+        txid_assigned=bool(flags & _TXID_ASSIGNED),
     )
+
+
+def move_entry(
+    body: BytesLike, *, records_before: int, floor_ms: int, assigned_txid: int | None
+) -> list[BytesLike]:
+    """Return the parts of an entry's body for another extent, in which the same records follow.
+
+    What the extent it comes from says of its records is said by the entry itself then.
+
+    Args:
+        body: of the entry as it was read.
+        records_before: how many records precede it in the other extent.
+        floor_ms: the records' timestamp is at least this.
+        assigned_txid: the transaction id of all its records; None for their own.
+
+    Raises:
+        InvalidEntryError: not an entry of this version.
+    """
+    header = decode_entry_header(body)
+    is_assigned = assigned_txid is not None or header.txid_assigned
+    head = _HEADER.pack(
+        _VERSION,
+        _TXID_ASSIGNED if is_assigned else 0,
+        _SCHEMA_ID_BYTES,
+        header.record_count,
+        header.first_txid if assigned_txid is None else assigned_txid,
+        header.last_txid if assigned_txid is None else assigned_txid,
+        records_before,
+        max(header.write_time_ms, floor_ms),
+        0,
+    )
+    return [head, memoryview(body)[ENTRY_HEADER_BYTES:]]
 
 
 def decode_entry_batch(body: BytesLike, header: EntryHeader) -> pa.RecordBatch:
     """Return the batch of an entry's body, as views into it where it is not compressed.
+
+    Its transaction ids are those of the header where that assigns them.
 
     Raises:
         InvalidEntryError: the batch does not parse, or is not what its header says.
@@ -129,4 +170,10 @@ def decode_entry_batch(body: BytesLike, header: EntryHeader) -> pa.RecordBatch:
         raise InvalidEntryError(
             f"an entry's batch has {batch.num_rows} records, its header says {header.record_count}"
         )
-    return batch
+    return with_txid(batch, header.first_txid) if header.txid_assigned else batch
+
+
+def with_txid(batch: pa.RecordBatch, txid: int) -> pa.RecordBatch:
+    """Return a byte log's batch whose records all have `txid`."""
+    column = pa.array(np.full(batch.num_rows, txid, np.int64))
+    return pa.RecordBatch.from_arrays([column, batch.column(1)], schema=BYTE_LOG_SCHEMA)

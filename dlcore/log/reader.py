@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from dlcore.errors import AlreadyClosedError, ConfigurationError, EndOfStreamError
 from dlcore.ids import DLSN
-from dlcore.log.batches import first_row_not_less, read_batch, with_txid
-from dlcore.log.entry import decode_entry_batch
+from dlcore.log.batches import first_row_not_less, read_batch
+from dlcore.log.entry import decode_entry_batch, with_txid
 from dlcore.records import LogRecordWithDLSN
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from dlcore.log.batches import with_txid
-from dlcore.log.entry import decode_entry_batch, decode_entry_header
+from dlcore.log.entry import decode_entry_batch, decode_entry_header, with_txid
 from dlcore.log.scan import ExtentView, ScanBatch, ScanRange
 
 if TYPE_CHECKING:

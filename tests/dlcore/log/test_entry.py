@@ -1,0 +1,82 @@
+"""Entries that are moved to another extent: the same records, told by a header of their own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dlcore.errors import InvalidEntryError
+from dlcore.log.batches import batch_of
+from dlcore.log.entry import (
+    EntryHeader,
+    decode_entry_batch,
+    decode_entry_header,
+    encode_entry,
+    ipc_options,
+    move_entry,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+BATCH = batch_of([5, 5, 7], [b"a", b"", b"c"])
+HEADER = EntryHeader(
+    record_count=3, first_txid=5, last_txid=7, records_before=40, write_time_ms=1_000
+)
+
+
+def entry(compression: str = "none") -> bytes:
+    """Return an entry of `BATCH`."""
+    parts = encode_entry(
+        BATCH,
+        first_txid=5,
+        last_txid=7,
+        records_before=40,
+        write_time_ms=1_000,
+        options=ipc_options(compression),
+    )
+    return b"".join(parts)
+
+
+def decode(body: bytes) -> tuple[EntryHeader, pa.RecordBatch]:
+    """Return both halves of an entry."""
+    header = decode_entry_header(body)
+    return header, decode_entry_batch(body, header)
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
+def test_a_moved_entry_holds_the_same_records(compression: str) -> None:
+    """Only the place changes, and a floor that the write time reaches already changes nothing."""
+    body = entry(compression)
+    moved = b"".join(move_entry(body, records_before=2, floor_ms=999, assigned_txid=None))
+    header, batch = decode(moved)
+    assert header == replace(HEADER, records_before=2)
+    assert batch.equals(BATCH)
+    assert len(moved) == len(body)
+
+
+def test_what_an_extent_said_of_its_entries_they_say_themselves() -> None:
+    """Assigned transaction ids and the floor of the timestamps; also after another move."""
+    moved = b"".join(move_entry(entry(), records_before=0, floor_ms=5_000, assigned_txid=9))
+    again = b"".join(move_entry(moved, records_before=8, floor_ms=0, assigned_txid=None))
+    for body, before in ((moved, 0), (again, 8)):
+        header, batch = decode(body)
+        assert header == EntryHeader(
+            record_count=3,
+            first_txid=9,
+            last_txid=9,
+            records_before=before,
+            write_time_ms=5_000,
+            txid_assigned=True,
+        )
+        assert batch.equals(batch_of([9, 9, 9], [b"a", b"", b"c"]))
+
+
+def test_flags_that_are_not_known_are_refused() -> None:
+    """A later version may mean by them what this one cannot read."""
+    body = bytearray(entry())
+    body[1] = 2
+    with pytest.raises(InvalidEntryError, match="flags 0x2"):
+        decode_entry_header(bytes(body))
