@@ -148,6 +148,8 @@ class LogConfig:
     """How long `open_writer` waits for another owner; 0 fails at once."""
     read_ahead_bytes: int = 8 * MIB
     """Bytes a reader keeps fetched ahead of its caller."""
+    read_unavailable_timeout_s: float = 30.0
+    """A reader that waits for a record fails after so long without ZooKeeper or any bookie."""
 
     def __post_init__(self) -> None:
         require(
@@ -162,7 +164,12 @@ class LogConfig:
             value=self.entry_bytes,
             rule="expected 1 … 1048576",
         )
-        for key in ("segment_bytes_max", "segment_age_max_s", "read_ahead_bytes"):
+        for key in (
+            "segment_bytes_max",
+            "segment_age_max_s",
+            "read_ahead_bytes",
+            "read_unavailable_timeout_s",
+        ):
             value = getattr(self, key)
             require(condition=value > 0, key=key, value=value, rule="expected a number > 0")
         require(

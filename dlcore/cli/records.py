@@ -17,6 +17,7 @@ import click
 from dlcore.cli.context import common_options, connect, namespace_uri, wants_json
 from dlcore.cli.output import payload_json, payload_text, show_done, show_json, time_text
 from dlcore.clock import SystemClock
+from dlcore.config import LogConfig
 from dlcore.errors import EndOfStreamError
 from dlcore.ids import DLSN
 from dlcore.namespace import open_namespace
@@ -109,9 +110,24 @@ def _write_chunks(
 @click.option("-f", "--follow", is_flag=True, help="Wait for more records, until interrupted.")
 @click.option("--from-dlsn", metavar="DLSN", help="Start at this position instead of near the end.")
 @click.option("--from-txid", type=int, metavar="TXID", help="Start at this transaction id instead.")
+@click.option(
+    "--unavailable-timeout",
+    "unavailable_timeout_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=LogConfig().read_unavailable_timeout_s,
+    show_default=True,
+    metavar="SECONDS",
+    help="With -f: give up when ZooKeeper or all bookies are gone for so long.",
+)
 @common_options
 def tail_log(
-    log: str, lines: int | None, *, follow: bool, from_dlsn: str | None, from_txid: int | None
+    log: str,
+    lines: int | None,
+    *,
+    follow: bool,
+    from_dlsn: str | None,
+    from_txid: int | None,
+    unavailable_timeout_s: float,
 ) -> None:
     """Show the last records of LOG: DLSN, transaction id, time of writing and payload.
 
@@ -122,7 +138,8 @@ def tail_log(
         raise click.UsageError("give --from-dlsn or --from-txid, not both")
     start = None if from_dlsn is None else DLSN.parse(from_dlsn)
     tail = _Tail(follow=follow, count=lines, start=start, start_txid=from_txid)
-    asyncio.run(tail.run(namespace_uri(), log))
+    config = LogConfig(read_unavailable_timeout_s=unavailable_timeout_s)
+    asyncio.run(tail.run(namespace_uri(), log, config))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,10 +151,10 @@ class _Tail:
     start: DLSN | None
     start_txid: int | None
 
-    async def run(self, uri: str, log: str) -> None:
+    async def run(self, uri: str, log: str, config: LogConfig) -> None:
         async with (
             await open_namespace(uri) as namespace,
-            await namespace.open_log(log) as manager,
+            await namespace.open_log(log, config=config) as manager,
         ):
             with contextlib.suppress(EndOfStreamError):  # a sealed log has an end, also for -f
                 if self.start is None and self.start_txid is None:

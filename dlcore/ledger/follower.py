@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from dlcore.ledger.digest import EntryFrame, decode_frame
 from dlcore.ledger.metadata import LedgerState
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
     from dlcore.ids import BookieId
     from dlcore.ledger.port import BookieClient, FollowUpdate
@@ -80,9 +81,11 @@ class LedgerFollower:
         first: int,
         bookies: BookieClient,
         ledgers: LedgerStore | None,
+        on_answer: Callable[[], None],
     ) -> None:
         self._reader = reader
         self._bookies = bookies
+        self._on_answer = on_answer
         self._ledgers = ledgers
         self._ledger_id = reader.metadata.ledger_id
         self._loop = asyncio.get_running_loop()
@@ -176,6 +179,7 @@ class LedgerFollower:
         except DLError as error:
             await self._switch(error)
             return None
+        self._on_answer()
         self._failures = 0
         self._backoff_s = _BACKOFF_S
         self._last_add_confirmed = max(self._last_add_confirmed, update.last_add_confirmed)
@@ -215,7 +219,7 @@ class LedgerFollower:
             bookie for bookie in self._reader.metadata.last_ensemble.bookies if bookie != followed
         ]
         answers = await asyncio.gather(
-            *(self._reader.ask_lac_of(bookie) for bookie in others), return_exceptions=True
+            *(self._ask(bookie) for bookie in others), return_exceptions=True
         )
         best, best_bookie = self._last_add_confirmed, None
         for bookie, answer in zip(others, answers, strict=True):
@@ -224,7 +228,16 @@ class LedgerFollower:
                     best, best_bookie = answer, bookie
             elif not isinstance(answer, DLError):
                 raise answer
+        if not any(isinstance(answer, int) for answer in answers):
+            # Has it no news, or is it gone?  Nobody else can tell.
+            with contextlib.suppress(DLError):
+                await self._ask(followed)
         return best, best_bookie
+
+    async def _ask(self, bookie: BookieId) -> int:
+        lac = await self._reader.ask_lac_of(bookie)
+        self._on_answer()
+        return lac
 
     async def _take_answers(
         self, asking: asyncio.Task[tuple[int, BookieId | None]]

@@ -21,7 +21,7 @@ from dlcore.ledger.quorum import is_covered
 from dlcore.ledger.range_read import RangeRead
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from dlcore.config import LedgerClientConfig
     from dlcore.ids import BookieId
@@ -201,12 +201,17 @@ class LedgerReader:
         self._metadata = stored.metadata
         return stored.metadata.ensemble_of(entry_id).bookies != ensemble.bookies
 
-    async def follow(self, first: int) -> AsyncGenerator[FollowStep, None]:
+    async def follow(
+        self, first: int, *, on_answer: Callable[[], None] = lambda: None
+    ) -> AsyncGenerator[FollowStep, None]:
         """Yield entries from `first` on as they are confirmed, until the ledger is closed.
 
         One bookie pushes; another takes over when it fails or falls behind, and entries that it
         does not hold are read from others.  The first step comes soon and may be empty: it tells
         the LAC. Without a metadata store the end of the ledger is not seen.
+
+        It waits for bookies for ever; `on_answer` is called whenever one of them said something,
+        which they are asked for about once a second, so that the caller may give up.
 
         Raises:
             LedgerReadError: no replica could give a confirmed entry.
@@ -214,7 +219,9 @@ class LedgerReader:
         """
         if first < 0:
             raise ConfigurationError(f"first={first}: entry ids start at 0")
-        follower = LedgerFollower(self, first=first, bookies=self._bookies, ledgers=self._ledgers)
+        follower = LedgerFollower(
+            self, first=first, bookies=self._bookies, ledgers=self._ledgers, on_answer=on_answer
+        )
         steps = follower.steps()
         async with aclosing(steps):
             async for step in steps:

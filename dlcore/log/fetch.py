@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, assert_never
 
-from dlcore.errors import DLError, LedgerNotFoundError, LedgerReadError, UnexpectedError
+from dlcore.errors import (
+    BookieUnavailableError,
+    DLError,
+    LedgerNotFoundError,
+    LedgerReadError,
+    MetadataConnectionError,
+    UnexpectedError,
+)
 from dlcore.log.entry import EntryHeader, decode_entry_header
 from dlcore.log.reading import EndOfStream, FollowExtent, ReadCursor, ReadExtent, WaitForChange
+from dlcore.metadata.port import SessionState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dlcore.config import LogConfig
     from dlcore.ledger.digest import EntryFrame
     from dlcore.ledger.reader import LedgerReader
     from dlcore.log.context import LogContext
@@ -47,12 +57,13 @@ class Fetcher:
     """Reads a log's entries from a position on, for one consumer."""
 
     def __init__(
-        self, context: LogContext, state: LogState, cursor: ReadCursor, *, ahead_bytes: int
+        self, context: LogContext, state: LogState, cursor: ReadCursor, config: LogConfig
     ) -> None:
         self._context = context
         self._state = state
         self._cursor = cursor
-        self._ahead_bytes = ahead_bytes
+        self._ahead_bytes = config.read_ahead_bytes
+        self._unavailable_timeout_s = config.read_unavailable_timeout_s
         self._entries: deque[FetchedEntry] = deque()
         self._buffered_bytes = 0
         self._reader: LedgerReader | None = None
@@ -64,6 +75,11 @@ class Fetcher:
         self._is_closed = False
         path = context.logs.paths_of(state.name).max_lssn
         self._unwatch = context.store.watch(path, self._changed.set)
+        self._loop = asyncio.get_running_loop()
+        self._metadata_lost_at: float | None = None
+        self._bookies_heard_at: float | None = None  # while an open extent is followed
+        self._unsubscribe = context.store.on_session(self._session_changed)
+        self._session_changed(context.store.session_state)
         self._task = asyncio.create_task(self._run(), name=f"log-reader-{state.name}")
         self._task.add_done_callback(self._stopped)
 
@@ -77,10 +93,54 @@ class Fetcher:
         return entry
 
     async def wait(self) -> None:
-        """Wait for an entry, an error, the end, or for `aclose`."""
+        """Wait for an entry, an error, the end, or for `aclose`.
+
+        Raises:
+            MetadataConnectionError, BookieUnavailableError: the cluster has been gone for
+                `read_unavailable_timeout_s`; it may be waited for again.
+        """
+        began = self._loop.time()
         while not (self._entries or self.error or self.has_ended or self._is_closed):
+            silent_since = self._silent_since()
+            deadline = (
+                None
+                if silent_since is None
+                else max(began, silent_since) + self._unavailable_timeout_s
+            )
+            if deadline is not None and self._loop.time() >= deadline:
+                raise self._unavailable()
             self._news.clear()
-            await self._news.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(deadline):
+                    await self._news.wait()
+
+    def _silent_since(self) -> float | None:
+        """Return since when ZooKeeper, or the bookies that are followed, may have been gone."""
+        times = (self._metadata_lost_at, self._bookies_heard_at)
+        return min((at for at in times if at is not None), default=None)
+
+    def _unavailable(self) -> DLError:
+        timeout_s = self._unavailable_timeout_s
+        lost = []
+        if self._metadata_lost_at is not None:
+            lost.append("ZooKeeper")
+        heard_at = self._bookies_heard_at
+        if heard_at is not None and self._loop.time() - heard_at >= timeout_s:
+            lost.append("the bookies that it follows")
+        return (MetadataConnectionError if self._metadata_lost_at else BookieUnavailableError)(
+            f"log {self._state.name!r}: a reader that waits for records has heard nothing of "
+            f"{' and '.join(lost)} for {timeout_s:g} s"
+        )
+
+    def _session_changed(self, state: SessionState) -> None:
+        if state is SessionState.CONNECTED:
+            self._metadata_lost_at = None
+        elif self._metadata_lost_at is None:
+            self._metadata_lost_at = self._loop.time()
+        self._news.set()
+
+    def _bookie_answered(self) -> None:
+        self._bookies_heard_at = self._loop.time()
 
     async def has_more(self) -> bool:
         """Return whether a record is readable now that was not taken, looking at the log afresh."""
@@ -109,6 +169,7 @@ class Fetcher:
     async def aclose(self) -> None:
         """Stop fetching."""
         self._unwatch()
+        self._unsubscribe()
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._entries.clear()
@@ -214,11 +275,17 @@ class Fetcher:
 
     async def _deliver_followed(self, step: FollowExtent) -> None:
         reader = await self._context.ledgers.open_ledger(step.extent.ledger_id)
-        async with aclosing(reader.follow(step.first_entry_id)) as updates:
-            async for update in updates:
-                await self._deliver_all(step, update.frames)
-                if update.closed:
-                    return
+        updates = reader.follow(step.first_entry_id, on_answer=self._bookie_answered)
+        self._bookie_answered()  # from here on they have to
+        self._news.set()
+        try:
+            async with aclosing(updates):
+                async for update in updates:
+                    await self._deliver_all(step, update.frames)
+                    if update.closed:
+                        return
+        finally:
+            self._bookies_heard_at = None
 
     async def _deliver_all(
         self, step: ReadExtent | FollowExtent, frames: Sequence[EntryFrame]

@@ -8,6 +8,7 @@ import logging
 from typing import TYPE_CHECKING, assert_never
 
 from dlcore.errors import (
+    AlreadyClosedError,
     DLError,
     LogNotFoundError,
     MetadataVersionError,
@@ -47,6 +48,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _GUARDED_ATTEMPTS_MAX = 100
+_RELEASE_WAIT_S = 5.0
+"""Without an answer of the metadata store, whoever releases a lock does not wait longer."""
+_deletions: set[asyncio.Task[None]] = set()
+"""Locks that are released in the background; each ends when its store is closed, or sooner."""
 
 
 class WriterLock:
@@ -214,7 +219,10 @@ class WriterLock:
         return None if self.verify is None else await self.verify()
 
     async def release(self) -> None:
-        """Give the lock up; harmless when it is not held."""
+        """Give the lock up; harmless when it is not held.
+
+        While the metadata store does not answer it goes on in the background.
+        """
         self._ownership.release()
         for unsubscribe in self._unsubscribe:
             unsubscribe()
@@ -224,7 +232,10 @@ class WriterLock:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         if self._ownership.has_attempted:
-            await self._delete_own_node()
+            deletion = asyncio.create_task(self._delete_own_node(), name=f"release-{self._name}")
+            _deletions.add(deletion)
+            deletion.add_done_callback(_deletions.discard)
+            await asyncio.wait({deletion}, timeout=_RELEASE_WAIT_S)
 
     async def _delete_own_node(self) -> None:
         async def delete() -> None:
@@ -237,8 +248,8 @@ class WriterLock:
 
         try:
             await persistently(delete)
-        except UNANSWERED as error:
-            # No answer for longer than a session lasts: the node goes with the session.
+        except (*UNANSWERED, AlreadyClosedError) as error:
+            # The node goes with the session.
             logger.warning("writer lock of log=%s is left to expire: %s", self._name, error)
 
     def _is_own(self, node: Versioned) -> bool:

@@ -126,7 +126,7 @@ class DistributedLogManager:
         state = await self._read()
         cursor = ReadCursor(self.name, dlsn or DLSN.INITIAL, skips_truncated=not is_explicit)
         cursor.copy().plan(state)  # raises if the position was truncated
-        fetcher = Fetcher(self._context, state, cursor, ahead_bytes=self._config.read_ahead_bytes)
+        fetcher = Fetcher(self._context, state, cursor, self._config)
         return AsyncLogReader(self._context, self.name, fetcher, StartAt(txid, timestamp_ms))
 
     # What is known

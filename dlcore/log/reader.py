@@ -99,6 +99,8 @@ class AsyncLogReader:
             EndOfStreamError: the log is sealed, and all of it was read.
             AlreadyTruncatedError: the position was truncated away.
             LogNotFoundError: the log was deleted.
+            MetadataConnectionError, BookieUnavailableError: for `read_unavailable_timeout_s` it
+                waited while ZooKeeper or all bookies were gone; it can be called again.
         """
         async with self._turn:
             rows = await self._fill(non_blocking=non_blocking, until_caught_up=until_caught_up)

@@ -13,8 +13,11 @@ from uuid import uuid4
 import pytest
 
 from dlcore.cli.app import EXIT_FAILED, EXIT_USAGE, run
+from dlcore.records import LogRecord
+from dlcore.sync import open_namespace
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from dlcore.sandbox.cluster import Sandbox
@@ -199,6 +202,7 @@ def dlog_process(uri: str, *arguments: str) -> subprocess.Popen[bytes]:
         [sys.executable, "-c", "from dlcore.cli import main; main()", *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         env=os.environ | {"DLOG_URI": uri},
     )
 
@@ -223,3 +227,38 @@ def test_follow_sees_each_line_as_it_is_written(sandbox: Sandbox, log: str) -> N
         finally:
             for process in (writer, reader):
                 process.kill()
+
+
+@pytest.mark.parametrize("dies", ["bookies", "everything"])
+def test_following_ends_with_an_error_when_the_cluster_is_gone(
+    dies: str, fresh_sandbox: Callable[..., Sandbox]
+) -> None:
+    """It shows what there is, says which part does not answer, and ends with code 1."""
+    sandbox = fresh_sandbox()
+    with open_namespace(sandbox.uri) as namespace:
+        namespace.create_log("clicks")
+        with namespace.open_log("clicks") as log, log.open_writer() as writer:
+            writer.write(LogRecord(txid=1, payload=b"first"))
+            writer.commit()
+            command = ["log", "tail", "clicks", "-f", "--unavailable-timeout", "5", "--json"]
+            with dlog_process(sandbox.uri, *command) as reader:
+                try:
+                    assert reader.stdout is not None
+                    assert reader.stderr is not None
+                    assert json.loads(reader.stdout.readline())["payload"] == "first"
+                    for bookie in sandbox.bookies:
+                        bookie.kill()
+                    if dies == "everything":
+                        sandbox.zookeeper.kill()
+                    assert reader.wait(WAIT_S) == EXIT_FAILED
+                    error = reader.stderr.read().decode()
+                finally:
+                    reader.kill()
+            writer.abort()
+    lost = {
+        "bookies": "the bookies that it follows",
+        "everything": "ZooKeeper and the bookies that it follows",
+    }
+    (line,) = [line for line in error.splitlines() if line.startswith("error: ")]
+    assert f"has heard nothing of {lost[dies]} for 5 s" in line
+    assert "Traceback" not in error

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.errors import AlreadyTruncatedError, LogNotFoundError
+from dlcore.errors import (
+    AlreadyTruncatedError,
+    BookieUnavailableError,
+    LogNotFoundError,
+    MetadataConnectionError,
+)
 from dlcore.ids import DLSN
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, record
 
@@ -74,5 +79,69 @@ def test_the_segment_being_followed_is_truncated_inside(start: DLSN | None) -> N
             after = await reader.read_next()
             assert after is not None
             assert after.txid == 50
+
+    on_log(body)
+
+
+@pytest.mark.parametrize("state", ["empty", "closed", "open"])
+def test_a_waiting_reader_learns_that_the_metadata_store_is_gone(
+    state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it waits for: it fails after the time-out, and reads on when the store is back."""
+    monkeypatch.setattr("dlcore.ledger.follower._SILENCE_S", 0.02)
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        config = replace(CONFIG, read_unavailable_timeout_s=0.2)
+        if state != "empty":
+            await write_segments(log, [b"first"])
+        writer = await log.open_writer()
+        if state == "open":
+            await writer.write(record(1, b"second"))
+        other = await (await cluster.open("b", config=config)).open_log("clicks")
+        async with await other.open_reader() as reader:
+            await reader.read_bulk(9, until_caught_up=True)
+            cluster.stores["b"].disconnect()
+            for _ in range(2):
+                with pytest.raises(MetadataConnectionError, match=r"ZooKeeper for 0\.2 s"):
+                    await asyncio.wait_for(reader.read_next(), 20)
+            cluster.stores["b"].reconnect()
+            await writer.write(record(2, b"third"))
+            found = await reader.read_next()
+            assert found is not None
+            assert found.payload == b"third"
+        await writer.aclose()
+
+    on_log(body)
+
+
+def test_a_follower_learns_that_all_bookies_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails after the time-out, not while one of them answers; it reads on when one is back."""
+    monkeypatch.setattr("dlcore.ledger.follower._SILENCE_S", 0.02)
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        config = replace(CONFIG, read_unavailable_timeout_s=0.3)
+        other = await (await cluster.open("b", config=config)).open_log("clicks")
+        async with await log.open_writer() as writer, await other.open_reader() as reader:
+            await writer.write(record(1))
+            assert await reader.read_next()
+            (segment,) = await log.get_log_segments()
+            ledger = await cluster.namespaces[0].get_ledger(segment.extents[0].ledger_id)
+            first, *others = (
+                each for each in cluster.bookies if each.bookie in ledger.last_ensemble.bookies
+            )
+            for bookie in others:
+                bookie.stop()
+            waiting = asyncio.create_task(reader.read_next())
+            await asyncio.sleep(1)  # more than three time-outs
+            assert not waiting.done()
+            first.stop()
+            with pytest.raises(BookieUnavailableError, match=r"bookies that it follows for 0\.3 s"):
+                await asyncio.wait_for(waiting, 20)
+            for bookie in (first, *others):
+                bookie.start()
+            await writer.write(record(2, b"back"))
+            found = await reader.read_next()
+            assert found is not None
+            assert found.payload == b"back"
 
     on_log(body)
