@@ -9,7 +9,7 @@ from dlcore.log.entry import decode_entry_batch, decode_entry_header, with_txid
 from dlcore.log.scan import ExtentView, ScanBatch, ScanRange
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Iterator, Sequence
 
     from dlcore.ledger.client import LedgerClient
     from dlcore.ledger.digest import EntryFrame
@@ -26,22 +26,41 @@ async def scan_range(
         ledgers: reads by the metadata in `part`; with `fresh`, by what is stored now.
         fresh: ask the metadata store where the entries are.
     """
-    for extent in part.extents:
-        ledger_id = extent.ledger.ledger_id
+    for group in _adjacent(part.extents):
+        ledger = group[-1].ledger
         reader = (
-            await ledgers.open_ledger(ledger_id) if fresh else ledgers.open_ledger_of(extent.ledger)
+            await ledgers.open_ledger(ledger.ledger_id) if fresh else ledgers.open_ledger_of(ledger)
         )
-        async with aclosing(_read_extent(part, extent, reader)) as batches:
+        async with aclosing(_read_extents(part, group, reader)) as batches:
             async for batch in batches:
                 yield batch
 
 
-async def _read_extent(
-    part: ScanRange, extent: ExtentView, reader: LedgerReader
+def _adjacent(extents: Sequence[ExtentView]) -> Iterator[list[ExtentView]]:
+    """Yield runs of extents that follow one another in their ledger too: one read gets a run."""
+    group: list[ExtentView] = []
+    for extent in extents:
+        if group and (group[-1].ledger.ledger_id, group[-1].last_entry_id + 1) != (
+            extent.ledger.ledger_id,
+            extent.first_entry_id,
+        ):
+            yield group
+            group = []
+        group.append(extent)
+    if group:
+        yield group
+
+
+async def _read_extents(
+    part: ScanRange, group: Sequence[ExtentView], reader: LedgerReader
 ) -> AsyncGenerator[ScanBatch, None]:
-    async with aclosing(reader.read(extent.first_entry_id, extent.last_entry_id)) as chunks:
+    extents = iter(group)
+    extent = next(extents)
+    async with aclosing(reader.read(extent.first_entry_id, group[-1].last_entry_id)) as chunks:
         async for frames in chunks:
             for frame in frames:
+                if frame.entry_id > extent.last_entry_id:
+                    extent = next(extents)
                 batch = _scan_batch(part, extent, frame)
                 if batch is not None:
                     yield batch
