@@ -22,8 +22,10 @@ from dlcore.errors import (
     AlreadyTruncatedError,
     BookieError,
     BookieUnavailableError,
+    DLError,
     LedgerNotFoundError,
     LedgerReadError,
+    LogNotFoundError,
 )
 from dlcore.ids import BookieId, validate_log_name
 from dlcore.ledger.client import LedgerClient
@@ -373,14 +375,14 @@ class ScanClients:
             )
         return address
 
-    async def fresh_client(self, uri: str) -> LedgerClient:
-        """Return a client that asks the metadata store at `uri`."""
+    async def fresh_namespace(self, uri: str) -> Namespace:
+        """Return the namespace at `uri`, to ask how things stand now."""
         namespace = self._namespaces.get(uri)
         if namespace is None:
             namespace = await open_namespace(uri, client_config=self._config)
             self._namespaces[uri] = namespace
             self._closers.append(namespace.aclose)
-        return namespace.ledgers
+        return namespace
 
     async def aclose(self) -> None:
         """Close every connection."""
@@ -410,8 +412,8 @@ async def scan(
 
     Raises:
         LedgerReadError: no replica could give an entry.
-        AlreadyTruncatedError: a ledger is gone: records of the range were truncated, or the log was
-            deleted, since the scan was planned.  Known only with `uri`.
+        AlreadyTruncatedError: records of the range were truncated, or the log was deleted, since
+            the scan was planned.  Known only with `uri`.
     """
     own = clients is None
     clients = clients or ScanClients(config)
@@ -428,23 +430,43 @@ async def scan(
 async def _scan_one(
     part: ScanRange, uri: str | None, clients: ScanClients
 ) -> AsyncGenerator[ScanBatch, None]:
-    rest: ScanRange | None = part
     ledgers = clients.client_of(part.cluster_id, part.addresses)
-    fresh = False
-    while rest is not None:
+    planned: ScanRange | None = None  # again, after a failure
+    while True:
+        rest = planned or part
+        last_entry_id: int | None = None
         try:
-            async with aclosing(scan_range(rest, ledgers, fresh=fresh)) as batches:
+            async with aclosing(scan_range(rest, ledgers)) as batches:
                 async for batch in batches:
                     yield batch
-                    rest = part.after_entry(batch.entry_id)
+                    last_entry_id = batch.entry_id
+        except (LedgerNotFoundError, LedgerReadError, BookieError) as error:
+            left = rest if last_entry_id is None else rest.after_entry(last_entry_id)
+            if left is None:
                 return
-        except LedgerNotFoundError as error:
-            raise AlreadyTruncatedError(
-                f"log {part.log!r}: records of the range {part.start} to {part.end} were truncated "
-                f"or deleted while it was read: {error}"
-            ) from error
-        except (LedgerReadError, BookieError):
-            if fresh or uri is None:
+            if uri is None:
                 raise
-        ledgers = await clients.fresh_client(uri)
-        fresh = True
+            namespace = await clients.fresh_namespace(uri)
+            again = await _plan_again(left, namespace, error)
+            if planned is not None and again.extents == left.extents:
+                raise  # by what is stored now it failed already
+            planned, ledgers = again, namespace.ledgers
+        else:
+            return
+
+
+async def _plan_again(part: ScanRange, namespace: Namespace, error: DLError) -> ScanRange:
+    """Return a range by where its entries are now: other bookies, or the ledger of a merge."""
+    try:
+        async with await namespace.open_log(part.log) as log:
+            snapshot = await log.get_snapshot()
+    except LogNotFoundError:
+        snapshot = None
+    if snapshot is not None and snapshot.log_id == part.log_id:
+        scans = snapshot.scans(part.start, part.end)
+        if len(scans) == 1 and scans[0].start == part.start:
+            return scans[0]
+    raise AlreadyTruncatedError(
+        f"log {part.log!r}: records of the range {part.start} to {part.end} were truncated "
+        f"or deleted while it was read: {error}"
+    ) from error

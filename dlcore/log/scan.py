@@ -112,6 +112,7 @@ class ScanRange:
     """The records of one segment in [start, end), with all that is needed to read them."""
 
     log: str
+    log_id: str
     lssn: int
     start: DLSN
     end: DLSN
@@ -269,6 +270,7 @@ class LogSnapshot:
             }
             yield ScanRange(
                 log=self.log,
+                log_id=self.log_id,
                 lssn=segment.lssn,
                 start=low,
                 end=high,

@@ -16,21 +16,10 @@ if TYPE_CHECKING:
     from dlcore.ledger.reader import LedgerReader
 
 
-async def scan_range(
-    part: ScanRange, ledgers: LedgerClient, *, fresh: bool = False
-) -> AsyncGenerator[ScanBatch, None]:
-    """Yield the records of one range, entry by entry.
-
-    Args:
-        part: what to read.
-        ledgers: reads by the metadata in `part`; with `fresh`, by what is stored now.
-        fresh: ask the metadata store where the entries are.
-    """
+async def scan_range(part: ScanRange, ledgers: LedgerClient) -> AsyncGenerator[ScanBatch, None]:
+    """Yield the records of one range, entry by entry, from where its metadata says they are."""
     for group in _adjacent(part.extents):
-        ledger = group[-1].ledger
-        reader = (
-            await ledgers.open_ledger(ledger.ledger_id) if fresh else ledgers.open_ledger_of(ledger)
-        )
+        reader = ledgers.open_ledger_of(group[-1].ledger)
         async with aclosing(_read_extents(part, group, reader)) as batches:
             async for batch in batches:
                 yield batch

@@ -220,9 +220,9 @@ class PlannedClients(ScanClients):
             rng=random.Random(0),
         )
 
-    async def fresh_client(self, uri: str) -> LedgerClient:
-        """Return the namespace's."""
-        return self._namespace.ledgers
+    async def fresh_namespace(self, uri: str) -> Namespace:
+        """Return the one of the test."""
+        return self._namespace
 
 
 @pytest.mark.parametrize("change", ["truncated", "deleted"])
