@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dlcore.config import LedgerClientConfig, LogConfig, QuorumConfig
 from dlcore.errors import DLError
 from dlcore.ids import DLSN, BookieId
+from dlcore.log.commits import AppendRun
 from dlcore.log.scan import (
     CommitResult,
     ExtentView,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DLSN",
+    "AppendRun",
     "AsyncLogReader",
     "AsyncLogWriter",
     "BookieId",

@@ -144,8 +144,9 @@ class LogConfig:
     """Arrow IPC buffer compression of entries: none, lz4 or zstd."""
     lock_enabled: bool = True
     """Without the writer lock fencing alone keeps two writers apart."""
-    lock_timeout_s: float = 10.0
-    """How long `open_writer` waits for another owner; 0 fails at once."""
+    lock_timeout_s: float = 20.0
+    """How long `open_writer` and a staged append wait for another owner; 0 fails at once.  A dead
+    owner's session lasts 10 s and a tick of ZooKeeper."""
     read_ahead_bytes: int = 8 * MIB
     """Bytes a reader keeps fetched ahead of its caller."""
     read_unavailable_timeout_s: float = 30.0

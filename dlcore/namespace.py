@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from dlcore.ledger.metadata import LedgerMetadata
     from dlcore.ledger.port import BookieClient
+    from dlcore.log.commits import AppendRun
     from dlcore.log.scan import ScanBatch, ScanRange
     from dlcore.metadata.port import MetadataStore
 
@@ -191,14 +192,24 @@ class Namespace:
         return DistributedLogManager(self._context, state, config or self._context.config)
 
     async def begin_append(
-        self, identity: str, version: int, *, run_id: str = "", keep_record: bool = True
+        self,
+        identity: str,
+        version: int,
+        *,
+        run: AppendRun | None = None,
+        lock_timeout_s: float | None = None,
+        keep_record: bool = True,
     ) -> StagedAppend:
         """Begin an atomic append to any number of logs.
 
         Args:
             identity: who appends, across restarts: 1 … 200 bytes.
             version: which append of that identity; versions that were committed are not again.
-            run_id: one life of the appender; within it a version is appended once.
+            run: the appender's present life, for one that appends a version several times, one
+                append after the other, and repeats them in the same order; without it a version is
+                appended once.
+            lock_timeout_s: how long the commit waits for a writer that owns one of the logs; None
+                for what the namespace's configuration says.
             keep_record: remember the commit for ever.  False for an identity of one append only,
                 which nobody tries again: its record is removed once the commit is known.
         """
@@ -208,7 +219,10 @@ class Namespace:
             self._owner,
             identity,
             version,
-            run_id=run_id,
+            run=run,
+            lock_timeout_s=(
+                self._context.config.lock_timeout_s if lock_timeout_s is None else lock_timeout_s
+            ),
             config=self._context.config,
             keep_record=keep_record,
         )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dlcore._portal import Portal, close_at_exit, forget, shared_portal
 from dlcore.config import LedgerClientConfig, LogConfig
 from dlcore.errors import EndOfStreamError
+from dlcore.log.commits import AppendRun
 from dlcore.log.scan import (
     CommitResult,
     ExtentView,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from dlcore.records import LogRecord, LogRecordWithDLSN
 
 __all__ = [
+    "AppendRun",
     "CommitResult",
     "DistributedLogManager",
     "ExtentView",
@@ -179,14 +181,27 @@ class Namespace(_Blocking):
         return DistributedLogManager(self._portal, manager)
 
     def begin_append(
-        self, identity: str, version: int, *, run_id: str = "", keep_record: bool = True
+        self,
+        identity: str,
+        version: int,
+        *,
+        run: AppendRun | None = None,
+        lock_timeout_s: float | None = None,
+        keep_record: bool = True,
     ) -> StagedAppend:
         """Begin an atomic append to any number of logs; (identity, version) commits once.
 
-        Without `keep_record`, for an identity of one append only, nothing of it is kept.
+        With a `run`, each of its appends of the version commits once.  Without `keep_record`, for
+        an identity of one append only, nothing of it is kept.
         """
         append = self._call(
-            self._namespace.begin_append(identity, version, run_id=run_id, keep_record=keep_record)
+            self._namespace.begin_append(
+                identity,
+                version,
+                run=run,
+                lock_timeout_s=lock_timeout_s,
+                keep_record=keep_record,
+            )
         )
         return StagedAppend(self._portal, append)
 

@@ -7,16 +7,48 @@ installation.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from dlspark.source import DistributedLogDataSource
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import SparkSession
 
-__all__ = ["DistributedLogDataSource", "register"]
+__all__ = ["DistributedLogDataSource", "in_batch", "register"]
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 
 def register(spark: SparkSession) -> None:
     """Make ``format("dlog")`` known to a session."""
     spark.dataSource.register(DistributedLogDataSource)
+
+
+def in_batch(
+    function: Callable[_Arguments, _Result], session: SparkSession
+) -> Callable[_Arguments, _Result]:
+    """Return `function` for another thread, where it works as it would here.
+
+    Called in a function that ``foreachBatch`` calls, with ``batch.sparkSession``, it lets threads
+    write parts of the micro-batch at the same time: to different logs, because writes to one log
+    need an order.  In a thread that Spark was told nothing of there is neither a session, and with
+    it no ``format("dlog")``, nor the micro-batch, without which a write is not exactly-once.
+    """
+    jvm: Any = session._jvm
+    context = session.sparkContext._jsc.sc()
+    properties = context.getLocalProperties().clone()
+
+    def run(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        before = context.getLocalProperties()
+        context.setLocalProperties(properties.clone())  # Spark changes them while it executes
+        jvm.SparkSession.setActiveSession(session._jsparkSession)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            jvm.SparkSession.clearActiveSession()
+            context.setLocalProperties(before)  # the thread may outlive the batch
+
+    return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from pyspark import TaskContext
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def task_properties(context: TaskContext) -> dict[str, str | None]:
-    """Return the local properties of a task that identify its query, batch and run."""
+    """Return the local properties of a task that identify its query, batch and execution."""
     return {name: context.getLocalProperty(name) for name in TASK_PROPERTIES}
 
 
@@ -91,13 +92,15 @@ class DlogWriter(DataSourceArrowWriter):
     """Appends a DataFrame to one or more logs in one transaction.
 
     Spark pickles this very object to the tasks and back to the driver's commit, so `token` is the
-    same in all of them, and no two writes share one.
+    same in all of them, and no two writes share one.  It is made, and commits, on the driver's
+    machine, as soon as the write begins.
     """
 
     def __init__(self, options: WriteOptions, columns: WriteColumns) -> None:
         self._options = options
         self._columns = columns
         self._token = SystemClock().new_token()
+        self._begun_ns = time.monotonic_ns()
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         """Stage the rows of a task."""
@@ -114,7 +117,7 @@ class DlogWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Append what all tasks staged."""
-        commit_staged(messages, uri=self._options.uri)
+        commit_staged(messages, options=self._options, begun_ns=self._begun_ns)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Drop what the tasks staged."""

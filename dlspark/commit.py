@@ -1,9 +1,13 @@
 """What makes a write exactly-once: the identity of an append, and the messages tasks send back.
 
-A streaming sink appends under (query id, batch id); a write inside ``foreachBatch`` under the
-same, and the log it writes to, because one batch may write to several.  A batch write appends
-under the user's ``txnAppId`` and ``txnVersion`` where given, and the log as well, else under a
-token of its own.
+A streaming sink, and a write inside ``foreachBatch``, append under (query id, target, batch id),
+where the target is a log, or the column of the rows that names it.  In ``foreachBatch`` a batch may
+write several times to one target: the writes of a run are counted, in their order, and a run that
+repeats the batch counts again.  A run of a batch is known by the SQL execution that all of it
+happens in, which Spark numbers, and which no user sets.
+
+A batch write appends under the user's ``txnAppId``, target and ``txnVersion`` where given, else
+under a token of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from dlcore.errors import UnexpectedError
+from dlcore.errors import ConfigurationError, UnexpectedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -24,42 +28,46 @@ if TYPE_CHECKING:
 
 QUERY_ID_PROPERTY = "sql.streaming.queryId"
 BATCH_ID_PROPERTY = "streaming.sql.batchId"
-RUN_ID_PROPERTY = "spark.jobGroup.id"
+EXECUTION_PROPERTY = "spark.sql.execution.root.id"
+"""The outermost SQL execution: of all that happens in a micro-batch, one; a number of its JVM's."""
+APPLICATION_PROPERTIES = ("spark.app.id", "spark.app.startTime")
+"""Together these are of one JVM."""
+STREAM_SESSION_PROPERTY = "spark.sql.streaming.internal.stateStore.partitions"
+"""Spark sets it in the session that it copies for a streaming query, and nowhere else."""
+TASK_PROPERTIES = (
+    QUERY_ID_PROPERTY,
+    BATCH_ID_PROPERTY,
+    EXECUTION_PROPERTY,
+    *APPLICATION_PROPERTIES,
+    STREAM_SESSION_PROPERTY,
+)
 _IDENTITY_BYTES_MAX = 200
 _ANY_LOG = "<column>"
 """Stands for a write whose rows choose their log; no log has such a name."""
-TASK_PROPERTIES = (QUERY_ID_PROPERTY, BATCH_ID_PROPERTY, RUN_ID_PROPERTY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendIdentity:
     """Under which identity and version an append commits, once.
 
-    `run_id` tells the replay of a batch in another run of its query, which is skipped, from a
-    second write in the same run, which is an error.  `recurs` says that the same tasks soon append
-    under this identity again, so what writes for it is worth keeping open; `is_unique`, that nobody
-    ever will.
+    `run` tells the runs of a batch apart, in which writes are counted; "" where a version is
+    written once.  `recurs` says that the same tasks soon append under this identity again, so what
+    writes for it is worth keeping open; `is_unique`, that nobody ever will.
     """
 
     identity: str
     version: int
-    run_id: str = ""
+    run: str = ""
     recurs: bool = False
     is_unique: bool = False
 
 
-def stream_identity(properties: Mapping[str, str | None]) -> AppendIdentity:
+def stream_identity(options: WriteOptions, properties: Mapping[str, str | None]) -> AppendIdentity:
     """Return the identity of a streaming sink's batch, from the local properties of its task."""
-    query_id, batch_id = properties.get(QUERY_ID_PROPERTY), properties.get(BATCH_ID_PROPERTY)
-    if not query_id or not batch_id:
-        raise UnexpectedError(
-            f"the task of a streaming write lacks the properties {QUERY_ID_PROPERTY} and "
-            f"{BATCH_ID_PROPERTY}, found {dict(properties)}: this version of Spark is not supported"
-        )
+    query_id, batch_id = _require(properties, QUERY_ID_PROPERTY, BATCH_ID_PROPERTY)
     return AppendIdentity(
-        identity=f"stream:{query_id}",
+        identity=_with_target(f"stream:{query_id}", options.log),
         version=int(batch_id),
-        run_id=properties.get(RUN_ID_PROPERTY) or "",
         recurs=True,
     )
 
@@ -67,22 +75,52 @@ def stream_identity(properties: Mapping[str, str | None]) -> AppendIdentity:
 def batch_identity(
     options: WriteOptions, properties: Mapping[str, str | None], *, token: str
 ) -> AppendIdentity:
-    """Return the identity of a batch write; `token` is unique to the write."""
+    """Return the identity of a batch write; `token` is unique to the write.
+
+    Raises:
+        ConfigurationError: it is a write of a micro-batch's rows in a thread that does not know
+            which micro-batch; repeated, it would write twice.
+    """
     if options.transaction is not None:
         # What was written to one log says nothing of another.
         return AppendIdentity(
             identity=_with_target(f"txn:{options.transaction.app_id}", options.log),
             version=options.transaction.version,
         )
-    if properties.get(QUERY_ID_PROPERTY) and properties.get(BATCH_ID_PROPERTY):
-        within = stream_identity(properties)
+    if properties.get(QUERY_ID_PROPERTY):
+        query_id, batch_id, *run = _require(
+            properties,
+            QUERY_ID_PROPERTY,
+            BATCH_ID_PROPERTY,
+            *APPLICATION_PROPERTIES,
+            EXECUTION_PROPERTY,
+        )
         return AppendIdentity(
-            identity=_with_target(within.identity, options.log),
-            version=within.version,
-            run_id=within.run_id,
+            identity=_with_target(f"stream:{query_id}", options.log),
+            version=int(batch_id),
+            run="/".join(run),
             recurs=True,
         )
+    if properties.get(STREAM_SESSION_PROPERTY):
+        raise ConfigurationError(
+            "rows of a micro-batch are written in a thread that does not know of which: the write "
+            "could not be recognised when the batch is repeated. Write in the function that "
+            "foreachBatch calls, or in a thread that runs dlspark.in_batch(function, "
+            "batch.sparkSession), or give the write a txnAppId of its own and the batch id as "
+            "txnVersion"
+        )
     return AppendIdentity(identity=f"write:{token}", version=0, is_unique=True)
+
+
+def _require(properties: Mapping[str, str | None], *names: str) -> list[str]:
+    found = [properties.get(name) or "" for name in names]
+    if not all(found):
+        missing = ", ".join(name for name in names if not properties.get(name))
+        raise UnexpectedError(
+            f"the task of a write in a stream lacks the properties {missing}, found "
+            f"{dict(properties)}: this version of Spark is not supported"
+        )
+    return found
 
 
 def _with_target(appender: str, log: str | None) -> str:

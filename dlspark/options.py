@@ -26,6 +26,8 @@ Writing (`WriteOptions`):
     txnAppId, txnVersion    batch only, both or neither: a write with a version not above the last
                             that this application committed to the log is skipped; writes without
                             the option log count together, whichever logs their rows choose
+    lockTimeoutMs           how long a write waits for a writer that holds one of its logs, 0 not at
+                            all; 20000
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ _READ_KEYS = (
     "minPartitions",
     "maxRecordsPerPartition",
 )
-_WRITE_KEYS = ("uri", "log", "txnAppId", "txnVersion")
+_WRITE_KEYS = ("uri", "log", "txnAppId", "txnVersion", "lockTimeoutMs")
 _ADDED_BY_SPARK = frozenset({"checkpointlocation", "queryname"})  # reach streaming sinks
 _URI_RULE = "expected distributedlog://host:port[,host:port]/path"
 _APP_ID_BYTES_MAX = 128
@@ -157,6 +159,8 @@ class WriteOptions:
     uri: str
     log: str | None
     transaction: Transaction | None
+    lock_timeout_s: float | None = None
+    """None for what the namespace's configuration says."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str], mode: Mode) -> WriteOptions:
@@ -175,6 +179,7 @@ class WriteOptions:
             uri=_parse_uri(table),
             log=None if table.get("log") is None else table.parse("log", _parse_log, default=""),
             transaction=_parse_transaction(table),
+            lock_timeout_s=table.parse("lockTimeoutMs", _parse_milliseconds, default=None),
         )
 
 
@@ -357,6 +362,10 @@ def _parse_boolean(key: str, text: str) -> bool:
 
 def _parse_positive(key: str, text: str) -> int | None:
     return parse_integer(key, text, minimum=1)
+
+
+def _parse_milliseconds(key: str, text: str) -> float | None:
+    return parse_integer(key, text, minimum=0) / 1000
 
 
 def _parse_transaction(table: _Table) -> Transaction | None:

@@ -12,7 +12,7 @@ import contextlib
 import os
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dlcore.errors import DLError, LogNotFoundError
@@ -29,12 +29,11 @@ WRITERS_KEPT_MAX = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _WriterKey:
-    """Whose staging writer it is; a new run of a query starts with new ones."""
+    """Whose staging writer it is."""
 
     pid: int
     uri: str
     identity: str
-    run_id: str
     log: str
 
 
@@ -87,15 +86,10 @@ def staging_writer(uri: str, log: str, append: AppendIdentity) -> Iterator[Stagi
     The writer of an append that recurs stays open for the next use in this process, so that the
     number of ledgers does not grow with the number of micro-batches.
     """
-    key = _WriterKey(
-        pid=os.getpid(), uri=uri, identity=append.identity, run_id=append.run_id, log=log
-    )
+    key = _WriterKey(pid=os.getpid(), uri=uri, identity=append.identity, log=log)
     keep = append.recurs
     with _lock:
         writer = _writers.pop(key, None)
-        outdated = [_writers.pop(other) for other in list(_writers) if _is_outdated(other, key)]
-    for other in outdated:
-        _close_quietly(other)
     if writer is None:
         try:
             writer = open_shared_namespace(uri).open_staging_writer(log, identity=append.identity)
@@ -110,10 +104,6 @@ def staging_writer(uri: str, log: str, append: AppendIdentity) -> Iterator[Stagi
         _put_back(key, writer)
     else:
         writer.close()
-
-
-def _is_outdated(other: _WriterKey, key: _WriterKey) -> bool:
-    return replace(other, run_id=key.run_id, log=key.log) == key and other.run_id != key.run_id
 
 
 def _give_up(key: _WriterKey, writer: StagingWriter, *, keep: bool) -> None:

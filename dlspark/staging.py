@@ -10,7 +10,12 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
-from dlcore.errors import DuplicateAppendError, TransactionIdOutOfOrderError
+from dlcore import AppendRun
+from dlcore.errors import (
+    DuplicateAppendError,
+    OwnershipAcquireFailedError,
+    TransactionIdOutOfOrderError,
+)
 from dlspark.arrow import batches_by_log
 from dlspark.commit import AppendIdentity, StagedTask, join_messages
 from dlspark.sessions import open_shared_namespace, staging_writer
@@ -58,13 +63,21 @@ def stage_rows(
         )
 
 
-def commit_staged(messages: Sequence[WriterCommitMessage | None], *, uri: str) -> None:
+def commit_staged(
+    messages: Sequence[WriterCommitMessage | None], *, options: WriteOptions, begun_ns: int = 0
+) -> None:
     """Append all that the tasks staged, in the order of partitions, all or nothing, once.
 
     An append that was committed before, by an earlier run of the same batch, is skipped.
 
+    Args:
+        messages: what the tasks returned.
+        options: of the write.
+        begun_ns: when the write began, by the monotonic clock of this machine.
+
     Raises:
-        DuplicateAppendError: the same run has written to the log in the same batch already.
+        DuplicateAppendError: writes of one batch to the same target overlapped.
+        OwnershipAcquireFailedError: a writer owned one of the logs as long as the options say.
         TransactionIdOutOfOrderError: transaction ids decrease between partitions, or are below
         those
             that the log holds.
@@ -77,11 +90,13 @@ def commit_staged(messages: Sequence[WriterCommitMessage | None], *, uri: str) -
         return
     with (
         _advice_on_txids(),
-        _advice_on_duplicates(),
-        open_shared_namespace(uri).begin_append(
+        _advice_on_duplicates(append),
+        _advice_on_locks(),
+        open_shared_namespace(options.uri).begin_append(
             append.identity,
             append.version,
-            run_id=append.run_id,
+            run=AppendRun(token=append.run, begun_ns=begun_ns) if append.run else None,
+            lock_timeout_s=options.lock_timeout_s,
             keep_record=not append.is_unique,
         ) as staged,
     ):
@@ -113,7 +128,7 @@ def abort_staged(
     if append is None:
         return
     namespace = open_shared_namespace(uri)
-    with namespace.begin_append(append.identity, append.version, run_id=append.run_id) as staged:
+    with namespace.begin_append(append.identity, append.version) as staged:
         staged.abort(extents)
     logger.info("append=%s version=%d aborted", append.identity, append.version)
 
@@ -130,11 +145,25 @@ def _advice_on_txids() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _advice_on_duplicates() -> Iterator[None]:
+def _advice_on_duplicates(append: AppendIdentity) -> Iterator[None]:
     try:
         yield
     except DuplicateAppendError as error:
         raise DuplicateAppendError(
-            f"{error}. Inside foreachBatch a batch writes once to each log; to write more often, "
-            "give every write its own txnAppId, and the batch id as txnVersion"
+            f"{error}. Writes of one micro-batch to the same log, made in several threads, have no "
+            "order: make them one after the other, or give each of them a txnAppId of its own and "
+            f"the batch id as txnVersion. Batch {append.version} can only go on in the second way, "
+            "which writes again what it has written to the log already"
+        ) from error
+
+
+@contextlib.contextmanager
+def _advice_on_locks() -> Iterator[None]:
+    try:
+        yield
+    except OwnershipAcquireFailedError as error:
+        raise OwnershipAcquireFailedError(
+            f"{error}. Close that writer, or let the sink wait longer with the option "
+            "lockTimeoutMs",
+            owner=error.owner,
         ) from error

@@ -210,7 +210,7 @@ class DlogStreamWriter(DataSourceStreamArrowWriter):
             iterator,
             options=self._options,
             columns=self._columns,
-            append=stream_identity(task_properties(context)),
+            append=stream_identity(self._options, task_properties(context)),
             partition_id=context.partitionId(),
         )
 
@@ -220,7 +220,7 @@ class DlogStreamWriter(DataSourceStreamArrowWriter):
         batchId: int,
     ) -> None:
         """Append what all tasks staged; skip it if the batch was appended before."""
-        commit_staged(messages, uri=self._options.uri)
+        commit_staged(messages, options=self._options)
 
     def abort(
         self,

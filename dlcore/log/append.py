@@ -3,7 +3,7 @@
 The transaction writes the segments of all logs, their guards, and the record of the commit, and
 marks the staged ledgers.  It is planned from what is stored; if anything of that changed, it is
 planned again. A lost reply is classified by the commit record, which carries the token of the
-append that wrote it.
+append that wrote it.  What the record means for an append is decided in `commits.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from dlcore.errors import (
     AppendAbortedError,
@@ -26,7 +26,7 @@ from dlcore.errors import (
 )
 from dlcore.log import codec
 from dlcore.log.changes import SegmentLimits, plan_append
-from dlcore.log.metadata import CommitRecord, LogState
+from dlcore.log.commits import Decision, Verdict, decide
 from dlcore.log.reaping import drop_staged, read_staged, reap
 from dlcore.log.recovery import recover_log
 from dlcore.log.scan import CommitResult, StagedExtent
@@ -40,12 +40,16 @@ if TYPE_CHECKING:
 
     from dlcore.config import LogConfig
     from dlcore.ids import DLSN
+    from dlcore.log.commits import AppendRun
     from dlcore.log.context import LogContext
+    from dlcore.log.metadata import CommitRecord, LockHolder, LogState
 
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS_MAX = 100
 _CONFLICT_DELAY_S_MAX = 0.05
+_LOCK_LOOKS_EVERY_S = 1.0
+"""How often a lock that is waited for is looked at, should no watch tell that it is gone."""
 IDENTITY_BYTES_MAX = 200
 
 
@@ -55,11 +59,20 @@ class _Plan:
     logs: dict[str, tuple[DLSN, DLSN]]
 
 
-class StagedAppend:
-    """One atomic append, named by an identity and a version.
+class _LockedError(Exception):
+    """A writer owns a log; never leaves this module."""
 
-    Of one identity the versions go up; a version that is not above the last committed one is not
-    committed again, and `commit` says so.  Use `Namespace.begin_append`.
+    def __init__(self, log: str, holder: LockHolder) -> None:
+        super().__init__(log, holder)
+        self.log = log
+        self.holder = holder
+
+
+class StagedAppend:
+    """One atomic append, named by an identity, a version, and its place among the run's appends.
+
+    Of one identity the versions go up; what was committed of a version is not committed again, and
+    `commit` says so.  Use `Namespace.begin_append`.
     """
 
     def __init__(
@@ -69,7 +82,8 @@ class StagedAppend:
         identity: str,
         version: int,
         *,
-        run_id: str,
+        run: AppendRun | None,
+        lock_timeout_s: float,
         config: LogConfig,
         keep_record: bool = True,
     ) -> None:
@@ -80,7 +94,8 @@ class StagedAppend:
         self._owner = owner
         self._identity = identity
         self._version = version
-        self._run_id = run_id
+        self._run = run
+        self._lock_timeout_s = lock_timeout_s
         self._keep_record = keep_record
         self._result: CommitResult | None = None
         self._config = config
@@ -91,6 +106,7 @@ class StagedAppend:
         self._token = context.clock.new_token()
         self._writers: list[StagingWriter] = []
         self._staged: list[StagedExtent] = []
+        self._tried = Decision(Verdict.APPEND)
         self._logs: dict[str, tuple[DLSN, DLSN]] = {}
         self._aborted = False
 
@@ -115,8 +131,9 @@ class StagedAppend:
 
         Raises:
             AppendAbortedError: it was aborted, or staged data is gone.
-            DuplicateAppendError: another append of this run committed the same version.
-            OwnershipAcquireFailedError: a live writer owns one of the logs.
+            DuplicateAppendError: appends of this version overlapped, or another run of the appender
+                has followed this one: whether it was committed cannot be told.
+            OwnershipAcquireFailedError: a writer owned one of the logs during `lock_timeout_s`.
             EndOfStreamError: one of the logs is sealed.
             TransactionIdOutOfOrderError: the extents' own transaction ids do not follow the log's.
             MetadataConnectionError: whether it was committed is unknown; calling again tells.
@@ -139,22 +156,42 @@ class StagedAppend:
         return self._staged
 
     async def _commit(self, extents: Sequence[StagedExtent]) -> CommitResult:
-        for _ in range(_ATTEMPTS_MAX):
-            record = await self._read_record()
-            result = self._result_of(record)
-            if result is not None:
-                return result
-            plan = await self._plan(extents, record)
-            self._logs = plan.logs
-            require_change_size(plan.ops)
+        loop = asyncio.get_running_loop()
+        begun_ns = int(loop.time() * 1e9)
+        deadline = loop.time() + self._lock_timeout_s
+        attempts = 0
+        while attempts < _ATTEMPTS_MAX:
+            node = await self._read_record()
+            decision = decide(
+                self._record_of(node),
+                version=self._version,
+                token=self._token,
+                run=self._run,
+                now_ns=begun_ns,
+            )
+            if decision.verdict is Verdict.KNOWN:
+                return self._conclude(self._tried)
+            plan = _Plan((), {})
+            if decision.verdict is Verdict.APPEND:
+                try:
+                    plan = await self._plan(extents)
+                except _LockedError as locked:
+                    await self._wait_for_lock(locked, deadline=deadline)
+                    continue
+            ops = (*plan.ops, *self._record_ops(decision.record, node))
+            if not ops:
+                return self._conclude(decision)
+            require_change_size(ops)
+            self._tried, self._logs = decision, plan.logs
+            attempts += 1
             try:
-                await self._context.store.multi(plan.ops)
+                await self._context.store.multi(ops)
             except (MetadataVersionError, NodeExistsError, NoNodeError) as error:
                 logger.info("append %s v%d overtaken: %s", self._identity, self._version, error)
             except UNANSWERED as error:
                 logger.info("append %s v%d unanswered: %s", self._identity, self._version, error)
             else:
-                return CommitResult(committed=True, already_committed=False, logs=plan.logs)
+                return self._conclude(decision)
             await asyncio.sleep(self._context.rng.uniform(0, _CONFLICT_DELAY_S_MAX))
         raise MetadataConnectionError(
             f"append {self._identity!r} version {self._version}: {_ATTEMPTS_MAX} attempts to "
@@ -170,27 +207,56 @@ class StagedAppend:
 
         return await persistently(read)
 
-    def _result_of(self, node: Versioned | None) -> CommitResult | None:
-        """Return the outcome if the version is committed already."""
+    def _record_of(self, node: Versioned | None) -> CommitRecord | None:
         if node is None:
             return None
-        record = codec.decode_commit(node.value, path=self._context.paths.commit(self._identity))
-        if record.token == self._token:
-            return CommitResult(committed=True, already_committed=False, logs=self._logs)
-        if self._version > record.committed_version:
-            return None
-        if (
-            self._version == record.committed_version
-            and self._run_id
-            and (self._run_id == record.run_id)
-        ):
-            raise DuplicateAppendError(
-                f"append {self._identity!r} version {self._version} was committed by another "
-                f"append of the same run {self._run_id!r}"
-            )
-        return CommitResult(committed=False, already_committed=True)
+        return codec.decode_commit(node.value, path=self._context.paths.commit(self._identity))
 
-    async def _plan(self, extents: Sequence[StagedExtent], record: Versioned | None) -> _Plan:
+    def _conclude(self, decision: Decision) -> CommitResult:
+        """Return the outcome of a decision that is stored."""
+        match decision.verdict:
+            case Verdict.APPEND:
+                return CommitResult(committed=True, already_committed=False, logs=self._logs)
+            case Verdict.SKIP:
+                return CommitResult(committed=False, already_committed=True)
+            case Verdict.CONFLICTING:
+                why = (
+                    "appends of this version overlapped; they have no order that a repetition "
+                    "could keep, so which of them were committed cannot be told"
+                )
+            case Verdict.SUPERSEDED:
+                why = "a later run of the appender has begun to append this version"
+            case Verdict.KNOWN:
+                raise AssertionError("what is known was decided before")
+            case _:
+                assert_never(decision.verdict)
+        raise DuplicateAppendError(f"append {self._identity!r} version {self._version}: {why}")
+
+    async def _wait_for_lock(self, locked: _LockedError, *, deadline: float) -> None:
+        """Wait until the lock may be free, or raise if the time is up.
+
+        The lock of a dead writer goes with its session.
+        """
+        left_s = deadline - asyncio.get_running_loop().time()
+        if left_s <= 0:
+            raise OwnershipAcquireFailedError(
+                f"log {locked.log!r} is owned by the writer {locked.holder.owner} (waited "
+                f"{self._lock_timeout_s:g} s)",
+                owner=locked.holder.owner,
+            )
+        logs, changed = self._context.logs, asyncio.Event()
+        unsubscribe = self._context.store.watch(logs.paths_of(locked.log).lock, changed.set)
+        try:
+            async with asyncio.timeout(min(left_s, _LOCK_LOOKS_EVERY_S)):
+                while await logs.read_lock(locked.log) == locked.holder:
+                    await changed.wait()
+                    changed.clear()
+        except TimeoutError:
+            logger.debug("log=%s is still owned by %s", locked.log, locked.holder.owner)
+        finally:
+            unsubscribe()
+
+    async def _plan(self, extents: Sequence[StagedExtent]) -> _Plan:
         ops: list[Op] = []
         logs: dict[str, tuple[DLSN, DLSN]] = {}
         for log in sorted({extent.log for extent in extents}):
@@ -207,22 +273,20 @@ class StagedAppend:
             logs[log] = (first, end)
         for ledger_id in sorted({extent.ledger_id for extent in extents}):
             ops.append(await self._mark(ledger_id))
-        ops.append(self._record_op(record))
         return _Plan(tuple(ops), logs)
 
     async def _appendable_state(self, log: str, extents: Sequence[StagedExtent]) -> LogState:
-        """Return the log's state with nobody writing to it."""
+        """Return the log's state, recovered: nobody writes to it."""
         state = await self._context.logs.read(log)
         stale = [extent for extent in extents if extent.log_id != state.metadata.log_id]
         if stale:
             raise AppendAbortedError(
                 f"log {log!r} was deleted and created again since records were staged for it"
             )
+        # After the state: what is open in it and has no owner now was left by a dead writer.
         holder = await self._context.logs.read_lock(log)
         if holder is not None:
-            raise OwnershipAcquireFailedError(
-                f"log {log!r} is owned by the writer {holder.owner}", owner=holder.owner
-            )
+            raise _LockedError(log, holder)
         _check_not_appended(state, extents)
         return await recover_log(self._context, state)
 
@@ -237,13 +301,12 @@ class StagedAppend:
             return Check(node.path, node.version)
         return Put(node.path, codec.encode_staged(node.as_committed()), node.version)
 
-    def _record_op(self, node: Versioned | None) -> Op:
-        record = CommitRecord(
-            committed_version=self._version, token=self._token, run_id=self._run_id
-        )
+    def _record_ops(self, record: CommitRecord | None, node: Versioned | None) -> tuple[Op, ...]:
+        if record is None:
+            return ()
         path = self._context.paths.commit(self._identity)
         value = codec.encode_commit(record)
-        return Create(path, value) if node is None else Put(path, value, node.version)
+        return (Create(path, value) if node is None else Put(path, value, node.version),)
 
     async def abort(self, extents: Sequence[StagedExtent] | None = None) -> None:
         """Give the append up: it can never commit.
@@ -276,14 +339,11 @@ class StagedAppend:
         path = self._context.paths.commit(self._identity)
         try:
             node = await self._read_record()
-            if node is not None and self._is_own(node):
+            record = self._record_of(node)
+            if node is not None and record is not None and record.token == self._token:
                 await self._context.store.delete(path, version=node.version)
         except DLError as error:
             logger.warning("the record of append %s stays: %s", self._identity, error)
-
-    def _is_own(self, node: Versioned) -> bool:
-        path = self._context.paths.commit(self._identity)
-        return codec.decode_commit(node.value, path=path).token == self._token
 
     def _require_alive(self) -> None:
         if self._aborted:

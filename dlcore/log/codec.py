@@ -191,9 +191,14 @@ def encode_commit(record: CommitRecord) -> bytes:
     """Encode the last commit of an identity."""
     message = pb.CommitRecord(
         version=_VERSION,
-        committed_version=record.committed_version,
+        committed_version=record.version,
         token=record.token,
-        run_id=record.run_id,
+        committed=record.committed,
+        run=record.run,
+        seen=record.seen,
+        last_ns=record.last_ns,
+        superseded=record.superseded,
+        conflicting=record.conflicting,
     )
     return message.SerializeToString()
 
@@ -205,7 +210,14 @@ def decode_commit(value: bytes, *, path: str) -> CommitRecord:
         value,
         f"commit record at {path}",
         lambda m: CommitRecord(
-            committed_version=m.committed_version, token=m.token, run_id=m.run_id
+            version=m.committed_version,
+            token=m.token,
+            committed=m.committed,
+            run=m.run,
+            seen=m.seen,
+            last_ns=m.last_ns,
+            superseded=tuple(m.superseded),
+            conflicting=m.conflicting,
         ),
     )
 

@@ -45,11 +45,23 @@ class LockHolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitRecord:
-    """The last version that an identity committed, and by which append of which run."""
+    """The last version that an identity committed, and how far; `commits.py` decides by it.
 
-    committed_version: int
+    `token` names the append that wrote this. `committed` appends of the version are in the logs.
+    `run` is the run that appended or skipped last ("": of an appender that appends each version
+    once), `seen` how many of the version's appends it has made, and `last_ns` when it began to
+    commit the last one, by its own monotonic clock.  `superseded` are the runs before it, and
+    `conflicting` says that two appends of one run overlapped.
+    """
+
+    version: int
     token: str
-    run_id: str
+    committed: int
+    run: str
+    seen: int
+    last_ns: int
+    superseded: tuple[str, ...] = ()
+    conflicting: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -443,23 +443,39 @@ class CommitRecord(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     COMMITTED_VERSION_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
-    RUN_ID_FIELD_NUMBER: _builtins.int
+    COMMITTED_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
+    SEEN_FIELD_NUMBER: _builtins.int
+    LAST_NS_FIELD_NUMBER: _builtins.int
+    SUPERSEDED_FIELD_NUMBER: _builtins.int
+    CONFLICTING_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     committed_version: _builtins.int
     token: _builtins.str
-    """of the commit that wrote this"""
-    run_id: _builtins.str
+    """of the append that wrote this"""
+    committed: _builtins.int
+    run: _builtins.str
+    seen: _builtins.int
+    last_ns: _builtins.int
+    conflicting: _builtins.bool
+    @_builtins.property
+    def superseded(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
         version: _builtins.int = ...,
         committed_version: _builtins.int = ...,
         token: _builtins.str = ...,
-        run_id: _builtins.str = ...,
+        committed: _builtins.int = ...,
+        run: _builtins.str = ...,
+        seen: _builtins.int = ...,
+        last_ns: _builtins.int = ...,
+        superseded: _abc.Iterable[_builtins.str] | None = ...,
+        conflicting: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_version", b"committed_version", "run_id", b"run_id", "token", b"token", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "committed_version", b"committed_version", "conflicting", b"conflicting", "last_ns", b"last_ns", "run", b"run", "seen", b"seen", "superseded", b"superseded", "token", b"token", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from dlcore import (
     DLSN,
+    AppendRun,
     DLError,
     LedgerClientConfig,
     LogConfig,
@@ -229,8 +230,10 @@ class Client:
     async def _append_once(self, version: int, records: dict[str, list[str]]) -> None:
         identity = f"{self._work.name}.staged"
         self._attempts += 1
-        run_id = f"{self._work.life}.{self._attempts}"  # of one attempt: the others are other runs
-        append = await self._namespace.begin_append(identity, version, run_id=run_id)
+        run = AppendRun(  # of one attempt: the others are other runs
+            token=f"{self._work.life}.{self._attempts}", begun_ns=time.monotonic_ns()
+        )
+        append = await self._namespace.begin_append(identity, version, run=run)
         async with append:
             for log, identities in records.items():
                 writer = await append.open_writer(log)

@@ -6,17 +6,21 @@ Goal: a replay is recognised, two different writes never are one.  Method: exact
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 from pyspark.sql.datasource import WriterCommitMessage
 
-from dlcore.errors import UnexpectedError
+from dlcore.errors import ConfigurationError, UnexpectedError
 from dlcore.log.append import check_identity
 from dlspark.commit import (
+    APPLICATION_PROPERTIES,
     BATCH_ID_PROPERTY,
+    EXECUTION_PROPERTY,
     QUERY_ID_PROPERTY,
-    RUN_ID_PROPERTY,
+    STREAM_SESSION_PROPERTY,
+    TASK_PROPERTIES,
     AppendIdentity,
     StagedTask,
     batch_identity,
@@ -26,22 +30,48 @@ from dlspark.commit import (
 from dlspark.options import Transaction, WriteOptions
 
 OPTIONS = WriteOptions(uri="distributedlog://h/p", log="clicks", transaction=None)
-IN_A_BATCH = {QUERY_ID_PROPERTY: "q", BATCH_ID_PROPERTY: "7", RUN_ID_PROPERTY: "r"}
-OUTSIDE = dict.fromkeys(IN_A_BATCH)
+BY_COLUMN = WriteOptions(uri="distributedlog://h/p", log=None, transaction=None)
+IN_A_BATCH = {
+    QUERY_ID_PROPERTY: "q",
+    BATCH_ID_PROPERTY: "7",
+    EXECUTION_PROPERTY: "12",
+    **dict.fromkeys(APPLICATION_PROPERTIES, "a"),
+    STREAM_SESSION_PROPERTY: "2",
+}
+OUTSIDE = dict.fromkeys(TASK_PROPERTIES)
 
 
-def test_stream_is_identified_by_query_and_batch() -> None:
-    """The run is told apart, but is not part of the identity: a replay is in another run."""
-    assert stream_identity(IN_A_BATCH) == AppendIdentity(
-        identity="stream:q", version=7, run_id="r", recurs=True
+def test_stream_is_identified_by_query_target_and_batch() -> None:
+    """It writes a batch once, so that its runs need not be told apart."""
+    assert stream_identity(OPTIONS, IN_A_BATCH) == AppendIdentity(
+        identity="stream:q>clicks", version=7, recurs=True
     )
+    assert stream_identity(BY_COLUMN, IN_A_BATCH).identity == "stream:q><column>"
 
 
 @pytest.mark.parametrize("missing", [QUERY_ID_PROPERTY, BATCH_ID_PROPERTY])
 def test_stream_without_identity_is_refused(missing: str) -> None:
     """Writing under a wrong identity would lose or double batches."""
     with pytest.raises(UnexpectedError, match=missing):
-        stream_identity(IN_A_BATCH | {missing: None})
+        stream_identity(OPTIONS, IN_A_BATCH | {missing: None})
+
+
+@pytest.mark.parametrize(
+    "missing", [BATCH_ID_PROPERTY, EXECUTION_PROPERTY, *APPLICATION_PROPERTIES]
+)
+def test_batch_of_an_unknown_run_is_refused(missing: str) -> None:
+    """Writes counted in the wrong run would be lost or doubled."""
+    with pytest.raises(UnexpectedError, match=missing):
+        batch_identity(OPTIONS, IN_A_BATCH | {missing: None}, token="a")
+
+
+def test_rows_of_a_batch_in_a_thread_of_no_batch_are_refused() -> None:
+    """A repetition would write them again; with an identity of the user's own it does not."""
+    properties = OUTSIDE | {STREAM_SESSION_PROPERTY: "2", EXECUTION_PROPERTY: "13"}
+    with pytest.raises(ConfigurationError, match=r"dlspark\.in_batch.*txnAppId"):
+        batch_identity(OPTIONS, properties, token="a")
+    named = replace(OPTIONS, transaction=Transaction(app_id="job", version=4))
+    assert batch_identity(named, properties, token="a").identity == "txn:job>clicks"
 
 
 def test_plain_write_has_an_identity_of_its_own() -> None:
@@ -53,13 +83,21 @@ def test_plain_write_has_an_identity_of_its_own() -> None:
 
 
 def test_write_inside_foreach_batch_belongs_to_the_batch() -> None:
-    """The token does not matter, the target does, and it is not the sink's own identity."""
+    """The token does not matter, the target does; a query may change from one sink to the other."""
     one, two = (batch_identity(OPTIONS, IN_A_BATCH, token=token) for token in "ab")
     assert one == two
-    assert (one.version, one.run_id, one.recurs) == (7, "r", True)
-    other = WriteOptions(uri=OPTIONS.uri, log=None, transaction=None)
-    identities = {one.identity, batch_identity(other, IN_A_BATCH, token="a").identity}
-    assert len(identities | {stream_identity(IN_A_BATCH).identity}) == 3
+    assert (one.version, one.run, one.recurs) == (7, "a/a/12", True)
+    assert one.identity == stream_identity(OPTIONS, IN_A_BATCH).identity
+    assert batch_identity(BY_COLUMN, IN_A_BATCH, token="a").identity != one.identity
+
+
+@pytest.mark.parametrize("changed", [EXECUTION_PROPERTY, *APPLICATION_PROPERTIES])
+def test_runs_of_a_batch_are_told_apart(changed: str) -> None:
+    """By its execution, and by the JVM that counts executions; the identity stays."""
+    one = batch_identity(OPTIONS, IN_A_BATCH, token="a")
+    two = batch_identity(OPTIONS, IN_A_BATCH | {changed: "other"}, token="a")
+    assert (one.identity, one.version) == (two.identity, two.version)
+    assert one.run != two.run
 
 
 def test_users_own_transaction_wins() -> None:
@@ -68,7 +106,7 @@ def test_users_own_transaction_wins() -> None:
         uri=OPTIONS.uri, log="clicks", transaction=Transaction(app_id="job", version=4)
     )
     found = batch_identity(options, IN_A_BATCH, token="a")
-    assert (found.identity, found.version, found.run_id) == ("txn:job>clicks", 4, "")
+    assert (found.identity, found.version, found.run) == ("txn:job>clicks", 4, "")
 
 
 def test_users_own_transaction_is_of_one_log() -> None:
@@ -94,7 +132,7 @@ def test_users_own_transaction_is_of_one_log() -> None:
 
 def test_extents_go_in_the_order_of_partitions() -> None:
     """Whatever order messages come in; failed tasks have none; messages survive pickling."""
-    append = stream_identity(IN_A_BATCH)
+    append = stream_identity(OPTIONS, IN_A_BATCH)
     messages = [
         StagedTask(append=append, partition_id=number, extents=cast("Any", [f"e{number}"]))
         for number in (2, 0, 1)
@@ -109,7 +147,9 @@ def test_extents_go_in_the_order_of_partitions() -> None:
 
 def test_messages_of_two_writes_are_not_joined() -> None:
     """That would commit one of them under the identity of the other."""
-    appends = [stream_identity(IN_A_BATCH | {BATCH_ID_PROPERTY: number}) for number in "12"]
+    appends = [
+        stream_identity(OPTIONS, IN_A_BATCH | {BATCH_ID_PROPERTY: number}) for number in "12"
+    ]
     messages = [StagedTask(append=append, partition_id=0, extents=[]) for append in appends]
     with pytest.raises(UnexpectedError, match="not of one append"):
         join_messages(messages)

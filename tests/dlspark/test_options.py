@@ -178,6 +178,9 @@ def test_write_options() -> None:
     parsed = WriteOptions.parse(LOG | {"txnAppId": "job", "txnVersion": "3"}, Mode.BATCH)
     assert parsed.log == "clicks"
     assert parsed.transaction == Transaction(app_id="job", version=3)
+    assert parsed.lock_timeout_s is None
+    parsed = WriteOptions.parse(LOG | {"lockTimeoutMs": "1500"}, Mode.STREAM)
+    assert parsed.lock_timeout_s == 1.5
 
 
 @pytest.mark.parametrize(
@@ -188,6 +191,7 @@ def test_write_options() -> None:
         ({"txnAppId": " ", "txnVersion": "1"}, Mode.BATCH, ["txnAppId=' '"]),
         ({"txnAppId": "a", "txnVersion": "-1"}, Mode.BATCH, ["txnVersion='-1'", ">= 0"]),
         ({"txnAppId": "a", "txnVersion": "1"}, Mode.STREAM, ["txnAppId", "batch id"]),
+        ({"lockTimeoutMs": "5s"}, Mode.STREAM, ["lockTimeoutMs='5s'", ">= 0"]),
         ({"startingOffsets": "latest"}, Mode.BATCH, ["startingOffsets", "for reading"]),
         ({"topicc": "latest"}, Mode.BATCH, ["unknown option topicc", "uri, log"]),
         ({"path": "views"}, Mode.BATCH, ["no path"]),

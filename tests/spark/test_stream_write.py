@@ -6,6 +6,10 @@ Method: a stream from one log into another; failures are injected by subclasses 
 
 from __future__ import annotations
 
+import shutil
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +17,10 @@ import pytest
 from pyspark import TaskContext
 from pyspark.sql import functions as F
 
-from dlspark import DistributedLogDataSource
+from dlcore.records import LogRecord
+from dlspark import DistributedLogDataSource, in_batch
 from dlspark.stream import DlogStreamWriter
-from tests.fixtures.spark import committed_version, message_of
+from tests.fixtures.spark import committed_version, list_staged, message_of
 from tests.fixtures.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -251,29 +256,172 @@ def test_foreach_batch_writes_once(logs: LogBench, tmp_path: Path) -> None:
     assert logs.payloads(target) == as_bytes(range(40))
 
 
-def test_two_writes_to_one_log_in_a_batch(logs: LogBench, tmp_path: Path) -> None:
-    """The second is refused with the way out, and with that way both are written."""
+@pytest.mark.parametrize("survived", [1, 3])
+def test_writes_to_one_log_in_a_batch(logs: LogBench, tmp_path: Path, survived: int) -> None:
+    """All are kept, once, wherever the batch failed; a write to another log does not count."""
+    source, target, other = logs.create("in"), logs.create("out"), logs.create("other")
+    append(logs, source, range(10))
+    frame = logs.stream(log=source, startingOffsets="earliest")
+    failures = [f"after {survived} writes"]
+
+    def take(batch: DataFrame, batch_id: int) -> None:
+        rows = batch.drop("txid")
+        writes = [
+            (rows.withColumn("value", F.lit(f"a{batch_id}")), target),
+            (rows, other),
+            (rows.filter("false"), target),
+            (rows.withColumn("value", F.lit(f"b{batch_id}")), target),
+        ]
+        for number, (frame, log) in enumerate(writes):
+            if failures and number == survived:
+                raise RuntimeError(failures.pop())
+            logs.save(frame, log=log)
+
+    assert f"after {survived} writes" in message_of_failure(start_each(frame, take, tmp_path))
+    assert len(logs.payloads(target)) == 10
+    append(logs, source, range(10, 12))
+    query = start_each(frame, take, tmp_path)
+    wait_for(logs, query, target, 24)
+    stop(query)
+    assert logs.payloads(target) == [b"a0"] * 10 + [b"b0"] * 10 + [b"a1"] * 2 + [b"b1"] * 2
+    assert logs.payloads(other) == as_bytes(range(12))
+
+
+def test_job_groups_of_the_user_change_nothing(spark: Any, logs: LogBench, tmp_path: Path) -> None:
+    """Neither a group of his own nor none: the replay after a crash is recognised."""
+    source, target = logs.create("in"), logs.create("out")
+    append(logs, source, range(10))
+    frame = logs.stream(log=source, startingOffsets="earliest")
+    failures = ["second time", "first time"]
+
+    def take(batch: DataFrame, batch_id: int) -> None:
+        context = spark.sparkContext
+        context.setJobGroup("mine", "the same in each run")
+        logs.save(batch.drop("txid"), log=target)
+        context._jsc.sc().clearJobGroup()
+        logs.save(batch.drop("txid"), log=target)
+        if failures:
+            raise RuntimeError(failures.pop())
+
+    for which in ("first", "second"):
+        assert f"{which} time" in message_of_failure(start_each(frame, take, tmp_path))
+        assert logs.payloads(target) == as_bytes(range(10)) * 2
+    append(logs, source, range(10, 15))
+    query = start_each(frame, take, tmp_path)
+    wait_for(logs, query, target, 30)
+    stop(query)
+    assert logs.payloads(target) == as_bytes(range(10)) * 2 + as_bytes(range(10, 15)) * 2
+
+
+def test_a_copied_checkpoint_with_another_target(logs: LogBench, tmp_path: Path) -> None:
+    """What a batch wrote to one log says nothing of another."""
+    source, first, second = logs.create("in"), logs.create("out"), logs.create("other")
+    append(logs, source, range(10))
+    frame = logs.stream(log=source, startingOffsets="earliest")
+    query = start(logs, frame, tmp_path / "checkpoint", log=first)
+    wait_for(logs, query, first, 10)
+    wait_until((tmp_path / "checkpoint" / "commits" / "0").exists, timeout_s=TIMEOUT_S)
+    stop(query)
+    shutil.copytree(tmp_path / "checkpoint", tmp_path / "copy")
+    for log, records, checkpoint in ((first, 20, "checkpoint"), (second, 10, "copy")):
+        if log == first:
+            append(logs, source, range(10, 20))
+        query = start(logs, frame, tmp_path / checkpoint, log=log)
+        wait_for(logs, query, log, records)
+        stop(query)
+    assert logs.payloads(first) == as_bytes(range(20))
+    assert logs.payloads(second) == as_bytes(range(10, 20))
+
+
+def test_a_sink_waits_for_a_writer(logs: LogBench, tmp_path: Path) -> None:
+    """As long as its option says; then it names the owner, and goes on after a restart."""
+    source, target = logs.create("in"), logs.create("out")
+    append(logs, source, range(10))
+    frame = logs.stream(log=source, startingOffsets="earliest")
+    with logs.namespace.open_log(target) as manager, manager.open_writer() as writer:
+        writer.write(LogRecord(txid=0, payload=b"first"))
+        writer.commit()
+        query = start(logs, frame, tmp_path, log=target, lockTimeoutMs="700")
+        message = message_of_failure(query)
+        assert f"{socket.gethostname()}" in message
+        assert "waited 0.7 s" in message
+        assert "lockTimeoutMs" in message
+        query = start(logs, frame, tmp_path, log=target, lockTimeoutMs="120000")
+        identity = f"stream:{query.id}>{target}"
+        wait_until(lambda: list_staged(logs.uri, identity)[0], timeout_s=TIMEOUT_S)
+    wait_for(logs, query, target, 11)
+    stop(query)
+    assert logs.payloads(target) == [b"first", *as_bytes(range(10))]
+
+
+def test_threads_write_to_logs_of_their_own(logs: LogBench, tmp_path: Path) -> None:
+    """With `in_batch` they are part of the batch: each log has it once, also after a failure."""
+    source = logs.create("in")
+    targets = [logs.create(letter) for letter in "ab"]
+    append(logs, source, range(10))
+    frame = logs.stream(log=source, startingOffsets="earliest")
+    failures = ["after both"]
+
+    def take(batch: DataFrame, batch_id: int) -> None:
+        def write(log: str) -> None:
+            logs.save(batch, log=log)
+
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(in_batch(write, batch.sparkSession), targets))
+        if failures:
+            raise RuntimeError(failures.pop())
+
+    assert "after both" in message_of_failure(start_each(frame, take, tmp_path))
+    append(logs, source, range(10, 20))
+    query = start_each(frame, take, tmp_path)
+    for target in targets:
+        wait_for(logs, query, target, 20)
+    stop(query)
+    for target in targets:
+        assert logs.payloads(target) == as_bytes(range(20))
+
+
+def test_threads_that_write_to_one_log(logs: LogBench, tmp_path: Path) -> None:
+    """Their writes have no order: the query fails, and so does each repetition of the batch."""
     source, target = logs.create("in"), logs.create("out")
     append(logs, source, range(10))
     frame = logs.stream(log=source, startingOffsets="earliest")
 
-    def write_twice(batch: DataFrame, batch_id: int) -> None:
-        logs.save(batch, log=target)
-        logs.save(batch.drop("txid"), log=target)
+    def take(batch: DataFrame, batch_id: int) -> None:
+        begun = threading.Barrier(2)
 
-    def write_both(batch: DataFrame, batch_id: int) -> None:
-        for part in ("one", "two"):
-            identity = {"txnAppId": f"{target}-{part}", "txnVersion": str(batch_id)}
-            logs.save(batch.drop("txid"), log=target, **identity)
+        def write(number: int) -> None:
+            begun.wait(TIMEOUT_S)
+            logs.save(batch.drop("txid"), log=target)
 
-    query = start_each(frame, write_twice, tmp_path / "1")
-    message = message_of_failure(query)
-    assert "txnAppId" in message
-    assert logs.payloads(target) == as_bytes(range(10))
-    query = start_each(frame, write_both, tmp_path / "2")
-    wait_for(logs, query, target, 30)
-    stop(query)
-    assert logs.payloads(target) == as_bytes(range(10)) * 3
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(in_batch(write, batch.sparkSession), range(2)))
+
+    for _ in range(2):
+        message = message_of_failure(start_each(frame, take, tmp_path))
+        assert "have no order" in message
+        assert "txnAppId" in message
+        assert logs.payloads(target) == as_bytes(range(10))
+
+
+def test_a_thread_that_knows_of_no_batch(logs: LogBench, tmp_path: Path) -> None:
+    """Its write could not be recognised in a replay: it is refused, with what to do."""
+    source, target = logs.create("in"), logs.create("out")
+    append(logs, source, range(10))
+    frame = logs.stream(log=source, startingOffsets="earliest")
+
+    def take(batch: DataFrame, batch_id: int) -> None:
+        def write() -> None:
+            batch.sparkSession.createDataFrame([(1,)], "n int")  # makes the format known there
+            logs.save(batch, log=target)
+
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(write).result()
+
+    for _ in range(2):
+        message = message_of_failure(start_each(frame, take, tmp_path))
+        assert "dlspark.in_batch" in message
+        assert logs.payloads(target) == []
 
 
 def test_empty_batches_are_recorded(logs: LogBench, tmp_path: Path) -> None:
@@ -282,5 +430,5 @@ def test_empty_batches_are_recorded(logs: LogBench, tmp_path: Path) -> None:
     query = start(logs, logs.stream(log=source), tmp_path, log=target)
     wait_until((tmp_path / "commits" / "0").exists, timeout_s=TIMEOUT_S)
     stop(query)
-    assert committed_version(logs.uri, f"stream:{query.id}") == 0
+    assert committed_version(logs.uri, f"stream:{query.id}>{target}") == 0
     assert logs.payloads(target) == []

@@ -21,6 +21,7 @@ from dlcore.errors import (
     WriteError,
 )
 from dlcore.ids import DLSN
+from dlcore.log.commits import AppendRun
 from dlcore.log.reaping import ABANDONED_AGE_MS
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
 
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from dlcore.log.scan import StagedExtent
     from dlcore.log.staging import StagingWriter
     from dlcore.namespace import Namespace
+
+
+RUN = AppendRun(token="run-1", begun_ns=0)
 
 
 def batch(*payloads: str, txids: list[int] | None = None) -> pa.RecordBatch:
@@ -114,25 +118,102 @@ def test_one_commit_for_many_logs() -> None:
 
 
 def test_a_version_is_committed_once() -> None:
-    """By a later run it is skipped, by the same run it is a mistake; older ones are skipped too."""
+    """Without a run that counts appends, whoever repeats it; older versions are skipped too."""
 
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
         namespace = cluster.namespaces[0]
-        first = await namespace.begin_append("job", 5, run_id="run-1")
+        first = await namespace.begin_append("job", 5)
         await (await first.open_writer("clicks")).write_batch(batch("once"))
         assert (await first.commit()).committed
-        for version, run_id in ((5, "run-2"), (5, ""), (4, "run-1")):
-            again = await namespace.begin_append("job", version, run_id=run_id)
+        for version, run in ((5, RUN), (5, None), (4, RUN)):
+            again = await namespace.begin_append("job", version, run=run)
             await (await again.open_writer("clicks")).write_batch(batch("twice"))
             result = await again.commit()
             assert (result.committed, result.already_committed) == (False, True)
             await again.aclose()
-        same = await namespace.begin_append("job", 5, run_id="run-1")
-        with pytest.raises(DuplicateAppendError, match="run-1"):
-            await same.commit([])
-        empty = await namespace.begin_append("job", 6, run_id="run-1")
+        empty = await namespace.begin_append("job", 6)
         assert (await empty.commit([])).committed
         assert await payloads_of(log) == ["once"]
+
+    on_log(body)
+
+
+@pytest.mark.parametrize("survived", [0, 1, 2])
+def test_appends_of_one_version(survived: int) -> None:
+    """A later run skips those that are committed, and appends the rest."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        for token, names in (("run-1", "ab"[:survived]), ("run-2", "ab")):
+            for name in names:
+                run = AppendRun(token=token, begun_ns=int(asyncio.get_running_loop().time() * 1e9))
+                append = await cluster.namespaces[0].begin_append("job", 5, run=run)
+                async with append:
+                    await (await append.open_writer("clicks")).write_batch(batch(name))
+                    assert (await append.commit()).committed is (
+                        token == "run-1" or "ab".index(name) >= survived
+                    )
+        assert await payloads_of(log) == ["a", "b"]
+
+    on_log(body)
+
+
+def test_appends_of_one_version_that_overlap() -> None:
+    """The second is refused, and so is every repetition; the first is there."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        extents = [await stage(namespace, name) for name in "ab"]
+        append = await namespace.begin_append("job", 5, run=RUN)
+        assert (await append.commit(extents[:1])).committed
+        for run in (RUN, replace(RUN, token="run-2")):
+            other = await namespace.begin_append("job", 5, run=run)
+            with pytest.raises(DuplicateAppendError, match=r"'job' version 5.*overlapped"):
+                await other.commit(extents[1:])
+        assert await payloads_of(log) == ["a"]
+
+    on_log(body)
+
+
+def test_a_run_that_another_one_followed() -> None:
+    """Its late append is refused."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        for token in ("run-1", "run-2"):
+            append = await namespace.begin_append("job", 5, run=replace(RUN, token=token))
+            await append.commit([])
+        late = await namespace.begin_append("job", 5, run=RUN)
+        with pytest.raises(DuplicateAppendError, match="later run"):
+            await late.commit([await stage(namespace, "late")])
+        assert await payloads_of(log) == []
+
+    on_log(body)
+
+
+@pytest.mark.parametrize("applied", [True, False])
+@pytest.mark.parametrize("kind", ["append", "skip", "conflict"])
+def test_a_lost_reply_of_a_counted_append(kind: str, *, applied: bool) -> None:
+    """Whatever was tried is what the caller learns."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        first = await namespace.begin_append("job", 1, run=RUN)
+        assert (await first.commit([await stage(namespace, "first")])).committed
+        run = {
+            "append": replace(RUN, begun_ns=int(asyncio.get_running_loop().time() * 1e9)),
+            "skip": replace(RUN, token="run-2"),
+            "conflict": RUN,
+        }[kind]
+        extent = await stage(namespace, "second")
+        append = await namespace.begin_append("job", 1, run=run)
+        cluster.stores["a"].lose_next_reply(applied=applied)
+        if kind == "conflict":
+            with pytest.raises(DuplicateAppendError, match="overlapped"):
+                await append.commit([extent])
+        else:
+            assert (await append.commit([extent])).committed is (kind == "append")
+        expected = ["first", "second"] if kind == "append" else ["first"]
+        assert await payloads_of(log) == expected
 
     on_log(body)
 
@@ -144,7 +225,7 @@ def test_a_lost_reply_of_the_commit(*, applied: bool) -> None:
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
         extent = await stage(cluster.namespaces[0], "once")
         driver = await cluster.open("driver")
-        append = await driver.begin_append("job", 1, run_id="run")
+        append = await driver.begin_append("job", 1, run=RUN)
         cluster.stores["driver"].lose_next_reply(applied=applied)
         result = await append.commit([extent])
         assert result.committed
@@ -189,6 +270,50 @@ def test_a_live_writer_keeps_appends_out() -> None:
         await writer.abort()
         assert (await append.commit([extent])).committed
         assert await payloads_of(log) == ["first", "second"]
+
+    on_log(body)
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_an_append_waits_for_a_writer(*, dies: bool) -> None:
+    """Until it closes, or its session has ended; then what it wrote comes first."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        rival = await cluster.open("rival")
+        writer = await (await rival.open_log("clicks")).open_writer()
+        await writer.write(record(1, b"first"))
+        extent = await stage(cluster.namespaces[0], "second")
+        append = await cluster.namespaces[0].begin_append("job", 1, lock_timeout_s=30)
+        commit = asyncio.create_task(append.commit([extent]))
+        assert not (await asyncio.wait({commit}, timeout=0.1))[0]
+        if dies:
+            cluster.stores["rival"].disconnect()
+            cluster.stores["rival"].expire()
+        else:
+            await writer.aclose()
+        assert (await commit).committed
+        assert await payloads_of(log) == ["first", "second"]
+        if dies:
+            cluster.stores["rival"].reconnect()
+            await writer.abort()
+
+    on_log(body)
+
+
+def test_an_append_does_not_wait_for_ever() -> None:
+    """It names the owner and the time; nothing is written, and a later try goes through."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        writer = await log.open_writer()
+        extent = await stage(cluster.namespaces[0], "late")
+        append = await cluster.namespaces[0].begin_append("job", 1, lock_timeout_s=0.2)
+        before = asyncio.get_running_loop().time()
+        with pytest.raises(OwnershipAcquireFailedError, match=r"writer a.*waited 0\.2 s") as caught:
+            await append.commit([extent])
+        assert caught.value.owner.startswith("a")
+        assert asyncio.get_running_loop().time() - before >= 0.2
+        await writer.abort()
+        assert (await append.commit([extent])).committed
 
     on_log(body)
 
