@@ -92,7 +92,7 @@ class CountedClient:
     async def commit(self, extents: Sequence[StagedExtent]) -> Cost:
         """Commit staged extents, as the sink's driver does."""
         self._version += 1
-        append = await self.namespace.begin_append(self.identity, self._version, run_id="bench")
+        append = await self.namespace.begin_append(self.identity, self._version)
         cost = await self.measure(lambda: append.commit(extents))
         await append.aclose()
         return cost
