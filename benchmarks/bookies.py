@@ -20,7 +20,7 @@ from bookie.registration import COOKIE_FILE
 from dlcore.config import LedgerClientConfig
 from dlcore.ledger.codec import decode_cookie
 from dlcore.ledger.digest import encode_frame
-from dlcore.transport.grpc import GrpcBookieClient
+from dlcore.transport.client import WireBookieClient
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -195,14 +195,14 @@ async def _read_entries(bookie: Bookie, ledger_count: int) -> None:
 
 
 @asynccontextmanager
-async def _client_of(bookie: Bookie) -> AsyncIterator[tuple[GrpcBookieClient, BookieId]]:
+async def _client_of(bookie: Bookie) -> AsyncIterator[tuple[WireBookieClient, BookieId]]:
     """Talk to one bookie as the ledger client does."""
     cookie = decode_cookie((bookie.folder / COOKIE_FILE).read_bytes(), source=COOKIE_FILE)
 
     async def resolve(_: BookieId) -> str:
         return bookie.address
 
-    client = GrpcBookieClient(resolve, cluster_id=cookie.cluster_id, config=_CLIENT)
+    client = WireBookieClient(resolve, cluster_id=cookie.cluster_id, config=_CLIENT)
     try:
         yield client, cookie.bookie
     finally:

@@ -132,8 +132,6 @@ class StorageConfig:
     in_flight_bytes_max: int = 64 * MIB
     """Accepted and not yet durable; beyond it adds are refused with `BookieOverloadedError`."""
     entry_size_bytes_max: int = ENTRY_SIZE_BYTES_MAX
-    follow_chunk_bytes: int = MIB
-    """Most frame bytes of one follow update (one frame is always let through)."""
     open_files_max: int = 128
     """Sealed files kept open."""
     footer_bytes_max: int = 48 * MIB
@@ -157,7 +155,6 @@ class StorageConfig:
             "batch_bytes_max",
             "in_flight_bytes_max",
             "entry_size_bytes_max",
-            "follow_chunk_bytes",
             "open_files_max",
             "footer_bytes_max",
             "damaged_entries_max",

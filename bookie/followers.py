@@ -2,43 +2,40 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, KeysView
+    from collections.abc import Callable, KeysView
 
 
 class Followers:
-    """One event per follower, set when its ledger changed; nothing is queued for anybody."""
+    """Callbacks that are told of every change of a ledger; nothing is queued for anybody."""
 
     def __init__(self) -> None:
-        self._events: dict[int, set[asyncio.Event]] = {}
+        self._callbacks: dict[int, dict[Callable[[], None], None]] = {}
 
-    @contextlib.contextmanager
-    def watch(self, ledger_id: int) -> Iterator[asyncio.Event]:
-        """Return an event that is set by every change of the ledger, while the context lasts."""
-        event = asyncio.Event()
-        events = self._events.setdefault(ledger_id, set())
-        events.add(event)
-        try:
-            yield event
-        finally:
-            events.discard(event)
-            if not events:
-                self._events.pop(ledger_id, None)
+    def watch(self, ledger_id: int, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` at every change of the ledger, until what is returned is called."""
+        callbacks = self._callbacks.setdefault(ledger_id, {})
+        callbacks[callback] = None
+
+        def end() -> None:
+            callbacks.pop(callback, None)
+            if not callbacks and self._callbacks.get(ledger_id) is callbacks:
+                del self._callbacks[ledger_id]
+
+        return end
 
     def ledgers(self) -> KeysView[int]:
         """Return the ledgers that are followed."""
-        return self._events.keys()
+        return self._callbacks.keys()
 
     def wake(self, ledger_id: int) -> None:
-        """Wake the ledger's followers."""
-        for event in self._events.get(ledger_id, ()):
-            event.set()
+        """Tell the ledger's followers."""
+        for callback in tuple(self._callbacks.get(ledger_id, ())):
+            callback()
 
     def wake_all(self) -> None:
-        """Wake every follower."""
-        for ledger_id in self._events:
+        """Tell every follower."""
+        for ledger_id in tuple(self._callbacks):
             self.wake(ledger_id)

@@ -193,12 +193,14 @@ class Registrar:
         *,
         bookie: BookieId,
         address: str,
+        control_address: str,
         rack: str = DEFAULT_RACK,
         on_conflict: Callable[[DLError], None],
     ) -> None:
         self._store = store
         self._bookie = bookie
         self._address = address
+        self._control_address = control_address
         self._rack = rack
         self._space = DiskSpace(free_bytes=0, total_bytes=0)
         self._on_conflict = on_conflict
@@ -291,6 +293,7 @@ class Registrar:
             free_bytes=self._space.free_bytes,
             total_bytes=self._space.total_bytes,
             session=session_token,
+            control_address=self._control_address,
         )
         value = encode_registration(registration)
         found: dict[str, Versioned] = {}

@@ -12,8 +12,7 @@ import logging
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-import grpc
-
+from bookie.control import BookieControl
 from bookie.disk import RealDisk
 from bookie.disk_port import DiskSpace
 from bookie.garbage_collector import GarbageCollector
@@ -32,10 +31,10 @@ from dlcore.ledger.registry import BookieRegistry
 from dlcore.ledger.store import LedgerStore
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.paths import NamespacePaths, parse_uri
-from dlcore.transport import wire
-from dlcore.transport.grpc import GrpcBookieClient
+from dlcore.transport.client import WireBookieClient
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Awaitable, Callable
     from types import TracebackType
     from typing import Self
@@ -53,22 +52,6 @@ _REGISTER_PATIENCE_S = 2.0
 _SPACE_INTERVAL_S = 5.0
 """How often the disk is looked at; the cluster is told far less often."""
 _REPAIR_RETRY_S = 1.0
-_KEEPALIVE_MS = 10_000
-_PING_INTERVAL_MIN_MS = 100
-
-SERVER_OPTIONS = [
-    ("grpc.max_receive_message_length", wire.REQUEST_BYTES_MAX),
-    ("grpc.max_send_message_length", wire.RESPONSE_BYTES_MAX),
-    # Two processes on one port would share its clients between them.
-    ("grpc.so_reuseport", 0),
-    # Clients ping to notice a dead bookie, some of them often; a bookie pings to drop dead clients.
-    ("grpc.http2.min_ping_interval_without_data_ms", _PING_INTERVAL_MIN_MS),
-    ("grpc.http2.max_ping_strikes", 0),
-    ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
-    ("grpc.keepalive_timeout_ms", _KEEPALIVE_MS),
-    ("grpc.http2.ping_timeout_ms", _KEEPALIVE_MS),
-    ("grpc.http2.max_pings_without_data", 0),
-]
 
 
 class BookieServer:
@@ -78,10 +61,20 @@ class BookieServer:
     """Who it is."""
     address: str
     """What clients connect to, host:port."""
+    control_address: str
+    """What clients of the control service connect to, host:port."""
     storage: LedgerStorage
 
-    def __init__(self, config: BookieConfig, *, store: MetadataStore, clock: Clock) -> None:
+    def __init__(
+        self,
+        config: BookieConfig,
+        *,
+        store: MetadataStore,
+        clock: Clock,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._config = config
+        self._tls = tls
         self._store = store
         self._clock = clock
         self._paths = NamespacePaths(parse_uri(config.metadata_uri).root)
@@ -95,15 +88,22 @@ class BookieServer:
 
     @classmethod
     async def start(
-        cls, config: BookieConfig, *, store: MetadataStore, clock: Clock
+        cls,
+        config: BookieConfig,
+        *,
+        store: MetadataStore,
+        clock: Clock,
+        tls: ssl.SSLContext | None = None,
     ) -> BookieServer:
         """Start a bookie; `store` stays the caller's, and is closed after the bookie.
+
+        With `tls` entries travel encrypted; the context says whom to trust.
 
         Raises:
             ConfigurationError: the data folder is in use or another bookie's, the port is taken.
             BookieStorageError: data that was acknowledged may be damaged or missing.
         """
-        server = cls(config, store=store, clock=clock)
+        server = cls(config, store=store, clock=clock, tls=tls)
         try:
             await server._open_storage()
             await server._serve()
@@ -164,20 +164,20 @@ class BookieServer:
             bookie=self.bookie,
             cluster_id=self._cluster_id,
             connection_bytes_max=config.connection_bytes_max,
+            read_bytes_max=config.read_bytes_max,
         )
-        server = grpc.aio.server(options=SERVER_OPTIONS)
-        server.add_generic_rpc_handlers((service.rpc_handler(),))
         try:
-            port = server.add_insecure_port(_host_port(config.host, config.port))
-        except RuntimeError as error:
+            server = await asyncio.get_running_loop().create_server(
+                service.new_connection, config.host, config.port, ssl=self._tls
+            )
+        except OSError as error:
             raise ConfigurationError(
                 f"cannot listen on host={config.host!r} port={config.port}: the port is taken, or "
                 "the host is no address of this machine"
             ) from error
-        await server.start()
-        self.address = _host_port(
-            config.advertised_host or config.host, config.advertised_port or port
-        )
+        host = config.advertised_host or config.host
+        port = config.advertised_port or server.sockets[0].getsockname()[1]
+        self.address = _host_port(host, port)
 
         async def stop() -> None:
             logger.info("draining bookie=%s", self.bookie)
@@ -186,9 +186,14 @@ class BookieServer:
                     await service.drain()
             except TimeoutError:
                 logger.warning("clients did not take their results bookie=%s", self.bookie)
-            await server.stop(_READS_GRACE_S)
+            server.close()
+            await service.aclose(grace_s=_READS_GRACE_S)
 
         self._running.push_async_callback(stop)
+        control = BookieControl(self.storage, bookie=self.bookie)
+        self._running.push_async_callback(control.aclose)
+        control_port = await control.start(_host_port(config.host, config.control_port))
+        self.control_address = _host_port(host, config.advertised_control_port or control_port)
 
     async def _register(self) -> None:
         registrar = Registrar(
@@ -196,6 +201,7 @@ class BookieServer:
             self._paths,
             bookie=self.bookie,
             address=self.address,
+            control_address=self.control_address,
             rack=self._config.rack,
             on_conflict=self._fail,
         )
@@ -251,8 +257,11 @@ class BookieServer:
     def _repair(self) -> None:
         registry = BookieRegistry(self._store, self._paths)
         self._running.callback(registry.close)
-        client = GrpcBookieClient(
-            registry.resolve, cluster_id=self._cluster_id, config=LedgerClientConfig()
+        client = WireBookieClient(
+            registry.resolve,
+            cluster_id=self._cluster_id,
+            config=LedgerClientConfig(),
+            tls=self._tls,
         )
         self._running.push_async_callback(client.aclose)
         repairer = Repairer(

@@ -51,12 +51,18 @@ class BookieConfig:
     """What clients connect to; empty: `host`."""
     advertised_port: int = 0
     """Likewise its port, where something forwards to this bookie; 0: the port it listens on."""
+    control_port: int = 0
+    """Port of the control service (gRPC); 0 takes a free one."""
+    advertised_control_port: int = 0
+    """What clients of the control service connect to; 0: the port it listens on."""
     rack: str = DEFAULT_RACK
     """Where it stands: a name, or a path like /region/rack; clients compare the whole text."""
     session_timeout_s: float = 10.0
     """After this long without contact the metadata store drops the registration."""
     connection_bytes_max: int = 16 * MIB
-    """Entry bytes of one write stream not yet durable, beyond which it is not read: two batches."""
+    """Bytes of adds of one connection not yet durable, beyond which it is not read: two batches."""
+    read_bytes_max: int = 64 * MIB
+    """Bytes on their way to readers, of all connections; beyond it reads wait."""
     garbage_interval_s: float = 300.0
     """How often the bookie looks for deleted ledgers."""
     compact_interval_s: float = 300.0
@@ -84,7 +90,7 @@ class BookieConfig:
             rule=f"expected a name or a path like /region/rack, {_NAME_LENGTH_MAX} characters at "
             "most, without spaces or empty parts",
         )
-        for key in ("port", "advertised_port"):
+        for key in ("port", "advertised_port", "control_port", "advertised_control_port"):
             value = getattr(self, key)
             require(condition=0 <= value < 2**16, key=key, value=value, rule="expected 0 … 65535")
         require(
@@ -102,6 +108,7 @@ class BookieConfig:
         for key in (
             "session_timeout_s",
             "connection_bytes_max",
+            "read_bytes_max",
             "garbage_interval_s",
             "compact_interval_s",
             "scrub_interval_s",

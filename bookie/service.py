@@ -1,4 +1,4 @@
-"""The bookie's gRPC service: requests in, storage calls, statuses out.
+"""The bookie's data service: what its connections share, and how they end together.
 
 Whatever a client sends gets an answer of its own and harms nobody else: a request that makes no
 sense is BAD_REQUEST, and nothing of it is stored.  A failure of the service itself is never "no".
@@ -7,52 +7,42 @@ sense is BAD_REQUEST, and nothing of it is stored.  A failure of the service its
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
-from typing import TYPE_CHECKING, TypeVar
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
-import grpc
-
-from bookie.write_stream import WriteStream
-from dlcore.errors import (
-    BadRequestError,
-    BookieUnavailableError,
-    DLError,
-    WrongIncarnationError,
-)
-from dlcore.proto import bookie_pb2 as pb
-from dlcore.transport import wire
+from bookie.connection import Connection
+from bookie.read_budget import ReadBudget
+from dlcore.config import MIB
+from dlcore.wire.assembly import SCRATCH_BYTES
+from dlcore.wire.messages import CHUNK_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from bookie.storage import LedgerStorage
     from dlcore.ids import BookieId
-    from dlcore.ledger.port import FollowUpdate
 
-    _Context = grpc.aio.ServicerContext[bytes, bytes]
+logger = logging.getLogger(__name__)
 
-LISTED_RANGES_MAX = 4096
-"""Ranges of entries in one page of a list: small enough that making it delays nobody."""
-_SHUTTING_DOWN = "the bookie is shutting down"
-_Response = TypeVar(
-    "_Response",
-    pb.ReadLacResponse,
-    pb.ReadEntryResponse,
-    pb.ReadEntriesResponse,
-    pb.FollowResponse,
-    pb.ListEntriesResponse,
-)
+SILENCE_S = 20.0
+"""After so long without a byte a client is given up; it is asked for a sign of life before."""
+READ_BYTES_MAX = 64 * MIB
+_RELIEF_INTERVAL_S = 0.5
+_STALL_S_MAX = 2.0
+"""While others wait for the budget, a client that takes nothing for so long loses its share."""
 
 
 class BookieService:
-    """Serves one storage.
+    """Serves one storage to any number of connections.
 
     Args:
         storage: what to serve; stays its opener's.
         bookie: who this is; requests meant for another incarnation are refused.
         cluster_id: of the namespace.
-        connection_bytes_max: entry bytes of one write stream that are not yet durable; beyond it
-            the stream is not read.
+        connection_bytes_max: bytes of adds of one connection that are not yet durable; beyond it
+            the connection is not read.
+        read_bytes_max: bytes on their way to readers, of all connections.
+        chunk_bytes_max: of one message to a reader, unless a single entry is larger.
+        silence_s: how long a client may be silent.
     """
 
     def __init__(
@@ -62,174 +52,60 @@ class BookieService:
         bookie: BookieId,
         cluster_id: str,
         connection_bytes_max: int,
+        read_bytes_max: int = READ_BYTES_MAX,
+        chunk_bytes_max: int = CHUNK_BYTES_MAX,
+        silence_s: float = SILENCE_S,
     ) -> None:
+        self.bookie = bookie
+        self.cluster_id = cluster_id
+        self.connection_bytes_max = connection_bytes_max
+        self.chunk_bytes_max = chunk_bytes_max
+        self.silence_s = silence_s
+        self.read_budget = ReadBudget(read_bytes_max, on_wait=self._relieve_later)
+        self._relief: asyncio.TimerHandle | None = None
+        self.scratch = bytearray(SCRATCH_BYTES)
+        self.scratch_view = memoryview(self.scratch)
+        self.connections: dict[Connection, None] = {}
+        self.is_draining = False
         self._storage = storage
-        self._connection_bytes_max = connection_bytes_max
-        self._handshake = wire.Handshake(
-            protocol_version=wire.PROTOCOL_VERSION,
-            cluster_id=cluster_id,
-            bookie_name=bookie.name,
-            incarnation=bookie.incarnation,
-        )
-        self._write_streams: set[WriteStream] = set()
-        self._idle_followers: set[asyncio.Task[object]] = set()
-        self._is_draining = False
 
-    def rpc_handler(self) -> grpc.GenericRpcHandler:
-        """Return the handlers to register with a gRPC server."""
-        unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
-        return grpc.method_handlers_generic_handler(
-            wire.SERVICE,
-            {
-                "Write": grpc.stream_stream_rpc_method_handler(self._write, None, None),
-                "ReadLac": unary(self._read_lac, None, None),
-                "ReadEntry": unary(self._read_entry, None, None),
-                "ReadEntries": stream(self._read_entries, None, None),
-                "Follow": stream(self._follow, None, None),
-                "ListEntries": stream(self._list_entries, None, None),
-                "GetInfo": unary(self._get_info, None, None),
-            },
-        )
+    def new_connection(self) -> Connection:
+        """Return the protocol of a connection that was accepted."""
+        return Connection(self, self._storage)
+
+    def _relieve_later(self) -> None:
+        if self._relief is None:
+            loop = asyncio.get_running_loop()
+            self._relief = loop.call_later(_RELIEF_INTERVAL_S, self._relieve)
+
+    def _relieve(self) -> None:
+        """End connections that take nothing of what they asked for, while others wait for room."""
+        self._relief = None
+        if not self.read_budget.is_exhausted:
+            return
+        for connection in list(self.connections):
+            if connection.stalled_s() >= _STALL_S_MAX:
+                logger.info("client does not read, and others wait peer=%s", connection.peer)
+                connection.abort()
+        self._relieve_later()
 
     async def drain(self) -> None:
         """Take nothing more that writes; return when all that was taken is durable and answered."""
-        self._is_draining = True
-        for follower in self._idle_followers:
-            follower.cancel()
-        await asyncio.gather(*(stream.drain() for stream in list(self._write_streams)))
+        self.is_draining = True
+        for connection in list(self.connections):
+            connection.begin_drain()
+        for connection in list(self.connections):
+            await connection.settled.wait()
 
-    async def _write(self, _requests: object, context: _Context) -> None:
-        stream = WriteStream(
-            context,
-            self._storage,
-            expected=self._handshake,
-            bytes_max=self._connection_bytes_max,
-        )
-        self._write_streams.add(stream)
-        if self._is_draining:
-            stream.begin_drain()
-        try:
-            await stream.run()
-        finally:
-            self._write_streams.discard(stream)
-
-    async def _read_lac(self, data: bytes, _context: _Context) -> bytes:
-        try:
-            request = wire.decode_request(pb.ReadLacRequest, data)
-            self._check_ledger(request.incarnation, request.ledger_id)
-            if request.fence:
-                self._refuse_if_draining()
-            lac = await self._storage.read_lac(request.ledger_id, fence=request.fence)
-        except DLError as error:
-            return _failure(pb.ReadLacResponse, error)
-        return pb.ReadLacResponse(status=pb.OK, last_add_confirmed=lac).SerializeToString()
-
-    async def _read_entry(self, data: bytes, _context: _Context) -> bytes:
-        try:
-            request = wire.decode_request(pb.ReadEntryRequest, data)
-            self._check_ledger(request.incarnation, request.ledger_id)
-            _check_at_least(0, entry_id=request.entry_id)
-            if request.fence:
-                self._refuse_if_draining()
-            frame = await self._storage.read_entry(
-                request.ledger_id, request.entry_id, fence=request.fence
-            )
-        except DLError as error:
-            return _failure(pb.ReadEntryResponse, error)
-        return pb.ReadEntryResponse(status=pb.OK, frame=bytes(frame)).SerializeToString()
-
-    async def _read_entries(self, data: bytes, context: _Context) -> None:
-        try:
-            request = wire.decode_request(pb.ReadEntriesRequest, data)
-            self._check_ledger(request.incarnation, request.ledger_id)
-            _check_at_least(0, first_entry_id=request.first_entry_id)
-            _check_at_least(request.first_entry_id, last_entry_id=request.last_entry_id)
-            _check_at_least(1, stride=request.stride, chunk_bytes=request.chunk_bytes)
-            chunks = self._storage.read_entries(
-                request.ledger_id,
-                first_entry_id=request.first_entry_id,
-                last_entry_id=request.last_entry_id,
-                stride=request.stride,
-                chunk_bytes=min(request.chunk_bytes, wire.CHUNK_BYTES_MAX),
-            )
-            async with aclosing(chunks):
-                async for frames in chunks:
-                    await context.write(wire.encode_read_entries_response(frames))
-        except DLError as error:
-            await context.write(_failure(pb.ReadEntriesResponse, error))
-
-    async def _follow(self, data: bytes, context: _Context) -> None:
-        try:
-            request = wire.decode_request(pb.FollowRequest, data)
-            self._check_ledger(request.incarnation, request.ledger_id)
-            _check_at_least(0, first_entry_id=request.first_entry_id)
-            updates = self._storage.follow(request.ledger_id, first_entry_id=request.first_entry_id)
-            async with aclosing(updates):
-                while (update := await self._next_update(updates)) is not None:
-                    await context.write(wire.encode_follow_response(update))
-        except DLError as error:
-            await context.write(_failure(pb.FollowResponse, error))
-
-    async def _next_update(self, updates: AsyncIterator[FollowUpdate]) -> FollowUpdate | None:
-        """Wait for an update; a drain ends the wait by cancelling the task that waits."""
-        self._refuse_if_draining()
-        task = asyncio.current_task()
-        assert task is not None
-        self._idle_followers.add(task)
-        try:
-            return await anext(updates, None)
-        except asyncio.CancelledError:
-            if not self._is_draining or task.uncancel():  # the client cancelled, too
-                raise
-            raise BookieUnavailableError(_SHUTTING_DOWN) from None
-        finally:
-            self._idle_followers.discard(task)
-
-    async def _list_entries(self, data: bytes, context: _Context) -> None:
-        try:
-            request = wire.decode_request(pb.ListEntriesRequest, data)
-            self._check_ledger(request.incarnation, request.ledger_id)
-            ranges = self._storage.list_entries(request.ledger_id)
-        except DLError as error:
-            await context.write(_failure(pb.ListEntriesResponse, error))
-            return
-        for start in range(0, max(len(ranges), 1), LISTED_RANGES_MAX):
-            page = ranges[start : start + LISTED_RANGES_MAX]
-            await context.write(wire.encode_list_entries_response(page))
-
-    async def _get_info(self, _data: bytes, _context: _Context) -> bytes:
-        stats = self._storage.stats()
-        return pb.InfoResponse(
-            bookie_name=self._handshake.bookie_name,
-            incarnation=self._handshake.incarnation,
-            read_only=stats.is_read_only,
-            ledger_count=stats.ledger_count,
-            stored_bytes=stats.stored_bytes,
-            disk_free_bytes=stats.disk_free_bytes,
-            disk_total_bytes=stats.disk_total_bytes,
-            damaged_entries=stats.damaged_entry_count,
-            repaired_entries=stats.repaired_entry_count,
-        ).SerializeToString()
-
-    def _check_ledger(self, incarnation: str, ledger_id: int) -> None:
-        if incarnation != self._handshake.incarnation:
-            raise WrongIncarnationError(
-                f"this is {self._handshake.bookie_name}, incarnation "
-                f"{self._handshake.incarnation}; not {incarnation}"
-            )
-        _check_at_least(0, ledger_id=ledger_id)
-
-    def _refuse_if_draining(self) -> None:
-        if self._is_draining:
-            raise BookieUnavailableError(_SHUTTING_DOWN)
-
-
-def _check_at_least(lowest: int, **values: int) -> None:
-    for name, value in values.items():
-        if value < lowest:
-            raise BadRequestError(f"{name}={value}: expected at least {lowest}")
-
-
-def _failure(kind: type[_Response], error: DLError) -> bytes:
-    status, detail = wire.status_of(error)
-    return kind(status=status, detail=detail).SerializeToString()
+    async def aclose(self, *, grace_s: float) -> None:
+        """End every connection, with some time for what is on its way."""
+        if self._relief is not None:
+            self._relief.cancel()
+        for connection in list(self.connections):
+            connection.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                for connection in list(self.connections):
+                    await connection.closed.wait()
+        for connection in list(self.connections):
+            connection.abort()

@@ -44,7 +44,7 @@ from dlcore.ledger.digest import decode_frame
 from dlcore.ledger.port import EntryRange, FollowUpdate
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable
 
     from bookie.compaction import CompactionReport
     from bookie.config import StorageConfig
@@ -223,72 +223,73 @@ class LedgerStorage:
         await self._wait_durable([location])
         return (await self._reader.read([location]))[0]
 
-    async def read_entries(
+    async def read_chunk(
         self,
         ledger_id: int,
         *,
         first_entry_id: int,
         last_entry_id: int,
         stride: int = 1,
-        chunk_bytes: int,
-    ) -> AsyncGenerator[list[memoryview], None]:
-        """Stream verified frames of entries first, first + stride, … ≤ last, in chunks.
+        bytes_max: int,
+    ) -> list[memoryview]:
+        """Return the verified frames of entries first, first + stride, … ≤ last, as many as fit.
 
-        A chunk has at most `chunk_bytes` bytes, or one frame.
+        They have at most `bytes_max` bytes, or are one frame; they end before the first entry that
+        is not held.
 
         Raises:
-            NoSuchLedgerError, NoSuchEntryError: at the first entry it does not hold, after yielding
-                all before it.
+            NoSuchLedgerError, NoSuchEntryError: the first entry is not held.
         """
         check_id("ledger", ledger_id)
         check_id("entry", first_entry_id)
-        check_id("entry", max(0, last_entry_id))
-        if stride < 1 or chunk_bytes < 1:
-            raise BadRequestError(f"stride={stride} chunk_bytes={chunk_bytes}: expected >= 1")
-        next_entry_id = first_entry_id
-        while next_entry_id <= last_entry_id:
+        check_id("entry", last_entry_id)
+        if stride < 1 or bytes_max < 1 or last_entry_id < first_entry_id:
+            raise BadRequestError(
+                f"entries {first_entry_id} to {last_entry_id}, stride={stride} "
+                f"bytes_max={bytes_max}: expected first <= last, and both >= 1"
+            )
+        wanted = range(first_entry_id, last_entry_id + 1, stride)
+        self._check_open()
+        while not (chunk := self._reader.find_all(ledger_id, wanted, bytes_max=bytes_max)):
+            await self._prove_absent(ledger_id, first_entry_id)
             self._check_open()
-            wanted = range(next_entry_id, last_entry_id + 1, stride)
-            chunk = self._reader.find_all(ledger_id, wanted, bytes_max=chunk_bytes)
-            if not chunk:
-                await self._prove_absent(ledger_id, next_entry_id)
-                continue
-            await self._wait_durable(chunk)
-            yield await self._reader.read(chunk)
-            next_entry_id = chunk[-1].entry_id + stride
+        await self._wait_durable(chunk)
+        return await self._reader.read(chunk)
 
-    async def follow(
-        self, ledger_id: int, *, first_entry_id: int
-    ) -> AsyncGenerator[FollowUpdate, None]:
-        """Push updates as the LAC moves; the first one comes at once; ends when closed.
+    def watch(self, ledger_id: int, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` whenever `follow_chunk` may have news; returns what ends that."""
+        check_id("ledger", ledger_id)
+        return self._followers.watch(ledger_id, callback)
 
-        Each update is complete up to its own `last_add_confirmed`: an entry at or below it that
-        came in no update is not held here.  A follower that is far behind gets the LAC in steps.
+    async def follow_chunk(
+        self, ledger_id: int, *, first_entry_id: int, told: FollowUpdate | None, bytes_max: int
+    ) -> FollowUpdate | None:
+        """Return what is new for a follower that was told `told`, or None.
+
+        It is complete up to its own `last_add_confirmed`: an entry at or below it, from
+        `first_entry_id` on, that is not among its frames is not held here.  A follower that is far
+        behind gets the LAC in steps of `bytes_max` bytes of frames, or one frame.
 
         Raises:
-            BookieStorageError: the storage failed; what could be read was delivered before.
+            BookieStorageError: the storage failed, and all that could be read was delivered.
         """
         check_id("ledger", ledger_id)
         check_id("entry", first_entry_id)
-        next_entry_id = first_entry_id
-        told: tuple[int, bool] | None = None
-        with self._followers.watch(ledger_id) as changed:
-            while True:
-                changed.clear()
-                self._check_open()
-                state = self._ledgers.get(ledger_id)
-                fenced = state is not None and state.is_fence_durable
-                locations, confirmed = self._reader.find_confirmed(
-                    ledger_id, next_entry_id, bytes_max=self._config.follow_chunk_bytes
-                )
-                if locations or told != (confirmed, fenced):
-                    frames = await self._reader.read(locations)
-                    yield FollowUpdate(frames=frames, last_add_confirmed=confirmed, fenced=fenced)
-                    told = confirmed, fenced
-                    next_entry_id = max(next_entry_id, confirmed + 1)
-                else:
-                    self._log.check()
-                    await changed.wait()
+        self._check_open()
+        state = self._ledgers.get(ledger_id)
+        fenced = state is not None and state.is_fence_durable
+        locations, confirmed = self._reader.find_confirmed(
+            ledger_id, first_entry_id, bytes_max=bytes_max
+        )
+        if (
+            not locations
+            and told is not None
+            and (told.last_add_confirmed, told.fenced) == (confirmed, fenced)
+        ):
+            self._log.check()
+            return None
+        frames = await self._reader.read(locations)
+        return FollowUpdate(frames=frames, last_add_confirmed=confirmed, fenced=fenced)
 
     def list_entries(self, ledger_id: int) -> list[EntryRange]:
         """Return the ranges of durable entries, ascending.

@@ -1,7 +1,7 @@
 """A replicated log service: namespaces of logs, written and read from asyncio.
 
-The blocking face with the same names is `dlcore.sync`.  Importing this package loads neither grpc
-nor kazoo nor pyarrow; opening a namespace does.
+The blocking face with the same names is `dlcore.sync`.  Importing this package loads neither kazoo
+nor pyarrow; opening a namespace does.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import uvloop
+
 from dlcore.errors import AlreadyClosedError, ConfigurationError
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ class Portal:
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        self._loop = asyncio.new_event_loop()
+        self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="dlcore-portal", daemon=True)
         self._thread.start()
 

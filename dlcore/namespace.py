@@ -1,6 +1,6 @@
 """Namespaces, and the composition root: here the adapters are chosen and put together.
 
-`open_namespace` loads kazoo and grpc when it is called, so that importing dlcore loads neither.
+`open_namespace` loads kazoo when it is called, so that importing dlcore does not.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from dlcore.log.store import LogStore
 from dlcore.metadata.paths import NamespacePaths, parse_uri
 
 if TYPE_CHECKING:
+    import ssl
     from types import TracebackType
 
     from dlcore.ledger.metadata import LedgerMetadata
@@ -297,6 +298,7 @@ async def open_namespace(
     client_config: LedgerClientConfig | None = None,
     create: bool = False,
     client_id: str | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> Namespace:
     """Open the namespace at `uri`, ``distributedlog://zk1:2181,zk2:2181/path``.
 
@@ -307,6 +309,7 @@ async def open_namespace(
         create: make the namespace if it does not exist.
         client_id: how this client calls itself where it owns something; host and process by
             default.
+        tls: how connections to bookies are encrypted, and whom they trust; None: not at all.
 
     Raises:
         InvalidNamespaceUriError: the URI does not parse.
@@ -315,7 +318,7 @@ async def open_namespace(
     """
     from dlcore.metadata.binding import ensure_namespace, read_binding
     from dlcore.metadata.zookeeper import ZooKeeperStore
-    from dlcore.transport.grpc import GrpcBookieClient
+    from dlcore.transport.client import WireBookieClient
 
     parsed = parse_uri(uri)
     paths = NamespacePaths(parsed.root)
@@ -332,8 +335,12 @@ async def open_namespace(
         await store.aclose()
         raise
     registry = BookieRegistry(store, paths)
-    bookies = GrpcBookieClient(
-        registry.resolve, cluster_id=binding.cluster_id, config=client_config
+    bookies = WireBookieClient(
+        registry.resolve,
+        cluster_id=binding.cluster_id,
+        config=client_config,
+        resolve_control=registry.resolve_control,
+        tls=tls,
     )
     return Namespace(
         uri=str(parsed),
@@ -362,13 +369,13 @@ class ScanClients:
 
     def client_of(self, cluster_id: str, addresses: Mapping[BookieId, str]) -> LedgerClient:
         """Return a client that reads by ledger metadata alone; the latest addresses count."""
-        from dlcore.transport.grpc import GrpcBookieClient
+        from dlcore.transport.client import WireBookieClient
 
         self._addresses.update(addresses)
         client = self._clients.get(cluster_id)
         if client is None:
             clock = SystemClock()
-            bookies = GrpcBookieClient(self._resolve, cluster_id=cluster_id, config=self._config)
+            bookies = WireBookieClient(self._resolve, cluster_id=cluster_id, config=self._config)
             client = LedgerClient(
                 ledgers=None,
                 registry=None,

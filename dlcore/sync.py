@@ -130,7 +130,7 @@ def open_namespace(
         MetadataConnectionError: no answer from the metadata store.
         ConfigurationError: there is no namespace at that path.
     """
-    from dlcore.namespace import open_namespace as open_async  # loads grpc and kazoo
+    from dlcore.namespace import open_namespace as open_async  # loads kazoo
 
     portal = shared_portal()
     namespace = portal.call(

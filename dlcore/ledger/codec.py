@@ -26,6 +26,8 @@ M = TypeVar("M", bound=Message)
 class BookieRegistration:
     """What a live bookie says of itself: who it is and where (``host:port``) it answers.
 
+    Entries are at `address`, the control service at `control_address`.
+
     The space is that of its disk a while ago, a total of 0 means not known.  The session changes
     with each new registration and not while one is kept up to date.
     """
@@ -38,6 +40,7 @@ class BookieRegistration:
     free_bytes: int = 0
     total_bytes: int = 0
     session: str = ""
+    control_address: str = ""
 
     @property
     def bookie(self) -> BookieId:
@@ -147,15 +150,17 @@ def encode_registration(registration: BookieRegistration) -> bytes:
         free_bytes=registration.free_bytes,
         total_bytes=registration.total_bytes,
         session=registration.session,
+        control_address=registration.control_address,
     ).SerializeToString(deterministic=True)
 
 
 def decode_registration(value: bytes, *, source: str = "bookie registration") -> BookieRegistration:
     """Parse what `encode_registration` wrote; `source` (a path) names the value in errors."""
     message = parse_message(metadata_pb2.BookieRegistration(), value, source)
-    host, _, port = message.address.rpartition(":")
-    if not host or not port.isdigit():
-        raise CorruptMetadataError(f"{source}: address {message.address!r} is not host:port")
+    for address in (message.address, message.control_address or message.address):
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit():
+            raise CorruptMetadataError(f"{source}: address {address!r} is not host:port")
     if message.free_bytes < 0 or message.total_bytes < 0:
         raise CorruptMetadataError(
             f"{source}: {message.free_bytes} free of {message.total_bytes} bytes"
@@ -169,6 +174,7 @@ def decode_registration(value: bytes, *, source: str = "bookie registration") ->
         free_bytes=message.free_bytes,
         total_bytes=message.total_bytes,
         session=message.session,
+        control_address=message.control_address,
     )
 
 

@@ -41,6 +41,7 @@ class BookieInfo:
     free_bytes: int = 0
     total_bytes: int = 0
     session: str = ""
+    control_address: str = ""
 
 
 class BookieRegistry:
@@ -53,7 +54,7 @@ class BookieRegistry:
     def __init__(self, store: MetadataStore, paths: NamespacePaths) -> None:
         self._store = store
         self._paths = paths
-        self._addresses: dict[BookieId, str] = {}
+        self._known: dict[BookieId, BookieRegistration] = {}
         self._fresh: set[BookieId] = set()  # those read since the list last changed
         self._changes = 0
         self._unsubscribes: list[Unsubscribe] = []
@@ -77,11 +78,20 @@ class BookieRegistry:
                 free_bytes=registration.free_bytes,
                 total_bytes=registration.total_bytes,
                 session=registration.session,
+                control_address=registration.control_address,
             )
         return [found[bookie] for bookie in sorted(found)]
 
     async def resolve(self, bookie: BookieId) -> str:
-        """Return the address (``host:port``) of `bookie`.
+        """Return the address (``host:port``) of `bookie`; see `_registration` for errors."""
+        return (await self._registration(bookie)).address
+
+    async def resolve_control(self, bookie: BookieId) -> str:
+        """Return the address of the control service of `bookie`, likewise."""
+        return (await self._registration(bookie)).control_address
+
+    async def _registration(self, bookie: BookieId) -> BookieRegistration:
+        """Return what `bookie` registered.
 
         Raises:
             BookieUnavailableError: it is not registered, or that could not be found out.
@@ -89,28 +99,28 @@ class BookieRegistry:
             CorruptMetadataError: its registration cannot be read.
         """
         if bookie in self._fresh:
-            return self._addresses[bookie]
+            return self._known[bookie]
         self._watch()
         changes = self._changes
         try:
-            address = await self._look_up(bookie)
+            registration = await self._look_up(bookie)
         except (MetadataConnectionError, MetadataSessionExpiredError) as error:
-            if bookie in self._addresses:
-                return self._addresses[bookie]
+            if bookie in self._known:
+                return self._known[bookie]
             raise BookieUnavailableError(
                 f"the address of bookie {bookie} is unknown: no answer from the metadata store"
             ) from error
-        self._addresses[bookie] = address
+        self._known[bookie] = registration
         if changes == self._changes:  # else the list changed while we read
             self._fresh.add(bookie)
-        return address
+        return registration
 
     def close(self) -> None:
         """Stop watching the list of bookies."""
         while self._unsubscribes:
             self._unsubscribes.pop()()
 
-    async def _look_up(self, bookie: BookieId) -> str:
+    async def _look_up(self, bookie: BookieId) -> BookieRegistration:
         paths = (
             self._paths.bookie_available(bookie.name),
             self._paths.bookie_readonly(bookie.name),
@@ -120,7 +130,7 @@ class BookieRegistry:
         ]
         for registration in registrations:
             if registration.bookie == bookie:
-                return registration.address
+                return registration
         if registrations:
             raise WrongIncarnationError(
                 f"bookie {bookie} is gone: {registrations[0].bookie} is registered under its name"

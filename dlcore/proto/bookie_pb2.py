@@ -24,51 +24,23 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64lcore/proto/bookie.proto\x12\x0e\x64log.bookie.v1\"c\n\tHandshake\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x12\n\ncluster_id\x18\x02 \x01(\t\x12\x13\n\x0b\x62ookie_name\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\"9\n\x08WriteLac\x12\x11\n\tledger_id\x18\x01 \x01(\x03\x12\x1a\n\x12last_add_confirmed\x18\x02 \x01(\x03\"\xa3\x01\n\x0cWriteRequest\x12,\n\thandshake\x18\x01 \x01(\x0b\x32\x19.dlog.bookie.v1.Handshake\x12\x18\n\x10\x66irst_request_id\x18\x02 \x01(\x06\x12\x13\n\x0bis_recovery\x18\x03 \x01(\x08\x12&\n\x04lacs\x18\x04 \x03(\x0b\x32\x18.dlog.bookie.v1.WriteLac\x12\x0e\n\x06\x66rames\x18\x05 \x03(\x0c\"Z\n\x0cWriteFailure\x12\x12\n\nrequest_id\x18\x01 \x01(\x06\x12&\n\x06status\x18\x02 \x01(\x0e\x32\x16.dlog.bookie.v1.Status\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"W\n\rWriteResponse\x12\x16\n\x0eok_request_ids\x18\x01 \x03(\x06\x12.\n\x08\x66\x61ilures\x18\x02 \x03(\x0b\x32\x1c.dlog.bookie.v1.WriteFailure\"G\n\x0eReadLacRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\r\n\x05\x66\x65nce\x18\x03 \x01(\x08\"e\n\x0fReadLacResponse\x12&\n\x06status\x18\x01 \x01(\x0e\x32\x16.dlog.bookie.v1.Status\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x1a\n\x12last_add_confirmed\x18\x03 \x01(\x03\"[\n\x10ReadEntryRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\x10\n\x08\x65ntry_id\x18\x03 \x01(\x03\x12\r\n\x05\x66\x65nce\x18\x04 \x01(\x08\"Z\n\x11ReadEntryResponse\x12&\n\x06status\x18\x01 \x01(\x0e\x32\x16.dlog.bookie.v1.Status\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\r\n\x05\x66rame\x18\x03 \x01(\x0c\"\x90\x01\n\x12ReadEntriesRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\x16\n\x0e\x66irst_entry_id\x18\x03 \x01(\x03\x12\x15\n\rlast_entry_id\x18\x04 \x01(\x03\x12\x0e\n\x06stride\x18\x05 \x01(\x03\x12\x13\n\x0b\x63hunk_bytes\x18\x06 \x01(\x03\"]\n\x13ReadEntriesResponse\x12&\n\x06status\x18\x01 \x01(\x0e\x32\x16.dlog.bookie.v1.Status\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x0e\n\x06\x66rames\x18\x05 \x03(\x0c\"O\n\rFollowRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\x16\n\x0e\x66irst_entry_id\x18\x03 \x01(\x03\"\x84\x01\n\x0e\x46ollowResponse\x12&\n\x06status\x18\x01 \x01(\x0e\x32\x16.dlog.bookie.v1.Status\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x1a\n\x12last_add_confirmed\x18\x03 \x01(\x03\x12\x0e\n\x06\x66\x65nced\x18\x04 \x01(\x08\x12\x0e\n\x06\x66rames\x18\x05 \x03(\x0c\"<\n\x12ListEntriesRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\";\n\nEntryRange\x12\x16\n\x0e\x66irst_entry_id\x18\x01 \x01(\x03\x12\x15\n\rlast_entry_id\x18\x02 \x01(\x03\"y\n\x13ListEntriesResponse\x12&\n\x06status\x18\x01 \x01(\x0e\x32\x16.dlog.bookie.v1.Status\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12*\n\x06ranges\x18\x03 \x03(\x0b\x32\x1a.dlog.bookie.v1.EntryRange\"\r\n\x0bInfoRequest\"\xdd\x01\n\x0cInfoResponse\x12\x13\n\x0b\x62ookie_name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x11\n\tread_only\x18\x03 \x01(\x08\x12\x14\n\x0cledger_count\x18\x04 \x01(\x03\x12\x14\n\x0cstored_bytes\x18\x05 \x01(\x03\x12\x17\n\x0f\x64isk_free_bytes\x18\x06 \x01(\x03\x12\x18\n\x10\x64isk_total_bytes\x18\x07 \x01(\x03\x12\x17\n\x0f\x64\x61maged_entries\x18\x08 \x01(\x03\x12\x18\n\x10repaired_entries\x18\t \x01(\x03*\xf2\x01\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\x06\n\x02OK\x10\x01\x12\x12\n\x0eNO_SUCH_LEDGER\x10\x02\x12\x11\n\rNO_SUCH_ENTRY\x10\x03\x12\n\n\x06\x46\x45NCED\x10\x04\x12\r\n\tREAD_ONLY\x10\x05\x12\x0e\n\nOVERLOADED\x10\x06\x12\x13\n\x0f\x44IGEST_MISMATCH\x10\x07\x12\x15\n\x11WRONG_INCARNATION\x10\x08\x12\x0f\n\x0b\x42\x41\x44_REQUEST\x10\t\x12\x13\n\x0f\x45NTRY_TOO_LARGE\x10\n\x12\x11\n\rSTORAGE_ERROR\x10\x0b\x12\x11\n\rSHUTTING_DOWN\x10\x0c\x32\xb5\x04\n\x06\x42ookie\x12H\n\x05Write\x12\x1c.dlog.bookie.v1.WriteRequest\x1a\x1d.dlog.bookie.v1.WriteResponse(\x01\x30\x01\x12J\n\x07ReadLac\x12\x1e.dlog.bookie.v1.ReadLacRequest\x1a\x1f.dlog.bookie.v1.ReadLacResponse\x12P\n\tReadEntry\x12 .dlog.bookie.v1.ReadEntryRequest\x1a!.dlog.bookie.v1.ReadEntryResponse\x12X\n\x0bReadEntries\x12\".dlog.bookie.v1.ReadEntriesRequest\x1a#.dlog.bookie.v1.ReadEntriesResponse0\x01\x12I\n\x06\x46ollow\x12\x1d.dlog.bookie.v1.FollowRequest\x1a\x1e.dlog.bookie.v1.FollowResponse0\x01\x12X\n\x0bListEntries\x12\".dlog.bookie.v1.ListEntriesRequest\x1a#.dlog.bookie.v1.ListEntriesResponse0\x01\x12\x44\n\x07GetInfo\x12\x1b.dlog.bookie.v1.InfoRequest\x1a\x1c.dlog.bookie.v1.InfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64lcore/proto/bookie.proto\x12\x0e\x64log.bookie.v1\"<\n\x12ListEntriesRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\";\n\nEntryRange\x12\x16\n\x0e\x66irst_entry_id\x18\x01 \x01(\x03\x12\x15\n\rlast_entry_id\x18\x02 \x01(\x03\"a\n\x13ListEntriesResponse\x12\x0e\n\x06status\x18\x01 \x01(\r\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12*\n\x06ranges\x18\x03 \x03(\x0b\x32\x1a.dlog.bookie.v1.EntryRange\"\r\n\x0bInfoRequest\"\xed\x01\n\x0cInfoResponse\x12\x13\n\x0b\x62ookie_name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x11\n\tread_only\x18\x03 \x01(\x08\x12\x14\n\x0cledger_count\x18\x04 \x01(\x03\x12\x14\n\x0cstored_bytes\x18\x05 \x01(\x03\x12\x17\n\x0f\x64isk_free_bytes\x18\x06 \x01(\x03\x12\x18\n\x10\x64isk_total_bytes\x18\x07 \x01(\x03\x12\x17\n\x0f\x64\x61maged_entries\x18\x08 \x01(\x03\x12\x18\n\x10repaired_entries\x18\t \x01(\x03\x12\x0e\n\x06\x66\x61iled\x18\n \x01(\x08\x32\xaf\x01\n\rBookieControl\x12X\n\x0bListEntries\x12\".dlog.bookie.v1.ListEntriesRequest\x1a#.dlog.bookie.v1.ListEntriesResponse0\x01\x12\x44\n\x07GetInfo\x12\x1b.dlog.bookie.v1.InfoRequest\x1a\x1c.dlog.bookie.v1.InfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dlcore.proto.bookie_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STATUS']._serialized_start=1857
-  _globals['_STATUS']._serialized_end=2099
-  _globals['_HANDSHAKE']._serialized_start=45
-  _globals['_HANDSHAKE']._serialized_end=144
-  _globals['_WRITELAC']._serialized_start=146
-  _globals['_WRITELAC']._serialized_end=203
-  _globals['_WRITEREQUEST']._serialized_start=206
-  _globals['_WRITEREQUEST']._serialized_end=369
-  _globals['_WRITEFAILURE']._serialized_start=371
-  _globals['_WRITEFAILURE']._serialized_end=461
-  _globals['_WRITERESPONSE']._serialized_start=463
-  _globals['_WRITERESPONSE']._serialized_end=550
-  _globals['_READLACREQUEST']._serialized_start=552
-  _globals['_READLACREQUEST']._serialized_end=623
-  _globals['_READLACRESPONSE']._serialized_start=625
-  _globals['_READLACRESPONSE']._serialized_end=726
-  _globals['_READENTRYREQUEST']._serialized_start=728
-  _globals['_READENTRYREQUEST']._serialized_end=819
-  _globals['_READENTRYRESPONSE']._serialized_start=821
-  _globals['_READENTRYRESPONSE']._serialized_end=911
-  _globals['_READENTRIESREQUEST']._serialized_start=914
-  _globals['_READENTRIESREQUEST']._serialized_end=1058
-  _globals['_READENTRIESRESPONSE']._serialized_start=1060
-  _globals['_READENTRIESRESPONSE']._serialized_end=1153
-  _globals['_FOLLOWREQUEST']._serialized_start=1155
-  _globals['_FOLLOWREQUEST']._serialized_end=1234
-  _globals['_FOLLOWRESPONSE']._serialized_start=1237
-  _globals['_FOLLOWRESPONSE']._serialized_end=1369
-  _globals['_LISTENTRIESREQUEST']._serialized_start=1371
-  _globals['_LISTENTRIESREQUEST']._serialized_end=1431
-  _globals['_ENTRYRANGE']._serialized_start=1433
-  _globals['_ENTRYRANGE']._serialized_end=1492
-  _globals['_LISTENTRIESRESPONSE']._serialized_start=1494
-  _globals['_LISTENTRIESRESPONSE']._serialized_end=1615
-  _globals['_INFOREQUEST']._serialized_start=1617
-  _globals['_INFOREQUEST']._serialized_end=1630
-  _globals['_INFORESPONSE']._serialized_start=1633
-  _globals['_INFORESPONSE']._serialized_end=1854
-  _globals['_BOOKIE']._serialized_start=2102
-  _globals['_BOOKIE']._serialized_end=2667
+  _globals['_LISTENTRIESREQUEST']._serialized_start=45
+  _globals['_LISTENTRIESREQUEST']._serialized_end=105
+  _globals['_ENTRYRANGE']._serialized_start=107
+  _globals['_ENTRYRANGE']._serialized_end=166
+  _globals['_LISTENTRIESRESPONSE']._serialized_start=168
+  _globals['_LISTENTRIESRESPONSE']._serialized_end=265
+  _globals['_INFOREQUEST']._serialized_start=267
+  _globals['_INFOREQUEST']._serialized_end=280
+  _globals['_INFORESPONSE']._serialized_start=283
+  _globals['_INFORESPONSE']._serialized_end=520
+  _globals['_BOOKIECONTROL']._serialized_start=523
+  _globals['_BOOKIECONTROL']._serialized_end=698
 # @@protoc_insertion_point(module_scope)

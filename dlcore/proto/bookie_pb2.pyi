@@ -7,7 +7,6 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
-from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -19,417 +18,10 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class _Status:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _StatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Status.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    STATUS_UNSPECIFIED: _Status.ValueType  # 0
-    OK: _Status.ValueType  # 1
-    NO_SUCH_LEDGER: _Status.ValueType  # 2
-    NO_SUCH_ENTRY: _Status.ValueType  # 3
-    FENCED: _Status.ValueType  # 4
-    READ_ONLY: _Status.ValueType  # 5
-    OVERLOADED: _Status.ValueType  # 6
-    DIGEST_MISMATCH: _Status.ValueType  # 7
-    WRONG_INCARNATION: _Status.ValueType  # 8
-    BAD_REQUEST: _Status.ValueType  # 9
-    ENTRY_TOO_LARGE: _Status.ValueType  # 10
-    STORAGE_ERROR: _Status.ValueType  # 11
-    SHUTTING_DOWN: _Status.ValueType  # 12
-
-class Status(_Status, metaclass=_StatusEnumTypeWrapper):
-    """What a bookie answers about one request.  Only NO_SUCH_LEDGER and NO_SUCH_ENTRY are a proven "no";
-    everything from STORAGE_ERROR on is "unknown".
-    """
-
-STATUS_UNSPECIFIED: Status.ValueType  # 0
-OK: Status.ValueType  # 1
-NO_SUCH_LEDGER: Status.ValueType  # 2
-NO_SUCH_ENTRY: Status.ValueType  # 3
-FENCED: Status.ValueType  # 4
-READ_ONLY: Status.ValueType  # 5
-OVERLOADED: Status.ValueType  # 6
-DIGEST_MISMATCH: Status.ValueType  # 7
-WRONG_INCARNATION: Status.ValueType  # 8
-BAD_REQUEST: Status.ValueType  # 9
-ENTRY_TOO_LARGE: Status.ValueType  # 10
-STORAGE_ERROR: Status.ValueType  # 11
-SHUTTING_DOWN: Status.ValueType  # 12
-Global___Status: _TypeAlias = Status  # noqa: Y015
-
-@_typing.final
-class Handshake(_message.Message):
-    """The first message of a Write stream, alone in its WriteRequest.  The bookie answers it with a
-    WriteResponse about request id 0, and reads on only if that is OK.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
-    CLUSTER_ID_FIELD_NUMBER: _builtins.int
-    BOOKIE_NAME_FIELD_NUMBER: _builtins.int
-    INCARNATION_FIELD_NUMBER: _builtins.int
-    protocol_version: _builtins.int
-    cluster_id: _builtins.str
-    bookie_name: _builtins.str
-    incarnation: _builtins.str
-    def __init__(
-        self,
-        *,
-        protocol_version: _builtins.int = ...,
-        cluster_id: _builtins.str = ...,
-        bookie_name: _builtins.str = ...,
-        incarnation: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookie_name", b"bookie_name", "cluster_id", b"cluster_id", "incarnation", b"incarnation", "protocol_version", b"protocol_version"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Handshake: _TypeAlias = Handshake  # noqa: Y015
-
-@_typing.final
-class WriteLac(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    LEDGER_ID_FIELD_NUMBER: _builtins.int
-    LAST_ADD_CONFIRMED_FIELD_NUMBER: _builtins.int
-    ledger_id: _builtins.int
-    last_add_confirmed: _builtins.int
-    def __init__(
-        self,
-        *,
-        ledger_id: _builtins.int = ...,
-        last_add_confirmed: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_add_confirmed", b"last_add_confirmed", "ledger_id", b"ledger_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___WriteLac: _TypeAlias = WriteLac  # noqa: Y015
-
-@_typing.final
-class WriteRequest(_message.Message):
-    """Adds, then explicit LACs, carried out in this order.  Each is one request: their ids count up from
-    first_request_id.  `frames` is written and read without protobuf's copies (dlcore/transport/wire.py),
-    in the same wire form.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    HANDSHAKE_FIELD_NUMBER: _builtins.int
-    FIRST_REQUEST_ID_FIELD_NUMBER: _builtins.int
-    IS_RECOVERY_FIELD_NUMBER: _builtins.int
-    LACS_FIELD_NUMBER: _builtins.int
-    FRAMES_FIELD_NUMBER: _builtins.int
-    first_request_id: _builtins.int
-    is_recovery: _builtins.bool
-    """of all frames"""
-    @_builtins.property
-    def handshake(self) -> Global___Handshake: ...
-    @_builtins.property
-    def lacs(self) -> _containers.RepeatedCompositeFieldContainer[Global___WriteLac]: ...
-    @_builtins.property
-    def frames(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
-    def __init__(
-        self,
-        *,
-        handshake: Global___Handshake | None = ...,
-        first_request_id: _builtins.int = ...,
-        is_recovery: _builtins.bool = ...,
-        lacs: _abc.Iterable[Global___WriteLac] | None = ...,
-        frames: _abc.Iterable[_builtins.bytes] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["handshake", b"handshake"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_request_id", b"first_request_id", "frames", b"frames", "handshake", b"handshake", "is_recovery", b"is_recovery", "lacs", b"lacs"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___WriteRequest: _TypeAlias = WriteRequest  # noqa: Y015
-
-@_typing.final
-class WriteFailure(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    REQUEST_ID_FIELD_NUMBER: _builtins.int
-    STATUS_FIELD_NUMBER: _builtins.int
-    DETAIL_FIELD_NUMBER: _builtins.int
-    request_id: _builtins.int
-    status: Global___Status.ValueType
-    detail: _builtins.str
-    def __init__(
-        self,
-        *,
-        request_id: _builtins.int = ...,
-        status: Global___Status.ValueType = ...,
-        detail: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "request_id", b"request_id", "status", b"status"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___WriteFailure: _TypeAlias = WriteFailure  # noqa: Y015
-
-@_typing.final
-class WriteResponse(_message.Message):
-    """What one flush of the bookie's log settled, in any order."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    OK_REQUEST_IDS_FIELD_NUMBER: _builtins.int
-    FAILURES_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def ok_request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___WriteFailure]: ...
-    def __init__(
-        self,
-        *,
-        ok_request_ids: _abc.Iterable[_builtins.int] | None = ...,
-        failures: _abc.Iterable[Global___WriteFailure] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failures", b"failures", "ok_request_ids", b"ok_request_ids"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___WriteResponse: _TypeAlias = WriteResponse  # noqa: Y015
-
-@_typing.final
-class ReadLacRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    INCARNATION_FIELD_NUMBER: _builtins.int
-    LEDGER_ID_FIELD_NUMBER: _builtins.int
-    FENCE_FIELD_NUMBER: _builtins.int
-    incarnation: _builtins.str
-    ledger_id: _builtins.int
-    fence: _builtins.bool
-    def __init__(
-        self,
-        *,
-        incarnation: _builtins.str = ...,
-        ledger_id: _builtins.int = ...,
-        fence: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fence", b"fence", "incarnation", b"incarnation", "ledger_id", b"ledger_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ReadLacRequest: _TypeAlias = ReadLacRequest  # noqa: Y015
-
-@_typing.final
-class ReadLacResponse(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    STATUS_FIELD_NUMBER: _builtins.int
-    DETAIL_FIELD_NUMBER: _builtins.int
-    LAST_ADD_CONFIRMED_FIELD_NUMBER: _builtins.int
-    status: Global___Status.ValueType
-    detail: _builtins.str
-    last_add_confirmed: _builtins.int
-    def __init__(
-        self,
-        *,
-        status: Global___Status.ValueType = ...,
-        detail: _builtins.str = ...,
-        last_add_confirmed: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "last_add_confirmed", b"last_add_confirmed", "status", b"status"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ReadLacResponse: _TypeAlias = ReadLacResponse  # noqa: Y015
-
-@_typing.final
-class ReadEntryRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    INCARNATION_FIELD_NUMBER: _builtins.int
-    LEDGER_ID_FIELD_NUMBER: _builtins.int
-    ENTRY_ID_FIELD_NUMBER: _builtins.int
-    FENCE_FIELD_NUMBER: _builtins.int
-    incarnation: _builtins.str
-    ledger_id: _builtins.int
-    entry_id: _builtins.int
-    fence: _builtins.bool
-    def __init__(
-        self,
-        *,
-        incarnation: _builtins.str = ...,
-        ledger_id: _builtins.int = ...,
-        entry_id: _builtins.int = ...,
-        fence: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry_id", b"entry_id", "fence", b"fence", "incarnation", b"incarnation", "ledger_id", b"ledger_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ReadEntryRequest: _TypeAlias = ReadEntryRequest  # noqa: Y015
-
-@_typing.final
-class ReadEntryResponse(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    STATUS_FIELD_NUMBER: _builtins.int
-    DETAIL_FIELD_NUMBER: _builtins.int
-    FRAME_FIELD_NUMBER: _builtins.int
-    status: Global___Status.ValueType
-    detail: _builtins.str
-    frame: _builtins.bytes
-    def __init__(
-        self,
-        *,
-        status: Global___Status.ValueType = ...,
-        detail: _builtins.str = ...,
-        frame: _builtins.bytes = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "frame", b"frame", "status", b"status"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ReadEntryResponse: _TypeAlias = ReadEntryResponse  # noqa: Y015
-
-@_typing.final
-class ReadEntriesRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    INCARNATION_FIELD_NUMBER: _builtins.int
-    LEDGER_ID_FIELD_NUMBER: _builtins.int
-    FIRST_ENTRY_ID_FIELD_NUMBER: _builtins.int
-    LAST_ENTRY_ID_FIELD_NUMBER: _builtins.int
-    STRIDE_FIELD_NUMBER: _builtins.int
-    CHUNK_BYTES_FIELD_NUMBER: _builtins.int
-    incarnation: _builtins.str
-    ledger_id: _builtins.int
-    first_entry_id: _builtins.int
-    last_entry_id: _builtins.int
-    stride: _builtins.int
-    chunk_bytes: _builtins.int
-    def __init__(
-        self,
-        *,
-        incarnation: _builtins.str = ...,
-        ledger_id: _builtins.int = ...,
-        first_entry_id: _builtins.int = ...,
-        last_entry_id: _builtins.int = ...,
-        stride: _builtins.int = ...,
-        chunk_bytes: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_bytes", b"chunk_bytes", "first_entry_id", b"first_entry_id", "incarnation", b"incarnation", "last_entry_id", b"last_entry_id", "ledger_id", b"ledger_id", "stride", b"stride"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ReadEntriesRequest: _TypeAlias = ReadEntriesRequest  # noqa: Y015
-
-@_typing.final
-class ReadEntriesResponse(_message.Message):
-    """A chunk of frames in entry order; the last message of a stream that could not go on has a status
-    other than OK.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    STATUS_FIELD_NUMBER: _builtins.int
-    DETAIL_FIELD_NUMBER: _builtins.int
-    FRAMES_FIELD_NUMBER: _builtins.int
-    status: Global___Status.ValueType
-    detail: _builtins.str
-    @_builtins.property
-    def frames(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
-    def __init__(
-        self,
-        *,
-        status: Global___Status.ValueType = ...,
-        detail: _builtins.str = ...,
-        frames: _abc.Iterable[_builtins.bytes] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "frames", b"frames", "status", b"status"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ReadEntriesResponse: _TypeAlias = ReadEntriesResponse  # noqa: Y015
-
-@_typing.final
-class FollowRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    INCARNATION_FIELD_NUMBER: _builtins.int
-    LEDGER_ID_FIELD_NUMBER: _builtins.int
-    FIRST_ENTRY_ID_FIELD_NUMBER: _builtins.int
-    incarnation: _builtins.str
-    ledger_id: _builtins.int
-    first_entry_id: _builtins.int
-    def __init__(
-        self,
-        *,
-        incarnation: _builtins.str = ...,
-        ledger_id: _builtins.int = ...,
-        first_entry_id: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_entry_id", b"first_entry_id", "incarnation", b"incarnation", "ledger_id", b"ledger_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___FollowRequest: _TypeAlias = FollowRequest  # noqa: Y015
-
-@_typing.final
-class FollowResponse(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    STATUS_FIELD_NUMBER: _builtins.int
-    DETAIL_FIELD_NUMBER: _builtins.int
-    LAST_ADD_CONFIRMED_FIELD_NUMBER: _builtins.int
-    FENCED_FIELD_NUMBER: _builtins.int
-    FRAMES_FIELD_NUMBER: _builtins.int
-    status: Global___Status.ValueType
-    detail: _builtins.str
-    last_add_confirmed: _builtins.int
-    fenced: _builtins.bool
-    @_builtins.property
-    def frames(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
-    def __init__(
-        self,
-        *,
-        status: Global___Status.ValueType = ...,
-        detail: _builtins.str = ...,
-        last_add_confirmed: _builtins.int = ...,
-        fenced: _builtins.bool = ...,
-        frames: _abc.Iterable[_builtins.bytes] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "fenced", b"fenced", "frames", b"frames", "last_add_confirmed", b"last_add_confirmed", "status", b"status"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___FollowResponse: _TypeAlias = FollowResponse  # noqa: Y015
-
 @_typing.final
 class ListEntriesRequest(_message.Message):
+    """A bookie's control service.  Entries travel on a protocol of their own (docs/wire.md)."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     INCARNATION_FIELD_NUMBER: _builtins.int
@@ -475,7 +67,7 @@ Global___EntryRange: _TypeAlias = EntryRange  # noqa: Y015
 @_typing.final
 class ListEntriesResponse(_message.Message):
     """A page of ranges, ascending over the whole stream.  Without any range there is one empty page; a
-    stream that could not begin has one page with a status other than OK.
+    stream that could not begin has one page with a status other than 0.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -483,14 +75,15 @@ class ListEntriesResponse(_message.Message):
     STATUS_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
     RANGES_FIELD_NUMBER: _builtins.int
-    status: Global___Status.ValueType
+    status: _builtins.int
+    """0, or a status of docs/wire.md"""
     detail: _builtins.str
     @_builtins.property
     def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___EntryRange]: ...
     def __init__(
         self,
         *,
-        status: Global___Status.ValueType = ...,
+        status: _builtins.int = ...,
         detail: _builtins.str = ...,
         ranges: _abc.Iterable[Global___EntryRange] | None = ...,
     ) -> None: ...
@@ -530,6 +123,7 @@ class InfoResponse(_message.Message):
     DISK_TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     DAMAGED_ENTRIES_FIELD_NUMBER: _builtins.int
     REPAIRED_ENTRIES_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
     bookie_name: _builtins.str
     incarnation: _builtins.str
     read_only: _builtins.bool
@@ -541,6 +135,8 @@ class InfoResponse(_message.Message):
     """known to be damaged, and not repaired yet"""
     repaired_entries: _builtins.int
     """since the start"""
+    failed: _builtins.bool
+    """it writes nothing any more"""
     def __init__(
         self,
         *,
@@ -553,10 +149,11 @@ class InfoResponse(_message.Message):
         disk_total_bytes: _builtins.int = ...,
         damaged_entries: _builtins.int = ...,
         repaired_entries: _builtins.int = ...,
+        failed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookie_name", b"bookie_name", "damaged_entries", b"damaged_entries", "disk_free_bytes", b"disk_free_bytes", "disk_total_bytes", b"disk_total_bytes", "incarnation", b"incarnation", "ledger_count", b"ledger_count", "read_only", b"read_only", "repaired_entries", b"repaired_entries", "stored_bytes", b"stored_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookie_name", b"bookie_name", "damaged_entries", b"damaged_entries", "disk_free_bytes", b"disk_free_bytes", "disk_total_bytes", b"disk_total_bytes", "failed", b"failed", "incarnation", b"incarnation", "ledger_count", b"ledger_count", "read_only", b"read_only", "repaired_entries", b"repaired_entries", "stored_bytes", b"stored_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class BookieStub:
+class BookieControlStub:
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -34,75 +34,20 @@ class BookieStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Write = channel.stream_stream(
-                '/dlog.bookie.v1.Bookie/Write',
-                request_serializer=dlcore_dot_proto_dot_bookie__pb2.WriteRequest.SerializeToString,
-                response_deserializer=dlcore_dot_proto_dot_bookie__pb2.WriteResponse.FromString,
-                _registered_method=True)
-        self.ReadLac = channel.unary_unary(
-                '/dlog.bookie.v1.Bookie/ReadLac',
-                request_serializer=dlcore_dot_proto_dot_bookie__pb2.ReadLacRequest.SerializeToString,
-                response_deserializer=dlcore_dot_proto_dot_bookie__pb2.ReadLacResponse.FromString,
-                _registered_method=True)
-        self.ReadEntry = channel.unary_unary(
-                '/dlog.bookie.v1.Bookie/ReadEntry',
-                request_serializer=dlcore_dot_proto_dot_bookie__pb2.ReadEntryRequest.SerializeToString,
-                response_deserializer=dlcore_dot_proto_dot_bookie__pb2.ReadEntryResponse.FromString,
-                _registered_method=True)
-        self.ReadEntries = channel.unary_stream(
-                '/dlog.bookie.v1.Bookie/ReadEntries',
-                request_serializer=dlcore_dot_proto_dot_bookie__pb2.ReadEntriesRequest.SerializeToString,
-                response_deserializer=dlcore_dot_proto_dot_bookie__pb2.ReadEntriesResponse.FromString,
-                _registered_method=True)
-        self.Follow = channel.unary_stream(
-                '/dlog.bookie.v1.Bookie/Follow',
-                request_serializer=dlcore_dot_proto_dot_bookie__pb2.FollowRequest.SerializeToString,
-                response_deserializer=dlcore_dot_proto_dot_bookie__pb2.FollowResponse.FromString,
-                _registered_method=True)
         self.ListEntries = channel.unary_stream(
-                '/dlog.bookie.v1.Bookie/ListEntries',
+                '/dlog.bookie.v1.BookieControl/ListEntries',
                 request_serializer=dlcore_dot_proto_dot_bookie__pb2.ListEntriesRequest.SerializeToString,
                 response_deserializer=dlcore_dot_proto_dot_bookie__pb2.ListEntriesResponse.FromString,
                 _registered_method=True)
         self.GetInfo = channel.unary_unary(
-                '/dlog.bookie.v1.Bookie/GetInfo',
+                '/dlog.bookie.v1.BookieControl/GetInfo',
                 request_serializer=dlcore_dot_proto_dot_bookie__pb2.InfoRequest.SerializeToString,
                 response_deserializer=dlcore_dot_proto_dot_bookie__pb2.InfoResponse.FromString,
                 _registered_method=True)
 
 
-class BookieServicer:
+class BookieControlServicer:
     """Missing associated documentation comment in .proto file."""
-
-    def Write(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ReadLac(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ReadEntry(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ReadEntries(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Follow(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
 
     def ListEntries(self, request, context):
         """Missing associated documentation comment in .proto file."""
@@ -117,33 +62,8 @@ class BookieServicer:
         raise NotImplementedError('Method not implemented!')
 
 
-def add_BookieServicer_to_server(servicer, server):
+def add_BookieControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Write': grpc.stream_stream_rpc_method_handler(
-                    servicer.Write,
-                    request_deserializer=dlcore_dot_proto_dot_bookie__pb2.WriteRequest.FromString,
-                    response_serializer=dlcore_dot_proto_dot_bookie__pb2.WriteResponse.SerializeToString,
-            ),
-            'ReadLac': grpc.unary_unary_rpc_method_handler(
-                    servicer.ReadLac,
-                    request_deserializer=dlcore_dot_proto_dot_bookie__pb2.ReadLacRequest.FromString,
-                    response_serializer=dlcore_dot_proto_dot_bookie__pb2.ReadLacResponse.SerializeToString,
-            ),
-            'ReadEntry': grpc.unary_unary_rpc_method_handler(
-                    servicer.ReadEntry,
-                    request_deserializer=dlcore_dot_proto_dot_bookie__pb2.ReadEntryRequest.FromString,
-                    response_serializer=dlcore_dot_proto_dot_bookie__pb2.ReadEntryResponse.SerializeToString,
-            ),
-            'ReadEntries': grpc.unary_stream_rpc_method_handler(
-                    servicer.ReadEntries,
-                    request_deserializer=dlcore_dot_proto_dot_bookie__pb2.ReadEntriesRequest.FromString,
-                    response_serializer=dlcore_dot_proto_dot_bookie__pb2.ReadEntriesResponse.SerializeToString,
-            ),
-            'Follow': grpc.unary_stream_rpc_method_handler(
-                    servicer.Follow,
-                    request_deserializer=dlcore_dot_proto_dot_bookie__pb2.FollowRequest.FromString,
-                    response_serializer=dlcore_dot_proto_dot_bookie__pb2.FollowResponse.SerializeToString,
-            ),
             'ListEntries': grpc.unary_stream_rpc_method_handler(
                     servicer.ListEntries,
                     request_deserializer=dlcore_dot_proto_dot_bookie__pb2.ListEntriesRequest.FromString,
@@ -156,149 +76,14 @@ def add_BookieServicer_to_server(servicer, server):
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'dlog.bookie.v1.Bookie', rpc_method_handlers)
+            'dlog.bookie.v1.BookieControl', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('dlog.bookie.v1.Bookie', rpc_method_handlers)
+    server.add_registered_method_handlers('dlog.bookie.v1.BookieControl', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
-class Bookie:
+class BookieControl:
     """Missing associated documentation comment in .proto file."""
-
-    @staticmethod
-    def Write(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/dlog.bookie.v1.Bookie/Write',
-            dlcore_dot_proto_dot_bookie__pb2.WriteRequest.SerializeToString,
-            dlcore_dot_proto_dot_bookie__pb2.WriteResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ReadLac(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/dlog.bookie.v1.Bookie/ReadLac',
-            dlcore_dot_proto_dot_bookie__pb2.ReadLacRequest.SerializeToString,
-            dlcore_dot_proto_dot_bookie__pb2.ReadLacResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ReadEntry(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/dlog.bookie.v1.Bookie/ReadEntry',
-            dlcore_dot_proto_dot_bookie__pb2.ReadEntryRequest.SerializeToString,
-            dlcore_dot_proto_dot_bookie__pb2.ReadEntryResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ReadEntries(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/dlog.bookie.v1.Bookie/ReadEntries',
-            dlcore_dot_proto_dot_bookie__pb2.ReadEntriesRequest.SerializeToString,
-            dlcore_dot_proto_dot_bookie__pb2.ReadEntriesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Follow(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/dlog.bookie.v1.Bookie/Follow',
-            dlcore_dot_proto_dot_bookie__pb2.FollowRequest.SerializeToString,
-            dlcore_dot_proto_dot_bookie__pb2.FollowResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
 
     @staticmethod
     def ListEntries(request,
@@ -314,7 +99,7 @@ class Bookie:
         return grpc.experimental.unary_stream(
             request,
             target,
-            '/dlog.bookie.v1.Bookie/ListEntries',
+            '/dlog.bookie.v1.BookieControl/ListEntries',
             dlcore_dot_proto_dot_bookie__pb2.ListEntriesRequest.SerializeToString,
             dlcore_dot_proto_dot_bookie__pb2.ListEntriesResponse.FromString,
             options,
@@ -341,7 +126,7 @@ class Bookie:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/dlog.bookie.v1.Bookie/GetInfo',
+            '/dlog.bookie.v1.BookieControl/GetInfo',
             dlcore_dot_proto_dot_bookie__pb2.InfoRequest.SerializeToString,
             dlcore_dot_proto_dot_bookie__pb2.InfoResponse.FromString,
             options,

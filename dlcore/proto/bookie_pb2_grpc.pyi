@@ -26,66 +26,21 @@ class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ig
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
-class BookieStub:
+class BookieControlStub:
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
-    def __new__(cls, channel: _aio.Channel) -> BookieAsyncStub: ...
-    Write: _grpc.StreamStreamMultiCallable[_bookie_pb2.WriteRequest, _bookie_pb2.WriteResponse]
-    ReadLac: _grpc.UnaryUnaryMultiCallable[_bookie_pb2.ReadLacRequest, _bookie_pb2.ReadLacResponse]
-    ReadEntry: _grpc.UnaryUnaryMultiCallable[_bookie_pb2.ReadEntryRequest, _bookie_pb2.ReadEntryResponse]
-    ReadEntries: _grpc.UnaryStreamMultiCallable[_bookie_pb2.ReadEntriesRequest, _bookie_pb2.ReadEntriesResponse]
-    Follow: _grpc.UnaryStreamMultiCallable[_bookie_pb2.FollowRequest, _bookie_pb2.FollowResponse]
+    def __new__(cls, channel: _aio.Channel) -> BookieControlAsyncStub: ...
     ListEntries: _grpc.UnaryStreamMultiCallable[_bookie_pb2.ListEntriesRequest, _bookie_pb2.ListEntriesResponse]
     GetInfo: _grpc.UnaryUnaryMultiCallable[_bookie_pb2.InfoRequest, _bookie_pb2.InfoResponse]
 
 @_typing.type_check_only
-class BookieAsyncStub(BookieStub):
+class BookieControlAsyncStub(BookieControlStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
-    Write: _aio.StreamStreamMultiCallable[_bookie_pb2.WriteRequest, _bookie_pb2.WriteResponse]  # type: ignore[assignment]
-    ReadLac: _aio.UnaryUnaryMultiCallable[_bookie_pb2.ReadLacRequest, _bookie_pb2.ReadLacResponse]  # type: ignore[assignment]
-    ReadEntry: _aio.UnaryUnaryMultiCallable[_bookie_pb2.ReadEntryRequest, _bookie_pb2.ReadEntryResponse]  # type: ignore[assignment]
-    ReadEntries: _aio.UnaryStreamMultiCallable[_bookie_pb2.ReadEntriesRequest, _bookie_pb2.ReadEntriesResponse]  # type: ignore[assignment]
-    Follow: _aio.UnaryStreamMultiCallable[_bookie_pb2.FollowRequest, _bookie_pb2.FollowResponse]  # type: ignore[assignment]
     ListEntries: _aio.UnaryStreamMultiCallable[_bookie_pb2.ListEntriesRequest, _bookie_pb2.ListEntriesResponse]  # type: ignore[assignment]
     GetInfo: _aio.UnaryUnaryMultiCallable[_bookie_pb2.InfoRequest, _bookie_pb2.InfoResponse]  # type: ignore[assignment]
 
-class BookieServicer(metaclass=_abc_1.ABCMeta):
-    @_abc_1.abstractmethod
-    def Write(
-        self,
-        request_iterator: _MaybeAsyncIterator[_bookie_pb2.WriteRequest],
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_bookie_pb2.WriteResponse], _abc.AsyncIterator[_bookie_pb2.WriteResponse]]: ...
-
-    @_abc_1.abstractmethod
-    def ReadLac(
-        self,
-        request: _bookie_pb2.ReadLacRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_bookie_pb2.ReadLacResponse, _abc.Awaitable[_bookie_pb2.ReadLacResponse]]: ...
-
-    @_abc_1.abstractmethod
-    def ReadEntry(
-        self,
-        request: _bookie_pb2.ReadEntryRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_bookie_pb2.ReadEntryResponse, _abc.Awaitable[_bookie_pb2.ReadEntryResponse]]: ...
-
-    @_abc_1.abstractmethod
-    def ReadEntries(
-        self,
-        request: _bookie_pb2.ReadEntriesRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_bookie_pb2.ReadEntriesResponse], _abc.AsyncIterator[_bookie_pb2.ReadEntriesResponse]]: ...
-
-    @_abc_1.abstractmethod
-    def Follow(
-        self,
-        request: _bookie_pb2.FollowRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_bookie_pb2.FollowResponse], _abc.AsyncIterator[_bookie_pb2.FollowResponse]]: ...
-
+class BookieControlServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def ListEntries(
         self,
@@ -100,4 +55,4 @@ class BookieServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_bookie_pb2.InfoResponse, _abc.Awaitable[_bookie_pb2.InfoResponse]]: ...
 
-def add_BookieServicer_to_server(servicer: BookieServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+def add_BookieControlServicer_to_server(servicer: BookieControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -60,11 +60,12 @@ class BookieRegistration(_message.Message):
     FREE_BYTES_FIELD_NUMBER: _builtins.int
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
+    CONTROL_ADDRESS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     name: _builtins.str
     incarnation: _builtins.str
     address: _builtins.str
-    """host:port"""
+    """host:port of the data service"""
     read_only: _builtins.bool
     rack: _builtins.str
     """empty: the default rack"""
@@ -74,6 +75,8 @@ class BookieRegistration(_message.Message):
     """0: not known"""
     session: _builtins.str
     """in which the bookie registered; another one is a new registration"""
+    control_address: _builtins.str
+    """host:port of the control service"""
     def __init__(
         self,
         *,
@@ -86,10 +89,11 @@ class BookieRegistration(_message.Message):
         free_bytes: _builtins.int = ...,
         total_bytes: _builtins.int = ...,
         session: _builtins.str = ...,
+        control_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "free_bytes", b"free_bytes", "incarnation", b"incarnation", "name", b"name", "rack", b"rack", "read_only", b"read_only", "session", b"session", "total_bytes", b"total_bytes", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "control_address", b"control_address", "free_bytes", b"free_bytes", "incarnation", b"incarnation", "name", b"name", "rack", b"rack", "read_only", b"read_only", "session", b"session", "total_bytes", b"total_bytes", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,7 +26,14 @@ from dlcore.errors import (
 )
 from dlcore.ledger.digest import decode_frame
 from tests.fixtures.aio import run, until
-from tests.fixtures.storage import ManualClock, make_frame, open_storage, read_all, small_config
+from tests.fixtures.storage import (
+    ManualClock,
+    follow,
+    make_frame,
+    open_storage,
+    read_all,
+    small_config,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -393,7 +400,7 @@ async def read_on(storage: LedgerStorage, over: asyncio.Event) -> None:
 async def follow_on(storage: LedgerStorage, over: asyncio.Event) -> None:
     """Follow from the start again and again."""
     while not over.is_set():
-        updates = storage.follow(1, first_entry_id=0)
+        updates = follow(storage, 1, first_entry_id=0)
         update = await anext(updates)
         await updates.aclose()
         assert update.last_add_confirmed == LAST

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bookie.disk import MemoryDisk
 from tests.fixtures.aio import run
-from tests.fixtures.storage import make_frame, open_storage, small_config
+from tests.fixtures.storage import make_frame, open_storage, read_entries, small_config
 
 ENTRIES = 1500
 
@@ -22,8 +22,8 @@ def test_a_range_looks_only_at_the_footers_it_has_come_to() -> None:
                     await added
         async with open_storage(disk, config) as storage:
             file_count = len(disk.names())
-            chunks = storage.read_entries(
-                1, first_entry_id=0, last_entry_id=ENTRIES - 1, chunk_bytes=1
+            chunks = read_entries(
+                storage, 1, first_entry_id=0, last_entry_id=ENTRIES - 1, chunk_bytes=1
             )
             assert [bytes(frame) for frame in await anext(chunks)] == [make_frame(1, 0)]
             looked_at = len(storage._reader._footers)

@@ -9,7 +9,7 @@ import pytest
 
 from bookie.disk import MemoryDisk
 from dlcore.errors import BookieStorageError, BookieUnavailableError
-from tests.fixtures.storage import make_frame, open_storage, small_config
+from tests.fixtures.storage import follow, make_frame, open_storage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -39,7 +39,7 @@ def test_updates_follow_the_lac() -> None:
 
     async def main() -> None:
         async with open_storage(MemoryDisk()) as storage:
-            updates = storage.follow(1, first_entry_id=0)
+            updates = follow(storage, 1, first_entry_id=0)
             first = await take(updates)
             assert (list(first.frames), first.last_add_confirmed, first.fenced) == ([], -1, False)
             waiting = await nothing_comes(updates)
@@ -68,7 +68,7 @@ def test_a_fence_is_told_once_it_is_durable() -> None:
     async def main() -> None:
         async with open_storage(MemoryDisk(latency_s=lambda: 0.001)) as storage:
             await storage.add_entry(make_frame(1, 0))
-            updates = storage.follow(1, first_entry_id=0)
+            updates = follow(storage, 1, first_entry_id=0)
             assert not (await take(updates)).fenced
             assert await storage.read_lac(1, fence=True) == -1
             assert (await take(updates)).fenced
@@ -84,7 +84,7 @@ def test_entries_that_are_not_held_are_left_out() -> None:
         async with open_storage(MemoryDisk()) as storage:
             for entry_id in (0, 3, 6, 9):
                 await storage.add_entry(make_frame(1, entry_id))
-            updates = storage.follow(1, first_entry_id=2)
+            updates = follow(storage, 1, first_entry_id=2)
             update = await take(updates)
             assert [*update.frames] == [make_frame(1, 3), make_frame(1, 6)]
             assert update.last_add_confirmed == 8
@@ -103,7 +103,7 @@ def test_an_entry_that_is_not_durable_yet_holds_the_update_back() -> None:
         disk = MemoryDisk()
         async with open_storage(disk) as storage:
             await storage.add_entry(make_frame(1, 0))
-            updates = storage.follow(1, first_entry_id=0)
+            updates = follow(storage, 1, first_entry_id=0)
             await take(updates)
             disk.latency_s = lambda: 0.005
             slow = storage.add_entry(make_frame(1, 1))
@@ -123,11 +123,11 @@ def test_a_late_follower_gets_bounded_updates() -> None:
     """Goal: memory per follower is one chunk at any distance; each is complete to its LAC."""
 
     async def main() -> None:
-        async with open_storage(MemoryDisk(), small_config(follow_chunk_bytes=500)) as storage:
+        async with open_storage(MemoryDisk()) as storage:
             await asyncio.gather(
                 *(storage.add_entry(make_frame(1, entry_id)) for entry_id in range(700))
             )
-            updates = storage.follow(1, first_entry_id=10)
+            updates = follow(storage, 1, first_entry_id=10, chunk_bytes=500)
             got: list[bytes] = []
             confirmed = 9
             while confirmed < 698:
@@ -158,7 +158,7 @@ def test_followers_end_with_the_storage() -> None:
         disk = MemoryDisk()
         async with open_storage(disk) as storage:
             await storage.add_entry(make_frame(1, 0))
-            updates = storage.follow(1, first_entry_id=0)
+            updates = follow(storage, 1, first_entry_id=0)
             await take(updates)
             waiting = await nothing_comes(updates)
             await storage.aclose()
@@ -166,7 +166,7 @@ def test_followers_end_with_the_storage() -> None:
                 await waiting
         async with open_storage(disk) as storage:
             storage.write_lac(1, 0)
-            updates = storage.follow(1, first_entry_id=0)
+            updates = follow(storage, 1, first_entry_id=0)
             assert [*(await take(updates)).frames] == [make_frame(1, 0)]
             waiting = await nothing_comes(updates)
             disk.sync_error = "Input/output error"
@@ -184,15 +184,15 @@ def test_many_followers_all_get_everything() -> None:
     async def main() -> None:
         async with open_storage(MemoryDisk(latency_s=lambda: 0.0001)) as storage:
 
-            async def follow(count: int) -> list[bytes]:
+            async def take_all(count: int) -> list[bytes]:
                 got: list[bytes] = []
-                updates = storage.follow(1, first_entry_id=0)
+                updates = follow(storage, 1, first_entry_id=0)
                 while len(got) < count:
                     got += map(bytes, (await take(updates)).frames)
                 await updates.aclose()
                 return got
 
-            followers = [asyncio.ensure_future(follow(count)) for count in (3, 50, 50, 20)]
+            followers = [asyncio.ensure_future(take_all(count)) for count in (3, 50, 50, 20)]
             for entry_id in range(51):
                 await storage.add_entry(make_frame(1, entry_id))
             results = await asyncio.gather(*followers)

@@ -219,7 +219,12 @@ class Registered:
         self.store = tree.connect()
         self.conflicts: list[DLError] = []
         self.registrar = Registrar(
-            self.store, PATHS, bookie=BOOKIE, address=address, on_conflict=self.conflicts.append
+            self.store,
+            PATHS,
+            bookie=BOOKIE,
+            address=address,
+            control_address="127.0.0.1:2",
+            on_conflict=self.conflicts.append,
         )
 
     async def where(self) -> tuple[str, str]:

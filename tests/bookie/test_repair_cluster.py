@@ -21,8 +21,8 @@ from dlcore.metadata.binding import read_binding
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.zookeeper import ZooKeeperStore
 from dlcore.proto import bookie_pb2 as pb
-from dlcore.proto.bookie_pb2_grpc import BookieStub
-from dlcore.transport.grpc import GrpcBookieClient
+from dlcore.proto.bookie_pb2_grpc import BookieControlStub
+from dlcore.transport.client import WireBookieClient
 from tests.fixtures.aio import until_async
 from tests.fixtures.bookie_process import BookieProcess, bookie_process
 from tests.fixtures.ledger_cluster import bodies, read_all, write
@@ -57,13 +57,15 @@ class Cluster:
 
     uri: str
     processes: dict[str, BookieProcess]
-    bookies: GrpcBookieClient
+    registry: BookieRegistry
+    bookies: WireBookieClient
     client: LedgerClient
 
     async def info_of(self, name: str) -> pb.InfoResponse:
         """Ask a bookie how it is."""
-        async with grpc.aio.insecure_channel(self.processes[name].address) as channel:
-            info: pb.InfoResponse = await BookieStub(channel).GetInfo(pb.InfoRequest())
+        address = await self.registry.resolve_control(self.processes[name].bookie)
+        async with grpc.aio.insecure_channel(address) as channel:
+            info: pb.InfoResponse = await BookieControlStub(channel).GetInfo(pb.InfoRequest())
             return info
 
     async def body_at(self, name: str, ledger_id: int) -> bytes:
@@ -91,7 +93,7 @@ async def cluster_of(servers: str, root: str, directory: Path) -> AsyncIterator[
         stack.callback(registry.close)
         cluster_id = (await read_binding(store, paths)).cluster_id
         config = LedgerClientConfig()
-        bookies = GrpcBookieClient(registry.resolve, cluster_id=cluster_id, config=config)
+        bookies = WireBookieClient(registry.resolve, cluster_id=cluster_id, config=config)
         client = LedgerClient(
             ledgers=LedgerStore(store, paths),
             registry=registry,
@@ -101,7 +103,7 @@ async def cluster_of(servers: str, root: str, directory: Path) -> AsyncIterator[
             rng=random.Random(1),
         )
         stack.push_async_callback(client.aclose)
-        yield Cluster(uri, processes, bookies, client)
+        yield Cluster(uri, processes, registry, bookies, client)
 
 
 async def damage_and_mend(

@@ -27,7 +27,7 @@ from dlcore.metadata.binding import ensure_namespace, read_binding
 from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.zookeeper import ZooKeeperStore
-from dlcore.transport.grpc import GrpcBookieClient
+from dlcore.transport.client import WireBookieClient
 from tests.fixtures.aio import until, until_async
 from tests.fixtures.bookie_process import BookieProcess, bookie_process, spawn
 from tests.fixtures.served_bookie import ANY_SPACE, CLIENT, frame_of, run
@@ -49,7 +49,7 @@ LEDGER = 5
 @asynccontextmanager
 async def client_of(
     store: MetadataStore, paths: NamespacePaths, address: str, *, add_timeout_s: float = 30.0
-) -> AsyncIterator[GrpcBookieClient]:
+) -> AsyncIterator[WireBookieClient]:
     """Open a client to the bookie at `address`."""
 
     async def resolve(_bookie: BookieId) -> str:
@@ -57,7 +57,7 @@ async def client_of(
 
     cluster_id = (await read_binding(store, paths)).cluster_id
     config = replace(CLIENT, add_timeout_s=add_timeout_s)
-    client = GrpcBookieClient(resolve, cluster_id=cluster_id, config=config)
+    client = WireBookieClient(resolve, cluster_id=cluster_id, config=config)
     try:
         yield client
     finally:
@@ -79,7 +79,7 @@ class Cluster:
 
     def client(
         self, process: BookieProcess, *, add_timeout_s: float = 30.0
-    ) -> AbstractAsyncContextManager[GrpcBookieClient]:
+    ) -> AbstractAsyncContextManager[WireBookieClient]:
         """Open a client to one bookie."""
         return client_of(self.store, self.paths, process.address, add_timeout_s=add_timeout_s)
 
@@ -94,7 +94,7 @@ async def connect(zookeeper: EmbeddedZooKeeper, root: str) -> AsyncIterator[Clus
         await store.aclose()
 
 
-async def add_until_refused(client: GrpcBookieClient, bookie: BookieId) -> list[int]:
+async def add_until_refused(client: WireBookieClient, bookie: BookieId) -> list[int]:
     """Keep adds in flight until one is refused; return the entries that were acknowledged."""
     acknowledged: list[int] = []
     pending = {i: client.add_entry(bookie, frame_of(LEDGER, i, b"x" * 4000)) for i in range(200)}
@@ -111,7 +111,7 @@ async def add_until_refused(client: GrpcBookieClient, bookie: BookieId) -> list[
     return acknowledged
 
 
-async def check_held(client: GrpcBookieClient, bookie: BookieId, entry_ids: list[int]) -> None:
+async def check_held(client: WireBookieClient, bookie: BookieId, entry_ids: list[int]) -> None:
     """See that the bookie holds every one of the entries, unchanged."""
     assert entry_ids
     for entry_id in entry_ids:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import grpc
 import pytest
 
 from dlcore.config import ENTRY_SIZE_BYTES_MAX
@@ -19,10 +17,26 @@ from dlcore.errors import (
     EntryTooLargeError,
     WrongIncarnationError,
 )
-from dlcore.proto import bookie_pb2 as pb
-from dlcore.proto.bookie_pb2_grpc import BookieStub
-from dlcore.transport import wire
-from dlcore.transport.grpc import GrpcBookieClient
+from dlcore.transport.client import WireBookieClient
+from dlcore.wire.messages import (
+    ADD_BYTES_MAX,
+    ADD_FRAMES_MAX,
+    HEADER,
+    WINDOW_BYTES_MAX,
+    Add,
+    Chunk,
+    Credit,
+    Durable,
+    Failed,
+    Follow,
+    Hello,
+    Lac,
+    Message,
+    ReadEntries,
+    ReadLac,
+    WriteLac,
+)
+from tests.fixtures.raw_wire import HELLO, WELCOME, adds, kind_of, raw_connection
 from tests.fixtures.served_bookie import (
     BOOKIE,
     CLIENT,
@@ -34,88 +48,54 @@ from tests.fixtures.served_bookie import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from tests.fixtures.raw_wire import RawEnd
     from tests.fixtures.served_bookie import ServedBookie
 
-    WriteCall = grpc.aio.StreamStreamCall[bytes, bytes]
 
-HANDSHAKE = wire.encode_handshake(
-    wire.Handshake(
-        protocol_version=wire.PROTOCOL_VERSION,
-        cluster_id=CLUSTER_ID,
-        bookie_name=BOOKIE.name,
-        incarnation=BOOKIE.incarnation,
-    )
-)
+def client_of(served: ServedBookie) -> WireBookieClient:
+    """Return a well-behaved client."""
+    return WireBookieClient(served.resolve, cluster_id=CLUSTER_ID, config=CLIENT)
 
 
-def adds(*frames: bytes, first: int = 1) -> bytes:
-    """Return a message of ordinary adds."""
-    return wire.encode_write_batch(
-        first_request_id=first, is_recovery=False, frames=frames, lacs=[]
-    )
-
-
-@asynccontextmanager
-async def raw_stream(served: ServedBookie) -> AsyncIterator[WriteCall]:
-    """Open a write stream to fill by hand."""
-    options = [("grpc.max_send_message_length", -1)]
-    async with grpc.aio.insecure_channel(served.address, options=options) as channel:
-        streaming: grpc.aio.StreamStreamMultiCallable[bytes, bytes]
-        streaming = channel.stream_stream(f"/{wire.SERVICE}/Write", None, None)
-        yield streaming()
-
-
-async def receive(call: WriteCall) -> tuple[list[int], list[tuple[int, type]]]:
-    """Return the next results."""
-    data = await call.read()
-    assert isinstance(data, bytes)
-    ok_request_ids, failures = wire.decode_write_response(data)
-    return ok_request_ids, [(request_id, type(error)) for request_id, error in failures]
-
-
-def handshake_of(**changes: str | int) -> bytes:
-    """Return the right handshake with something wrong in it."""
-    values = {
-        "protocol_version": wire.PROTOCOL_VERSION,
-        "cluster_id": CLUSTER_ID,
-        "bookie_name": BOOKIE.name,
-        "incarnation": BOOKIE.incarnation,
-        **changes,
-    }
-    message = pb.WriteRequest()
-    for key, value in values.items():
-        setattr(message.handshake, key, value)
-    return message.SerializeToString()
+async def results(end: RawEnd, count: int) -> tuple[list[int], dict[int, type]]:
+    """Return the ids called durable, and the errors of others, once `count` are answered."""
+    ok: list[int] = []
+    failed: dict[int, type] = {}
+    while len(ok) + len(failed) < count:
+        message = await end.receive()
+        if isinstance(message, Durable):
+            ok += message.request_ids
+        else:
+            request_id, error = kind_of(message)
+            failed[request_id] = error
+    return sorted(ok), failed
 
 
 @pytest.mark.parametrize(
     ("first_message", "error"),
     [
-        (handshake_of(incarnation="0" * 32), WrongIncarnationError),
-        (handshake_of(bookie_name="bookie-2"), WrongIncarnationError),
-        (handshake_of(cluster_id="elsewhere"), BadRequestError),
-        (handshake_of(protocol_version=99), BadRequestError),
-        (HANDSHAKE + adds(frame_of(1, 0)), BadRequestError),
+        (HELLO._replace(incarnation="0" * 32), WrongIncarnationError),
+        (HELLO._replace(bookie_name="bookie-2"), WrongIncarnationError),
+        (HELLO._replace(cluster_id="elsewhere"), BadRequestError),
+        (HELLO._replace(version=99), BadRequestError),
         (adds(frame_of(1, 0)), BadRequestError),
-        (b"", BadRequestError),
-        (b"\xff\xff\xff", BadRequestError),
+        (b"GET / HTTP/1.1\r\nHost: bookie-1\r\n\r\n", BadRequestError),
+        (b"\xff" * 100, BadRequestError),
     ],
 )
-def test_a_stream_without_the_right_handshake_ends(
-    tmp_path: Path, first_message: bytes, error: type
+def test_a_connection_without_the_right_handshake_ends(
+    tmp_path: Path, first_message: Hello | bytes, error: type
 ) -> None:
     """Send a wrong first message and an add behind it: one answer, the end, nothing stored."""
 
     async def scenario() -> None:
         async with serve(tmp_path) as served:
-            async with raw_stream(served) as call:
-                await call.write(first_message)
-                assert await receive(call) == ([], [(0, error)])
-                assert await call.read() is grpc.aio.EOF
-                assert await call.code() is grpc.StatusCode.OK
+            async with raw_connection(served.address, hello=False) as end:
+                end.send(first_message, adds(frame_of(1, 0)))
+                assert kind_of(await end.receive()) == (0, error)
+                assert await end.receive() is None
             assert served.storage.ledgers() == []
 
     run(scenario)
@@ -124,37 +104,41 @@ def test_a_stream_without_the_right_handshake_ends(
 @pytest.mark.parametrize(
     "message",
     [
-        HANDSHAKE,
-        b"\x2a\x7fcut",
-        b"\xff\xff",
+        HELLO,
+        WELCOME,
+        Lac(1, 7),
+        Failed(0, 9, "no"),
+        b"\xd1" * 40,
         adds(frame_of(1, 1), first=0),
+        adds(frame_of(1, 1), first=1),
+        adds(frame_of(1, 1), first=2**64 - 1),
+        adds(b"x" * 47, first=2),
+        adds(b"", first=2),
+        adds(*[frame_of(1, 1)] * (ADD_FRAMES_MAX + 1), first=2),
+        adds(b"x" * (ADD_BYTES_MAX + 1), first=2),
+        Follow(2, 1, 0, WINDOW_BYTES_MAX + 1),
+        HEADER.pack(0xD10B, 99, 0, 0, 0, 2, 0),
+        HEADER.pack(0xD10B, 2, 0xFF, 4, 100, 2, 0),
+        HEADER.pack(0xD10B, 2, 0, 4, 2**32 - 1, 2, 0),
+        HEADER.pack(0xD10B, 2, 0, 2**32 - 1, 0, 2, 0),
+        HEADER.pack(0xD10B, 3, 0, 16, 0, 2, 0) + bytes(16),  # a wrong checksum
     ],
+    ids=str,
 )
-def test_a_message_without_sense_ends_the_stream_and_not_the_bookie(
-    tmp_path: Path, message: bytes
+def test_a_message_without_sense_ends_the_connection_and_not_the_bookie(
+    tmp_path: Path, message: Message | bytes
 ) -> None:
-    """Behind a good add: the add is answered, then the stream ends; another stream works."""
+    """Behind a good add: the add is answered, then the connection ends; another one works."""
 
     async def scenario() -> None:
         async with serve(tmp_path) as served:
-            async with raw_stream(served) as call:
-                await call.write(HANDSHAKE)
-                assert await receive(call) == ([0], [])
-                await call.write(adds(frame_of(1, 0)))
-                await call.write(message)
-                results: list[tuple[int, type | None]] = []
-                while isinstance(data := await call.read(), bytes):
-                    ok_request_ids, failures = wire.decode_write_response(data)
-                    results += [(id_, None) for id_ in ok_request_ids]
-                    results += [(id_, type(error)) for id_, error in failures]
-                assert sorted(results, key=lambda each: each[0]) == [
-                    (0, BadRequestError),
-                    (1, None),
-                ]
-            async with raw_stream(served) as call:
-                await call.write(HANDSHAKE)
-                await call.write(adds(frame_of(1, 1)))
-                assert (await receive(call))[1] == []
+            async with raw_connection(served.address) as end:
+                end.send(adds(frame_of(1, 0)), message)
+                assert await results(end, 2) == ([1], {0: BadRequestError})
+                assert await end.receive() is None
+            async with raw_connection(served.address) as end:
+                end.send(adds(frame_of(1, 1)))
+                assert await results(end, 1) == ([1], {})
             assert served.storage.ledgers() == [1]
 
     run(scenario)
@@ -167,18 +151,11 @@ def test_each_bad_frame_of_a_message_has_its_own_answer(tmp_path: Path) -> None:
         flipped = bytearray(frame_of(1, 1))
         flipped[60] ^= 0x40
         too_large = frame_of(1, 3, b"x" * ENTRY_SIZE_BYTES_MAX)
-        message = adds(frame_of(1, 0), bytes(flipped), b"short", too_large, frame_of(1, 4))
         async with serve(tmp_path) as served:
-            async with raw_stream(served) as call:
-                await call.write(HANDSHAKE)
-                await call.write(message)
-                ok: list[int] = []
-                failed: dict[int, type] = {}
-                while len(ok) + len(failed) < 6:
-                    ok_request_ids, failures = await receive(call)
-                    ok += ok_request_ids
-                    failed.update(failures)
-            assert sorted(ok) == [0, 1, 5]
+            async with raw_connection(served.address) as end:
+                end.send(adds(frame_of(1, 0), bytes(flipped), b"s" * 60, too_large, frame_of(1, 4)))
+                ok, failed = await results(end, 5)
+            assert ok == [1, 5]
             assert failed == {2: DigestMismatchError, 3: DigestMismatchError, 4: EntryTooLargeError}
             ranges = served.storage.list_entries(1)
             assert [each.first_entry_id for each in ranges] == [0, 4]
@@ -186,83 +163,93 @@ def test_each_bad_frame_of_a_message_has_its_own_answer(tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_a_message_beyond_all_limits_is_refused_by_name(tmp_path: Path) -> None:
-    """gRPC itself refuses it and says which limit; other clients notice nothing."""
+def test_a_client_that_never_reads_its_refusals_costs_a_bounded_backlog(tmp_path: Path) -> None:
+    """Send bad adds without an end and read nothing: the bookie stops reading; others go on."""
 
     async def scenario() -> None:
-        async with serve(tmp_path) as served:
-            async with raw_stream(served) as call:
-                await call.write(HANDSHAKE)
-                assert await receive(call) == ([0], [])
-                await call.write(b"\x2a" + b"x" * (wire.REQUEST_BYTES_MAX + 1))
-                with pytest.raises(grpc.aio.AioRpcError, match="larger than max"):
-                    await call.read()
-                assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            client = GrpcBookieClient(served.resolve, cluster_id=CLUSTER_ID, config=CLIENT)
+        async with serve(tmp_path) as served, raw_connection(served.address) as end:
+            (connection,) = served.service.connections
+            bad = b"x" * 48
+            first = 1
+            while connection._is_reading or end.writer.transport.get_write_buffer_size() < 2**20:
+                end.send(adds(*[bad] * ADD_FRAMES_MAX, first=first))
+                first += ADD_FRAMES_MAX
+                await asyncio.sleep(0)
+            assert len(connection._failed) <= 2 * ADD_FRAMES_MAX
+            assert connection._transport is not None
+            assert connection._transport.get_write_buffer_size() < 2**20
+            client = client_of(served)
             await client.add_entry(BOOKIE, frame_of(1, 0))
             await client.aclose()
+            while await end.receive() is not None and not connection._is_reading:
+                pass
+            assert connection._is_reading  # whoever takes the answers is heard again
 
     run(scenario)
 
 
-def test_generated_stubs_speak_the_same_protocol(tmp_path: Path) -> None:
-    """Use protobuf's own stubs, as a client in another language would."""
+def test_a_reader_gets_what_its_window_lets_through(tmp_path: Path) -> None:
+    """Read with a small window: nothing more comes until credit is given; then the rest does."""
 
     async def scenario() -> None:
-        async with (
-            serve(tmp_path) as served,
-            grpc.aio.insecure_channel(served.address) as channel,
-        ):
-            stub = BookieStub(channel)
-            call = stub.Write()
-            await call.write(pb.WriteRequest.FromString(HANDSHAKE))
-            await call.write(
-                pb.WriteRequest(first_request_id=1, frames=[frame_of(1, 0), frame_of(1, 1, lac=0)])
-            )
-            ok: list[int] = []
-            while len(ok) < 3:
-                response = await call.read()
-                assert isinstance(response, pb.WriteResponse)
-                ok += response.ok_request_ids
-            call.cancel()
-            request = pb.ReadEntriesRequest(
-                incarnation=BOOKIE.incarnation,
-                ledger_id=1,
-                last_entry_id=1,
-                stride=1,
-                chunk_bytes=1,
-            )
-            frames = [frame async for chunk in stub.ReadEntries(request) for frame in chunk.frames]
-            assert frames == [frame_of(1, 0), frame_of(1, 1, lac=0)]
-            info = await stub.GetInfo(pb.InfoRequest())
-            assert (info.bookie_name, info.ledger_count, info.read_only) == (BOOKIE.name, 1, False)
-            assert info.stored_bytes >= len(frames[0]) + len(frames[1])
-            assert 0 < info.disk_free_bytes <= info.disk_total_bytes
+        frames = [frame_of(1, i, b"x" * 1000) for i in range(9)]
+        async with serve(tmp_path) as served, raw_connection(served.address) as end:
+            end.send(adds(*frames))
+            await results(end, 9)
+            end.send(ReadEntries(10, 1, 0, 8, 1, 2000, 1500))
+            got = []
+            for _ in range(2):  # the window was open when the second one was sent
+                chunk = await end.receive()
+                assert isinstance(chunk, Chunk)
+                assert not chunk.is_last
+                got += [bytes(each) for each in chunk.frames]
+            assert got == frames[:2]
+            end.send(ReadLac(11, 1, fence=False))
+            assert await end.receive() == Lac(11, -1)  # and no chunk before it
+            end.send(Credit(10, 100_000))
+            is_last = False
+            while not is_last:
+                chunk = await end.receive()
+                assert isinstance(chunk, Chunk)
+                is_last = chunk.is_last
+                got += [bytes(each) for each in chunk.frames]
+            assert got == frames
 
     run(scenario)
 
 
-@pytest.mark.parametrize("method", ["ReadLac", "ReadEntry", "ReadEntries", "Follow", "ListEntries"])
-def test_undecodable_requests_are_bad_requests(tmp_path: Path, method: str) -> None:
-    """Send garbage to each method: a status of its own, not a failure of the call."""
+def test_one_budget_bounds_what_is_on_its_way_to_all_readers(tmp_path: Path) -> None:
+    """Many readers take nothing: what the bookie holds for them stays below the budget.
+
+    Then one who reads comes, and is served.
+    """
+    budget, count, size = 2_000_000, 40, 200_000
 
     async def scenario() -> None:
-        async with (
-            serve(tmp_path) as served,
-            grpc.aio.insecure_channel(served.address) as channel,
-        ):
-            path = f"/{wire.SERVICE}/{method}"
-            if method in ("ReadEntries", "Follow", "ListEntries"):
-                streaming: grpc.aio.UnaryStreamMultiCallable[bytes, bytes]
-                streaming = channel.unary_stream(path, None, None)
-                (data,) = [each async for each in streaming(b"\xff\xff\xff")]
-            else:
-                unary: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
-                unary = channel.unary_unary(path, None, None)
-                data = await unary(b"\xff\xff\xff")
-            response = pb.ReadLacResponse.FromString(data)  # status and detail are alike in all
-            assert response.status == pb.BAD_REQUEST
-            assert response.detail
+        frames = [frame_of(1, i, b"x" * size) for i in range(60)]
+        async with serve(tmp_path, read_bytes_max=budget) as served:
+            client = client_of(served)
+            for frame in frames:
+                await client.add_entry(BOOKIE, frame)
+            ends = []
+            async with asyncio.TaskGroup() as group:
+                for _ in range(count):
+                    connection = raw_connection(served.address)
+                    end = await connection.__aenter__()
+                    end.writer.transport.pause_reading()  # type: ignore[attr-defined]
+                    end.send(ReadEntries(1, 1, 0, 59, 1, 2**20, WINDOW_BYTES_MAX))
+                    ends.append((connection, end))
+                held = sum(map(len, frames))
+                chunks = client.read_entries(BOOKIE, ledger_id=1, first_entry_id=0, last_entry_id=9)
+                read = group.create_task(anext(chunks))
+                while not read.done():
+                    assert served.service.read_budget.free >= -len(frames[0]) * 4
+                    await asyncio.sleep(0)
+            assert held > budget
+            await chunks.aclose()
+            for connection, _ in ends:
+                await connection.__aexit__(None, None, None)
+            await client.aclose()
 
     run(scenario)
 
@@ -286,12 +273,12 @@ def test_a_pressed_connection_is_held_back_and_not_refused(tmp_path: Path) -> No
                 return future
 
             served.storage.add_entry = watched  # type: ignore[assignment,method-assign]  # a probe
-            client = GrpcBookieClient(served.resolve, cluster_id=CLUSTER_ID, config=CLIENT)
+            client = client_of(served)
             frames = [frame_of(1, i, b"x" * size) for i in range(count)]
             await asyncio.gather(*(client.add_entry(BOOKIE, frame) for frame in frames))
             await client.aclose()
             # One message more than the bound may have been on its way in.
-            assert bound <= highest <= bound + wire.REQUEST_BYTES_MAX
+            assert bound <= highest <= bound + ADD_BYTES_MAX
             assert highest < count * size / 2
 
     run(scenario)
@@ -303,7 +290,7 @@ def test_a_full_bookie_says_so_early(tmp_path: Path) -> None:
     async def scenario() -> None:
         config = replace(STORAGE, in_flight_bytes_max=100_000)
         async with serve(tmp_path, config=config) as served:
-            client = GrpcBookieClient(served.resolve, cluster_id=CLUSTER_ID, config=CLIENT)
+            client = client_of(served)
             frames = [frame_of(1, i, b"x" * 50_000) for i in range(50)]
             outcomes = await asyncio.gather(
                 *(client.add_entry(BOOKIE, frame) for frame in frames), return_exceptions=True
@@ -326,7 +313,7 @@ def test_draining_answers_what_was_taken_and_refuses_the_rest(tmp_path: Path) ->
 
     async def scenario() -> None:
         async with serve(tmp_path) as served:
-            client = GrpcBookieClient(served.resolve, cluster_id=CLUSTER_ID, config=CLIENT)
+            client = client_of(served)
             await client.add_entry(BOOKIE, frame_of(1, 0))
             updates = client.follow(BOOKIE, ledger_id=1, first_entry_id=0)
             await anext(updates)
@@ -353,29 +340,51 @@ def test_draining_answers_what_was_taken_and_refuses_the_rest(tmp_path: Path) ->
 
 
 def test_a_client_that_never_shakes_hands_does_not_hold_up_a_drain(tmp_path: Path) -> None:
-    """Open a stream and say nothing."""
+    """Connect and say nothing."""
 
     async def scenario() -> None:
-        async with serve(tmp_path) as served, raw_stream(served) as call:
-            await call.wait_for_connection()
+        async with serve(tmp_path) as served, raw_connection(served.address, hello=False):
             await served.service.drain()
 
     run(scenario)
 
 
 def test_a_client_that_vanishes_leaves_no_trace_in_the_service(tmp_path: Path) -> None:
-    """Cut the channel with adds under way: the next client works, and the first one's adds hold."""
+    """Cut the connection with everything under way: the next client works, what was added holds."""
 
     async def scenario() -> None:
         async with serve(tmp_path) as served:
-            async with raw_stream(served) as call:
-                await call.write(HANDSHAKE)
-                assert await receive(call) == ([0], [])
-                await call.write(adds(*(frame_of(1, i) for i in range(100))))
-                await receive(call)
-            client = GrpcBookieClient(served.resolve, cluster_id=CLUSTER_ID, config=CLIENT)
+            async with raw_connection(served.address) as end:
+                end.send(
+                    Add(1, False, [frame_of(1, i) for i in range(100)]),
+                    WriteLac(101, 1, 5),
+                    Follow(102, 1, 0, 1000),
+                    ReadEntries(103, 1, 0, 99, 1, 1000, 1000),
+                )
+                await end.receive()
+                (connection,) = served.service.connections
+            await connection.closed.wait()
+            client = client_of(served)
             await client.add_entry(BOOKIE, frame_of(1, 0))
+            assert list(served.storage._followers.ledgers()) == []
+            assert len(served.service.connections) == 1
             await served.service.drain()
             await client.aclose()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("hello", [True, False])
+def test_a_silent_client_is_given_up(tmp_path: Path, hello: bool) -> None:
+    """A client that answers no PING loses its connection, and one that says nothing at all."""
+
+    async def scenario() -> None:
+        async with (
+            serve(tmp_path, silence_s=0.3) as served,
+            raw_connection(served.address, hello=hello) as end,
+        ):
+            while await end.receive() is not None:
+                pass
+            assert not served.service.connections
 
     run(scenario)

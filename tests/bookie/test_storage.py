@@ -29,6 +29,7 @@ from tests.fixtures.storage import (
     make_frame,
     open_storage,
     read_all,
+    read_entries,
     small_config,
 )
 
@@ -112,7 +113,7 @@ def test_range_reads_end_at_the_first_entry_that_is_not_held() -> None:
         async with open_storage(MemoryDisk()) as storage:
             await add(storage, 1, *range(600), *range(601, 610))
             sizes, frames = [], 0
-            chunks = storage.read_entries(1, first_entry_id=3, last_entry_id=609, chunk_bytes=700)
+            chunks = read_entries(storage, 1, first_entry_id=3, last_entry_id=609, chunk_bytes=700)
             while frames < 597:
                 chunk = await anext(chunks)
                 sizes.append(sum(map(len, chunk)))
@@ -124,8 +125,8 @@ def test_range_reads_end_at_the_first_entry_that_is_not_held() -> None:
             assert max(sizes) > 500
             one = [
                 len(chunk)
-                async for chunk in storage.read_entries(
-                    1, first_entry_id=0, last_entry_id=4, chunk_bytes=1
+                async for chunk in read_entries(
+                    storage, 1, first_entry_id=0, last_entry_id=4, chunk_bytes=1
                 )
             ]
             assert one == [1, 1, 1, 1, 1]
@@ -143,8 +144,8 @@ def test_a_range_may_reach_to_the_last_id_there_is(stride: int) -> None:
         async with open_storage(MemoryDisk()) as storage:
             await add(storage, 1, *range(300))
             last = 2**63 - 1
-            chunks = storage.read_entries(
-                1, first_entry_id=0, last_entry_id=last, stride=stride, chunk_bytes=500
+            chunks = read_entries(
+                storage, 1, first_entry_id=0, last_entry_id=last, stride=stride, chunk_bytes=500
             )
             expected = [make_frame(1, entry_id) for entry_id in range(0, 300, stride)]
             frames: list[bytes] = []
@@ -190,8 +191,8 @@ def test_bad_input_is_refused_by_name_and_writes_nothing() -> None:
                 storage.write_lac(1, -2)
             with pytest.raises(BadRequestError):
                 await anext(
-                    storage.read_entries(
-                        1, first_entry_id=0, last_entry_id=1, stride=0, chunk_bytes=1
+                    read_entries(
+                        storage, 1, first_entry_id=0, last_entry_id=1, stride=0, chunk_bytes=1
                     )
                 )
             assert storage.stats().stored_bytes == before

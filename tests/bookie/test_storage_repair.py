@@ -21,7 +21,7 @@ from dlcore.errors import (
     LedgerFencedError,
 )
 from tests.fixtures.aio import run
-from tests.fixtures.storage import make_frame, open_storage, read_all, small_config
+from tests.fixtures.storage import follow, make_frame, open_storage, read_all, small_config
 from tests.simulation.loop import run as run_virtually
 
 CONFIG = small_config(
@@ -55,7 +55,7 @@ async def check_all(storage: LedgerStorage) -> None:
     assert await read_all(storage, 1, first=0, last=ENTRIES - 1) == expected
     (held,) = storage.list_entries(1)
     assert (held.first_entry_id, held.last_entry_id) == (0, ENTRIES - 1)
-    updates = storage.follow(1, first_entry_id=0)
+    updates = follow(storage, 1, first_entry_id=0)
     update = await anext(updates)
     await updates.aclose()
     assert [bytes(each) for each in update.frames] == expected[: ENTRIES - 1]

@@ -23,7 +23,7 @@ from dlcore.ledger.store import LedgerStore
 from dlcore.metadata.binding import read_binding
 from dlcore.metadata.paths import NamespacePaths, parse_uri
 from dlcore.metadata.zookeeper import ZooKeeperStore
-from dlcore.transport.grpc import GrpcBookieClient
+from dlcore.transport.client import WireBookieClient
 from tests.chaos.client import CLIENT_CONFIG
 from tests.chaos.plan import BOOKIE_SESSION_S
 
@@ -52,8 +52,11 @@ async def open_services(uri: str, resources: AsyncExitStack) -> RecoveryServices
     binding = await read_binding(store, paths)
     registry = BookieRegistry(store, paths)
     resources.callback(registry.close)
-    bookies = GrpcBookieClient(
-        registry.resolve, cluster_id=binding.cluster_id, config=CLIENT_CONFIG
+    bookies = WireBookieClient(
+        registry.resolve,
+        cluster_id=binding.cluster_id,
+        config=CLIENT_CONFIG,
+        resolve_control=registry.resolve_control,
     )
     resources.push_async_callback(bookies.aclose)
     ledgers = LedgerStore(store, paths)

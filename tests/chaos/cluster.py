@@ -159,7 +159,7 @@ class Cluster:
         return f"distributedlog://{self.zookeeper.servers}{ROOT}"
 
     async def _add_bookie(self, name: str) -> None:
-        proxy_port = 0
+        proxy_port = control_proxy_port = 0
         rack = f"/rack-{len(self.bookies) % _RACKS}"
 
         def options() -> Sequence[str]:
@@ -167,6 +167,7 @@ class Cluster:
                 **_BOOKIE_OPTIONS,
                 "metadata-uri": self.uri,
                 "advertised-port": proxy_port,
+                "advertised-control-port": control_proxy_port,
                 "rack": rack,
             }
             return [part for key, value in given.items() for part in (f"--{key}", str(value))]
@@ -179,6 +180,7 @@ class Cluster:
             warden=self._warden,
         )
         proxy_port = await self.network.open_proxy(name, lambda: bookie.port)
+        control_proxy_port = await self.network.open_proxy(name, lambda: bookie.control_port)
         self.bookies[name] = bookie
         bookie.start()
         self._keepers.append(asyncio.create_task(bookie.keep_running()))

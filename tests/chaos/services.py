@@ -142,7 +142,7 @@ class Service:
 
 
 class BookieService(Service):
-    """A bookie behind its proxy."""
+    """A bookie behind its proxies."""
 
     def __init__(
         self,
@@ -156,12 +156,15 @@ class BookieService(Service):
         self.folder = folder
         self._reservation = PortReservation(0)
         self.port = self._reservation.port
+        self._control_reservation = PortReservation(0)
+        self.control_port = self._control_reservation.port
         self.has_failing_disk = False
         super().__init__(
             name,
             lambda _life: [
                 *(sys.executable, "-m", *program, "--name", name, "--data-dir", str(folder)),
                 *("--host", HOST, "--port", str(self.port), "--watch-parent"),
+                *("--control-port", str(self.control_port)),
                 *options(),
             ],
             log_path=folder.with_name(f"{name}.log"),
@@ -181,8 +184,9 @@ class BookieService(Service):
         return self.is_running and self.incarnation is not None
 
     def release(self) -> None:
-        """Give the port up."""
+        """Give the ports up."""
         self._reservation.release()
+        self._control_reservation.release()
 
 
 def bookie_may_end(status: int, output: str) -> bool:

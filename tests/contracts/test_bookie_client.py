@@ -1,4 +1,4 @@
-"""What every `BookieClient` does: the gRPC one against a real bookie, and the one in memory."""
+"""What every `BookieClient` does: the real one against a real bookie, and the one in memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from bookie.service import LISTED_RANGES_MAX
+from bookie.control import LISTED_RANGES_MAX
 from dlcore.config import ENTRY_SIZE_BYTES_MAX
 from dlcore.errors import (
     BadRequestError,
@@ -23,7 +23,7 @@ from dlcore.errors import (
 )
 from dlcore.ids import BookieId
 from dlcore.ledger.port import BookieClient, EntryRange, FollowUpdate
-from dlcore.transport.grpc import GrpcBookieClient
+from dlcore.transport.client import WireBookieClient
 from dlcore.transport.memory import MemoryBookie, MemoryBookieClient
 from tests.fixtures.served_bookie import (
     BOOKIE,
@@ -54,13 +54,18 @@ class Cluster:
 
 
 @asynccontextmanager
-async def _open_grpc(directory: Path) -> AsyncIterator[Cluster]:
+async def _open_wire(directory: Path) -> AsyncIterator[Cluster]:
     async with serve(directory) as served:
 
         async def resolve(bookie: BookieId) -> str:
             return "127.0.0.1:1" if bookie == ABSENT else served.address
 
-        client = GrpcBookieClient(resolve, cluster_id=CLUSTER_ID, config=CLIENT)
+        async def resolve_control(bookie: BookieId) -> str:
+            return "127.0.0.1:1" if bookie == ABSENT else served.control_address
+
+        client = WireBookieClient(
+            resolve, cluster_id=CLUSTER_ID, config=CLIENT, resolve_control=resolve_control
+        )
         try:
             yield Cluster(client, BOOKIE)
         finally:
@@ -76,7 +81,7 @@ async def _open_memory(_directory: Path) -> AsyncIterator[Cluster]:
         await client.aclose()
 
 
-@pytest.fixture(params=[_open_grpc, _open_memory], ids=["grpc", "memory"])
+@pytest.fixture(params=[_open_wire, _open_memory], ids=["wire", "memory"])
 def open_cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     """Return what opens a cluster inside the test's event loop."""
     return lambda: cast("AbstractAsyncContextManager[Cluster]", request.param(tmp_path))

@@ -24,6 +24,31 @@ from dlcore.sync import open_namespace, scan
 pytestmark = pytest.mark.integration
 
 
+def test_who_only_writes_and_reads_loads_no_grpc(namespace_uri: str) -> None:
+    """Its threads would end a child that forks beside it."""
+    script = """
+import sys
+from dlcore import DLSN, LogRecord
+from dlcore.sync import open_namespace
+with open_namespace(sys.argv[1]) as namespace:
+    namespace.create_log("sync/light")
+    with namespace.open_log("sync/light") as log, log.open_writer() as writer:
+        writer.write(LogRecord(txid=1, payload=b"a"))
+        writer.commit()
+        with log.open_reader(dlsn=DLSN.INITIAL) as reader:
+            print(reader.read_next().payload)
+print([name for name in sys.modules if name.split(".")[0] == "grpc"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, namespace_uri],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert done.stdout.splitlines() == ["b'a'", "[]"]
+
+
 def test_the_readme_example(namespace_uri: str) -> None:
     """Write, flush, commit, read; everything is a context manager."""
     with open_namespace(namespace_uri) as namespace:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlcore.errors import BookieUnavailableError, DLError
 from dlcore.ledger.digest import decode_frame
+from tests.fixtures.storage import follow, read_entries
 from tests.simulation.truth import BookieRecord, is_known, is_no
 
 if TYPE_CHECKING:
@@ -160,7 +161,8 @@ class SimBookieClient:
         """Stream frames."""
         stream = self._open(
             bookie,
-            lambda storage: storage.read_entries(
+            lambda storage: read_entries(
+                storage,
                 ledger_id,
                 first_entry_id=first_entry_id,
                 last_entry_id=last_entry_id,
@@ -188,7 +190,9 @@ class SimBookieClient:
         """Push updates."""
         stream = self._open(
             bookie,
-            lambda storage: storage.follow(ledger_id, first_entry_id=first_entry_id),
+            lambda storage: follow(
+                storage, ledger_id, first_entry_id=first_entry_id, chunk_bytes=READ_CHUNK_BYTES
+            ),
             partial(_watch_follow, ledger_id, first_entry_id),
         )
         try:

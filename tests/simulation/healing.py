@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dlcore.errors import BookieStorageError, DLError, LedgerNotFoundError, LedgerReadError
 from dlcore.ledger.digest import decode_frame
+from tests.fixtures.storage import read_entries
 from tests.simulation.checkers import BOUNDED, LIVE, NO_FALSE_NO
 from tests.simulation.truth import InvariantViolatedError, is_no
 
@@ -168,7 +169,8 @@ class Judgement:
     ) -> None:
         found: dict[int, bytes] = {}
         for each in storage.list_entries(ledger_id):
-            async for frames in storage.read_entries(
+            async for frames in read_entries(
+                storage,
                 ledger_id,
                 first_entry_id=each.first_entry_id,
                 last_entry_id=each.last_entry_id,

@@ -17,7 +17,7 @@ from dlcore.ids import INVALID_ENTRY_ID
 from tests.simulation.processes import SimBookie
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from bookie.disk_port import DiskFile
     from bookie.entry_log import Location
@@ -176,11 +176,9 @@ def followers_get_what_is_not_confirmed() -> Iterator[None]:
 def followers_are_never_forgotten() -> Iterator[None]:
     """#1108: who follows a ledger is remembered for ever, also when it is long gone."""
 
-    @contextlib.contextmanager
-    def watch(self: Followers, ledger_id: int) -> Iterator[asyncio.Event]:
-        event = asyncio.Event()
-        self._events.setdefault(ledger_id, set()).add(event)
-        yield event
+    def watch(self: Followers, ledger_id: int, callback: Callable[[], None]) -> Callable[[], None]:
+        self._callbacks.setdefault(ledger_id, {})[callback] = None
+        return lambda: None
 
     with patch.object(Followers, "watch", watch):
         yield

@@ -92,7 +92,6 @@ def draw_plan(rng: random.Random) -> Plan:
             file_entries_max=64,
             in_flight_bytes_max=rng.choice((2000, 1 << 20, 1 << 20)),
             entry_size_bytes_max=4096,
-            follow_chunk_bytes=256,
             open_files_max=rng.choice((2, 8)),
             settle_interval_s=rng.choice((0.1, 1.0)),
             space=_SPACE,

@@ -272,6 +272,7 @@ class SimBookie:
             self._paths,
             bookie=self.bookie,
             address=f"{self.name}:1",
+            control_address=f"{self.name}:2",
             on_conflict=lambda error: self._fail(f"registration: {error}"),
         )
         while True:

@@ -1,0 +1,106 @@
+"""The bookie's control service over gRPC: what it is, and which entries it holds.
+
+Few messages, from operators and auto-recovery; entries travel on the wire (service.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import grpc
+
+from dlcore.errors import ConfigurationError, DLError, WrongIncarnationError
+from dlcore.proto import bookie_pb2 as pb
+from dlcore.proto.bookie_pb2_grpc import (
+    BookieControlServicer,
+    add_BookieControlServicer_to_server,
+)
+from dlcore.wire.statuses import status_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from bookie.storage import LedgerStorage
+    from dlcore.ids import BookieId
+
+LISTED_RANGES_MAX = 4096
+"""Ranges of entries in one page of a list: small enough that making it delays nobody."""
+_STOP_GRACE_S = 0.5
+_OPTIONS = [
+    # Two processes on one port would share its clients between them.
+    ("grpc.so_reuseport", 0),
+]
+
+
+class BookieControl(BookieControlServicer):
+    """Tells about one storage.
+
+    Args:
+        storage: what to tell about; stays its opener's.
+        bookie: who this is; requests meant for another incarnation are refused.
+    """
+
+    def __init__(self, storage: LedgerStorage, *, bookie: BookieId) -> None:
+        self._storage = storage
+        self._bookie = bookie
+        self._server = grpc.aio.server(options=_OPTIONS)
+        add_BookieControlServicer_to_server(self, self._server)
+
+    async def start(self, address: str) -> int:
+        """Listen on host:port; return the port.
+
+        Raises:
+            ConfigurationError: the port is taken, or the host is none of this machine.
+        """
+        try:
+            port = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise ConfigurationError(
+                f"cannot listen on {address} for control: the port is taken, or the host is no "
+                "address of this machine"
+            ) from error
+        await self._server.start()
+        return port
+
+    async def aclose(self) -> None:
+        """Stop."""
+        await self._server.stop(_STOP_GRACE_S)
+
+    async def ListEntries(
+        self, request: pb.ListEntriesRequest, context: object
+    ) -> AsyncIterator[pb.ListEntriesResponse]:
+        """Send the ranges of entries held, in pages."""
+        try:
+            if request.incarnation != self._bookie.incarnation:
+                raise WrongIncarnationError(
+                    f"this is {self._bookie.name}, incarnation {self._bookie.incarnation}; "
+                    f"not {request.incarnation}"
+                )
+            ranges = self._storage.list_entries(request.ledger_id)
+        except DLError as error:
+            status, detail = status_of(error)
+            yield pb.ListEntriesResponse(status=status, detail=detail)
+            return
+        for start in range(0, max(len(ranges), 1), LISTED_RANGES_MAX):
+            page = pb.ListEntriesResponse()
+            for each in ranges[start : start + LISTED_RANGES_MAX]:
+                page.ranges.add(
+                    first_entry_id=each.first_entry_id, last_entry_id=each.last_entry_id
+                )
+            yield page
+
+    async def GetInfo(self, request: pb.InfoRequest, context: object) -> pb.InfoResponse:
+        """Send counts and space."""
+        stats = self._storage.stats()
+        return pb.InfoResponse(
+            bookie_name=self._bookie.name,
+            incarnation=self._bookie.incarnation,
+            read_only=stats.is_read_only,
+            failed=stats.failed,
+            ledger_count=stats.ledger_count,
+            stored_bytes=stats.stored_bytes,
+            disk_free_bytes=stats.disk_free_bytes,
+            disk_total_bytes=stats.disk_total_bytes,
+            damaged_entries=stats.damaged_entry_count,
+            repaired_entries=stats.repaired_entry_count,
+        )

@@ -1,0 +1,115 @@
+"""Reads that take many messages: what comes next for a reader, when it has room for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from dlcore.wire.messages import Chunk, Follow, ReadEntries, Update
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bookie.storage import LedgerStorage
+    from dlcore.ledger.port import FollowUpdate
+
+
+class ReadStream(Protocol):
+    """One reader's stream; nothing of it is in memory while it waits."""
+
+    request_id: int
+    chunk_bytes: int
+    """Size of a message that is wanted."""
+    is_queued: bool
+    """Whether its next message is being made."""
+    has_news: bool
+    """Whether there may be something to send."""
+
+    async def advance(self, bytes_max: int) -> Chunk | Update | None:
+        """Return the next message, None if there is nothing new.
+
+        Raises:
+            DLError: the answer that ends the stream.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of everything."""
+        ...
+
+
+class RangeStream:
+    """Entries of a range, one chunk after the other."""
+
+    def __init__(self, storage: LedgerStorage, request: ReadEntries, *, chunk_bytes: int) -> None:
+        self.request_id = request.request_id
+        self.chunk_bytes = chunk_bytes
+        self.is_queued = False
+        self.has_news = True
+        self._storage = storage
+        self._request = request
+        self._next_entry_id = request.first_entry_id
+
+    async def advance(self, bytes_max: int) -> Chunk:
+        """Return the next chunk."""
+        request = self._request
+        frames = await self._storage.read_chunk(
+            request.ledger_id,
+            first_entry_id=self._next_entry_id,
+            last_entry_id=request.last_entry_id,
+            stride=request.stride,
+            bytes_max=bytes_max,
+        )
+        self._next_entry_id += len(frames) * request.stride
+        is_last = self._next_entry_id > request.last_entry_id
+        return Chunk(self.request_id, frames, is_last)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class FollowStream:
+    """Entries of a ledger as they are confirmed."""
+
+    def __init__(
+        self,
+        storage: LedgerStorage,
+        request: Follow,
+        *,
+        chunk_bytes: int,
+        on_news: Callable[[FollowStream], None],
+    ) -> None:
+        self.request_id = request.request_id
+        self.chunk_bytes = chunk_bytes
+        self.is_queued = False
+        self.has_news = True
+        self._storage = storage
+        self._ledger_id = request.ledger_id
+        self._next_entry_id = request.first_entry_id
+        self._told: FollowUpdate | None = None
+        self._on_news = on_news
+        self._end_watch = storage.watch(request.ledger_id, self._wake)
+
+    def _wake(self) -> None:
+        self.has_news = True
+        self._on_news(self)
+
+    async def advance(self, bytes_max: int) -> Update | None:
+        """Return what is new."""
+        self.has_news = False
+        update = await self._storage.follow_chunk(
+            self._ledger_id,
+            first_entry_id=self._next_entry_id,
+            told=self._told,
+            bytes_max=bytes_max,
+        )
+        if update is None:
+            return None
+        self.has_news = True  # perhaps there is more
+        self._next_entry_id = max(self._next_entry_id, update.last_add_confirmed + 1)
+        self._told = replace(update, frames=())  # they are not kept for a reader who waits
+        return Update(self.request_id, update.frames, update.last_add_confirmed, update.fenced)
+
+    def close(self) -> None:
+        """Watch no more."""
+        self._end_watch()

@@ -1,0 +1,360 @@
+"""The bookie client over the wire: for each bookie one connection for adds, others for reads.
+
+Every failure of a connection is `BookieUnavailableError`: unknown.  A connection that failed is
+dropped, and the bookie's address is asked for again: a bookie that restarted has another port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager, contextmanager
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from dlcore.config import ENTRY_SIZE_BYTES_MAX
+from dlcore.errors import (
+    BookieError,
+    BookieUnavailableError,
+    DigestMismatchError,
+    EntryTooLargeError,
+    MetadataError,
+)
+from dlcore.ledger.port import FollowUpdate
+from dlcore.transport.backoff import Backoff
+from dlcore.transport.connection import Connection
+from dlcore.wire.assembly import SCRATCH_BYTES
+from dlcore.wire.messages import (
+    ENTRY_BYTES_MIN,
+    FEATURES,
+    PROTOCOL_VERSION,
+    WINDOW_BYTES_MAX,
+    Chunk,
+    Follow,
+    Hello,
+    ReadEntries,
+    ReadEntry,
+    ReadLac,
+    Update,
+    cost_of,
+)
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Iterator,
+        Sequence,
+    )
+
+    from dlcore.config import LedgerClientConfig
+    from dlcore.ids import BookieId
+    from dlcore.ledger.port import EntryRange
+    from dlcore.transport.connection import Incoming
+    from dlcore.transport.control import ControlClient
+    from dlcore.wire.client_end import Read
+    from dlcore.wire.messages import Buffer
+
+    Resolve = Callable[[BookieId], Awaitable[str]]
+
+_WINDOW_CHUNKS = 2
+"""Chunks of a range read that a bookie sends ahead: one is used while the next one comes."""
+_FOLLOW_WINDOW_BYTES = 1024 * 1024
+
+
+class Lane(Enum):
+    """What a connection is for; on one connection what is sent first arrives first."""
+
+    WRITES = "writes"
+    """Adds and LACs: nothing large comes back, so nothing delays their answers."""
+    NEWS = "news"
+    """Followers and single entries."""
+    RANGES = "ranges"
+    """Range reads: each has its window, so that one that is not read delays no other."""
+
+
+class WireBookieClient:
+    """`dlcore.ledger.port.BookieClient`; belongs to the event loop it is first used on.
+
+    Args:
+        resolve: returns a bookie's address as host:port; asked again for every new connection.
+        cluster_id: of the namespace; a bookie of another cluster is refused.
+        config: time-outs and bounds.
+        resolve_control: returns the address of a bookie's control service, for `list_entries`.
+        tls: how connections are encrypted, and whom they trust; None: not at all.
+    """
+
+    def __init__(
+        self,
+        resolve: Resolve,
+        *,
+        cluster_id: str,
+        config: LedgerClientConfig,
+        resolve_control: Resolve | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._resolve = resolve
+        self._resolve_control = resolve_control
+        self._cluster_id = cluster_id
+        self._config = config
+        self._tls = tls
+        self._scratch = bytearray(SCRATCH_BYTES)
+        self._peers: dict[BookieId, _Peer] = {}
+        self._control: ControlClient | None = None
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else "open"
+        return f"<WireBookieClient {state} bookies={len(self._peers)}>"
+
+    def add_entry(
+        self, bookie: BookieId, frame: Buffer, *, is_recovery: bool = False
+    ) -> asyncio.Future[None]:
+        """Queue an add; see the port."""
+        try:
+            _check_size(bookie, len(frame))
+            return self._connection(bookie, Lane.WRITES).add(frame, is_recovery=is_recovery)
+        except BookieError as error:
+            return _failed(error)
+
+    def write_lac(
+        self, bookie: BookieId, *, ledger_id: int, last_add_confirmed: int
+    ) -> asyncio.Future[None]:
+        """Queue an explicit LAC; see the port."""
+        try:
+            return self._connection(bookie, Lane.WRITES).write_lac(ledger_id, last_add_confirmed)
+        except BookieError as error:
+            return _failed(error)
+
+    async def read_lac(self, bookie: BookieId, *, ledger_id: int, fence: bool) -> int:
+        """Read the LAC; see the port."""
+        async with self._reading(bookie, Lane.NEWS, ReadLac(0, ledger_id, fence)) as reading:
+            answer = await reading.next(self._config.read_timeout_s)
+        assert isinstance(answer, int)
+        return answer
+
+    async def read_entry(
+        self, bookie: BookieId, *, ledger_id: int, entry_id: int, fence: bool
+    ) -> bytes | memoryview:
+        """Read one frame; see the port."""
+        request = ReadEntry(0, ledger_id, entry_id, fence)
+        async with self._reading(bookie, Lane.NEWS, request) as reading:
+            answer = await reading.next(self._config.read_timeout_s)
+        assert isinstance(answer, Chunk)
+        if len(answer.frames) != 1:
+            raise BookieUnavailableError(f"{bookie}: {len(answer.frames)} entries, expected one")
+        return answer.frames[0]
+
+    async def read_entries(
+        self,
+        bookie: BookieId,
+        *,
+        ledger_id: int,
+        first_entry_id: int,
+        last_entry_id: int,
+        stride: int = 1,
+    ) -> AsyncGenerator[Sequence[bytes | memoryview], None]:
+        """Stream frames; see the port."""
+        chunk_bytes = self._config.read_chunk_bytes
+        request = ReadEntries(
+            0,
+            ledger_id,
+            first_entry_id,
+            last_entry_id,
+            stride,
+            chunk_bytes,
+            min(_WINDOW_CHUNKS * chunk_bytes, WINDOW_BYTES_MAX),
+        )
+        async with self._reading(bookie, Lane.RANGES, request) as reading:
+            while True:
+                answer = await reading.next(self._config.read_timeout_s)
+                assert isinstance(answer, Chunk)
+                yield answer.frames
+                if answer.is_last:
+                    return
+
+    async def follow(
+        self, bookie: BookieId, *, ledger_id: int, first_entry_id: int
+    ) -> AsyncGenerator[FollowUpdate, None]:
+        """Follow a ledger; see the port.  A dead connection shows by its silence."""
+        request = Follow(0, ledger_id, first_entry_id, _FOLLOW_WINDOW_BYTES)
+        async with self._reading(bookie, Lane.NEWS, request) as reading:
+            timeout_s: float | None = self._config.read_timeout_s
+            while True:
+                answer = await reading.next(timeout_s)
+                assert isinstance(answer, Update)
+                timeout_s = None  # the first update comes at once, others when there is news
+                yield FollowUpdate(
+                    frames=answer.frames,
+                    last_add_confirmed=answer.last_add_confirmed,
+                    fenced=answer.fenced,
+                )
+
+    async def list_entries(self, bookie: BookieId, *, ledger_id: int) -> Sequence[EntryRange]:
+        """List the entries held; see the port."""
+        self._check_open(bookie)
+        if self._resolve_control is None:
+            raise BookieUnavailableError(f"{bookie}: its control service is not known here")
+        if self._control is None:
+            from dlcore.transport.control import ControlClient  # loads grpc
+
+            self._control = ControlClient(timeout_s=self._config.read_timeout_s)
+        with _unknown_addresses(bookie):
+            address = await self._resolve_control(bookie)
+        return await self._control.list_entries(bookie, address, ledger_id=ledger_id)
+
+    async def aclose(self) -> None:
+        """Close every connection; pending requests fail with `BookieUnavailableError`."""
+        self._is_closed = True
+        for peer in self._peers.values():
+            await peer.aclose()
+        if self._control is not None:
+            await self._control.aclose()
+
+    def _check_open(self, bookie: BookieId) -> None:
+        if self._is_closed:
+            raise BookieUnavailableError(f"{bookie}: the bookie client is closed")
+
+    def _connection(self, bookie: BookieId, lane: Lane) -> Connection:
+        self._check_open(bookie)
+        peer = self._peers.get(bookie)
+        if peer is None:
+            hello = Hello(
+                PROTOCOL_VERSION, FEATURES, self._cluster_id, bookie.name, bookie.incarnation
+            )
+            peer = _Peer(bookie, self._resolve, hello, self._scratch, self._config, self._tls)
+            self._peers[bookie] = peer
+        return peer.connection(lane)
+
+    @asynccontextmanager
+    async def _reading(
+        self, bookie: BookieId, lane: Lane, request: Read
+    ) -> AsyncIterator[_Reading]:
+        """Send a read; it is cancelled at the bookie if it is left before its end."""
+        reading = _Reading(bookie, self._connection(bookie, lane), request)
+        try:
+            yield reading
+        finally:
+            reading.cancel()
+
+
+class _Reading:
+    """One read under way."""
+
+    def __init__(self, bookie: BookieId, connection: Connection, request: Read) -> None:
+        self._bookie = bookie
+        self._connection = connection
+        self._incoming: Incoming = connection.read(request)
+        self._taken = 0
+
+    async def next(self, timeout_s: float | None) -> int | Chunk | Update:
+        """Return what comes next; what came before has been used by now."""
+        if self._taken:
+            self._connection.take(self._incoming, self._taken)
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await self._incoming.get()
+        except TimeoutError as error:
+            raise BookieUnavailableError(f"{self._bookie}: no answer in time") from error
+        self._taken = 0 if isinstance(answer, int) else cost_of(answer)
+        return answer
+
+    def cancel(self) -> None:
+        """Give it up, unless it has ended."""
+        self._connection.cancel(self._incoming)
+
+
+class _Peer:
+    """One bookie: its address and its connections."""
+
+    def __init__(
+        self,
+        bookie: BookieId,
+        resolve: Resolve,
+        hello: Hello,
+        scratch: bytearray,
+        config: LedgerClientConfig,
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        self._bookie = bookie
+        self._resolve = resolve
+        self._hello = hello
+        self._scratch = scratch
+        self._config = config
+        self._tls = tls
+        self._backoff = Backoff()
+        self._connections: dict[Lane, Connection] = {}
+        self._opening: dict[asyncio.Task[None], None] = {}
+
+    def connection(self, lane: Lane) -> Connection:
+        """Return the lane's connection, or start a new one."""
+        connection = self._connections.get(lane)
+        if connection is None:
+            connection = Connection(
+                self._bookie,
+                hello=self._hello,
+                scratch=self._scratch,
+                backoff=self._backoff,
+                config=self._config,
+            )
+            self._connections[lane] = connection
+            connection.on_broken = lambda: self._drop(lane)
+            task = asyncio.create_task(self._open(connection), name=f"connect {self._bookie}")
+            self._opening[task] = None
+            task.add_done_callback(lambda done: self._opening.pop(done, None))
+        return connection
+
+    async def aclose(self) -> None:
+        """Close every connection and wait for its end."""
+        connections = list(self._connections.values())
+        for connection in connections:
+            connection.fail(BookieUnavailableError(f"{self._bookie}: the client was closed"))
+        tasks = list(self._opening)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for connection in connections:
+            await connection.closed
+
+    def _drop(self, lane: Lane) -> None:
+        del self._connections[lane]
+
+    async def _open(self, connection: Connection) -> None:
+        """Connect to the bookie's present address, after the back-off."""
+        await self._backoff.wait()
+        try:
+            with _unknown_addresses(self._bookie):
+                address = await self._resolve(self._bookie)
+        except BookieError as error:
+            self._backoff.failed()
+            connection.fail(error)
+        else:
+            await connection.open(address, self._tls)
+
+
+@contextmanager
+def _unknown_addresses(bookie: BookieId) -> Iterator[None]:
+    """Map errors of a look-up: an address that is not known says nothing about the bookie."""
+    try:
+        yield
+    except MetadataError as error:
+        raise BookieUnavailableError(f"{bookie}: its address is not known: {error}") from error
+
+
+def _check_size(bookie: BookieId, size: int) -> None:
+    if size > ENTRY_SIZE_BYTES_MAX:
+        raise EntryTooLargeError(
+            f"{bookie}: an entry of {size} bytes, the limit is {ENTRY_SIZE_BYTES_MAX}"
+        )
+    if size < ENTRY_BYTES_MIN:
+        raise DigestMismatchError(
+            f"{bookie}: an entry frame of {size} bytes, its header alone has {ENTRY_BYTES_MIN}"
+        )
+
+
+def _failed(error: BookieError) -> asyncio.Future[None]:
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    future.set_exception(error)
+    return future

@@ -1,0 +1,432 @@
+"""One connection of a client to one bookie: requests queued in call order, answers as they come.
+
+Adds that wait together share a message.  Every write is answered or fails within `add_timeout_s`;
+one that stays unanswered fails alone.  A connection on which not a byte was heard for that long is
+broken: PINGs see to it that a bookie in good order is heard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+from dlcore.config import ENTRY_SIZE_BYTES_MAX, MIB
+from dlcore.errors import BookieError, BookieOverloadedError, BookieUnavailableError, DLError
+from dlcore.wire.client_end import (
+    Brought,
+    ClientEnd,
+    ReadRefused,
+    Stored,
+    Told,
+    Welcomed,
+    WriteRefused,
+)
+from dlcore.wire.keepalive import Keepalive
+from dlcore.wire.messages import ADD_FRAMES_MAX, Ping, Pong, WireError, encode, gather
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable
+
+    from dlcore.config import LedgerClientConfig
+    from dlcore.ids import BookieId
+    from dlcore.transport.backoff import Backoff
+    from dlcore.wire.client_end import ClientEvent, Read
+    from dlcore.wire.messages import Buffer, Chunk, Hello, Update
+
+logger = logging.getLogger(__name__)
+
+_BATCH_BYTES_MAX = MIB
+"""Adds that wait together travel in one message of about this size."""
+_BACKLOG_FACTOR = 4
+"""A connection holds at most this many times the ledger client's own bounds on what is pending."""
+_UNSENT_BYTES_HIGH = 4 * MIB
+"""Given to the transport and not yet sent; beyond it requests wait in the queue."""
+
+
+class Write:
+    """An add (`frame`) or an explicit LAC (`lac`: ledger id, LAC) on its way to a bookie."""
+
+    __slots__ = ("frame", "future", "is_recovery", "lac", "size", "submitted_s")
+
+    def __init__(
+        self,
+        future: asyncio.Future[None],
+        submitted_s: float,
+        *,
+        frame: Buffer | None = None,
+        is_recovery: bool = False,
+        lac: tuple[int, int] = (-1, -1),
+    ) -> None:
+        self.frame = frame
+        self.future = future
+        self.is_recovery = is_recovery
+        self.lac = lac
+        self.size = 0 if frame is None else len(frame)
+        self.submitted_s = submitted_s
+
+
+class Incoming:
+    """What a bookie sends for one read, in order, for one task that takes it."""
+
+    def __init__(self) -> None:
+        self.request_id = 0
+        self._items: deque[int | Chunk | Update] = deque()
+        self._error: DLError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, item: int | Chunk | Update) -> None:
+        """Take what came."""
+        self._items.append(item)
+        self._wake()
+
+    def fail(self, error: DLError) -> None:
+        """End with an error, behind what came before."""
+        if self._error is None:
+            self._error = error
+            self._wake()
+
+    async def get(self) -> int | Chunk | Update:
+        """Return what came next, or raise the error that ended the read."""
+        while not self._items:
+            if self._error is not None:
+                raise self._error
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._items.popleft()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+Event: TypeAlias = "ClientEvent[Write, Incoming]"
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One connection from its first byte to its end; never used again once broken.
+
+    Args:
+        bookie: the bookie's name in errors.
+        hello: whom it must be.
+        scratch: see `dlcore.wire.assembly`.
+        backoff: the bookie's, told how this connection fares.
+        config: time-outs and bounds.
+    """
+
+    def __init__(
+        self,
+        bookie: BookieId,
+        *,
+        hello: Hello,
+        scratch: bytearray,
+        backoff: Backoff,
+        config: LedgerClientConfig,
+    ) -> None:
+        self._bookie = bookie
+        self._backoff = backoff
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        self._end: ClientEnd[Write, Incoming] = ClientEnd(hello, scratch)
+        self._keepalive = Keepalive(config.add_timeout_s, now_s=self._loop.time())
+        self._transport: asyncio.Transport | None = None
+        self._is_welcome = False
+        self._is_write_paused = False
+        self._is_flush_due = False
+        self._queue: deque[Write] = deque()
+        self._unasked: dict[Incoming, Read] = {}
+        self._pending_bytes = 0
+        self._expiry: asyncio.TimerHandle | None = None
+        self._ticker = self._loop.call_later(self._keepalive.interval_s, self._tick)
+        self.is_broken = False
+        self.on_broken: Callable[[], None] = lambda: None
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+        """Done once the transport is gone, or was never there."""
+
+    # Requests
+
+    def add(self, frame: Buffer, *, is_recovery: bool) -> asyncio.Future[None]:
+        """Queue an add behind all earlier writes."""
+        return self._submit(
+            Write(
+                self._loop.create_future(), self._loop.time(), frame=frame, is_recovery=is_recovery
+            )
+        )
+
+    def write_lac(self, ledger_id: int, last_add_confirmed: int) -> asyncio.Future[None]:
+        """Queue an explicit LAC behind all earlier writes."""
+        lac = (ledger_id, last_add_confirmed)
+        return self._submit(Write(self._loop.create_future(), self._loop.time(), lac=lac))
+
+    def read(self, request: Read) -> Incoming:
+        """Send a read, and return where its answers come in."""
+        incoming = Incoming()
+        if self._is_welcome and not self.is_broken:
+            self._ask(request, incoming)
+        elif self.is_broken:
+            incoming.fail(BookieUnavailableError(f"{self._bookie}: the connection is broken"))
+        else:
+            self._unasked[incoming] = request
+        return incoming
+
+    def take(self, incoming: Incoming, size: int) -> None:
+        """Let the bookie send as much again as was taken."""
+        self._write(self._end.take(incoming.request_id, size))
+
+    def cancel(self, incoming: Incoming) -> None:
+        """Give a read up, at the bookie too."""
+        if incoming.request_id:
+            self._write(self._end.cancel(incoming.request_id))
+        else:
+            self._unasked.pop(incoming, None)
+
+    def fail(self, error: DLError) -> None:
+        """Break the connection: whatever is not answered yet fails like `error`."""
+        if self.is_broken:
+            return
+        self.is_broken = True
+        self._ticker.cancel()
+        if self._expiry is not None:
+            self._expiry.cancel()
+        writes = [*self._end.writes.values(), *self._queue]
+        self._end.writes.clear()
+        self._queue.clear()
+        for write in writes:
+            self._settle(write, type(error)(*error.args))  # one each: tracebacks grow on them
+        for incoming in (*self._end.reads, *self._unasked):
+            incoming.fail(type(error)(*error.args))
+        self._unasked.clear()
+        self.on_broken()
+        if self._transport is not None:
+            self._transport.abort()
+        elif not self.closed.done():
+            self.closed.set_result(None)
+
+    async def open(self, address: str, tls: ssl.SSLContext | None) -> None:
+        """Connect; what goes wrong breaks the connection."""
+        host, _, port = address.rpartition(":")
+        try:
+            async with asyncio.timeout(self._config.add_timeout_s):
+                await self._loop.create_connection(
+                    lambda: self, host.strip("[]"), int(port), ssl=tls
+                )
+        except (OSError, ValueError, OverflowError, TimeoutError) as error:
+            reason = str(error) or type(error).__name__
+            self._backoff.failed()
+            self.fail(
+                BookieUnavailableError(f"{self._bookie}: no connection to {address}: {reason}")
+            )
+
+    # What the transport calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Say hello."""
+        self._transport = cast("asyncio.Transport", transport)
+        if self.is_broken:  # while it was being made
+            self._transport.abort()
+            return
+        self._transport.set_write_buffer_limits(high=_UNSENT_BYTES_HIGH)
+        self._transport.writelines(self._end.hello())
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where the next bytes go."""
+        return self._end.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take bytes that came."""
+        if self.is_broken:
+            return
+        self._keepalive.heard(self._loop.time())
+        self._end.received(nbytes)
+        try:
+            while (event := self._end.next_event()) is not None:
+                self._take(event)
+        except WireError as error:
+            self._break(BookieUnavailableError(f"it breaks the protocol: {error}"))
+        except BookieError as error:
+            self._break(error)
+
+    def pause_writing(self) -> None:
+        """Keep requests in the queue."""
+        self._is_write_paused = True
+
+    def resume_writing(self) -> None:
+        """Go on."""
+        self._is_write_paused = False
+        self._flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail what is not answered."""
+        self._transport = None
+        reason = f": {exc}" if exc else ""
+        self._break(BookieUnavailableError(f"the connection was closed{reason}"))
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    # Answers
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Ping(token):
+                self._write(encode(Pong(token)))
+            case Pong():
+                pass
+            case Welcomed():
+                self._start()
+            case _:
+                self._answer(event)
+
+    def _start(self) -> None:
+        """Send what waited for the handshake."""
+        self._backoff.succeeded()
+        self._is_welcome = True
+        unasked, self._unasked = self._unasked, {}
+        for incoming, request in unasked.items():
+            self._ask(request, incoming)
+        self._flush()
+
+    def _answer(
+        self,
+        event: Stored[Write]
+        | WriteRefused[Write]
+        | Told[Incoming]
+        | Brought[Incoming]
+        | ReadRefused[Incoming],
+    ) -> None:
+        match event:
+            case Stored(writes):
+                for write in writes:
+                    self._settle(write, None)
+            case WriteRefused(write, error):
+                self._settle(write, named(self._bookie, error))
+            case Told(incoming, lac):
+                incoming.put(lac)
+            case Brought(incoming, message):
+                incoming.put(message)
+            case ReadRefused(incoming, error):
+                incoming.fail(named(self._bookie, error))
+
+    def _break(self, error: BookieError) -> None:
+        if not self.is_broken:
+            logger.debug("connection ended bookie=%s reason=%s", self._bookie, error)
+            self._backoff.failed()
+            self.fail(named(self._bookie, error))
+
+    def _settle(self, write: Write, error: DLError | None) -> None:
+        self._pending_bytes -= write.size
+        if write.future.done():  # the caller cancelled it
+            return
+        if error is None:
+            write.future.set_result(None)
+        else:
+            write.future.set_exception(error)
+
+    # Sending
+
+    def _ask(self, request: Read, incoming: Incoming) -> None:
+        try:
+            incoming.request_id, buffers = self._end.read(request, incoming)
+        except BookieError as error:
+            incoming.fail(named(self._bookie, error))
+        else:
+            self._write(buffers)
+
+    def _submit(self, write: Write) -> asyncio.Future[None]:
+        pending = len(self._end.writes) + len(self._queue)
+        config = self._config
+        if (
+            pending >= _BACKLOG_FACTOR * config.pending_entries_max
+            or self._pending_bytes + write.size
+            > _BACKLOG_FACTOR * config.pending_bytes_max + ENTRY_SIZE_BYTES_MAX
+        ):
+            write.future.set_exception(
+                BookieOverloadedError(
+                    f"{self._bookie}: {pending} requests of {self._pending_bytes} bytes are pending"
+                )
+            )
+            return write.future
+        self._pending_bytes += write.size
+        self._queue.append(write)
+        if self._expiry is None:
+            self._expiry = self._loop.call_later(config.add_timeout_s, self._expire)
+        if not self._is_flush_due and self._is_welcome:
+            self._is_flush_due = True
+            self._loop.call_soon(self._flush)
+        return write.future
+
+    def _flush(self) -> None:
+        """Send what waits, adds of one kind together."""
+        self._is_flush_due = False
+        if not self._is_welcome or self.is_broken:
+            return
+        try:
+            while self._queue and not self._is_write_paused:
+                if self._queue[0].frame is None:
+                    write = self._queue.popleft()
+                    self._write(self._end.write_lac(*write.lac, write))
+                else:
+                    self._send_adds()
+        except BookieError as error:
+            self._break(error)
+
+    def _send_adds(self) -> None:
+        queue = self._queue
+        is_recovery = queue[0].is_recovery
+        batch: list[Write] = []
+        frames: list[Buffer] = []
+        size = 0
+        while queue and len(batch) < ADD_FRAMES_MAX:
+            write = queue[0]
+            size += write.size
+            if write.frame is None or write.is_recovery != is_recovery:
+                break
+            if batch and size > _BATCH_BYTES_MAX:
+                break
+            batch.append(queue.popleft())
+            frames.append(write.frame)
+            write.frame = None
+        self._write(self._end.add(frames, batch, is_recovery=is_recovery))
+
+    def _write(self, buffers: list[Buffer]) -> None:
+        if buffers and self._transport is not None and not self.is_broken:
+            self._transport.writelines(gather(buffers))
+
+    # Time
+
+    def _tick(self) -> None:
+        self._ticker = self._loop.call_later(self._keepalive.interval_s, self._tick)
+        try:
+            ping = self._keepalive.check(self._loop.time())
+        except BookieUnavailableError as error:
+            self._break(error)
+        else:
+            if ping is not None and self._is_welcome:
+                self._write(encode(ping))
+
+    def _expire(self) -> None:
+        """Fail what waits too long."""
+        self._expiry = None
+        timeout_s = self._config.add_timeout_s
+        due_s = self._loop.time() - timeout_s
+        writes = self._end.writes
+        while (oldest := self._oldest()) is not None and oldest.submitted_s <= due_s:
+            if writes:
+                del writes[next(iter(writes))]
+            else:
+                self._queue.popleft()
+            reason = f"{self._bookie}: no answer within {timeout_s} s"
+            self._settle(oldest, BookieUnavailableError(reason))
+        if oldest is not None:
+            self._expiry = self._loop.call_at(oldest.submitted_s + timeout_s, self._expire)
+
+    def _oldest(self) -> Write | None:
+        for write in self._end.writes.values():  # in the order of submission
+            return write
+        return self._queue[0] if self._queue else None
+
+
+def named(bookie: BookieId, error: BookieError) -> BookieError:
+    """Return an answer of `bookie` as an error that says whose answer it is."""
+    return type(error)(f"{bookie}: {error}")

@@ -1,0 +1,107 @@
+"""The client of a bookie's control service, over gRPC; loaded only by those who ask for it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import grpc
+
+from dlcore.errors import BookieUnavailableError
+from dlcore.ledger.port import EntryRange
+from dlcore.proto import bookie_pb2 as pb
+from dlcore.proto.bookie_pb2_grpc import BookieControlStub
+from dlcore.wire.statuses import error_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dlcore.ids import BookieId
+
+_OPTIONS = [
+    ("grpc.enable_retries", 0),
+    # Bookies are addressed directly, whatever proxy the environment names for the web.
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+class ControlClient:
+    """Channels to the control services of bookies, by address; used on one event loop."""
+
+    def __init__(self, *, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def list_entries(
+        self, bookie: BookieId, address: str, *, ledger_id: int
+    ) -> Sequence[EntryRange]:
+        """Return the ranges of entries that `bookie` holds; see `BookieClient.list_entries`."""
+        ranges: list[EntryRange] = []
+        pages = 0
+        request = pb.ListEntriesRequest(incarnation=bookie.incarnation, ledger_id=ledger_id)
+        with self._failures(bookie, address):
+            call = BookieControlStub(self._channel(address)).ListEntries(request)
+            try:
+                while (page := await self._next_page(call)) is not None:
+                    pages += 1
+                    if page.status:
+                        error = error_of(page.status, page.detail)
+                        raise type(error)(f"{bookie}: {error}")
+                    ranges += (
+                        EntryRange(
+                            first_entry_id=each.first_entry_id, last_entry_id=each.last_entry_id
+                        )
+                        for each in page.ranges
+                    )
+            finally:
+                call.cancel()
+        if not pages:
+            raise BookieUnavailableError(f"{bookie}: it ended the list before its first page")
+        return ranges
+
+    async def aclose(self) -> None:
+        """Close every channel."""
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            await channel.close()
+
+    async def _next_page(
+        self, call: grpc.aio.UnaryStreamCall[pb.ListEntriesRequest, pb.ListEntriesResponse]
+    ) -> pb.ListEntriesResponse | None:
+        async with asyncio.timeout(self._timeout_s):
+            page = await call.read()
+        return page if isinstance(page, pb.ListEntriesResponse) else None
+
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = grpc.aio.insecure_channel(address, _OPTIONS)
+        return channel
+
+    @contextmanager
+    def _failures(self, bookie: BookieId, address: str) -> Iterator[None]:
+        """Map foreign errors: whatever went wrong on the way, the answer is unknown."""
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            # gRPC's own back-off would keep a bookie that is back waiting.
+            self._retire(address)
+            code = error.code().name
+            raise BookieUnavailableError(f"{bookie}: {code}: {error.details()}") from error
+        except TimeoutError as error:
+            self._retire(address)
+            raise BookieUnavailableError(f"{bookie}: no answer in time") from error
+        except (grpc.aio.BaseError, asyncio.InvalidStateError) as error:
+            raise BookieUnavailableError(f"{bookie}: the connection was closed: {error}") from error
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # grpc.aio reports a call whose channel was closed as cancelled, though nobody was.
+            raise BookieUnavailableError(f"{bookie}: the connection was closed") from error
+
+    def _retire(self, address: str) -> None:
+        """Let the next request use a new channel; the old one closes when its calls have ended."""
+        self._channels.pop(address, None)

@@ -1,0 +1,108 @@
+"""Bytes in, whole frames out: where received bytes go, and when they make a frame.
+
+Small frames come through a scratch buffer that all connections of an event loop may share: between
+`get_buffer` and `received` nobody else uses it.  A big payload gets a buffer of its exact size, and
+the bytes are received straight into it; what was sent behind the frame's head comes through the
+scratch buffer once more.  A payload gets its buffer only after its header and fields proved sound.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from dlcore.wire.messages import HEADER, Header, check_head, decode_header
+
+SCRATCH_BYTES = 64 * 1024
+_BIG_BYTES = 32 * 1024
+"""A payload from this size on is received into a buffer of its own."""
+_PEEK_BYTES = 16 * 1024
+"""Read after a big frame: most likely another head, whose payload shall not be copied."""
+
+
+class Frame(NamedTuple):
+    """One frame, whole."""
+
+    header: Header
+    fields: bytes
+    payload: memoryview
+
+
+class _Partial:
+    """A big frame whose payload is on its way."""
+
+    __slots__ = ("fields", "filled", "header", "payload")
+
+    def __init__(self, header: Header, fields: bytes, head: memoryview) -> None:
+        self.header = header
+        self.fields = fields
+        # Not zeroed: it is handed out only once every byte was received.
+        self.payload = np.empty(header.payload_bytes, np.uint8).data
+        self.filled = len(head)
+        self.payload[: self.filled] = head
+
+
+class Assembly:
+    """The receiving half of a connection."""
+
+    def __init__(self, scratch: bytearray) -> None:
+        self._scratch = memoryview(scratch)
+        self._data = b""
+        self._position = 0
+        self._partial: _Partial | None = None
+        self._was_big = False
+
+    def get_buffer(self) -> memoryview:
+        """Return where the next bytes go; never empty while `next_frame` returns None."""
+        partial = self._partial
+        if partial is not None and partial.filled < len(partial.payload):
+            return partial.payload[partial.filled :]
+        return self._scratch[:_PEEK_BYTES] if self._was_big else self._scratch
+
+    def received(self, count: int) -> None:
+        """Take note of `count` bytes in the buffer that `get_buffer` returned last."""
+        partial = self._partial
+        if partial is not None and partial.filled < len(partial.payload):
+            partial.filled += count
+            return
+        rest = self._data[self._position :]
+        self._data = b"".join((rest, self._scratch[:count]))
+        self._position = 0
+
+    def next_frame(self) -> Frame | None:
+        """Return the next frame if it is whole.
+
+        Raises:
+            WireError: the bytes are none.
+        """
+        if self._partial is not None:
+            return self._take_partial()
+        data, start = self._data, self._position
+        if len(data) - start < HEADER.size:
+            return None
+        header = decode_header(data, start)
+        body = start + HEADER.size + header.fields_bytes
+        if len(data) < body:
+            return None
+        end = body + header.payload_bytes
+        if len(data) < end and header.payload_bytes < _BIG_BYTES:
+            return None
+        fields = check_head(data, start, header)
+        payload = memoryview(data)[body:end]
+        if len(data) < end:
+            self._partial = _Partial(header, fields, payload)
+            self._data, self._position = b"", 0
+            return None
+        self._position = end
+        self._was_big = False
+        return Frame(header, fields, payload)
+
+    def _take_partial(self) -> Frame | None:
+        partial = self._partial
+        assert partial is not None
+        if partial.filled < len(partial.payload):
+            return None
+        self._partial = None
+        self._was_big = True
+        return Frame(partial.header, partial.fields, partial.payload.toreadonly())

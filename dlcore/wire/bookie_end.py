@@ -1,0 +1,164 @@
+"""The bookie's end of a connection: the handshake, requests in order, windows of readers.
+
+What a client sends is refused as a whole or belongs to one request: a client that breaks the
+protocol loses its connection, and nobody else notices.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from dlcore.errors import BadRequestError, WrongIncarnationError
+from dlcore.wire.assembly import Assembly
+from dlcore.wire.messages import (
+    FEATURES,
+    PROTOCOL_VERSION,
+    REQUEST_ID_MAX,
+    WINDOW_BYTES_MAX,
+    Add,
+    Buffer,
+    Cancel,
+    Chunk,
+    Credit,
+    Durable,
+    Failed,
+    Follow,
+    Hello,
+    Lac,
+    Ping,
+    Pong,
+    ReadEntries,
+    ReadEntry,
+    ReadLac,
+    Update,
+    Welcome,
+    WireError,
+    WriteLac,
+    cost_of,
+    decode,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from dlcore.ids import BookieId
+
+BookieEvent: TypeAlias = (
+    Hello
+    | Add
+    | WriteLac
+    | ReadLac
+    | ReadEntry
+    | ReadEntries
+    | Follow
+    | Credit
+    | Cancel
+    | Ping
+    | Pong
+)
+
+
+class BookieEnd:
+    """One connection.
+
+    Args:
+        bookie: who this is; a client that means another one is refused.
+        cluster_id: of the namespace.
+        scratch: see `Assembly`.
+    """
+
+    def __init__(self, bookie: BookieId, cluster_id: str, scratch: bytearray) -> None:
+        self._bookie = bookie
+        self._cluster_id = cluster_id
+        self._assembly = Assembly(scratch)
+        self.get_buffer = self._assembly.get_buffer
+        self.received = self._assembly.received
+        self.is_open = False
+        """Whether the handshake is over."""
+        self._last_id = 0
+        self._windows: dict[int, int] = {}
+
+    def next_event(self) -> BookieEvent | None:
+        """Return the client's next message, None if none is whole.
+
+        A HELLO is answered by `welcome`; CREDIT and CANCEL tell of reads that may have ended.
+
+        Raises:
+            WireError: the client broke the protocol.
+            WrongIncarnationError, BadRequestError: it means another bookie, or speaks otherwise.
+        """
+        frame = self._assembly.next_frame()
+        if frame is None:
+            return None
+        message = decode(*frame)
+        match message:
+            case Hello():
+                self._enter(message)
+            case _ if not self.is_open:
+                raise WireError(f"{type(message).__name__} before the handshake")
+            case Add():
+                self._take_ids(message.first_request_id, len(message.frames))
+            case WriteLac() | ReadLac() | ReadEntry():
+                self._take_ids(message.request_id, 1)
+            case ReadEntries() | Follow():
+                self._take_ids(message.request_id, 1)
+                self._open_window(message.request_id, message.window_bytes)
+            case Credit(request_id, size):
+                if request_id in self._windows:
+                    self._open_window(request_id, self._windows[request_id] + size)
+            case Cancel() | Ping() | Pong():
+                pass
+            case _:
+                raise WireError(f"{type(message).__name__} from a client")
+        return message
+
+    def welcome(self) -> list[Buffer]:
+        """Return the answer to a right HELLO."""
+        name, incarnation = self._bookie.name, self._bookie.incarnation
+        return encode(Welcome(PROTOCOL_VERSION, FEATURES, name, incarnation))
+
+    def window_of(self, request_id: int) -> int:
+        """Return the bytes that a read may be sent; with one or more, a whole message may go."""
+        return self._windows.get(request_id, 0)
+
+    def send(self, message: Durable | Failed | Lac | Chunk | Update | Ping | Pong) -> list[Buffer]:
+        """Return a message's buffers; what it takes of a window is taken."""
+        buffers = encode(message)
+        if isinstance(message, Chunk | Update) and message.request_id in self._windows:
+            self._windows[message.request_id] -= cost_of(message)
+        return buffers
+
+    def end(self, request_id: int) -> None:
+        """Forget the window of a read that has ended."""
+        self._windows.pop(request_id, None)
+
+    def _enter(self, hello: Hello) -> None:
+        if self.is_open:
+            raise WireError("a second HELLO")
+        if hello.version != PROTOCOL_VERSION:
+            raise BadRequestError(f"protocol version {hello.version}, expected {PROTOCOL_VERSION}")
+        if hello.cluster_id != self._cluster_id:
+            raise BadRequestError(
+                f"this bookie is of cluster {self._cluster_id}, not {hello.cluster_id}"
+            )
+        bookie = self._bookie
+        if (hello.bookie_name, hello.incarnation) != (bookie.name, bookie.incarnation):
+            raise WrongIncarnationError(
+                f"this is {bookie.name}, incarnation {bookie.incarnation}; "
+                f"not {hello.bookie_name}, incarnation {hello.incarnation}"
+            )
+        self.is_open = True
+
+    def _take_ids(self, first: int, count: int) -> None:
+        if not self._last_id < first <= REQUEST_ID_MAX - count:
+            raise WireError(
+                f"request id {first}: expected {self._last_id + 1} … {REQUEST_ID_MAX - count}"
+            )
+        self._last_id = first + count - 1
+
+    def _open_window(self, request_id: int, window: int) -> None:
+        if window > WINDOW_BYTES_MAX:
+            raise WireError(
+                f"read {request_id} with a window of {window} bytes: expected at most "
+                f"{WINDOW_BYTES_MAX}"
+            )
+        self._windows[request_id] = window

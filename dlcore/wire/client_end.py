@@ -1,0 +1,287 @@
+"""The client's end of a connection: requests out, answers matched to them.
+
+Whatever a bookie sends must answer something that was asked, in a form that the question allows and
+within the window that was given; else the bookie, or what sits between, lies, and the connection
+ends.  An answer to a request that was given up is no lie, and is dropped.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
+
+from dlcore.errors import (
+    BadRequestError,
+    BookieError,
+    BookieUnavailableError,
+    WrongIncarnationError,
+)
+from dlcore.wire.assembly import Assembly
+from dlcore.wire.messages import (
+    FEATURES,
+    PROTOCOL_VERSION,
+    REQUEST_ID_MAX,
+    Add,
+    Buffer,
+    Cancel,
+    Chunk,
+    Credit,
+    Durable,
+    Failed,
+    Follow,
+    Hello,
+    Lac,
+    Ping,
+    Pong,
+    ReadEntries,
+    ReadEntry,
+    ReadLac,
+    Update,
+    Welcome,
+    WireError,
+    WriteLac,
+    cost_of,
+    decode,
+    encode,
+)
+from dlcore.wire.statuses import error_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+W = TypeVar("W")
+R = TypeVar("R")
+Read: TypeAlias = ReadLac | ReadEntry | ReadEntries | Follow
+
+
+class Welcomed(NamedTuple):
+    """Event: the bookie is the right one; requests may be sent."""
+
+
+class Stored(NamedTuple, Generic[W]):
+    """Event: these adds and LACs are durable."""
+
+    writes: Sequence[W]
+
+
+class WriteRefused(NamedTuple, Generic[W]):
+    """Event: an add or LAC failed."""
+
+    write: W
+    error: BookieError
+
+
+class Told(NamedTuple, Generic[R]):
+    """Event: a ledger's LAC."""
+
+    read: R
+    last_add_confirmed: int
+
+
+class Brought(NamedTuple, Generic[R]):
+    """Event: entries of a read."""
+
+    read: R
+    message: Chunk | Update
+
+
+class ReadRefused(NamedTuple, Generic[R]):
+    """Event: a read failed."""
+
+    read: R
+    error: BookieError
+
+
+ClientEvent: TypeAlias = (
+    Welcomed | Stored[W] | WriteRefused[W] | Told[R] | Brought[R] | ReadRefused[R] | Ping | Pong
+)
+
+
+class _OpenRead(Generic[R]):
+    """A read that has not ended, and what the bookie may still send for it."""
+
+    __slots__ = ("answers", "read", "taken", "window")
+
+    def __init__(self, read: R, answers: type, window: int) -> None:
+        self.read = read
+        self.answers = answers
+        self.window = window
+        self.taken = 0
+
+
+_ANSWERS: dict[type, type] = {
+    ReadLac: Lac,
+    ReadEntry: Chunk,
+    ReadEntries: Chunk,
+    Follow: Update,
+}
+
+
+class ClientEnd(Generic[W, R]):
+    """One connection; `W` and `R` stand for the caller's writes and reads, which events name.
+
+    Args:
+        hello: whom the client means.
+        scratch: see `Assembly`.
+    """
+
+    def __init__(self, hello: Hello, scratch: bytearray) -> None:
+        self._hello = hello
+        self._assembly = Assembly(scratch)
+        self.get_buffer = self._assembly.get_buffer
+        self.received = self._assembly.received
+        self._is_welcome = False
+        self._next_id = 1
+        self.writes: dict[int, W] = {}
+        """Adds and LACs that were sent and not answered, in the order of sending."""
+        self._reads: dict[int, _OpenRead[R]] = {}
+
+    @property
+    def reads(self) -> list[R]:
+        """Reads that have not ended."""
+        return [each.read for each in self._reads.values()]
+
+    def hello(self) -> list[Buffer]:
+        """Return what opens the connection."""
+        return encode(self._hello)
+
+    def add(
+        self, frames: Sequence[Buffer], writes: Sequence[W], *, is_recovery: bool
+    ) -> list[Buffer]:
+        """Return a message of adds."""
+        first = self._take_ids(len(frames))
+        self.writes.update(enumerate(writes, first))
+        return encode(Add(first, is_recovery, frames))
+
+    def write_lac(self, ledger_id: int, last_add_confirmed: int, write: W) -> list[Buffer]:
+        """Return an explicit LAC."""
+        request_id = self._take_ids(1)
+        self.writes[request_id] = write
+        return encode(WriteLac(request_id, ledger_id, last_add_confirmed))
+
+    def read(self, request: Read, read: R) -> tuple[int, list[Buffer]]:
+        """Return the id of a read, which `request` lacks, and its message."""
+        request_id = self._take_ids(1)
+        window = request.window_bytes if isinstance(request, ReadEntries | Follow) else 1
+        self._reads[request_id] = _OpenRead(read, _ANSWERS[type(request)], window)
+        return request_id, encode(request._replace(request_id=request_id))
+
+    def take(self, request_id: int, size: int) -> list[Buffer]:
+        """Give back the window that a message of `size` bytes took, now or with later ones."""
+        read = self._reads.get(request_id)
+        if read is None:
+            return []
+        read.taken += size
+        if read.taken < read.window:
+            return []
+        taken, read.taken = read.taken, 0
+        read.window += taken
+        return encode(Credit(request_id, taken))
+
+    def cancel(self, request_id: int) -> list[Buffer]:
+        """Give a read up."""
+        return encode(Cancel(request_id)) if self._reads.pop(request_id, None) else []
+
+    def next_event(self) -> ClientEvent[W, R] | None:
+        """Return what the bookie said next, None if nothing is whole.
+
+        Raises:
+            BookieError: the connection is of no use: the bookie is another one, refuses the
+                connection, or breaks the protocol.
+        """
+        while (frame := self._assembly.next_frame()) is not None:
+            event = self._judge(decode(*frame))
+            if event is not None:
+                return event
+        return None
+
+    def _judge(self, message: object) -> ClientEvent[W, R] | None:
+        match message:
+            case Failed(0, status, detail):
+                raise self._refusal(error_of(status, detail))
+            case Welcome():
+                return self._enter(message)
+            case _ if not self._is_welcome:
+                raise WireError(f"{type(message).__name__} before the handshake")
+            case Durable(request_ids):
+                return self._store(request_ids)
+            case Failed():
+                return self._refuse(message)
+            case Lac() | Chunk() | Update():
+                return self._bring(message)
+            case Ping() | Pong():
+                return message
+        raise WireError(f"{type(message).__name__} from a bookie")
+
+    def _refusal(self, error: BookieError) -> BookieError:
+        """Return why the bookie ends the connection; it says nothing about any request."""
+        if not self._is_welcome and isinstance(error, WrongIncarnationError | BadRequestError):
+            return error
+        return BookieUnavailableError(f"it ended the connection: {error}")
+
+    def _enter(self, welcome: Welcome) -> Welcomed:
+        hello = self._hello
+        if self._is_welcome:
+            raise WireError("a second WELCOME")
+        if welcome.version != PROTOCOL_VERSION or welcome.features & ~FEATURES:
+            raise WireError(
+                f"protocol version {welcome.version} with features {welcome.features:#x}: expected "
+                f"{PROTOCOL_VERSION} and {FEATURES:#x}"
+            )
+        if (welcome.bookie_name, welcome.incarnation) != (hello.bookie_name, hello.incarnation):
+            raise WrongIncarnationError(
+                f"{welcome.bookie_name}, incarnation {welcome.incarnation} answers"
+            )
+        self._is_welcome = True
+        return Welcomed()
+
+    def _store(self, request_ids: Sequence[int]) -> Stored[W]:
+        stored: list[W] = []
+        for request_id in request_ids:
+            write = self.writes.pop(request_id, None)
+            if write is not None:
+                stored.append(write)
+            else:
+                self._check_sent(request_id)
+                if request_id in self._reads:
+                    raise WireError(f"read {request_id} is called durable")
+        return Stored(stored)
+
+    def _refuse(self, failed: Failed) -> WriteRefused[W] | ReadRefused[R] | None:
+        self._check_sent(failed.request_id)
+        error = error_of(failed.status, failed.detail)
+        write = self.writes.pop(failed.request_id, None)
+        if write is not None:
+            return WriteRefused(write, error)
+        read = self._reads.pop(failed.request_id, None)
+        return None if read is None else ReadRefused(read.read, error)
+
+    def _bring(self, message: Lac | Chunk | Update) -> Told[R] | Brought[R] | None:
+        request_id = message.request_id
+        self._check_sent(request_id)
+        read = self._reads.get(request_id)
+        if read is None:
+            if request_id in self.writes:
+                raise WireError(f"{type(message).__name__} for the write {request_id}")
+            return None
+        if not isinstance(message, read.answers):
+            raise WireError(f"{type(message).__name__} for read {request_id}")
+        if isinstance(message, Lac):
+            del self._reads[request_id]
+            return Told(read.read, message.last_add_confirmed)
+        if read.window <= 0:
+            raise WireError(f"read {request_id} has more bytes than its window")
+        read.window -= cost_of(message)
+        if isinstance(message, Chunk) and message.is_last:
+            del self._reads[request_id]
+        return Brought(read.read, message)
+
+    def _check_sent(self, request_id: int) -> None:
+        if not 0 < request_id < self._next_id:
+            raise WireError(f"an answer to request {request_id}, which was never sent")
+
+    def _take_ids(self, count: int) -> int:
+        first = self._next_id
+        if first + count > REQUEST_ID_MAX:
+            raise BookieUnavailableError("the connection has used all its request ids")
+        self._next_id += count
+        return first

@@ -1,0 +1,572 @@
+"""Messages of the wire and their frames, in both directions.
+
+Every message is one frame: a header of 24 bytes, the fields of its kind, and a payload of whole
+entry frames, which are neither joined on their way out nor looked into on their way in.  The
+header's checksum covers header and fields; each entry frame has its own.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import crc32c
+
+from dlcore.config import ENTRY_SIZE_BYTES_MAX, MIB
+from dlcore.errors import BadRequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+Buffer: TypeAlias = bytes | memoryview
+
+PROTOCOL_VERSION = 1
+FEATURES = 0
+"""Bit set of optional features that this side speaks; none are defined yet."""
+
+HEADER = struct.Struct(">HBBIIQI")
+_MAGIC = 0xD10B
+_CRC_OFFSET = HEADER.size - 4
+_CRC = struct.Struct(">I")
+
+ENTRY_BYTES_MIN = 48
+"""The header of an entry frame: nothing shorter can be one."""
+ADD_FRAMES_MAX = 256
+"""Entries in one ADD: so many, refused or stored, delay no other client for long."""
+ADD_BYTES_MAX = ENTRY_SIZE_BYTES_MAX + MIB
+"""Payload of one ADD: one entry of any allowed size, or a batch of smaller ones."""
+CHUNK_BYTES_MAX = 2 * MIB
+"""Most that a bookie puts into one CHUNK or UPDATE, unless a single entry is larger."""
+CHUNK_FRAMES_MAX = CHUNK_BYTES_MAX // ENTRY_BYTES_MIN
+DURABLE_IDS_MAX = 1024
+WINDOW_BYTES_MAX = 16 * MIB
+"""Most that a reader can let a bookie send ahead of it."""
+MESSAGE_BYTES = 64
+"""What a CHUNK or UPDATE takes of its reader's window beside its payload."""
+REQUEST_ID_MAX = 2**63 - 1
+_TEXT_BYTES_MAX = 1024
+_JOIN_BYTES = 8192
+"""Buffers below this size are copied together: cheaper than a vector each."""
+_CONNECTION_ID = 0
+"""Stands for the connection itself where a message is about no request."""
+
+
+class Kind(IntEnum):
+    """What a message is; clients send those below WELCOME, bookies the others; both PING, PONG."""
+
+    HELLO = 1
+    ADD = 2
+    WRITE_LAC = 3
+    READ_LAC = 4
+    READ_ENTRY = 5
+    READ_ENTRIES = 6
+    FOLLOW = 7
+    CREDIT = 8
+    CANCEL = 9
+    PING = 16
+    PONG = 17
+    WELCOME = 32
+    DURABLE = 33
+    FAILED = 34
+    LAC = 35
+    CHUNK = 36
+    UPDATE = 37
+
+
+class Hello(NamedTuple):
+    """The first message of a connection: who is meant, and what the client speaks."""
+
+    version: int
+    features: int
+    cluster_id: str
+    bookie_name: str
+    incarnation: str
+    token: bytes = b""
+    """Room for a proof of who the client is."""
+
+
+class Add(NamedTuple):
+    """Store entries; each is a request of its own, numbered from `first_request_id`."""
+
+    first_request_id: int
+    is_recovery: bool
+    frames: Sequence[Buffer]
+
+
+class WriteLac(NamedTuple):
+    """Remember a ledger's last add confirmed."""
+
+    request_id: int
+    ledger_id: int
+    last_add_confirmed: int
+
+
+class ReadLac(NamedTuple):
+    """Tell a ledger's last add confirmed."""
+
+    request_id: int
+    ledger_id: int
+    fence: bool
+
+
+class ReadEntry(NamedTuple):
+    """Send one entry, as a CHUNK."""
+
+    request_id: int
+    ledger_id: int
+    entry_id: int
+    fence: bool
+
+
+class ReadEntries(NamedTuple):
+    """Send entries first, first + stride, … ≤ last, as CHUNKs within the window."""
+
+    request_id: int
+    ledger_id: int
+    first_entry_id: int
+    last_entry_id: int
+    stride: int
+    chunk_bytes: int
+    window_bytes: int
+
+
+class Follow(NamedTuple):
+    """Send UPDATEs within the window, as the last add confirmed moves."""
+
+    request_id: int
+    ledger_id: int
+    first_entry_id: int
+    window_bytes: int
+
+
+class Credit(NamedTuple):
+    """Widen the window of a read by `size` bytes: as much was taken."""
+
+    request_id: int
+    size: int
+
+
+class Cancel(NamedTuple):
+    """Nobody waits for the answer any more."""
+
+    request_id: int
+
+
+class Ping(NamedTuple):
+    """Asks whether the other side still lives; `token` comes back in the PONG."""
+
+    token: int
+
+
+class Pong(NamedTuple):
+    """The answer to a PING."""
+
+    token: int
+
+
+class Welcome(NamedTuple):
+    """The answer to HELLO: who answers, and which features both speak."""
+
+    version: int
+    features: int
+    bookie_name: str
+    incarnation: str
+
+
+class Durable(NamedTuple):
+    """Adds and LACs that are on disk now."""
+
+    request_ids: Sequence[int]
+
+
+class Failed(NamedTuple):
+    """The answer to a request that was not carried out; id 0: the connection ends for it."""
+
+    request_id: int
+    status: int
+    detail: str
+
+
+class Lac(NamedTuple):
+    """The answer to READ_LAC."""
+
+    request_id: int
+    last_add_confirmed: int
+
+
+class Chunk(NamedTuple):
+    """Entries that were asked for; `is_last`: there are no more."""
+
+    request_id: int
+    frames: Sequence[Buffer]
+    is_last: bool
+
+
+class Update(NamedTuple):
+    """Entries up to `last_add_confirmed` that the follower did not have yet."""
+
+    request_id: int
+    frames: Sequence[Buffer]
+    last_add_confirmed: int
+    fenced: bool
+
+
+Request: TypeAlias = WriteLac | ReadLac | ReadEntry | ReadEntries | Follow
+Message: TypeAlias = (
+    Hello
+    | Add
+    | Request
+    | Credit
+    | Cancel
+    | Ping
+    | Pong
+    | Welcome
+    | Durable
+    | Failed
+    | Lac
+    | Chunk
+    | Update
+)
+
+
+def cost_of(message: Chunk | Update) -> int:
+    """Return what a message takes of its reader's window."""
+    return MESSAGE_BYTES + sum(map(len, message.frames))
+
+
+class WireError(BadRequestError):
+    """The other side broke the protocol; the connection ends."""
+
+
+class Header(NamedTuple):
+    """What a frame's header says, checked against what its kind may have."""
+
+    kind: Kind
+    flags: int
+    request_id: int
+    fields_bytes: int
+    payload_bytes: int
+
+
+class _Shape(NamedTuple):
+    """What a kind's frames may look like: bytes of fields and of payload, flags in use."""
+
+    fields_min: int
+    fields_max: int
+    payload_max: int
+    flags: int
+
+
+_HELLO = struct.Struct(">HQ")
+_TWO_IDS = struct.Struct(">qq")
+_ONE_ID = struct.Struct(">q")
+_RANGE = struct.Struct(">qqqqII")
+_FOLLOW = struct.Struct(">qqI")
+_SIZE = struct.Struct(">I")
+_STATUS = struct.Struct(">B")
+_TEXT = struct.Struct(">H")
+_NONE = struct.Struct("")
+_SIZE_BYTES = _SIZE.size
+_ID_BYTES = 8
+_FRAMES_BYTES_MAX = CHUNK_BYTES_MAX + ENTRY_SIZE_BYTES_MAX
+
+
+def _fixed(fields: struct.Struct, *, flags: int = 0) -> _Shape:
+    return _Shape(fields.size, fields.size, 0, flags)
+
+
+_SHAPES: dict[int, _Shape] = {
+    Kind.HELLO: _Shape(_HELLO.size + 8, _HELLO.size + 4 * (_TEXT_BYTES_MAX + 2), 0, 0),
+    Kind.ADD: _Shape(_SIZE_BYTES, _SIZE_BYTES * ADD_FRAMES_MAX, ADD_BYTES_MAX, 1),
+    Kind.WRITE_LAC: _fixed(_TWO_IDS),
+    Kind.READ_LAC: _fixed(_ONE_ID, flags=1),
+    Kind.READ_ENTRY: _fixed(_TWO_IDS, flags=1),
+    Kind.READ_ENTRIES: _fixed(_RANGE),
+    Kind.FOLLOW: _fixed(_FOLLOW),
+    Kind.CREDIT: _fixed(_SIZE),
+    Kind.CANCEL: _fixed(_NONE),
+    Kind.PING: _fixed(_NONE),
+    Kind.PONG: _fixed(_NONE),
+    Kind.WELCOME: _Shape(_HELLO.size + 4, _HELLO.size + 2 * (_TEXT_BYTES_MAX + 2), 0, 0),
+    Kind.DURABLE: _Shape(_ID_BYTES, _ID_BYTES * DURABLE_IDS_MAX, 0, 0),
+    Kind.FAILED: _Shape(_STATUS.size, _STATUS.size + _TEXT_BYTES_MAX, 0, 0),
+    Kind.LAC: _fixed(_ONE_ID),
+    Kind.CHUNK: _Shape(0, _SIZE_BYTES * CHUNK_FRAMES_MAX, _FRAMES_BYTES_MAX, 1),
+    Kind.UPDATE: _Shape(
+        _ONE_ID.size, _ONE_ID.size + _SIZE_BYTES * CHUNK_FRAMES_MAX, _FRAMES_BYTES_MAX, 1
+    ),
+}
+
+
+def encode(message: Message) -> list[Buffer]:
+    """Return the frame of a message: header and fields in one buffer, then its entry frames.
+
+    Raises:
+        BadRequestError: a value does not fit its field.
+    """
+    try:
+        return _encode(message)
+    except struct.error as error:
+        raise BadRequestError(f"{message!r:.200} cannot be sent: {error}") from error
+
+
+def _encode(message: Message) -> list[Buffer]:
+    match message:
+        case Add():
+            return _with_frames(
+                Kind.ADD, message.is_recovery, message.first_request_id, b"", message.frames
+            )
+        case Chunk():
+            return _with_frames(
+                Kind.CHUNK, message.is_last, message.request_id, b"", message.frames
+            )
+        case Update():
+            fields = _ONE_ID.pack(message.last_add_confirmed)
+            return _with_frames(
+                Kind.UPDATE, message.fenced, message.request_id, fields, message.frames
+            )
+        case Durable():
+            ids = message.request_ids
+            return [_head(Kind.DURABLE, 0, _CONNECTION_ID, struct.pack(f">{len(ids)}Q", *ids))]
+        case _:
+            return [_encode_small(message)]
+
+
+def _encode_small(message: Message) -> bytes:  # noqa: C901 - one case for each kind
+    match message:
+        case WriteLac(id_, ledger_id, lac):
+            return _head(Kind.WRITE_LAC, 0, id_, _TWO_IDS.pack(ledger_id, lac))
+        case Lac(id_, lac):
+            return _head(Kind.LAC, 0, id_, _ONE_ID.pack(lac))
+        case Credit(id_, size):
+            return _head(Kind.CREDIT, 0, id_, _SIZE.pack(size))
+        case ReadLac(id_, ledger_id, fence):
+            return _head(Kind.READ_LAC, fence, id_, _ONE_ID.pack(ledger_id))
+        case ReadEntry(id_, ledger_id, entry_id, fence):
+            return _head(Kind.READ_ENTRY, fence, id_, _TWO_IDS.pack(ledger_id, entry_id))
+        case ReadEntries():
+            return _head(Kind.READ_ENTRIES, 0, message.request_id, _RANGE.pack(*message[1:]))
+        case Follow():
+            return _head(Kind.FOLLOW, 0, message.request_id, _FOLLOW.pack(*message[1:]))
+        case Cancel(id_):
+            return _head(Kind.CANCEL, 0, id_, b"")
+        case Ping(token):
+            return _head(Kind.PING, 0, token, b"")
+        case Pong(token):
+            return _head(Kind.PONG, 0, token, b"")
+        case Failed(id_, status, detail):
+            text = _cut(detail)
+            return _head(Kind.FAILED, 0, id_, _STATUS.pack(status) + text)
+        case Hello():
+            fields = _HELLO.pack(message.version, message.features)
+            texts = [message.cluster_id, message.bookie_name, message.incarnation]
+            fields += b"".join(map(_text, texts)) + _blob(message.token)
+            return _head(Kind.HELLO, 0, _CONNECTION_ID, fields)
+        case Welcome():
+            fields = _HELLO.pack(message.version, message.features)
+            fields += _text(message.bookie_name) + _text(message.incarnation)
+            return _head(Kind.WELCOME, 0, _CONNECTION_ID, fields)
+    raise AssertionError(f"no frame for {message!r}")
+
+
+def _head(
+    kind: Kind, flags: int, request_id: int, fields: bytes, *, payload_bytes: int = 0
+) -> bytes:
+    header = HEADER.pack(_MAGIC, kind, flags, len(fields), payload_bytes, request_id, 0)
+    header = header[:_CRC_OFFSET]
+    crc = crc32c.crc32c(fields, crc32c.crc32c(header))
+    return b"".join((header, _CRC.pack(crc), fields))
+
+
+def _with_frames(
+    kind: Kind, flag: bool, request_id: int, fields: bytes, frames: Sequence[Buffer]
+) -> list[Buffer]:
+    sizes = [len(frame) for frame in frames]
+    fields += struct.pack(f">{len(sizes)}I", *sizes)
+    return [_head(kind, flag, request_id, fields, payload_bytes=sum(sizes)), *frames]
+
+
+def _cut(detail: str) -> bytes:
+    """Return text that fits a frame; what was cut off is not half a character."""
+    text = detail.encode(errors="replace")
+    return text[:_TEXT_BYTES_MAX].decode(errors="ignore").encode()
+
+
+def _text(text: str) -> bytes:
+    return _blob(text.encode())
+
+
+def _blob(data: bytes) -> bytes:
+    if len(data) > _TEXT_BYTES_MAX:
+        raise BadRequestError(f"{data[:40]!r}… has {len(data)} bytes, at most {_TEXT_BYTES_MAX}")
+    return _TEXT.pack(len(data)) + data
+
+
+def gather(buffers: Sequence[Buffer]) -> list[Buffer]:
+    """Return the same bytes in few buffers: small ones are joined, large ones stay as they are."""
+    gathered: list[Buffer] = []
+    small: list[Buffer] = []
+    for buffer in buffers:
+        if len(buffer) < _JOIN_BYTES:
+            small.append(buffer)
+            continue
+        if small:
+            gathered.append(b"".join(small))
+            small = []
+        gathered.append(buffer)
+    if small:
+        gathered.append(b"".join(small))
+    return gathered
+
+
+def decode_header(data: Buffer, offset: int) -> Header:
+    """Read the header at `offset`, and refuse what no frame of its kind can be.
+
+    Raises:
+        WireError: an unknown kind, flags or sizes.
+    """
+    magic, number, flags, fields_bytes, payload_bytes, request_id, _ = HEADER.unpack_from(
+        data, offset
+    )
+    if magic != _MAGIC:
+        raise WireError(f"not a frame: it begins with {magic:#06x}, expected {_MAGIC:#06x}")
+    shape = _SHAPES.get(number)
+    if shape is None:
+        raise WireError(f"kind {number}: expected one of {', '.join(map(str, _SHAPES))}")
+    kind = Kind(number)
+    if not shape.fields_min <= fields_bytes <= shape.fields_max:
+        raise WireError(
+            f"{kind.name} with {fields_bytes} bytes of fields: expected {shape.fields_min} … "
+            f"{shape.fields_max}"
+        )
+    if payload_bytes > shape.payload_max:
+        raise WireError(
+            f"{kind.name} with {payload_bytes} bytes of payload: expected at most "
+            f"{shape.payload_max}"
+        )
+    if flags & ~shape.flags:
+        raise WireError(f"{kind.name} with flags {flags:#x}: expected none beside {shape.flags:#x}")
+    return Header(kind, flags, request_id, fields_bytes, payload_bytes)
+
+
+def check_head(data: Buffer, offset: int, header: Header) -> bytes:
+    """Return the fields of the frame at `offset`.
+
+    Raises:
+        WireError: header or fields are damaged.
+    """
+    start = offset + HEADER.size
+    with memoryview(data) as view:
+        fields = bytes(view[start : start + header.fields_bytes])
+        crc = crc32c.crc32c(fields, crc32c.crc32c(view[offset : offset + _CRC_OFFSET]))
+    (expected,) = _CRC.unpack_from(data, offset + _CRC_OFFSET)
+    if crc != expected:
+        raise WireError(
+            f"{header.kind.name} frame with CRC32C {crc:#010x}, its header says {expected:#010x}"
+        )
+    return fields
+
+
+def decode(header: Header, fields: Buffer, payload: memoryview) -> Message:
+    """Return the message of a frame.
+
+    Raises:
+        WireError: its parts contradict each other.
+    """
+    try:
+        return _DECODERS[header.kind](header, fields, payload)
+    except (struct.error, UnicodeDecodeError) as error:
+        raise WireError(f"{header.kind.name} with wrong fields: {error}") from error
+
+
+def _split(sizes: Buffer, payload: memoryview, *, bytes_min: int) -> list[memoryview]:
+    """Return the entry frames in a payload, whose sizes the fields tell."""
+    if len(sizes) % _SIZE_BYTES:
+        raise WireError(f"{len(sizes)} bytes of entry sizes: expected a multiple of {_SIZE_BYTES}")
+    frames: list[memoryview] = []
+    start = 0
+    for size in struct.unpack(f">{len(sizes) // _SIZE_BYTES}I", sizes):
+        if size < bytes_min:
+            raise WireError(f"an entry of {size} bytes: expected at least {bytes_min}")
+        end = start + size
+        frames.append(payload[start:end])
+        start = end
+    if start != len(payload):
+        raise WireError(f"entries of {start} bytes in a payload of {len(payload)} bytes")
+    return frames
+
+
+def _decode_add(header: Header, fields: Buffer, payload: memoryview) -> Message:
+    frames = _split(fields, payload, bytes_min=ENTRY_BYTES_MIN)
+    return Add(header.request_id, bool(header.flags), frames)
+
+
+def _decode_read_entry(header: Header, fields: Buffer, _payload: memoryview) -> Message:
+    ledger_id, entry_id = _TWO_IDS.unpack(fields)
+    return ReadEntry(header.request_id, ledger_id, entry_id, bool(header.flags))
+
+
+def _decode_chunk(header: Header, fields: Buffer, payload: memoryview) -> Message:
+    return Chunk(header.request_id, _split(fields, payload, bytes_min=0), bool(header.flags))
+
+
+def _decode_update(header: Header, fields: Buffer, payload: memoryview) -> Message:
+    (lac,) = _ONE_ID.unpack_from(fields)
+    frames = _split(fields[_ONE_ID.size :], payload, bytes_min=0)
+    return Update(header.request_id, frames, lac, bool(header.flags))
+
+
+def _decode_durable(_header: Header, fields: Buffer, _payload: memoryview) -> Message:
+    return Durable(struct.unpack(f">{len(fields) // _ID_BYTES}Q", fields))
+
+
+def _decode_failed(header: Header, fields: Buffer, _payload: memoryview) -> Message:
+    return Failed(header.request_id, fields[0], bytes(fields[1:]).decode())
+
+
+def _decode_hello(_header: Header, fields: Buffer, _payload: memoryview) -> Message:
+    version, features = _HELLO.unpack_from(fields)
+    cluster, name, incarnation, token = _blobs(fields[_HELLO.size :], count=4)
+    return Hello(version, features, cluster.decode(), name.decode(), incarnation.decode(), token)
+
+
+def _decode_welcome(_header: Header, fields: Buffer, _payload: memoryview) -> Message:
+    version, features = _HELLO.unpack_from(fields)
+    name, incarnation = _blobs(fields[_HELLO.size :], count=2)
+    return Welcome(version, features, name.decode(), incarnation.decode())
+
+
+def _blobs(data: Buffer, *, count: int) -> list[bytes]:
+    found: list[bytes] = []
+    for _ in range(count):
+        (size,) = _TEXT.unpack_from(data)
+        data = data[_TEXT.size :]
+        if size > len(data):
+            raise WireError(f"a text of {size} bytes where {len(data)} are left")
+        found.append(bytes(data[:size]))
+        data = data[size:]
+    if data:
+        raise WireError(f"{len(data)} bytes too many")
+    return found
+
+
+_DECODERS: dict[Kind, Callable[[Header, Buffer, memoryview], Message]] = {
+    Kind.HELLO: _decode_hello,
+    Kind.ADD: _decode_add,
+    Kind.WRITE_LAC: lambda h, f, _: WriteLac(h.request_id, *_TWO_IDS.unpack(f)),
+    Kind.READ_LAC: lambda h, f, _: ReadLac(h.request_id, _ONE_ID.unpack(f)[0], bool(h.flags)),
+    Kind.READ_ENTRY: _decode_read_entry,
+    Kind.READ_ENTRIES: lambda h, f, _: ReadEntries(h.request_id, *_RANGE.unpack(f)),
+    Kind.FOLLOW: lambda h, f, _: Follow(h.request_id, *_FOLLOW.unpack(f)),
+    Kind.CREDIT: lambda h, f, _: Credit(h.request_id, *_SIZE.unpack(f)),
+    Kind.CANCEL: lambda h, _, __: Cancel(h.request_id),
+    Kind.PING: lambda h, _, __: Ping(h.request_id),
+    Kind.PONG: lambda h, _, __: Pong(h.request_id),
+    Kind.WELCOME: _decode_welcome,
+    Kind.DURABLE: _decode_durable,
+    Kind.FAILED: _decode_failed,
+    Kind.LAC: lambda h, f, _: Lac(h.request_id, *_ONE_ID.unpack(f)),
+    Kind.CHUNK: _decode_chunk,
+    Kind.UPDATE: _decode_update,
+}
