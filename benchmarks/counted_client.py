@@ -18,7 +18,7 @@ from dlcore.metadata.binding import read_binding
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.zookeeper import ZooKeeperStore
 from dlcore.namespace import Namespace
-from dlcore.transport.grpc import GrpcBookieClient
+from dlcore.transport.client import WireBookieClient
 from tests.fixtures.recording_store import RecordingStore
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ async def counted_client(servers: str, root: str) -> AsyncIterator[CountedClient
     namespace = Namespace(
         uri=f"distributedlog://{servers}{root}",
         store=store,
-        bookies=GrpcBookieClient(registry.resolve, cluster_id=binding.cluster_id, config=config),
+        bookies=WireBookieClient(registry.resolve, cluster_id=binding.cluster_id, config=config),
         paths=paths,
         cluster_id=binding.cluster_id,
         clock=clock,
