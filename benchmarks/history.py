@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -134,14 +133,12 @@ async def _measure_history(
             note("first write" + where, writes)
 
 
-async def _stage(writer: StagingWriter) -> list[StagedExtent]:
+async def _stage(writer: StagingWriter, log: str) -> list[StagedExtent]:
     """Stage small extents of one task."""
-    extents = []
+    extents: list[StagedExtent] = []
     for _ in range(_SMALL_EXTENTS):
-        await writer.write_batch(_one_row())
-        extent = await writer.stage()
-        assert extent is not None
-        extents.append(extent)
+        await writer.write_batch(log, _one_row())
+        extents += await writer.stage()
     return extents
 
 
@@ -152,8 +149,8 @@ def _one_row() -> pa.RecordBatch:
 
 async def _commits(client: CountedClient, log: str, rounds: int) -> list[Cost]:
     """Commit batches of two extents, the first of which opens the staged ledger."""
-    async with await client.namespace.open_staging_writer(log, identity=client.identity) as writer:
-        costs = [await client.commit(await _stage(writer)) for _ in range(rounds + 1)]
+    async with await client.namespace.open_staging_writer(identity=client.identity) as writer:
+        costs = [await client.commit(await _stage(writer, log)) for _ in range(rounds + 1)]
     return costs[1:]
 
 
@@ -163,9 +160,9 @@ async def _snapshots(
     """Take snapshots after commits, and others after nothing happened."""
     changed, unchanged = [], []
     namespace = committer.namespace
-    async with await namespace.open_staging_writer(log.name, identity=committer.identity) as writer:
+    async with await namespace.open_staging_writer(identity=committer.identity) as writer:
         for _ in range(rounds):
-            await committer.commit(await _stage(writer))
+            await committer.commit(await _stage(writer, log.name))
             changed.append(await client.measure(log.get_snapshot))
             unchanged.append(await client.measure(log.get_snapshot))
     return changed, unchanged
@@ -199,22 +196,15 @@ async def _measure_logs(client: CountedClient, count: int, curves: Curves) -> No
     rows = _one_row()
     costs: list[Cost] = []
     ledgers: list[int] = []
-    async with AsyncExitStack() as stack:
-        writers = [
-            await stack.enter_async_context(
-                await client.namespace.open_staging_writer(name, identity=client.identity)
-            )
-            for name in names
-        ]
+    async with await client.namespace.open_staging_writer(identity=client.identity) as writer:
         for _ in range(_MANY_LOGS_ROUNDS):
-            await _gather(writer.write_batch(rows) for writer in writers)
-            staged = await _gather(writer.stage() for writer in writers)
-            costs.append(await client.commit([extent for extent in staged if extent is not None]))
+            for name in names:
+                await writer.write_batch(name, rows)
+            costs.append(await client.commit(await writer.stage()))
             ledgers.append(await client.count_staged())
-        logs = [await client.namespace.open_log(name, config=CONFIG) for name in names]
 
         async def look() -> None:
-            await _gather(log.get_snapshot() for log in logs)
+            await client.namespace.get_snapshots(names)
 
         await look()
         looks = [await client.measure(look) for _ in range(_MANY_LOGS_ROUNDS)]
@@ -245,14 +235,10 @@ async def _measure_reads(client: CountedClient, plan: Plan, curves: Curves) -> N
         await client.namespace.create_log(name, config=CONFIG)
     started_s = time.perf_counter()
     client.start_identity()
-    async with await client.namespace.open_staging_writer(
-        pieces, identity=client.identity
-    ) as writer:
+    async with await client.namespace.open_staging_writer(identity=client.identity) as writer:
         for batch in batches:
-            await writer.write_batch(batch.select(["payload"]))
-            extent = await writer.stage()
-            assert extent is not None
-            await client.commit([extent])
+            await writer.write_batch(pieces, batch.select(["payload"]))
+            await client.commit(await writer.stage())
     print(f"{plan.micro_batches} micro-batches in {time.perf_counter() - started_s:.0f} s")
     async with (
         await client.namespace.open_log(piece, config=CONFIG) as log,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from dlcore.log.context import LogContext
-    from dlcore.log.metadata import LogState
+    from dlcore.log.metadata import LogMetadata
 
 _EXTENTS_PER_LEDGER = 1_000
 _EXTENTS_PER_CHANGE = 250
@@ -26,21 +26,22 @@ _LIMITS = SegmentLimits(size_bytes_max=2**40, age_max_ms=2**40)
 
 async def write_history(context: LogContext, log: str, count: int) -> None:
     """Append `count` extents of one record each to the metadata of a log."""
-    state = await context.logs.read(log)
+    metadata = await context.logs.find(log)
+    at = await context.logs.read(metadata)
     values: dict[str, Create | Put] = {}
     for first in range(0, count, _EXTENTS_PER_LEDGER):
         size = min(_EXTENTS_PER_LEDGER, count - first)
-        ledger_id = await _make_ledger(context, state, size)
+        ledger_id = await _make_ledger(context, metadata, size)
         for low in range(0, size, _EXTENTS_PER_CHANGE):
-            part = list(_extents(state, ledger_id, low, min(size, low + _EXTENTS_PER_CHANGE)))
+            part = list(_extents(metadata, ledger_id, low, min(size, low + _EXTENTS_PER_CHANGE)))
             change, _, _ = plan_append(
-                context.logs.paths_of(log),
-                state,
+                context.logs.paths_of(metadata),
+                at,
                 part,
                 now_ms=context.clock.now_ms(),
                 limits=_LIMITS,
             )
-            state = change.state
+            at = change.after
             for op in change.ops:
                 assert isinstance(op, Create | Put)
                 is_new = isinstance(op, Create) or isinstance(values.get(op.path), Create)
@@ -50,9 +51,9 @@ async def write_history(context: LogContext, log: str, count: int) -> None:
     await _write(context, values.values())
 
 
-async def _make_ledger(context: LogContext, state: LogState, entry_count: int) -> int:
+async def _make_ledger(context: LogContext, log: LogMetadata, entry_count: int) -> int:
     ledger_id = await context.ledger_store.new_ledger_id()
-    quorum = state.metadata.quorum
+    quorum = log.quorum
     bookies = [info.bookie for info in await context.registry.get_bookies()]
     metadata = LedgerMetadata(
         ledger_id=ledger_id,
@@ -68,11 +69,11 @@ async def _make_ledger(context: LogContext, state: LogState, entry_count: int) -
     return ledger_id
 
 
-def _extents(state: LogState, ledger_id: int, first: int, end: int) -> Iterator[StagedExtent]:
+def _extents(log: LogMetadata, ledger_id: int, first: int, end: int) -> Iterator[StagedExtent]:
     for entry_id in range(first, end):
         yield StagedExtent(
-            log=state.name,
-            log_id=state.metadata.log_id,
+            log=log.name,
+            log_id=log.log_id,
             identity="history",
             ledger_id=ledger_id,
             first_entry_id=entry_id,
@@ -81,7 +82,7 @@ def _extents(state: LogState, ledger_id: int, first: int, end: int) -> Iterator[
             size_bytes=1,
             first_txid=-1,
             last_txid=-1,
-            last_timestamp_ms=state.metadata.created_ms,
+            last_timestamp_ms=log.created_ms,
         )
 
 

@@ -15,6 +15,7 @@ is set); ``retriable`` says whether the same call may succeed later without a ch
     │   ├── NodeExistsError
     │   ├── NoNodeError
     │   ├── NodeNotEmptyError
+    │   ├── TransactionTooLargeError    more than the metadata store takes at once: nothing was done
     │   └── CorruptMetadataError        the value does not parse, or contradicts itself
     ├── BookieError                     one bookie's answer about one request
     │   ├── NoSuchLedgerError           proven: it never held the ledger
@@ -132,6 +133,12 @@ class NodeNotEmptyError(MetadataError):
     """The node to delete has children."""
 
     code = 532
+
+
+class TransactionTooLargeError(MetadataError):
+    """A change would be larger than the metadata store takes at once: nothing was done."""
+
+    code = 548
 
 
 class CorruptMetadataError(MetadataError):

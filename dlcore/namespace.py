@@ -35,10 +35,13 @@ from dlcore.log.append import StagedAppend, check_identity
 from dlcore.log.context import LogContext
 from dlcore.log.manager import DistributedLogManager
 from dlcore.log.metadata import LogMetadata
-from dlcore.log.reaping import reap_abandoned
+from dlcore.log.owner import StagingOwner
 from dlcore.log.scan_driver import scan_range
-from dlcore.log.staging import StagingOwner, StagingWriter
+from dlcore.log.snapshot import LedgerCache
+from dlcore.log.snapshots import LogFollowers
+from dlcore.log.staging import StagingWriter
 from dlcore.log.store import LogStore
+from dlcore.log.tidying import Tidier
 from dlcore.metadata.paths import NamespacePaths, parse_uri
 
 if TYPE_CHECKING:
@@ -48,7 +51,7 @@ if TYPE_CHECKING:
     from dlcore.ledger.metadata import LedgerMetadata
     from dlcore.ledger.port import BookieClient
     from dlcore.log.commits import AppendRun
-    from dlcore.log.scan import ScanBatch, ScanRange
+    from dlcore.log.scan import LogSnapshot, ScanBatch, ScanRange
     from dlcore.metadata.port import MetadataStore
 
 logger = logging.getLogger(__name__)
@@ -97,7 +100,9 @@ class Namespace:
             paths=paths,
             logs=LogStore(store, paths),
             ledger_store=self._ledger_store,
+            ledger_cache=LedgerCache(self._ledger_store),
             ledgers=self._ledgers,
+            tidier=Tidier(),
             registry=self._registry,
             clock=clock,
             rng=rng,
@@ -106,7 +111,7 @@ class Namespace:
             cluster_id=cluster_id,
         )
         self._owner = StagingOwner(self._context)
-        self._has_swept = False
+        self._followers = LogFollowers(self._context)
         self._closed = False
 
     def __repr__(self) -> str:
@@ -146,11 +151,14 @@ class Namespace:
         """
         self._require_open()
         name = validate_log_name(name)
+        quorum = (config or self._context.config).quorum
         metadata = LogMetadata(
             name=name,
             log_id=self._context.clock.new_token(),
             created_ms=self._context.clock.now_ms(),
-            quorum=(config or self._context.config).quorum,
+            ensemble_size=quorum.ensemble_size,
+            write_quorum_size=quorum.write_quorum_size,
+            ack_quorum_size=quorum.ack_quorum_size,
         )
         await self._context.logs.create(metadata)
 
@@ -189,8 +197,20 @@ class Namespace:
             LogNotFoundError: there is no such log.
         """
         self._require_open()
-        state = await self._context.logs.read(validate_log_name(name))
-        return DistributedLogManager(self._context, state, config or self._context.config)
+        log = await self._context.logs.find(name)
+        return DistributedLogManager(self._context, log, config or self._context.config)
+
+    async def get_snapshots(
+        self, names: Sequence[str], *, fresh: bool = False
+    ) -> dict[str, LogSnapshot | None]:
+        """Return what each log holds now; None for those that do not exist.
+
+        Logs that were asked for before are watched: of those that have not changed nothing is
+        asked.  A change of a moment ago may not be known yet; with `fresh` every change that
+        completed before this call is, for one round trip more, however many the logs are.
+        """
+        self._require_open()
+        return await self._followers.take([validate_log_name(name) for name in names], fresh=fresh)
 
     async def begin_append(
         self,
@@ -211,11 +231,11 @@ class Namespace:
                 appended once.
             lock_timeout_s: how long the commit waits for a writer that owns one of the logs; None
                 for what the namespace's configuration says.
-            keep_record: remember the commit for ever.  False for an identity of one append only,
-                which nobody tries again: its record is removed once the commit is known.
+            keep_record: remember the commit.  False for an identity of one append only, which
+                nobody tries again: its record is removed once the commit is known.
         """
         self._require_open()
-        append = StagedAppend(
+        return StagedAppend(
             self._context,
             self._owner,
             identity,
@@ -227,19 +247,16 @@ class Namespace:
             config=self._context.config,
             keep_record=keep_record,
         )
-        if not self._has_swept:
-            self._has_swept = True
-            await reap_abandoned(self._context)
-        return append
 
-    async def open_staging_writer(self, log: str, *, identity: str) -> StagingWriter:
-        """Open a writer whose records enter `log` when an append of `identity` commits them."""
+    async def open_staging_writer(self, *, identity: str) -> StagingWriter:
+        """Open a writer whose records enter logs when an append of `identity` commits them."""
         self._require_open()
         check_identity(identity)
-        state = await self._context.logs.read(validate_log_name(log))
-        return StagingWriter(
-            self._context, self._owner, state.metadata, identity, self._context.config
-        )
+        return StagingWriter(self._context, self._owner, identity, self._context.config)
+
+    async def tidied(self) -> None:
+        """Wait until all that comes after the answers so far is done."""
+        await self._context.tidier.settled()
 
     async def get_bookies(self) -> list[BookieInfo]:
         """Return the bookies that are registered now."""
@@ -266,6 +283,8 @@ class Namespace:
             steps.callback(self._registry.close)
             steps.push_async_callback(self._ledgers.aclose)
             steps.push_async_callback(self._owner.aclose)
+            steps.callback(self._followers.close)
+            steps.push_async_callback(self._context.tidier.aclose)
             await self._abort_open_objects()
 
     async def _abort_open_objects(self) -> None:

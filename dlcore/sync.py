@@ -205,10 +205,21 @@ class Namespace(_Blocking):
         )
         return StagedAppend(self._portal, append)
 
-    def open_staging_writer(self, log: str, *, identity: str) -> StagingWriter:
-        """Open a writer whose records enter `log` when an append of `identity` commits them."""
-        writer = self._call(self._namespace.open_staging_writer(log, identity=identity))
-        return StagingWriter(self._portal, writer)
+    def open_staging_writer(self, *, identity: str) -> StagingWriter:
+        """Open a writer whose records enter logs when an append of `identity` commits them."""
+        return StagingWriter(
+            self._portal, self._call(self._namespace.open_staging_writer(identity=identity))
+        )
+
+    def get_snapshots(
+        self, names: Sequence[str], *, fresh: bool = False
+    ) -> dict[str, LogSnapshot | None]:
+        """Return what each log holds now; None for those that do not exist.
+
+        Of logs that were asked for before and have not changed nothing is asked; with `fresh` every
+        change that completed before this call is known.
+        """
+        return self._call(self._namespace.get_snapshots(names, fresh=fresh))
 
     def get_bookies(self) -> list[BookieInfo]:
         """Return the bookies that are registered now."""
@@ -284,6 +295,10 @@ class DistributedLogManager(_Blocking):
     def get_snapshot(self) -> LogSnapshot:
         """Return what is readable now, with all that scans need."""
         return self._call(self._manager.get_snapshot())
+
+    def get_first_active_dlsn(self) -> DLSN:
+        """Return the position below which everything is truncated."""
+        return self._call(self._manager.get_first_active_dlsn())
 
     def is_end_of_stream_marked(self) -> bool:
         """Return whether the log is sealed."""
@@ -458,12 +473,12 @@ class StagingWriter(_Blocking):
         super().__init__(portal, writer.aclose)
         self._writer = writer
 
-    def write_batch(self, batch: pa.RecordBatch) -> None:
-        """Write the rows of `batch`: payload (binary), and optionally txid (int64)."""
-        self._call(self._writer.write_batch(batch))
+    def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
+        """Write rows for `log`: payload (binary), and optionally txid (int64)."""
+        self._call(self._writer.write_batch(log, batch))
 
-    def stage(self) -> StagedExtent | None:
-        """Wait until everything written since the last call is durable; None if nothing was."""
+    def stage(self) -> list[StagedExtent]:
+        """Wait until everything written since the last call is durable; return it, log by log."""
         return self._call(self._writer.stage())
 
     def discard(self) -> None:
@@ -471,7 +486,7 @@ class StagingWriter(_Blocking):
         self._call(self._writer.discard())
 
     def close(self, *, delete: bool = False) -> None:
-        """Close the ledger; with `delete` drop it, unless a log holds entries of it."""
+        """Close the ledgers; with `delete` drop them, unless a log holds entries of them."""
         if self._closed:
             return
         self._closed = True
@@ -485,12 +500,12 @@ class StagedAppend(_Blocking):
         super().__init__(portal, append.aclose)
         self._append = append
 
-    def open_writer(self, log: str) -> StagingWriter:
-        """Open a staging writer of this append."""
-        return StagingWriter(self._portal, self._call(self._append.open_writer(log)))
+    def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
+        """Stage rows for a log; `commit` without extents takes all of them."""
+        self._call(self._append.write_batch(log, batch))
 
     def commit(self, extents: Sequence[StagedExtent] | None = None) -> CommitResult:
-        """Append `extents`, or what this append's writers staged, to their logs: all or nothing."""
+        """Append `extents`, or what was written here, to their logs: all or nothing."""
         return self._call(self._append.commit(extents))
 
     def abort(self, extents: Sequence[StagedExtent] | None = None) -> None:

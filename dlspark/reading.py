@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -20,12 +19,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.datasource import InputPartition
 
-    from dlcore.sync import DistributedLogManager, LogSnapshot, ScanBatch, ScanRange
+    from dlcore.sync import LogSnapshot, ScanBatch, ScanRange
     from dlspark.offsets import DataLoss
     from dlspark.options import LogSelection
 
 logger = logging.getLogger(__name__)
-_SNAPSHOTS_AT_ONCE = 8
 _ADVICE_ON_LOSS = (
     "The query stops because failOnDataLoss is true; set the option failOnDataLoss to false to go "
     "on with what is there"
@@ -40,34 +38,14 @@ def list_selected(uri: str, selection: LogSelection) -> list[str]:
 
 
 class LogSnapshots:
-    """Takes snapshots of logs, keeping what is known of each for the next one."""
+    """Takes snapshots of logs; of those that have not changed since the last nothing is asked."""
 
     def __init__(self, uri: str) -> None:
         self._uri = uri
-        self._open: dict[str, DistributedLogManager] = {}
 
     def take(self, logs: Iterable[str]) -> dict[str, LogSnapshot | None]:
         """Return what each log holds now; None for those that do not exist."""
-        names = list(logs)
-        if len(names) <= 1:
-            return {log: self._take(log) for log in names}
-        with ThreadPoolExecutor(_SNAPSHOTS_AT_ONCE, thread_name_prefix="dlog-snapshots") as pool:
-            return dict(zip(names, pool.map(self._take, names), strict=True))
-
-    def _take(self, log: str) -> LogSnapshot | None:
-        manager = self._open.pop(log, None)
-        try:
-            snapshot = None if manager is None else manager.get_snapshot()
-        except LogNotFoundError:
-            manager = snapshot = None  # deleted, or created again
-        if manager is None or snapshot is None:
-            try:
-                manager = open_shared_namespace(self._uri).open_log(log)
-                snapshot = manager.get_snapshot()
-            except LogNotFoundError:
-                return None
-        self._open[log] = manager
-        return snapshot
+        return open_shared_namespace(self._uri).get_snapshots(list(logs), fresh=True)
 
 
 def require_all(snapshots: Mapping[str, LogSnapshot | None], uri: str) -> dict[str, LogSnapshot]:

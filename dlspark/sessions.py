@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from dlcore.sync import Namespace, StagingWriter
     from dlspark.commit import AppendIdentity
 
-WRITERS_KEPT_MAX = 16
-"""Staging writers a process keeps open; the one unused for longest is closed for another."""
+WRITERS_KEPT_MAX = 64
+"""Staging writers a process keeps open, one for each identity, whatever the number of its logs; the
+one unused for longest is closed for another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,6 @@ class _WriterKey:
     pid: int
     uri: str
     identity: str
-    log: str
 
 
 _lock = threading.RLock()
@@ -80,21 +80,18 @@ def describe_missing(log: str, uri: str) -> str:
 
 
 @contextlib.contextmanager
-def staging_writer(uri: str, log: str, append: AppendIdentity) -> Iterator[StagingWriter]:
-    """Lend a staging writer; what an interrupted use wrote since its last `stage` is dropped.
+def staging_writer(uri: str, append: AppendIdentity) -> Iterator[StagingWriter]:
+    """Lend a staging writer for any logs; what an interrupted use did not stage is dropped.
 
     The writer of an append that recurs stays open for the next use in this process, so that the
     number of ledgers does not grow with the number of micro-batches.
     """
-    key = _WriterKey(pid=os.getpid(), uri=uri, identity=append.identity, log=log)
+    key = _WriterKey(pid=os.getpid(), uri=uri, identity=append.identity)
     keep = append.recurs
     with _lock:
         writer = _writers.pop(key, None)
     if writer is None:
-        try:
-            writer = open_shared_namespace(uri).open_staging_writer(log, identity=append.identity)
-        except LogNotFoundError as error:
-            raise LogNotFoundError(describe_missing(log, uri)) from error
+        writer = open_shared_namespace(uri).open_staging_writer(identity=append.identity)
     try:
         yield writer
     except BaseException:
@@ -122,8 +119,11 @@ def _give_up(key: _WriterKey, writer: StagingWriter, *, keep: bool) -> None:
 
 def _put_back(key: _WriterKey, writer: StagingWriter) -> None:
     with _lock:
+        # Another task of this process may have used one of its own meanwhile.
+        other = _writers.pop(key, None)
         _writers[key] = writer
-        unused = [_writers.popitem(last=False)[1] for _ in range(len(_writers) - WRITERS_KEPT_MAX)]
+        unused = [] if other is None else [other]
+        unused += [_writers.popitem(last=False)[1] for _ in range(len(_writers) - WRITERS_KEPT_MAX)]
     for other in unused:
         _close_quietly(other)
 

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 from dlcore import AppendRun
 from dlcore.errors import (
     DuplicateAppendError,
+    LogNotFoundError,
     OwnershipAcquireFailedError,
     TransactionIdOutOfOrderError,
 )
 from dlspark.arrow import batches_by_log
 from dlspark.commit import AppendIdentity, StagedTask, join_messages
-from dlspark.sessions import open_shared_namespace, staging_writer
+from dlspark.sessions import describe_missing, open_shared_namespace, staging_writer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.datasource import WriterCommitMessage
 
-    from dlcore.sync import StagedExtent, StagingWriter
+    from dlcore.sync import StagedExtent
     from dlspark.options import WriteOptions
     from dlspark.schema import WriteColumns
 
@@ -48,19 +49,14 @@ def stage_rows(
         LogNotFoundError: a log named by a row does not exist.
         TransactionIdOutOfOrderError: transaction ids decrease within the task.
     """
-    with contextlib.ExitStack() as stack, _advice_on_txids():
-        writers: dict[str, StagingWriter] = {}
+    with staging_writer(options.uri, append) as writer, _advice_on_txids():
         for batch in batches:
             for log, rows in batches_by_log(batch, columns, log=options.log):
-                if log not in writers:
-                    writers[log] = stack.enter_context(staging_writer(options.uri, log, append))
-                writers[log].write_batch(rows)
-        extents = [writers[log].stage() for log in sorted(writers)]
-        return StagedTask(
-            append=append,
-            partition_id=partition_id,
-            extents=[extent for extent in extents if extent is not None],
-        )
+                try:
+                    writer.write_batch(log, rows)
+                except LogNotFoundError as error:
+                    raise LogNotFoundError(describe_missing(log, options.uri)) from error
+        return StagedTask(append=append, partition_id=partition_id, extents=writer.stage())
 
 
 def commit_staged(

@@ -10,6 +10,7 @@ from dlcore.cli.context import common_options, connect, wants_json
 from dlcore.cli.output import show_rows, time_text
 
 if TYPE_CHECKING:
+    from dlcore.ids import DLSN
     from dlcore.log.segment import LogSegment
     from dlcore.sync import SegmentView
 
@@ -30,7 +31,10 @@ def list_segments(log: str) -> None:
     """
     with connect() as namespace, namespace.open_log(log) as manager:
         views = {view.lssn: view for view in manager.get_snapshot().segments}
-        rows = [_row(segment, views.get(segment.lssn)) for segment in manager.get_log_segments()]
+        first = manager.get_first_active_dlsn()
+        rows = [
+            _row(segment, views.get(segment.lssn), first) for segment in manager.get_log_segments()
+        ]
     if not wants_json():
         for row in rows:
             if row["truncation"] != "active":  # one column less for what is rarely there
@@ -42,13 +46,13 @@ def list_segments(log: str) -> None:
     )
 
 
-def _row(segment: LogSegment, view: SegmentView | None) -> dict[str, object]:
+def _row(segment: LogSegment, view: SegmentView | None, first: DLSN) -> dict[str, object]:
     # An open extent's counts are not in the metadata: the view has read them from its bookies.
     seen = view if segment.has_open_extent else None
     return {
         "lssn": segment.lssn,
         "state": segment.state.name.lower().replace("_", " "),
-        "truncation": segment.truncation.name.lower().replace("_", " "),
+        "truncation": "partially truncated" if first > segment.start else "active",
         "created": time_text(segment.created_ms),
         "completed": time_text(segment.completed_ms) if segment.completed_ms else None,
         "extents": len(segment.extents),
@@ -56,6 +60,6 @@ def _row(segment: LogSegment, view: SegmentView | None) -> dict[str, object]:
         "records": seen.record_count if seen else segment.closed_record_count,
         "bytes": seen.size_bytes if seen else segment.closed_size_bytes,
         "first_sequence_id": segment.start_sequence_id,
-        "min_active": str(segment.min_active),
+        "min_active": str(max(first, segment.start)),
         "ledgers": list(dict.fromkeys(extent.ledger_id for extent in segment.extents)),
     }

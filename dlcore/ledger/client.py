@@ -93,8 +93,9 @@ class LedgerClient:
             MetadataError: of the store, or of the first of the extra operations that failed.
         """
         services = self._services()
-        bookies = await services.placer.choose_ensemble(quorum)
-        ledger_id = await services.ledgers.new_ledger_id()
+        bookies, ledger_id = await asyncio.gather(
+            services.placer.choose_ensemble(quorum), services.ledgers.new_ledger_id()
+        )
         metadata = LedgerMetadata(
             ledger_id=ledger_id,
             quorum=quorum,

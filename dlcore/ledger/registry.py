@@ -18,6 +18,8 @@ from dlcore.errors import (
 from dlcore.ledger.codec import BookieRegistration, decode_registration
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from dlcore.ids import BookieId
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore, Unsubscribe
@@ -57,6 +59,7 @@ class BookieRegistry:
         self._known: dict[BookieId, BookieRegistration] = {}
         self._fresh: set[BookieId] = set()  # those read since the list last changed
         self._changes = 0
+        self._all: dict[BookieId, str] | None = None  # while the list has not changed
         self._unsubscribes: list[Unsubscribe] = []
 
     async def get_bookies(self) -> list[BookieInfo]:
@@ -65,11 +68,15 @@ class BookieRegistry:
         A bookie that is on its way between writable and read-only counts as read-only.  One whose
         registration cannot be read is left out with a warning: the others do without it.
         """
-        await self._store.sync(self._paths.bookies_available)
         directories = (self._paths.bookies_available, self._paths.bookies_readonly)
-        lists = await asyncio.gather(*(self._read_directory(each) for each in directories))
+        # Answered in order: the lists are read after the sync, in the same round trip.
+        _, writable, readonly = await asyncio.gather(
+            self._store.sync(directories[0]),
+            self._read_directory(directories[0]),
+            self._read_directory(directories[1]),
+        )
         found: dict[BookieId, BookieInfo] = {}
-        for registration in (*lists[0], *lists[1]):
+        for registration in (*writable, *readonly):
             found[registration.bookie] = BookieInfo(
                 registration.bookie,
                 registration.address,
@@ -81,6 +88,17 @@ class BookieRegistry:
                 control_address=registration.control_address,
             )
         return [found[bookie] for bookie in sorted(found)]
+
+    async def get_addresses(self) -> Mapping[BookieId, str]:
+        """Return the addresses of all registered bookies; read again when the list has changed."""
+        if self._all is None:
+            self._watch()
+            changes = self._changes
+            found = {info.bookie: info.address for info in await self.get_bookies()}
+            if changes != self._changes:  # the list changed while we read
+                return found
+            self._all = found
+        return self._all
 
     async def resolve(self, bookie: BookieId) -> str:
         """Return the address (``host:port``) of `bookie`; see `_registration` for errors."""
@@ -139,15 +157,16 @@ class BookieRegistry:
 
     async def _read_directory(self, path: str) -> list[BookieRegistration]:
         names = await self._store.get_children(path) or ()
-        read = await asyncio.gather(*(self._read_if_sound(f"{path}/{name}") for name in names))
-        return [registration for registration in read if registration is not None]
-
-    async def _read_if_sound(self, path: str) -> BookieRegistration | None:
-        try:
-            return await self._read(path)
-        except CorruptMetadataError as error:
-            logger.warning("bookie left out, its registration cannot be read: %s", error)
-            return None
+        paths = [f"{path}/{name}" for name in names]
+        registrations = []
+        for each, node in zip(paths, await self._store.get_many(paths), strict=True):
+            if node is None:
+                continue
+            try:
+                registrations.append(decode_registration(node.value, source=each))
+            except CorruptMetadataError as error:
+                logger.warning("bookie left out, its registration cannot be read: %s", error)
+        return registrations
 
     async def _read(self, path: str) -> BookieRegistration | None:
         node = await self._store.get(path)
@@ -160,4 +179,5 @@ class BookieRegistry:
 
     def _on_change(self) -> None:
         self._changes += 1
+        self._all = None
         self._fresh.clear()

@@ -7,6 +7,7 @@ token or by value and version, and sent again only once it is known not to have 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 _ATTEMPTS_MAX = 5
 """How often one write meets a lost reply before the caller is told: unknown."""
+_IDS_AT_ONCE = 16
+"""Ids are taken in ranges, so that most ledgers cost no round trip for theirs."""
 _ID_CONFLICTS_MAX = 10_000
 """Each conflict means that somebody else got an id; more than this is not contention."""
 
@@ -56,29 +59,37 @@ class LedgerStore:
         self._store = store
         self._paths = paths
         self._id_lock = asyncio.Lock()  # one process does not compete with itself for ids
+        self._ids: deque[int] = deque()  # taken, and given to no ledger yet
         self._parents: set[str] = set()  # parents of ledgers, known to exist
 
     async def new_ledger_id(self) -> int:
-        """Return an id that no ledger has or had; ids are never used twice."""
+        """Return an id that no ledger has or had; ids are never used twice, and some never."""
+        async with self._id_lock:
+            if not self._ids:
+                first = await self._take_ids()
+                self._ids.extend(range(first, first + _IDS_AT_ONCE))
+            return self._ids.popleft()
+
+    async def _take_ids(self) -> int:
+        """Advance the counter past a range of ids; return the first of them."""
         path = self._paths.ledger_idgen
         lost_replies = 0
-        async with self._id_lock:
-            for _ in range(_ID_CONFLICTS_MAX):
-                node = await self._store.get(path)
-                if node is None:
-                    raise NoNodeError(f"{path} does not exist: {self._paths.root} is no namespace")
-                ledger_id = _parse_id(node.value, path)
-                try:
-                    await self._store.put(path, b"%d" % (ledger_id + 1), version=node.version)
-                except MetadataVersionError:
-                    continue
-                except MetadataConnectionError:
-                    # Taken or not, the next read decides; an id that is skipped harms nobody.
-                    lost_replies += 1
-                    if lost_replies == _ATTEMPTS_MAX:
-                        raise
-                    continue
-                return ledger_id
+        for _ in range(_ID_CONFLICTS_MAX):
+            node = await self._store.get(path)
+            if node is None:
+                raise NoNodeError(f"{path} does not exist: {self._paths.root} is no namespace")
+            first = _parse_id(node.value, path)
+            try:
+                await self._store.put(path, b"%d" % (first + _IDS_AT_ONCE), version=node.version)
+            except MetadataVersionError:
+                continue
+            except MetadataConnectionError:
+                # Taken or not, the next read decides; an id that is skipped harms nobody.
+                lost_replies += 1
+                if lost_replies == _ATTEMPTS_MAX:
+                    raise
+                continue
+            return first
         raise MetadataVersionError(f"{path} changed {_ID_CONFLICTS_MAX} times in a row")
 
     async def create(
@@ -92,10 +103,14 @@ class LedgerStore:
         """
         path = self._paths.ledger(metadata.ledger_id)
         value = encode_ledger(metadata)
-        await self._make_parent(path)
         for attempt in range(1, _ATTEMPTS_MAX + 1):
             try:
                 await self._store.multi([Create(path, value), *extra_ops])
+            except NoNodeError:
+                # Of every 10,000 ledgers the first needs another node above it.
+                if path.rpartition("/")[0] in self._parents:
+                    raise  # what is missing is of extra_ops
+                await self._make_parent(path)
             except NodeExistsError as error:
                 found = await self._find(metadata.ledger_id)
                 if found is None:
@@ -109,7 +124,7 @@ class LedgerStore:
                     raise
             else:
                 return VersionedLedger(metadata, 0)
-        raise AssertionError("unreachable: the last attempt returns or raises")
+        raise MetadataConnectionError(f"{path}: {_ATTEMPTS_MAX} attempts to create it failed")
 
     async def read(self, ledger_id: int, *, fresh: bool = False) -> VersionedLedger:
         """Return the ledger's metadata, or raise `LedgerNotFoundError`.
@@ -124,6 +139,19 @@ class LedgerStore:
         if found is None:
             raise LedgerNotFoundError(f"ledger {ledger_id} does not exist")
         return found
+
+    async def read_many(self, ledger_ids: Sequence[int]) -> list[VersionedLedger]:
+        """Return the ledgers' metadata, in one round trip; a server that is behind may answer.
+
+        Raises:
+            LedgerNotFoundError: one of them does not exist.
+        """
+        paths = [self._paths.ledger(ledger_id) for ledger_id in ledger_ids]
+        nodes = await self._store.get_many(paths)
+        return [
+            _decoded(ledger_id, node, path)
+            for ledger_id, node, path in zip(ledger_ids, nodes, paths, strict=True)
+        ]
 
     async def write(self, metadata: LedgerMetadata, *, version: int) -> int:
         """Compare-and-set the ledger's metadata; return the new version.
@@ -202,16 +230,20 @@ class LedgerStore:
     async def _read_if_exists(self, ledger_id: int) -> VersionedLedger | None:
         path = self._paths.ledger(ledger_id)
         node = await self._store.get(path)
-        if node is None:
-            return None
-        metadata = decode_ledger(node.value, source=path)
-        if metadata.ledger_id != ledger_id:
-            raise CorruptMetadataError(f"{path} holds the metadata of {metadata.ledger_id}")
-        return VersionedLedger(metadata, node.version)
+        return None if node is None else _decoded(ledger_id, node, path)
 
     async def _read_back(self, path: str) -> Versioned | None:
         await self._store.sync(path)
         return await self._store.get(path)
+
+
+def _decoded(ledger_id: int, node: Versioned | None, path: str) -> VersionedLedger:
+    if node is None:
+        raise LedgerNotFoundError(f"ledger {ledger_id} does not exist")
+    metadata = decode_ledger(node.value, source=path)
+    if metadata.ledger_id != ledger_id:
+        raise CorruptMetadataError(f"{path} holds the metadata of {metadata.ledger_id}")
+    return VersionedLedger(metadata, node.version)
 
 
 def _parse_id(value: bytes, path: str) -> int:

@@ -1,48 +1,57 @@
 """Atomic appends: staged extents enter any number of logs in one metadata transaction.
 
-The transaction writes the segments of all logs, their guards, and the record of the commit, and
-marks the staged ledgers.  It is planned from what is stored; if anything of that changed, it is
-planned again. A lost reply is classified by the commit record, which carries the token of the
-append that wrote it.  What the record means for an append is decided in `commits.py`.
+The transaction writes the heads of all logs and the record of the commit, and counts the extents in
+the registrations of their ledgers.  It is planned from what one round trip reads; if anything of
+that changed, it is planned again.  A lost reply is classified by the commit record, which carries
+the token of the append that wrote it.  What the record means for an append is decided in
+`commits.py`.  Tidying comes after the answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, assert_never
+
+from msgspec.structs import replace
 
 from dlcore.errors import (
     AppendAbortedError,
     ConfigurationError,
     DLError,
     DuplicateAppendError,
+    LogNotFoundError,
     MetadataConnectionError,
     MetadataVersionError,
     NodeExistsError,
     NoNodeError,
     OwnershipAcquireFailedError,
+    TransactionTooLargeError,
 )
 from dlcore.log import codec
 from dlcore.log.changes import SegmentLimits, plan_append
 from dlcore.log.commits import Decision, Verdict, decide
-from dlcore.log.reaping import drop_staged, read_staged, reap
+from dlcore.log.metadata import LogKey
 from dlcore.log.recovery import recover_log
 from dlcore.log.scan import CommitResult, StagedExtent
-from dlcore.log.staging import StagingOwner, StagingWriter
+from dlcore.log.staged import StagedNode, decode_node, drop, list_staged, read_staged, settle
+from dlcore.log.staging import StagingWriter
 from dlcore.log.store import UNANSWERED, persistently, require_change_size
-from dlcore.metadata.port import Check, Create, Op, Put, Versioned
+from dlcore.metadata.port import Create, Op, Put, Versioned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
+    import pyarrow as pa
+
     from dlcore.config import LogConfig
     from dlcore.ids import DLSN
     from dlcore.log.commits import AppendRun
     from dlcore.log.context import LogContext
-    from dlcore.log.metadata import CommitRecord, LockHolder, LogState
+    from dlcore.log.metadata import CommitRecord, LockHolder, VersionedHead
+    from dlcore.log.owner import StagingOwner
 
 logger = logging.getLogger(__name__)
 
@@ -51,21 +60,37 @@ _CONFLICT_DELAY_S_MAX = 0.05
 _LOCK_LOOKS_EVERY_S = 1.0
 """How often a lock that is waited for is looked at, should no watch tell that it is gone."""
 IDENTITY_BYTES_MAX = 200
+LOGS_PER_APPEND = 1000
+"""One append over so many logs fits into a transaction, whatever the logs hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    ops: tuple[Op, ...]
-    logs: dict[str, tuple[DLSN, DLSN]]
+    ops: tuple[Op, ...] = ()
+    logs: dict[str, tuple[DLSN, DLSN]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What one round trip tells of all that an append concerns."""
+
+    record: Versioned | None
+    staged: dict[int, StagedNode | None]
+    heads: dict[str, Versioned | None]
+    locks: dict[str, Versioned | None]
 
 
 class _LockedError(Exception):
     """A writer owns a log; never leaves this module."""
 
-    def __init__(self, log: str, holder: LockHolder) -> None:
+    def __init__(self, log: LogKey, holder: LockHolder) -> None:
         super().__init__(log, holder)
         self.log = log
         self.holder = holder
+
+
+class _ChangedError(Exception):
+    """Something was changed since it was read; never leaves this module."""
 
 
 class StagedAppend:
@@ -104,8 +129,9 @@ class StagedAppend:
             age_max_ms=int(config.segment_age_max_s * 1000),
         )
         self._token = context.clock.new_token()
-        self._writers: list[StagingWriter] = []
+        self._writer: StagingWriter | None = None
         self._staged: list[StagedExtent] = []
+        self._listed: list[int] | None = None
         self._tried = Decision(Verdict.APPEND)
         self._logs: dict[str, tuple[DLSN, DLSN]] = {}
         self._aborted = False
@@ -113,15 +139,15 @@ class StagedAppend:
     def __repr__(self) -> str:
         return f"<StagedAppend {self._identity!r} version={self._version}>"
 
-    async def open_writer(self, log: str) -> StagingWriter:
-        """Open a staging writer; `commit` without extents takes what all of them staged."""
+    async def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
+        """Stage rows for a log; `commit` without extents takes all of them.
+
+        Raises: as `StagingWriter.write_batch`.
+        """
         self._require_alive()
-        state = await self._context.logs.read(log)
-        writer = StagingWriter(
-            self._context, self._owner, state.metadata, self._identity, self._config
-        )
-        self._writers.append(writer)
-        return writer
+        if self._writer is None:
+            self._writer = StagingWriter(self._context, self._owner, self._identity, self._config)
+        await self._writer.write_batch(log, batch)
 
     async def commit(self, extents: Sequence[StagedExtent] | None = None) -> CommitResult:
         """Append `extents`, in the given order per log: all or nothing, once.
@@ -130,7 +156,8 @@ class StagedAppend:
             extents: what to append; None for what this append's own writers hold.
 
         Raises:
-            AppendAbortedError: it was aborted, or staged data is gone.
+            AppendAbortedError: it was aborted, staged data is gone, or one of the logs is.
+            TransactionTooLargeError: more logs or extents than one transaction takes.
             DuplicateAppendError: appends of this version overlapped, or another run of the appender
                 has followed this one: whether it was committed cannot be told.
             OwnershipAcquireFailedError: a writer owned one of the logs during `lock_timeout_s`.
@@ -145,14 +172,12 @@ class StagedAppend:
             _check_extents(extents, self._identity)
             # Remembered here too, for the record that tells of it may be removed now.
             self._result = await self._commit(extents)
-        await self._tidy()
+            await self._context.tidier.submit(f"tidying after {self!r}", self._tidy)
         return self._result
 
     async def _stage_own(self) -> list[StagedExtent]:
-        for writer in self._writers:
-            extent = await writer.stage()
-            if extent is not None:
-                self._staged.append(extent)
+        if self._writer is not None:
+            self._staged += await self._writer.stage()
         return self._staged
 
     async def _commit(self, extents: Sequence[StagedExtent]) -> CommitResult:
@@ -161,9 +186,9 @@ class StagedAppend:
         deadline = loop.time() + self._lock_timeout_s
         attempts = 0
         while attempts < _ATTEMPTS_MAX:
-            node = await self._read_record()
+            found = await self._look(extents)
             decision = decide(
-                self._record_of(node),
+                self._record_of(found.record),
                 version=self._version,
                 token=self._token,
                 run=self._run,
@@ -171,17 +196,19 @@ class StagedAppend:
             )
             if decision.verdict is Verdict.KNOWN:
                 return self._conclude(self._tried)
-            plan = _Plan((), {})
+            plan = _Plan()
             if decision.verdict is Verdict.APPEND:
                 try:
-                    plan = await self._plan(extents)
+                    plan = await self._plan(extents, found)
                 except _LockedError as locked:
                     await self._wait_for_lock(locked, deadline=deadline)
                     continue
-            ops = (*plan.ops, *self._record_ops(decision.record, node))
+                except _ChangedError:
+                    continue
+            ops = (*plan.ops, *self._record_ops(decision.record, found.record))
             if not ops:
                 return self._conclude(decision)
-            require_change_size(ops)
+            _require_fit(ops, extents)
             self._tried, self._logs = decision, plan.logs
             attempts += 1
             try:
@@ -198,14 +225,37 @@ class StagedAppend:
             "commit were overtaken or not answered"
         )
 
-    async def _read_record(self) -> Versioned | None:
-        path = self._context.paths.commit(self._identity)
+    async def _look(self, extents: Sequence[StagedExtent]) -> _Found:
+        """Read the record, registrations, heads and locks: one round trip, however many they are.
 
-        async def read() -> Versioned | None:
-            await self._context.store.sync(path)
-            return await self._context.store.get(path)
+        The first time also which ledgers are listed under the identity: what is among them and
+        nobody fills any more can be settled once this append is decided.
+        """
+        paths = self._context.paths
+        ledger_ids = sorted({extent.ledger_id for extent in extents})
+        log_ids = sorted({extent.log_id for extent in extents})
+        wanted = [
+            paths.commit(self._identity),
+            *(paths.staged_ledger(ledger_id) for ledger_id in ledger_ids),
+            *(paths.log_of(log_id).head for log_id in log_ids),
+            *(paths.log_of(log_id).lock for log_id in log_ids),
+        ]
 
-        return await persistently(read)
+        async def read() -> tuple[list[Versioned | None], list[int]]:
+            if self._listed is not None:
+                return await self._context.logs.fresh_many(wanted), self._listed
+            return await asyncio.gather(
+                self._context.logs.fresh_many(wanted), list_staged(self._context, self._identity)
+            )
+
+        (record, *nodes), self._listed = await persistently(read)
+        at = len(ledger_ids)
+        return _Found(
+            record,
+            {i: decode_node(paths, i, n) for i, n in zip(ledger_ids, nodes[:at], strict=True)},
+            dict(zip(log_ids, nodes[at : at + len(log_ids)], strict=True)),
+            dict(zip(log_ids, nodes[at + len(log_ids) :], strict=True)),
+        )
 
     def _record_of(self, node: Versioned | None) -> CommitRecord | None:
         if node is None:
@@ -240,72 +290,87 @@ class StagedAppend:
         left_s = deadline - asyncio.get_running_loop().time()
         if left_s <= 0:
             raise OwnershipAcquireFailedError(
-                f"log {locked.log!r} is owned by the writer {locked.holder.owner} (waited "
+                f"log {locked.log.name!r} is owned by the writer {locked.holder.owner} (waited "
                 f"{self._lock_timeout_s:g} s)",
                 owner=locked.holder.owner,
             )
         logs, changed = self._context.logs, asyncio.Event()
-        unsubscribe = self._context.store.watch(logs.paths_of(locked.log).lock, changed.set)
+        path = logs.paths_of(locked.log).lock
+        unsubscribe = self._context.store.watch(path, changed.set, children=False)
         try:
             async with asyncio.timeout(min(left_s, _LOCK_LOOKS_EVERY_S)):
                 while await logs.read_lock(locked.log) == locked.holder:
                     await changed.wait()
                     changed.clear()
         except TimeoutError:
-            logger.debug("log=%s is still owned by %s", locked.log, locked.holder.owner)
+            logger.debug("log=%s is still owned by %s", locked.log.name, locked.holder.owner)
         finally:
             unsubscribe()
 
-    async def _plan(self, extents: Sequence[StagedExtent]) -> _Plan:
+    async def _plan(self, extents: Sequence[StagedExtent], found: _Found) -> _Plan:
+        """Return what appends `extents` to the logs as they were found.
+
+        Raises:
+            _LockedError: a writer owns one of the logs.
+            _ChangedError: a dead writer's log was recovered: look again.
+        """
         ops: list[Op] = []
         logs: dict[str, tuple[DLSN, DLSN]] = {}
-        for log in sorted({extent.log for extent in extents}):
-            part = [extent for extent in extents if extent.log == log]
-            state = await self._appendable_state(log, part)
+        now_ms = self._context.clock.now_ms()
+        parts: dict[LogKey, list[StagedExtent]] = {}
+        for extent in extents:
+            parts.setdefault(LogKey(name=extent.log, log_id=extent.log_id), []).append(extent)
+        for log in sorted(parts, key=lambda log: log.name):
+            at = await self._appendable(log, found)
+            paths = self._context.logs.paths_of(log)
             change, first, end = plan_append(
-                self._context.logs.paths_of(log),
-                state,
-                part,
-                now_ms=self._context.clock.now_ms(),
-                limits=self._limits,
+                paths, at, parts[log], now_ms=now_ms, limits=self._limits
             )
             ops += change.ops
-            logs[log] = (first, end)
-        for ledger_id in sorted({extent.ledger_id for extent in extents}):
-            ops.append(await self._mark(ledger_id))
+            logs[log.name] = (first, end)
+        for ledger_id, node in found.staged.items():
+            ops.append(self._count(ledger_id, node, extents))
         return _Plan(tuple(ops), logs)
 
-    async def _appendable_state(self, log: str, extents: Sequence[StagedExtent]) -> LogState:
-        """Return the log's state, recovered: nobody writes to it."""
-        state = await self._context.logs.read(log)
-        stale = [extent for extent in extents if extent.log_id != state.metadata.log_id]
-        if stale:
-            raise AppendAbortedError(
-                f"log {log!r} was deleted and created again since records were staged for it"
-            )
-        # After the state: what is open in it and has no owner now was left by a dead writer.
-        holder = await self._context.logs.read_lock(log)
-        if holder is not None:
-            raise _LockedError(log, holder)
-        _check_not_appended(state, extents)
-        return await recover_log(self._context, state)
+    async def _appendable(self, log: LogKey, found: _Found) -> VersionedHead:
+        """Return the log's head if nobody writes to it."""
+        try:
+            at = self._context.logs.head_of(log, found.heads[log.log_id])
+        except LogNotFoundError as error:
+            raise AppendAbortedError(f"records were staged for it, but {error}") from error
+        lock = found.locks[log.log_id]
+        if lock is not None:
+            path = self._context.logs.paths_of(log).lock
+            raise _LockedError(log, codec.decode_lock(lock.value, path=path))
+        if at.head.open_extent is not None:
+            # It was read together with the lock: what is open was left by a dead writer.
+            await recover_log(self._context, at)
+            raise _ChangedError
+        return at
 
-    async def _mark(self, ledger_id: int) -> Op:
-        node = await read_staged(self._context, self._identity, ledger_id)
-        if node is None:
+    def _count(
+        self, ledger_id: int, node: StagedNode | None, extents: Sequence[StagedExtent]
+    ) -> Op:
+        """Return the operation that counts the extents of a ledger as committed."""
+        if node is None or node.staged.settled:
             raise AppendAbortedError(
                 f"append {self._identity!r} version {self._version}: staged ledger {ledger_id} is "
-                "gone; it was aborted, or reaped after its process ended"
+                "gone; it was aborted, or removed after its process ended"
             )
-        if node.staged.committed:
-            return Check(node.path, node.version)
-        return Put(node.path, codec.encode_staged(node.as_committed()), node.version)
+        taken = [(e.first_entry_id, e.last_entry_id) for e in extents if e.ledger_id == ledger_id]
+        staged = node.staged.with_committed(taken)
+        if staged is None:
+            raise AppendAbortedError(
+                f"append {self._identity!r} version {self._version}: entries {taken} of staged "
+                f"ledger {ledger_id} are in a log already, of {node.staged.committed}"
+            )
+        return node.put(staged)
 
     def _record_ops(self, record: CommitRecord | None, node: Versioned | None) -> tuple[Op, ...]:
         if record is None:
             return ()
         path = self._context.paths.commit(self._identity)
-        value = codec.encode_commit(record)
+        value = codec.encode(replace(record, committed_ms=self._context.clock.now_ms()))
         return (Create(path, value) if node is None else Put(path, value, node.version),)
 
     async def abort(self, extents: Sequence[StagedExtent] | None = None) -> None:
@@ -315,22 +380,20 @@ class StagedAppend:
         closed its writer; a writer that lives drops its own.
         """
         self._aborted = True
-        for writer in self._writers:
-            await writer.aclose(delete=True)
-        for ledger_id in sorted({extent.ledger_id for extent in extents or ()}):
-            node = await read_staged(self._context, self._identity, ledger_id)
-            if node is not None and not node.staged.owner and not node.staged.committed:
-                await drop_staged(self._context, node)
-        await self._tidy()
+        await self.aclose()
+        ledger_ids = sorted({extent.ledger_id for extent in extents or ()})
+        for node in (await read_staged(self._context, ledger_ids)).values():
+            if not node.staged.owner and not node.staged.extents:
+                await drop(self._context, node)
+        await settle(self._context, await list_staged(self._context, self._identity))
 
     async def _tidy(self) -> None:
-        try:
-            for writer in self._writers:
-                await writer.aclose()
-            await reap(self._context, self._identity)
-        except DLError as error:
-            # The append is decided; what is left over is reaped with the next one.
-            logger.warning("reaping after append %s failed: %s", self._identity, error)
+        """Close what is not needed once the append is decided."""
+        if self._writer is not None:
+            await self._writer.aclose()
+            # Committed and closed by us: nothing more of it can follow.
+            self._listed = [*(self._listed or ()), *(e.ledger_id for e in self._staged)]
+        await settle(self._context, sorted(set(self._listed or ())))
         if self._result is not None and self._result.committed and not self._keep_record:
             await self._drop_record()
 
@@ -338,7 +401,7 @@ class StagedAppend:
         """Remove the commit record if it is this append's; what is left over harms nobody."""
         path = self._context.paths.commit(self._identity)
         try:
-            node = await self._read_record()
+            node = await persistently(lambda: self._context.logs.fresh(path))
             record = self._record_of(node)
             if node is not None and record is not None and record.token == self._token:
                 await self._context.store.delete(path, version=node.version)
@@ -352,9 +415,9 @@ class StagedAppend:
             )
 
     async def aclose(self) -> None:
-        """Close the writers; what was staged and not committed is dropped."""
-        for writer in self._writers:
-            await writer.aclose(delete=True)
+        """Close the writer; what was staged and not committed is dropped."""
+        if self._writer is not None and self._result is None:
+            await self._writer.aclose(delete=True)
 
     async def __aenter__(self) -> StagedAppend:
         return self
@@ -390,23 +453,16 @@ def _check_extents(extents: Sequence[StagedExtent], identity: str) -> None:
         taken[extent.ledger_id].append(extent)
 
 
-def _check_not_appended(state: LogState, extents: Sequence[StagedExtent]) -> None:
-    """Refuse entries that the log holds already: they would be there twice."""
-    staged: dict[int, list[StagedExtent]] = {}
-    for each in extents:
-        staged.setdefault(each.ledger_id, []).append(each)
-    for segment in state.segments:
-        for extent in segment.closed_extents:
-            last = extent.last_entry_id
-            assert last is not None
-            if any(
-                _overlap(other, extent.first_entry_id, last)
-                for other in staged.get(extent.ledger_id, ())
-            ):
-                raise AppendAbortedError(
-                    f"log {state.name!r} holds entries {extent.first_entry_id} … {last} of staged "
-                    f"ledger {extent.ledger_id} already"
-                )
+def _require_fit(ops: Sequence[Op], extents: Sequence[StagedExtent]) -> None:
+    try:
+        require_change_size(ops)
+    except TransactionTooLargeError as error:
+        logs = len({extent.log_id for extent in extents})
+        raise TransactionTooLargeError(
+            f"an append of {len(extents)} extents to {logs} logs is too large: {error}. Nothing "
+            f"was appended; {LOGS_PER_APPEND} logs with one extent each fit: let fewer tasks write "
+            "or write to fewer logs at once"
+        ) from error
 
 
 def _overlap(extent: StagedExtent, first: int, last: int) -> bool:

@@ -14,7 +14,9 @@ repetition could take one for the other; and a run that another one has followed
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from dlcore.log.metadata import CommitRecord
 

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from dlcore.ledger.client import LedgerClient
     from dlcore.ledger.registry import BookieRegistry
     from dlcore.ledger.store import LedgerStore
+    from dlcore.log.snapshot import LedgerCache
     from dlcore.log.store import LogStore
+    from dlcore.log.tidying import Tidier
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore
 
@@ -34,7 +36,9 @@ class LogContext:
     paths: NamespacePaths
     logs: LogStore
     ledger_store: LedgerStore
+    ledger_cache: LedgerCache
     ledgers: LedgerClient
+    tidier: Tidier
     registry: BookieRegistry
     clock: Clock
     rng: random.Random

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dlcore.ledger.digest import EntryFrame
     from dlcore.ledger.reader import LedgerReader
     from dlcore.log.context import LogContext
+    from dlcore.log.history import LogHistory
     from dlcore.log.metadata import LogState
 
 logger = logging.getLogger(__name__)
@@ -57,9 +58,15 @@ class Fetcher:
     """Reads a log's entries from a position on, for one consumer."""
 
     def __init__(
-        self, context: LogContext, state: LogState, cursor: ReadCursor, config: LogConfig
+        self,
+        context: LogContext,
+        history: LogHistory,
+        state: LogState,
+        cursor: ReadCursor,
+        config: LogConfig,
     ) -> None:
         self._context = context
+        self._history = history
         self._state = state
         self._cursor = cursor
         self._ahead_bytes = config.read_ahead_bytes
@@ -73,8 +80,8 @@ class Fetcher:
         self.error: DLError | None = None
         self.has_ended = False
         self._is_closed = False
-        path = context.logs.paths_of(state.name).max_lssn
-        self._unwatch = context.store.watch(path, self._changed.set)
+        path = context.logs.paths_of(state.log).head
+        self._unwatch = context.store.watch(path, self._changed.set, children=False)
         self._loop = asyncio.get_running_loop()
         self._metadata_lost_at: float | None = None
         self._bookies_heard_at: float | None = None  # while an open extent is followed
@@ -144,7 +151,7 @@ class Fetcher:
 
     async def has_more(self) -> bool:
         """Return whether a record is readable now that was not taken, looking at the log afresh."""
-        state = await self._context.logs.reread(self._state)
+        state = await self._reread()
         if self._entries or self.error is not None or self.has_ended:
             return True
         step = self._cursor.copy().plan(state)
@@ -222,7 +229,10 @@ class Fetcher:
 
     async def _refresh(self) -> None:
         self._changed.clear()
-        self._state = await self._context.logs.reread(self._state)
+        self._state = await self._reread()
+
+    async def _reread(self) -> LogState:
+        return await self._history.read(from_lssn=self._cursor.position.lssn)
 
     async def _reader_of(self, ledger_id: int) -> LedgerReader:
         reader = self._reader

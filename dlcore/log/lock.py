@@ -17,7 +17,7 @@ from dlcore.errors import (
     OwnershipAcquireFailedError,
 )
 from dlcore.log import codec
-from dlcore.log.metadata import LockHolder
+from dlcore.log.metadata import LockHolder, LogKey
 from dlcore.log.ownership import (
     Denied,
     Effect,
@@ -57,17 +57,18 @@ _deletions: set[asyncio.Task[None]] = set()
 class WriterLock:
     """Holds a log for one writer from `acquire` to `release`.
 
-    `verify` is asked when the session was lost: it returns the version of ``max_lssn`` at which the
+    `verify` is asked when the session was lost: it returns the version of the head at which the
     log is as its owner left it, or None if somebody else changed it.  `on_change` is called after
     the lock was lost, regained or denied.
     """
 
-    def __init__(self, logs: LogStore, name: str, *, client_id: str, clock: Clock) -> None:
+    def __init__(self, logs: LogStore, log: LogKey, *, client_id: str, clock: Clock) -> None:
         self._logs = logs
         self._store = logs.metadata_store
-        self._name = name
-        self._path = logs.paths_of(name).lock
-        self._guard_path = logs.paths_of(name).max_lssn
+        self._log = log
+        self._name = log.name
+        self._path = logs.paths_of(log).lock
+        self._guard_path = logs.paths_of(log).head
         self._client_id = client_id
         self._clock = clock
         self._ownership = Ownership(waits=False)
@@ -101,7 +102,7 @@ class WriterLock:
         """
         self._ownership = Ownership(waits=timeout_s > 0)
         self._unsubscribe = [
-            self._store.watch(self._path, lambda: self._tell(LockChanged())),
+            self._store.watch(self._path, lambda: self._tell(LockChanged()), children=False),
             self._store.on_session(self._session_changed),
         ]
         self._task = asyncio.create_task(self._run(), name=f"writer-lock-{self._name}")
@@ -189,7 +190,7 @@ class WriterLock:
         """Try to create the node; the answer tells whose it is."""
         token = self._clock.new_token()
         self._ownership.attempted(token)
-        value = codec.encode_lock(LockHolder(owner=self._client_id, token=token))
+        value = codec.encode(LockHolder(owner=self._client_id, token=token))
         create = Create(self._path, value, ephemeral=True)
         for _ in range(_GUARDED_ATTEMPTS_MAX):
             ops: list[Op] = [create]
@@ -210,7 +211,7 @@ class WriterLock:
                 pass  # the node tells
             else:
                 return LockTaken()
-            holder = await self._logs.read_lock(self._name)
+            holder = await self._logs.read_lock(self._log)
             if holder is not None:
                 return LockTaken() if holder.token == token else LockHeld(holder)
         return LogMoved() if guarded else TimedOut()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from dlcore.errors import (
@@ -13,13 +14,15 @@ from dlcore.errors import (
     NoNodeError,
 )
 from dlcore.ids import DLSN
-from dlcore.log.changes import plan_delete, plan_remove, require_unsealed
+from dlcore.log.changes import plan_delete, require_unsealed
 from dlcore.log.fetch import Fetcher
+from dlcore.log.history import LogHistory
 from dlcore.log.lock import WriterLock
 from dlcore.log.reader import AsyncLogReader, StartAt
 from dlcore.log.reading import ReadCursor
-from dlcore.log.recovery import delete_ledger, recover_log
-from dlcore.log.snapshot import Finder, LedgerCache, take_snapshot
+from dlcore.log.recovery import recover_log
+from dlcore.log.removal import remove_deleted, remove_truncated
+from dlcore.log.snapshot import Finder, LogFollower, take_last
 from dlcore.log.store import UNANSWERED
 from dlcore.log.truncation import truncate_log
 from dlcore.log.writer import AsyncLogWriter
@@ -29,21 +32,21 @@ if TYPE_CHECKING:
 
     from dlcore.config import LogConfig
     from dlcore.log.context import LogContext
-    from dlcore.log.metadata import LogState
+    from dlcore.log.metadata import LogMetadata, VersionedHead
     from dlcore.log.scan import LogSnapshot
     from dlcore.log.segment import LogSegment
 
-_DELETED_AT_ONCE = 500
+logger = logging.getLogger(__name__)
 
 
 class DistributedLogManager:
     """One log.  Use `Namespace.open_log`."""
 
-    def __init__(self, context: LogContext, state: LogState, config: LogConfig) -> None:
+    def __init__(self, context: LogContext, log: LogMetadata, config: LogConfig) -> None:
         self._context = context
         self._config = config
-        self._state = state
-        self._cache = LedgerCache(context)
+        self._log = log
+        self._follower = LogFollower(context, log)
         self._closed = False
 
     def __repr__(self) -> str:
@@ -52,18 +55,20 @@ class DistributedLogManager:
     @property
     def name(self) -> str:
         """The log's name."""
-        return self._state.name
+        return self._log.name
 
     @property
     def log_id(self) -> str:
         """The log's identity; a log that is deleted and created again has another one."""
-        return self._state.metadata.log_id
+        return self._log.log_id
 
-    async def _read(self) -> LogState:
+    def _require_open(self) -> None:
         if self._closed:
             raise AlreadyClosedError(f"the manager of log {self.name!r} is closed")
-        self._state = await self._context.logs.reread(self._state)
-        return self._state
+
+    async def _read(self) -> VersionedHead:
+        self._require_open()
+        return await self._context.logs.read(self._log)
 
     # Writers and readers
 
@@ -78,18 +83,17 @@ class DistributedLogManager:
         require_unsealed(await self._read())
         lock = await self._acquire() if self._config.lock_enabled else None
         try:
-            state = await recover_log(self._context, await self._read())
-            require_unsealed(state)  # it was when the owner before us let go of it, perhaps
+            at = await recover_log(self._context, await self._read())
+            require_unsealed(at)  # it was when the owner before us let go of it, perhaps
         except BaseException:
             if lock is not None:
                 await lock.release()
             raise
-        self._state = state
-        return AsyncLogWriter(self._context, state, lock, self._config)
+        return AsyncLogWriter(self._context, self._log, at, lock, self._config)
 
     async def _acquire(self, *, timeout_s: float | None = None) -> WriterLock:
         context = self._context
-        lock = WriterLock(context.logs, self.name, client_id=context.client_id, clock=context.clock)
+        lock = WriterLock(context.logs, self._log, client_id=context.client_id, clock=context.clock)
         if timeout_s is None:
             timeout_s = self._config.lock_timeout_s
         await lock.acquire(timeout_s=timeout_s)
@@ -123,18 +127,20 @@ class DistributedLogManager:
             dlsn = await self.get_dlsn_not_less_than_txid(txid)
         elif timestamp_ms is not None:
             dlsn = await self.get_dlsn_not_less_than_timestamp(timestamp_ms)
-        state = await self._read()
+        self._require_open()
         cursor = ReadCursor(self.name, dlsn or DLSN.INITIAL, skips_truncated=not is_explicit)
+        history = LogHistory(self._context.logs, self._log)
+        state = await history.read(from_lssn=cursor.position.lssn)
         cursor.copy().plan(state)  # raises if the position was truncated
-        fetcher = Fetcher(self._context, state, cursor, self._config)
+        fetcher = Fetcher(self._context, history, state, cursor, self._config)
         return AsyncLogReader(self._context, self.name, fetcher, StartAt(txid, timestamp_ms))
 
     # What is known
 
     async def get_snapshot(self) -> LogSnapshot:
         """Return what is readable now, with all that scans need."""
-        snapshot, self._state = await take_snapshot(self._context, await self._read(), self._cache)
-        return snapshot
+        self._require_open()
+        return await self._follower.take()
 
     async def _finder(self) -> tuple[LogSnapshot, Finder]:
         snapshot = await self.get_snapshot()
@@ -156,15 +162,17 @@ class DistributedLogManager:
 
     async def get_last_dlsn(self) -> DLSN:
         """Return the position of the last readable record, or raise `LogEmptyError`."""
-        snapshot, finder = await self._finder()
+        self._require_open()
+        snapshot = await take_last(self._context, self._log)
         self._require_records(snapshot)
-        last = await finder.last_dlsn()
+        last = await Finder(self._context, snapshot).last_dlsn()
         assert last is not None
         return last
 
     async def get_last_txid(self) -> int:
         """Return the transaction id of the last readable record, or raise `LogEmptyError`."""
-        snapshot = await self.get_snapshot()
+        self._require_open()
+        snapshot = await take_last(self._context, self._log)
         self._require_records(snapshot)
         return next(s.extents[-1].last_txid for s in reversed(snapshot.segments) if s.extents)
 
@@ -188,12 +196,17 @@ class DistributedLogManager:
         return await finder.sequence_id(high) - await finder.sequence_id(low)
 
     async def get_log_segments(self) -> list[LogSegment]:
-        """Return the segments, in order."""
-        return list((await self._read()).segments)
+        """Return the segments that are not wholly truncated, in order."""
+        self._require_open()
+        return list((await self._follower.state()).segments)
+
+    async def get_first_active_dlsn(self) -> DLSN:
+        """Return the position below which everything is truncated."""
+        return (await self._read()).head.first_active_dlsn
 
     async def is_end_of_stream_marked(self) -> bool:
         """Return whether the log is sealed."""
-        return (await self._read()).max_lssn.sealed
+        return (await self._read()).head.sealed
 
     # Changes
 
@@ -205,7 +218,7 @@ class DistributedLogManager:
         """
         lock = await self._acquire()
         try:
-            self._state = await recover_log(self._context, await self._read())
+            await recover_log(self._context, await self._read())
         finally:
             await lock.release()
 
@@ -219,7 +232,8 @@ class DistributedLogManager:
         Raises:
             ConfigurationError: `dlsn` lies past the end of what is readable, which is named.
         """
-        changed, self._state = await truncate_log(self._context, await self._read(), dlsn)
+        changed, at = await truncate_log(self._context, await self._read(), dlsn)
+        await remove_truncated(self._context, at)
         return changed
 
     async def delete(self) -> None:
@@ -229,32 +243,27 @@ class DistributedLogManager:
             OwnershipAcquireFailedError: a writer owns the log.
         """
         try:
-            state = await self._read()
+            await self._read()
             lock = await self._acquire(timeout_s=0)
         except LogNotFoundError:
             return
         try:
-            await self._delete(state, lock)
+            await self._delete(lock)
         except LogNotFoundError:
-            return  # another deletion got ahead
+            logger.info("log=%s is deleted", self.name)
         finally:
             await lock.release()
+        await remove_deleted(self._context, self._log)
 
-    async def _delete(self, state: LogState, lock: WriterLock) -> None:
-        """Delete ledgers first: a crash leaves nodes that say what is still to be deleted."""
-        context = self._context
-        paths = context.logs.paths_of(self.name)
+    async def _delete(self, lock: WriterLock) -> None:
+        """Take the log's name away and call it deleted: then nobody can change it any more."""
         while True:
             await lock.wait_owned()
-            for ledger_id in {e.ledger_id for s in state.segments for e in s.extents}:
-                await delete_ledger(context, ledger_id)
+            at = await self._read()
             try:
-                while len(state.segments) > _DELETED_AT_ONCE:
-                    first = [segment.lssn for segment in state.segments[:_DELETED_AT_ONCE]]
-                    state = await context.logs.apply(plan_remove(paths, state, first))
-                await context.store.multi(plan_delete(paths, state))
-            except (MetadataVersionError, NoNodeError, *UNANSWERED):
-                state = await self._read()
+                await self._context.store.multi(plan_delete(self._context.paths, self._log, at))
+            except (MetadataVersionError, NoNodeError, *UNANSWERED) as error:
+                logger.info("deleting log=%s again: %s", self.name, error)
                 continue
             return
 

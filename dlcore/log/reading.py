@@ -80,22 +80,21 @@ class ReadCursor:
             UnexpectedError: the segment list contradicts what was read before.
         """
         self._pass_truncated(state)
-        for segment in state.segments:
-            if segment.lssn < self.position.lssn:
-                continue
-            if segment.lssn > self.position.lssn:
+        while self.position.lssn <= state.head.max_lssn:
+            segment = state.segment(self.position.lssn)
+            if segment is None:
                 raise UnexpectedError(
                     f"log {self._log!r}: segment {self.position.lssn} is missing before "
-                    f"{segment.lssn}"
+                    f"{state.head.max_lssn}"
                 )
             step = self._plan_in(segment)
             if step is not None:
                 return step
-            if segment.lssn == state.max_lssn.max_lssn:
+            if segment.lssn == state.head.max_lssn:
                 break
             self.position = DLSN(segment.lssn + 1, 0, 0)
             self._has_delivered = False
-        return EndOfStream() if state.max_lssn.sealed else WaitForChange()
+        return EndOfStream() if state.head.sealed else WaitForChange()
 
     def _pass_truncated(self, state: LogState) -> None:
         first = state.first_active
@@ -113,39 +112,32 @@ class ReadCursor:
 
     def _has_read_up_to(self, first: DLSN, state: LogState) -> bool:
         """Return whether every record below `first` was delivered: it only looks lower."""
-        position = self.position
-        for segment in state.segments:
-            if segment.lssn == position.lssn and segment.state is SegmentState.COMPLETED:
-                is_at_end = position.entry_id >= segment.closed_entry_count
-                return is_at_end and first == DLSN(segment.lssn + 1, 0, 0)
-        starts = {DLSN(s.lssn, 0, 0): s.start_sequence_id for s in state.segments}
-        return self._next_sequence_id is not None and starts.get(first) == self._next_sequence_id
+        following = self._next_sequence_id
+        if following is None or first.slot_id:
+            return False
+        if first.lssn > state.head.max_lssn or first == state.head.end_dlsn:
+            return following == state.head.next_sequence_id
+        segment = state.segment(first.lssn)
+        found = None if segment is None else segment.find(first.entry_id)
+        if segment is None or found is None:
+            return False
+        _, base, sequence_id = found
+        return (base, sequence_id) == (first.entry_id, following)
 
     def _plan_in(self, segment: LogSegment) -> Step | None:
         """Return the step within a segment; None if all of it was read."""
-        base = 0
-        sequence_id = segment.start_sequence_id
-        for extent in segment.closed_extents:
-            end = base + extent.entry_count
-            if self.position.entry_id < end:
-                return ReadExtent(
-                    lssn=segment.lssn,
-                    extent=extent,
-                    first_entry_id=extent.first_entry_id + self.position.entry_id - base,
-                    base_entry_id=base,
-                    start_sequence_id=sequence_id,
-                )
-            base = end
-            sequence_id += extent.record_count
-        if segment.has_open_extent:
-            extent = segment.extents[-1]
-            return FollowExtent(
+        found = segment.find(self.position.entry_id)
+        if found is not None:
+            extent, base, sequence_id = found
+            step = FollowExtent if extent.is_open else ReadExtent
+            return step(
                 lssn=segment.lssn,
                 extent=extent,
                 first_entry_id=extent.first_entry_id + self.position.entry_id - base,
                 base_entry_id=base,
                 start_sequence_id=sequence_id,
             )
+        base = segment.closed_entry_count
         if self._has_delivered and self.position.entry_id > base:
             raise UnexpectedError(
                 f"log {self._log!r}: segment {segment.lssn} has {base} entries, "

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dlcore.ledger.metadata import LedgerMetadata
     from dlcore.ledger.reader import LedgerReader
     from dlcore.log.context import LogContext
-    from dlcore.log.metadata import LogState
+    from dlcore.log.metadata import VersionedHead
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ async def bounded_extent(
     )
 
 
-async def recover_log(context: LogContext, state: LogState) -> LogState:
+async def recover_log(context: LogContext, at: VersionedHead) -> VersionedHead:
     """Fence the open extent of a writer that is gone, and complete its segment.
 
     Safe to run by several at once, and while the writer lives: it will find its ledger fenced.
@@ -70,37 +70,37 @@ async def recover_log(context: LogContext, state: LogState) -> LogState:
     Raises:
         LedgerRecoveryError: too few bookies answer to know where the ledger ends; try again later.
     """
-    while (segment := state.open_segment) is not None:
-        extent = segment.extents[-1]
+    while (extent := at.head.open_extent) is not None:
         try:
             closing = await _recover_extent(context, extent)
         except LedgerNotFoundError:
-            known, state = state, await context.logs.reread(state)
-            if state == known:
+            known, at = at, await context.logs.read(at.log)
+            if at.version == known.version:
                 raise
             continue  # somebody recovered it as empty in the meantime
         change = plan_complete(
-            context.logs.paths_of(state.name),
-            state,
+            context.logs.paths_of(at.log),
+            at,
             now_ms=context.clock.now_ms(),
             closing=closing,
             empty_ledger_id=extent.ledger_id if closing is None else None,
         )
+        lssn = at.head.max_lssn
         try:
-            state = await context.logs.apply(change)
+            at = await context.logs.apply(change)
         except MetadataVersionError:
-            state = await context.logs.reread(state)
+            at = await context.logs.read(at.log)
             continue
         logger.info(
             "recovered log=%s segment=%d ledger=%d entries=%d",
-            state.name,
-            segment.lssn,
+            at.name,
+            lssn,
             extent.ledger_id,
             0 if closing is None else closing.entry_count,
         )
         if closing is None:
             await delete_ledger(context, extent.ledger_id)
-    return state
+    return at
 
 
 async def _recover_extent(context: LogContext, extent: Extent) -> Extent | None:
@@ -124,8 +124,8 @@ async def delete_ledger(context: LogContext, ledger_id: int) -> None:
         logger.debug("ledger=%d is gone already", ledger_id)
 
 
-def taken_over(state: LogState, ledger_id: int) -> OwnershipAcquireFailedError:
+def taken_over(log: str, ledger_id: int) -> OwnershipAcquireFailedError:
     """Return what a writer is told whose ledger somebody else recovered."""
     return OwnershipAcquireFailedError(
-        f"log {state.name!r}: another writer recovered ledger {ledger_id} of this one"
+        f"log {log!r}: another writer recovered ledger {ledger_id} of this one"
     )

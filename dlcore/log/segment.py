@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Annotated, TypeAlias
+
+import msgspec
 
 from dlcore.errors import CorruptMetadataError
 from dlcore.ids import DLSN
 
-EXTENTS_PER_SEGMENT_MAX = 1000
-"""A segment's metadata stays far below ZooKeeper's 1 MB; more extents start another segment."""
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""A number of something, an id, or a time in epoch milliseconds."""
 
 
 class SegmentState(enum.Enum):
-    """IN_PROGRESS segments may grow; COMPLETED ones are final but for truncation."""
+    """IN_PROGRESS segments may grow; COMPLETED ones are final."""
 
     IN_PROGRESS = 1
     COMPLETED = 2
 
 
-class Truncation(enum.Enum):
-    """ACTIVE, PARTIALLY_TRUNCATED (readable from the minimum active position), or TRUNCATED."""
-
-    ACTIVE = 0
-    PARTIALLY_TRUNCATED = 1
-    TRUNCATED = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Extent:
+class Extent(msgspec.Struct, frozen=True, kw_only=True):
     """A run of entries of one ledger that belong to a segment.
 
     An open extent (`last_entry_id` is None) is being written by the log's writer: its end is the
@@ -61,10 +57,9 @@ class Extent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSegment:
-    """One segment of a log.  At most its last extent is open.
+    """One segment of a log, with all its extents.  At most the last of them is open.
 
-    `start_sequence_id` is the sequence id of its first record.  `min_active` is (entry, slot):
-    records below it are truncated.
+    `start_sequence_id` is the sequence id of its first record.
     """
 
     lssn: int
@@ -73,9 +68,8 @@ class LogSegment:
     start_sequence_id: int
     extents: tuple[Extent, ...]
     completed_ms: int = 0
-    truncation: Truncation = Truncation.ACTIVE
-    min_active_entry_id: int = 0
-    min_active_slot_id: int = 0
+    _entry_ends: list[int] = field(init=False, repr=False, compare=False)
+    _record_ends: list[int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if any(extent.is_open for extent in self.extents[:-1]):
@@ -84,6 +78,9 @@ class LogSegment:
             raise CorruptMetadataError(
                 f"segment {self.lssn}: completed, but its last extent is open"
             )
+        closed = self.closed_extents
+        object.__setattr__(self, "_entry_ends", list(accumulate(e.entry_count for e in closed)))
+        object.__setattr__(self, "_record_ends", list(accumulate(e.record_count for e in closed)))
 
     @property
     def has_open_extent(self) -> bool:
@@ -98,12 +95,12 @@ class LogSegment:
     @property
     def closed_entry_count(self) -> int:
         """Entries in the final extents; an open extent starts at this entry id of the segment."""
-        return sum(extent.entry_count for extent in self.closed_extents)
+        return self._entry_ends[-1] if self._entry_ends else 0
 
     @property
     def closed_record_count(self) -> int:
         """Records in the final extents."""
-        return sum(extent.record_count for extent in self.closed_extents)
+        return self._record_ends[-1] if self._record_ends else 0
 
     @property
     def closed_size_bytes(self) -> int:
@@ -111,11 +108,19 @@ class LogSegment:
         return sum(extent.size_bytes for extent in self.closed_extents)
 
     @property
-    def min_active(self) -> DLSN:
-        """The first position of the segment that is not truncated."""
-        return DLSN(self.lssn, self.min_active_entry_id, self.min_active_slot_id)
+    def start(self) -> DLSN:
+        """Its first position."""
+        return DLSN(self.lssn, 0, 0)
 
-    def completed(self, *, now_ms: int) -> LogSegment:
-        """Return a final copy; there must be no open extent left."""
-        assert not self.has_open_extent
-        return replace(self, state=SegmentState.COMPLETED, completed_ms=now_ms)
+    def find(self, entry_id: int) -> tuple[Extent, int, int] | None:
+        """Return the extent that holds an entry of the segment, or the open one that may.
+
+        With it come the entry id in the segment of the extent's first entry, and the sequence id
+        of its first record.  None: the entry lies after all that the segment has.
+        """
+        index = bisect_right(self._entry_ends, entry_id)
+        if index >= len(self.extents):
+            return None
+        base = self._entry_ends[index - 1] if index else 0
+        records = self._record_ends[index - 1] if index else 0
+        return self.extents[index], base, self.start_sequence_id + records

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections import OrderedDict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dlcore.errors import LedgerNotFoundError
@@ -10,111 +11,202 @@ from dlcore.ids import DLSN
 from dlcore.ledger.metadata import LedgerMetadata, LedgerState
 from dlcore.log.batches import first_row_not_less
 from dlcore.log.entry import EntryHeader, decode_entry_batch, decode_entry_header
+from dlcore.log.history import LogHistory
 from dlcore.log.recovery import bounded_extent, read_frame, read_header
 from dlcore.log.scan import ExtentView, LogSnapshot, SegmentView
-from dlcore.log.segment import Extent, LogSegment, Truncation
+from dlcore.log.store import persistently
+from dlcore.metadata.port import SessionState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from dlcore.ids import BookieId
     from dlcore.ledger.reader import LedgerReader
+    from dlcore.ledger.store import LedgerStore
     from dlcore.log.context import LogContext
-    from dlcore.log.metadata import LogState
+    from dlcore.log.metadata import LogKey, LogState, VersionedHead
+    from dlcore.log.segment import Extent, LogSegment
+    from dlcore.metadata.port import Unsubscribe
 
-_READS_AT_ONCE = 64
+_LEDGERS_KEPT_MAX = 20_000
+"""Metadata of ledgers kept for the next snapshot of any log; it is some hundred bytes each."""
 
 
 class LedgerCache:
-    """Metadata of closed ledgers, which say where entries are; the last snapshot's are kept."""
+    """Metadata of ledgers, which says where entries are, for all logs of a namespace.
 
-    def __init__(self, context: LogContext) -> None:
-        self._context = context
-        self._closed: dict[int, LedgerMetadata] = {}
+    That of a closed ledger stays right.  Of an open one the part that tells of entries which were
+    committed when it was read does, so it serves until a later entry is asked for.
+    """
 
-    async def read(self, ledger_ids: set[int]) -> dict[int, LedgerMetadata]:
-        """Return the metadata of each ledger."""
-        found = {i: self._closed[i] for i in ledger_ids if i in self._closed}
-        missing = sorted(ledger_ids - found.keys())
-        for start in range(0, len(missing), _READS_AT_ONCE):
-            part = missing[start : start + _READS_AT_ONCE]
-            stored = await asyncio.gather(*(self._context.ledger_store.read(i) for i in part))
+    def __init__(self, ledgers: LedgerStore) -> None:
+        self._ledgers = ledgers
+        self._known: OrderedDict[int, tuple[LedgerMetadata, int]] = OrderedDict()
+
+    async def read(self, wanted: Mapping[int, int]) -> dict[int, LedgerMetadata]:
+        """Return the metadata of each ledger, of which entries up to the given one are committed.
+
+        Raises:
+            LedgerNotFoundError: one of them is gone.
+        """
+        found = {}
+        for ledger_id, last_entry_id in wanted.items():
+            known = self._known.get(ledger_id)
+            if known is not None and known[1] >= last_entry_id:
+                found[ledger_id] = known[0]
+                self._known.move_to_end(ledger_id)
+        missing = sorted(wanted.keys() - found.keys())
+        for stored in await persistently(lambda: self._ledgers.read_many(missing)):
             # The custom attributes are for people, and would only make each scan range larger.
-            found |= {each.metadata.ledger_id: _plain(each.metadata) for each in stored}
-        self._closed = {i: m for i, m in found.items() if m.state is LedgerState.CLOSED}
+            metadata = replace(stored.metadata, custom={})
+            is_final = metadata.state is LedgerState.CLOSED
+            reaches = 2**63 if is_final else wanted[metadata.ledger_id]
+            found[metadata.ledger_id] = metadata
+            self._known[metadata.ledger_id] = metadata, reaches
+        while len(self._known) > _LEDGERS_KEPT_MAX:
+            self._known.popitem(last=False)
         return found
 
 
-def _plain(metadata: LedgerMetadata) -> LedgerMetadata:
-    return LedgerMetadata(
-        ledger_id=metadata.ledger_id,
-        quorum=metadata.quorum,
-        state=metadata.state,
-        ensembles=metadata.ensembles,
-        token=metadata.token,
-        created_ms=metadata.created_ms,
-        last_entry_id=metadata.last_entry_id,
-        length_bytes=metadata.length_bytes,
-        custom={},
-    )
+class LogFollower:
+    """Takes snapshots of one log, each from the last one and what is new."""
+
+    def __init__(self, context: LogContext, log: LogKey, *, from_lssn: int = 1) -> None:
+        self._context = context
+        self.log = log
+        self._from_lssn = from_lssn
+        self._history = LogHistory(context.logs, log)
+        self._views: dict[int, tuple[LogSegment, SegmentView]] = {}
+        self._version = -1
+        self._snapshot: LogSnapshot | None = None
+        self._is_final = False  # the snapshot stays right until the head changes
+        self._unwatch: Unsubscribe | None = None
+        self._is_stale = True
+
+    def watch(self) -> None:
+        """Learn of changes, so that `unchanged` can tell."""
+        if self._unwatch is None:
+            path = self._context.logs.paths_of(self.log).head
+            self._unwatch = self._context.store.watch(path, self._mark, children=False)
+
+    def _mark(self) -> None:
+        self._is_stale = True
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._unwatch is not None:
+            self._unwatch()
+            self._unwatch = None
+
+    def unchanged(self) -> LogSnapshot | None:
+        """Return the last snapshot if nothing was heard of a change since; for watched logs."""
+        is_connected = self._context.store.session_state is SessionState.CONNECTED
+        if self._unwatch is None or self._is_stale or not self._is_final or not is_connected:
+            return None
+        return self._snapshot
+
+    async def state(self) -> LogState:
+        """Return the log's state, read afresh."""
+        return await self._history.read(from_lssn=self._from_lssn)
+
+    async def take(self) -> LogSnapshot:
+        """Return what is readable now: after every change that completed before this call."""
+        self._is_stale = False  # before reading: a change that comes meanwhile says it again
+        return await self.take_at(await self._context.logs.read(self.log))
+
+    def expect(self) -> None:
+        """Note that the head is about to be read, for `take_at`."""
+        self._is_stale = False
+
+    async def take_at(self, at: VersionedHead) -> LogSnapshot:
+        """Return what is readable as of a head, or of a later one."""
+        while True:
+            if self._snapshot is not None and self._is_final and at.version == self._version:
+                return self._snapshot
+            try:
+                state = await self._history.state_of(at, from_lssn=self._from_lssn)
+                snapshot = await self._snapshot_of(state)
+            except LedgerNotFoundError:
+                # Truncated, recovered or merged in the meantime.
+                known, at = at, await self._context.logs.read(self.log)
+                self._history.forget()
+                if at.version == known.version:
+                    raise
+            else:
+                self._snapshot, self._version = snapshot, state.version
+                self._is_final = state.head.open_extent is None
+                return snapshot
+
+    async def _snapshot_of(self, state: LogState) -> LogSnapshot:
+        views = await self._views_of(state)
+        first = state.first_active
+        ends = (DLSN(v.lssn, v.entry_count, 0) for v in reversed(views) if v.entry_count)
+        snapshot = LogSnapshot(
+            log=state.name,
+            log_id=state.log.log_id,
+            first=first,
+            end=max(first, next(ends, first)),
+            segments=tuple(views),
+            sealed=state.head.sealed,
+            cluster_id=self._context.cluster_id,
+            addresses=await self._context.registry.get_addresses(),
+        )
+        if first < snapshot.end and first != (canonical := snapshot.canonical(first)):
+            return snapshot.starting_at(canonical)
+        return snapshot
+
+    async def _views_of(self, state: LogState) -> list[SegmentView]:
+        kept: dict[int, tuple[LogSegment, SegmentView]] = {}
+        wanted: dict[int, int] = {}
+        changed: list[tuple[LogSegment, SegmentView | None, int]] = []
+        for segment in state.segments:
+            before = self._views.get(segment.lssn)
+            if before is not None and before[0] is segment and not segment.has_open_extent:
+                kept[segment.lssn] = before
+                continue
+            same = 0 if before is None else _common_length(before[0], segment)
+            changed.append((segment, None if before is None else before[1], same))
+            for extent in segment.extents[same:]:
+                last = -1 if extent.last_entry_id is None else extent.last_entry_id
+                wanted[extent.ledger_id] = max(last, wanted.get(extent.ledger_id, -1))
+        ledgers = await self._context.ledger_cache.read(wanted)
+        for segment, view, same in changed:
+            known = () if view is None else view.extents[:same]
+            view = await _view_of(self._context, segment, ledgers, known)
+            kept[segment.lssn] = segment, view
+        self._views = kept
+        return [kept[segment.lssn][1] for segment in state.segments]
 
 
-async def take_snapshot(
-    context: LogContext, state: LogState, cache: LedgerCache
-) -> tuple[LogSnapshot, LogState]:
-    """Return what is readable now, and the state it was made from.
-
-    Truncation and recovery may delete ledgers of `state`; then it is read again.
-    """
-    while True:
-        try:
-            return await _snapshot_of(context, state, cache), state
-        except LedgerNotFoundError:
-            known, state = state, await context.logs.read(state.name)
-            if state.version == known.version:
-                raise
-
-
-async def _snapshot_of(context: LogContext, state: LogState, cache: LedgerCache) -> LogSnapshot:
-    active = [s for s in state.segments if s.truncation is not Truncation.TRUNCATED]
-    ledgers = await cache.read({extent.ledger_id for s in active for extent in s.extents})
-    segments = [await _view_of(context, segment, ledgers) for segment in active]
-    first = state.first_active
-    ends = [DLSN(s.lssn, s.entry_count, 0) for s in segments if s.entry_count]
-    end = max([first, *ends])
-    snapshot = LogSnapshot(
-        log=state.name,
-        log_id=state.metadata.log_id,
-        first=first,
-        end=end,
-        segments=tuple(segments),
-        sealed=state.max_lssn.sealed,
-        cluster_id=context.cluster_id,
-        addresses=await _addresses(context),
-    )
-    if first < end and first != (canonical := snapshot.canonical(first)):
-        return snapshot.starting_at(canonical)
-    return snapshot
-
-
-async def _addresses(context: LogContext) -> dict[BookieId, str]:
-    return {info.bookie: info.address for info in await context.registry.get_bookies()}
+def _common_length(before: LogSegment, after: LogSegment) -> int:
+    """Return how many final extents at the front are the same."""
+    pairs = zip(before.closed_extents, after.closed_extents, strict=False)
+    same = 0
+    for old, new in pairs:
+        if old is not new and old != new:
+            break
+        same += 1
+    return same
 
 
 async def _view_of(
-    context: LogContext, segment: LogSegment, ledgers: dict[int, LedgerMetadata]
+    context: LogContext,
+    segment: LogSegment,
+    ledgers: Mapping[int, LedgerMetadata],
+    known: tuple[ExtentView, ...],
 ) -> SegmentView:
-    views: list[ExtentView] = []
-    base = 0
+    views = list(known)
+    base = views[-1].end_entry_id if views else 0
     sequence_id = segment.start_sequence_id
-    for each in segment.extents:
+    if views:
+        sequence_id = views[-1].start_sequence_id + views[-1].record_count
+    for each in segment.extents[len(views) :]:
         ledger = ledgers[each.ledger_id]
         extent: Extent | None = each
         if each.is_open:
             reader = await context.ledgers.open_ledger(each.ledger_id)
             confirmed = await reader.read_last_add_confirmed()
             extent = await bounded_extent(reader, each, last_entry_id=confirmed)
-            ledger = _plain(reader.metadata)
+            ledger = replace(reader.metadata, custom={})
         if extent is None:
             break
         view = _extent_view(extent, ledger, base_entry_id=base, sequence_id=sequence_id)
@@ -230,10 +322,16 @@ class Finder:
         return low
 
 
-async def find_last_dlsn(context: LogContext, state: LogState) -> DLSN | None:
+async def take_last(context: LogContext, log: LogKey) -> LogSnapshot:
+    """Return a snapshot that leaves out all before the segment that holds the last record."""
+    at = await context.logs.read(log)
+    follower = LogFollower(context, log, from_lssn=at.head.end[0])
+    return await follower.take_at(at)
+
+
+async def find_last_dlsn(context: LogContext, log: LogKey) -> DLSN | None:
     """Return the position of the log's last record; None if it holds none."""
-    snapshot, _ = await take_snapshot(context, state, LedgerCache(context))
-    return await Finder(context, snapshot).last_dlsn()
+    return await Finder(context, await take_last(context, log)).last_dlsn()
 
 
 def _in_segment(view: ExtentView, entry_id: int) -> int:

@@ -1,8 +1,8 @@
-"""Staging: records that are durable in a ledger of their own, and belong to no log yet.
+"""Staging: records that are durable in ledgers of their own, and belong to no log yet.
 
-A staged ledger is registered below the identity it is staged under, in the transaction that creates
-it. The registration names its owner: the ephemeral node of the process that fills it.  Whoever
-commits marks it; whoever finds its owner gone may reap it (see `reaping.py`).
+A process stages for all its logs in one ledger (in one per quorum, where logs differ in theirs), so
+that ledgers grow with neither logs nor appends.  The entries of one log lie in runs: what is
+written for others meanwhile waits in memory, up to a bound.  Each run becomes an extent.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from dlcore.errors import (
     AlreadyClosedError,
@@ -21,17 +24,14 @@ from dlcore.errors import (
     NoNodeError,
     WriteError,
 )
-from dlcore.log import codec
 from dlcore.log.active import encode_group
 from dlcore.log.batches import byte_log_batch, check_txids, cut
 from dlcore.log.entry import ipc_options
 from dlcore.log.metadata import LogMetadata, StagedLedger
-from dlcore.log.reaping import StagedNode, drop_staged, read_staged
 from dlcore.log.scan import StagedExtent
+from dlcore.log.staged import drop, read_staged, registration
 from dlcore.log.store import UNANSWERED, persistently
 from dlcore.log.transmit import Slice, Transmitter
-from dlcore.log.truncation import STAGING_IDENTITY
-from dlcore.metadata.port import Check, Create, Delete, Op, SessionState
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -39,269 +39,294 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dlcore.config import LogConfig
+    from dlcore.config import LogConfig, QuorumConfig
     from dlcore.ledger.writer import LedgerWriter
     from dlcore.log.context import LogContext
+    from dlcore.log.owner import StagingOwner
+    from dlcore.metadata.port import Op
 
 logger = logging.getLogger(__name__)
 
+QUEUED_BYTES_MAX = 32 * 1024 * 1024
+"""More than this does not wait for its log's turn: the log with the most gets its turn early."""
 _CREATE_ATTEMPTS_MAX = 10
 
 
-class StagingOwner:
-    """The ephemeral node by which others see that this process still stages.
+class _Run:
+    """Entries of one log that follow each other in a ledger."""
 
-    After the session was lost the node is made again with the same token, so what was staged before
-    and was not reaped meanwhile stays alive.
-    """
+    def __init__(self, ledger: LedgerWriter) -> None:
+        self.ledger = ledger
+        self.first_entry_id = ledger.last_add_pushed + 1
+        self.records = 0
+        self.size_bytes = 0
+        self.first_txid = -1
+        self.last_txid = -1
 
-    def __init__(self, context: LogContext) -> None:
-        self._context = context
-        self._store = context.store
-        self.token = context.clock.new_token()
-        self.path = context.paths.staging_owner(self.token)
-        self._session = ""
-        self._turn = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._unsubscribe = self._store.on_session(self._session_changed)
-        self._used = False
 
-    async def ensure(self) -> None:
-        """Make sure that the node exists, in this session."""
-        self._used = True
-        async with self._turn:
-            if self._session != self._store.session_token:
-                await persistently(self._make)
+class _Part:
+    """What was written for one log since the last `stage`."""
 
-    async def _make(self) -> None:
-        session = self._store.session_token
-        try:
-            await self._store.create(self.path, session.encode(), ephemeral=True, make_parents=True)
-        except NodeExistsError:
-            node = await self._store.get(self.path)
-            if node is None or node.value != session.encode():
-                await self._replace(session)
-        self._session = session
+    def __init__(self, log: LogMetadata, *, entry_bytes: int, has_txids: bool) -> None:
+        self.log = log
+        self.has_txids = has_txids
+        self.last_txid = -1
+        self.transmitter: Transmitter[None] = Transmitter(entry_bytes=entry_bytes)
+        self.queued_bytes = 0
+        self.run: _Run | None = None
+        self.extents: list[StagedExtent] = []
 
-    async def _replace(self, session: str) -> None:
-        """Replace a node that an earlier session left and that is about to vanish."""
-        try:
-            await self._store.multi(
-                [Delete(self.path), Create(self.path, session.encode(), ephemeral=True)]
-            )
-        except NoNodeError:
-            await self._store.create(self.path, session.encode(), ephemeral=True)
 
-    def _session_changed(self, state: SessionState) -> None:
-        if state is SessionState.CONNECTED and self._used:
-            task = asyncio.create_task(self._renew(), name="staging-owner")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+class _Lane:
+    """The ledger being filled for logs of one quorum."""
 
-    async def _renew(self) -> None:
-        try:
-            await self.ensure()
-        except DLError as error:
-            logger.warning("staging owner %s could not be renewed: %s", self.token, error)
-
-    async def aclose(self) -> None:
-        """Stop renewing; the node goes with the session."""
-        self._unsubscribe()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+    def __init__(self, quorum: QuorumConfig) -> None:
+        self.quorum = quorum
+        self.ledger: LedgerWriter | None = None
+        self.started_ms = 0
+        self.timestamp_ms = 0
+        self.part: _Part | None = None  # whose turn it is
 
 
 class StagingWriter:
-    """Fills a ledger of its own with entries for one log.
+    """Stages records for any number of logs, under one identity.
 
-    Each `stage` ends an extent.  The ledger stays open across extents, and a new one is begun when
-    it has the size of a segment, so that neither ledgers nor segments grow with the number of
-    appends.
+    Each `stage` ends the extents.  The ledger stays open across them, and a new one is begun when
+    it has the size or the age of a segment.
     """
 
     def __init__(
-        self,
-        context: LogContext,
-        owner: StagingOwner,
-        log: LogMetadata,
-        identity: str,
-        config: LogConfig,
+        self, context: LogContext, owner: StagingOwner, identity: str, config: LogConfig
     ) -> None:
         self._context = context
         self._owner = owner
-        self._log = log
         self._identity = identity
         self._config = config
         self._options = ipc_options(config.compression)
-        self._transmitter: Transmitter[None] = Transmitter(entry_bytes=config.entry_bytes)
-        self._ledger: LedgerWriter | None = None
-        self._extent: _ExtentDraft | None = None
-        self._timestamp_ms = 0
+        self._logs: dict[str, LogMetadata] = {}
+        self._parts: dict[str, _Part] = {}
+        self._lanes: dict[QuorumConfig, _Lane] = {}
+        self._staged_to: dict[int, int] = {}  # of each ledger not settled, the last entry staged
         self._error: DLError | None = None
         self._closed = False
-        self._has_staged = False  # in the present ledger
 
     def __repr__(self) -> str:
-        return f"<StagingWriter {self._log.name!r} identity={self._identity!r} {self._ledger!r}>"
+        return f"<StagingWriter identity={self._identity!r} logs={len(self._logs)}>"
 
-    @property
-    def log(self) -> str:
-        """The log that the records are for."""
-        return self._log.name
+    async def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
+        """Write rows for `log`: payload (binary), and txid (int64) where they have their own.
 
-    async def write_batch(self, batch: pa.RecordBatch) -> None:
-        """Write the rows of `batch`: payload (binary), and txid (int64) where they have their own.
-
-        The records of one extent either all have transaction ids, or none; then they get one when
-        the append commits.
+        What is staged for one log at once either has transaction ids, or has none; then its records
+        get one when the append commits.
 
         Raises:
+            LogNotFoundError: there is no such log.
             TransactionIdOutOfOrderError, LogRecordTooLongError, ConfigurationError: refused as a
-            whole,
-                the writer stays usable.
+                whole, the writer stays usable.
             WriteError: the ledger failed; what was not staged is lost.
         """
         self._require_usable()
+        metadata = await self._metadata_of(log)
         has_txids = batch.schema.get_field_index("txid") >= 0
         batch = byte_log_batch(batch, txid_required=False)
         if batch.num_rows == 0:
             return
-        draft = self._extent or _ExtentDraft(has_txids=has_txids)
-        if draft.has_txids is not has_txids:
+        part = self._parts.get(log)
+        if part is None:
+            part = _Part(metadata, entry_bytes=self._config.entry_bytes, has_txids=has_txids)
+        if part.has_txids is not has_txids:
             raise ConfigurationError(
-                f"staging for log {self._log.name!r}: one extent mixes batches with and without a "
-                "column txid"
+                f"staging for log {log!r}: one extent mixes batches with and without a column txid"
             )
-        first_txid, last_txid = check_txids(batch, last_txid=draft.last_txid)
+        _, last_txid = check_txids(batch, last_txid=part.last_txid)
         slices = [
-            Slice(part, part.column(0)[0].as_py(), part.column(0)[-1].as_py(), size_bytes)
-            for part, size_bytes in cut(batch, entry_bytes=self._config.entry_bytes)
+            Slice(piece, piece.column(0)[0].as_py(), piece.column(0)[-1].as_py(), size_bytes)
+            for piece, size_bytes in cut(batch, entry_bytes=self._config.entry_bytes)
         ]
-        self._extent = draft
-        draft.add(batch.num_rows, first_txid, last_txid)
-        self._transmitter.add_slices(slices)
-        await self._send_full()
+        part.last_txid = last_txid
+        part.transmitter.add_slices(slices)
+        part.queued_bytes += sum(each.size_bytes for each in slices)
+        self._parts[log] = part
+        lane = self._lane_of(metadata)
+        if lane.part is None:
+            lane.part = part
+        if lane.part is part:
+            await self._send_full(lane, part)
+        await self._spill()
 
-    async def _send_full(self) -> None:
-        while self._has_full_group():
-            ledger = self._ledger
-            if ledger is None or self._is_due_for_another(ledger):
-                ledger = await self._next_ledger()
+    async def _metadata_of(self, log: str) -> LogMetadata:
+        if log not in self._logs:
+            self._logs[log] = await self._context.logs.find(log)
+        return self._logs[log]
+
+    def _lane_of(self, log: LogMetadata) -> _Lane:
+        return self._lanes.setdefault(log.quorum, _Lane(log.quorum))
+
+    async def _spill(self) -> None:
+        """Give the log with the most its turn while too much is waiting."""
+        while sum(part.queued_bytes for part in self._parts.values()) > QUEUED_BYTES_MAX:
+            part = max(self._parts.values(), key=lambda part: part.queued_bytes)
+            await self._send_all(part)
+
+    async def _send_all(self, part: _Part) -> None:
+        lane = self._lane_of(part.log)
+        self._take_turn(lane, part)
+        part.transmitter.seal()
+        await self._send_full(lane, part)
+
+    def _take_turn(self, lane: _Lane, part: _Part | None) -> None:
+        if lane.part is not None and lane.part is not part:
+            self._end_run(lane.part)
+        lane.part = part
+
+    async def _send_full(self, lane: _Lane, part: _Part) -> None:
+        while part.transmitter.has_sealed:
+            ledger = lane.ledger
+            if ledger is None or self._is_due_for_another(lane, ledger):
+                self._end_run(part)
+                ledger = await self._next_ledger(lane)
             await self._guarded(ledger.wait_for_capacity)
-            if self._has_full_group():
-                self._push(ledger)
+            if part.transmitter.has_sealed:
+                self._push(lane, part, ledger)
 
-    def _has_full_group(self) -> bool:
-        return self._transmitter.has_sealed
-
-    def _push(self, ledger: LedgerWriter) -> None:
-        draft = self._extent
-        assert draft is not None
-        if draft.first_entry_id is None:
-            draft.first_entry_id = ledger.last_add_pushed + 1
-        group = self._transmitter.next_group()
-        self._timestamp_ms = max(self._timestamp_ms, self._context.clock.now_ms())
+    def _push(self, lane: _Lane, part: _Part, ledger: LedgerWriter) -> None:
+        run = part.run
+        if run is None:
+            run = part.run = _Run(ledger)
+        group = part.transmitter.next_group()
+        lane.timestamp_ms = max(lane.timestamp_ms, self._context.clock.now_ms())
         body, size = encode_group(
             group,
-            records_before=draft.records_pushed,
-            write_time_ms=self._timestamp_ms,
+            records_before=run.records,
+            write_time_ms=lane.timestamp_ms,
             options=self._options,
         )
-        future = ledger.append(body)
-        future.add_done_callback(self._answered)
-        draft.records_pushed += group.record_count
-        draft.size_bytes += size
+        ledger.append(body).add_done_callback(partial(self._answered, part))
+        if run.records == 0:
+            run.first_txid = group.first_txid
+        run.last_txid = group.last_txid
+        run.records += group.record_count
+        run.size_bytes += size
+        part.queued_bytes -= group.size_bytes
 
-    def _answered(self, future: asyncio.Future[int]) -> None:
+    def _answered(self, part: _Part, future: asyncio.Future[int]) -> None:
         if future.cancelled():
             return
         error = future.exception()
         if error is None:
-            self._transmitter.acknowledged()
+            part.transmitter.acknowledged()
         elif self._error is None:
             self._error = error if isinstance(error, DLError) else WriteError(repr(error))
 
-    def _is_due_for_another(self, ledger: LedgerWriter) -> bool:
-        is_between_extents = self._extent is None or self._extent.first_entry_id is None
-        return is_between_extents and ledger.length_bytes >= self._config.segment_bytes_max
+    def _end_run(self, part: _Part) -> None:
+        run, part.run = part.run, None
+        if run is None:
+            return
+        lane = self._lane_of(part.log)
+        part.extents.append(
+            StagedExtent(
+                log=part.log.name,
+                log_id=part.log.log_id,
+                identity=self._identity,
+                ledger_id=run.ledger.ledger_id,
+                first_entry_id=run.first_entry_id,
+                last_entry_id=run.ledger.last_add_pushed,
+                record_count=run.records,
+                size_bytes=run.size_bytes,
+                first_txid=run.first_txid if part.has_txids else -1,
+                last_txid=run.last_txid if part.has_txids else -1,
+                last_timestamp_ms=lane.timestamp_ms,
+            )
+        )
 
-    async def _next_ledger(self) -> LedgerWriter:
-        await self._retire()
+    # Ledgers
+
+    def _is_due_for_another(self, lane: _Lane, ledger: LedgerWriter) -> bool:
+        age_ms = self._context.clock.now_ms() - lane.started_ms
+        return (
+            ledger.length_bytes >= self._config.segment_bytes_max
+            or age_ms >= self._config.segment_age_max_s * 1000
+        )
+
+    async def _next_ledger(self, lane: _Lane) -> LedgerWriter:
+        if lane.ledger is not None:
+            await self._guarded(lane.ledger.flush)
+            await self._finish(lane)
+            await self._settle_committed()
         for _ in range(_CREATE_ATTEMPTS_MAX):
-            await self._owner.ensure()
-            await self._make_parent()
+            await asyncio.gather(self._owner.ensure(), self._make_parent())
             try:
-                self._ledger = await self._context.ledgers.create_ledger(
-                    self._log.quorum,
-                    custom={"log": self._log.name, STAGING_IDENTITY: self._identity},
+                ledger = await self._context.ledgers.create_ledger(
+                    lane.quorum,
+                    custom={"staged_by": self._identity},
                     extra_ops=self._registration,
                 )
             except (NoNodeError, NodeExistsError, MetadataVersionError):
                 continue  # the parent was removed as empty, or the session was lost
-            self._has_staged = False
-            return self._ledger
+            lane.ledger = ledger
+            lane.started_ms = self._context.clock.now_ms()
+            self._staged_to[ledger.ledger_id] = -1
+            return ledger
         raise WriteError(
-            f"staging for log {self._log.name!r}: {_CREATE_ATTEMPTS_MAX} attempts to create a "
-            "ledger were overtaken"
+            f"staging for {self._identity!r}: {_CREATE_ATTEMPTS_MAX} attempts to create a ledger "
+            "were overtaken"
         )
 
     def _registration(self, ledger_id: int) -> tuple[Op, ...]:
         staged = StagedLedger(
             ledger_id=ledger_id,
-            log=self._log.name,
-            log_id=self._log.log_id,
+            identity=self._identity,
             owner=self._owner.token,
             created_ms=self._context.clock.now_ms(),
         )
-        path = self._context.paths.staged_ledger(self._identity, ledger_id)
-        return (Check(self._owner.path, 0), Create(path, codec.encode_staged(staged)))
+        return registration(self._context.paths, staged, owner_path=self._owner.path)
 
     async def _make_parent(self) -> None:
         async def make() -> None:
             path = self._context.paths.staging_of(self._identity)
             with contextlib.suppress(NodeExistsError):  # staged under before
-                await self._context.store.create(path, make_parents=True)
+                await self._context.store.create(path)
 
         await persistently(make)
 
-    async def stage(self) -> StagedExtent | None:
-        """Wait until everything written since the last call is durable; None if nothing was.
+    async def _settle_committed(self) -> None:
+        """Settle ledgers filled before of which all that was staged is committed."""
+        filled = {lane.ledger.ledger_id for lane in self._lanes.values() if lane.ledger is not None}
+        nodes = await read_staged(self._context, [i for i in self._staged_to if i not in filled])
+        for ledger_id, node in nodes.items():
+            last = self._staged_to[ledger_id]
+            if any(start <= last <= end for start, end in node.staged.committed):
+                await drop(self._context, node)
+                del self._staged_to[ledger_id]
+
+    # Staging
+
+    async def stage(self) -> list[StagedExtent]:
+        """Wait until everything written since the last call is durable; return it, log by log.
 
         Raises:
             WriteError: the ledger failed; what was not staged is lost.
         """
         self._require_usable()
-        self._transmitter.seal()
-        await self._send_full()
-        draft, ledger = self._extent, self._ledger
-        if draft is None:
-            return None
-        assert ledger is not None
-        assert draft.first_entry_id is not None
-        last_entry_id = ledger.last_add_pushed
-        await self._guarded(ledger.flush)
-        self._extent = None
-        self._has_staged = True
-        return StagedExtent(
-            log=self._log.name,
-            log_id=self._log.log_id,
-            identity=self._identity,
-            ledger_id=ledger.ledger_id,
-            first_entry_id=draft.first_entry_id,
-            last_entry_id=last_entry_id,
-            record_count=draft.records_pushed,
-            size_bytes=draft.size_bytes,
-            first_txid=draft.first_txid if draft.has_txids else -1,
-            last_txid=draft.last_txid if draft.has_txids else -1,
-            last_timestamp_ms=self._timestamp_ms,
-        )
+        for part in sorted(self._parts.values(), key=lambda part: part.run is None):
+            await self._send_all(part)
+        for lane in self._lanes.values():
+            self._take_turn(lane, None)
+            if lane.ledger is not None:
+                await self._guarded(lane.ledger.flush)
+        parts, self._parts = self._parts, {}
+        extents = [extent for log in sorted(parts) for extent in parts[log].extents]
+        for extent in extents:
+            last = self._staged_to[extent.ledger_id]
+            self._staged_to[extent.ledger_id] = max(last, extent.last_entry_id)
+        return extents
 
     async def discard(self) -> None:
         """Forget what was written since the last `stage`; entries already sent stay unused."""
         self._require_usable()
-        self._extent = None
-        self._transmitter.drop_queued()
+        self._parts = {}
+        for lane in self._lanes.values():
+            lane.part = None
 
     async def _guarded(self, call: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -313,60 +338,53 @@ class StagingWriter:
     def _require_usable(self) -> None:
         if self._error is not None:
             raise WriteError(
-                f"staging for log {self._log.name!r} failed: "
-                f"{type(self._error).__name__}: {self._error}"
+                f"staging for {self._identity!r} failed: {type(self._error).__name__}: "
+                f"{self._error}"
             ) from self._error
         if self._closed:
-            raise AlreadyClosedError(f"the staging writer of log {self._log.name!r} is closed")
+            raise AlreadyClosedError(f"the staging writer of {self._identity!r} is closed")
 
     async def aclose(self, *, delete: bool = False) -> None:
-        """Close the ledger; what was staged and not committed stays until it is, or is reaped.
+        """Close the ledgers; what was staged and not committed stays until it is, or is settled.
 
-        With `delete` the ledger is dropped at once, unless a log holds entries of it.
+        With `delete` they are dropped at once, but for those that a log holds entries of.
         """
         if self._closed:
             return
         self._closed = True
-        await self._retire(delete=delete)
+        for lane in self._lanes.values():
+            await self._finish(lane)
+        nodes = await read_staged(self._context, sorted(self._staged_to))
+        for ledger_id, node in nodes.items():
+            if delete or self._staged_to[ledger_id] < 0:
+                await drop(self._context, node)
+            else:
+                await self._disown(ledger_id)
 
-    async def _retire(self, *, delete: bool = False) -> None:
-        """Stop filling the present ledger."""
-        ledger, self._ledger = self._ledger, None
+    async def _finish(self, lane: _Lane) -> None:
+        """Stop filling the lane's ledger."""
+        ledger, lane.ledger = lane.ledger, None
         if ledger is None:
             return
-        if self._error is not None or (delete or not self._has_staged):
+        if self._error is not None:
             await ledger.abandon()
-        else:
-            try:
-                await ledger.close()
-            except DLError as error:
-                # All that was staged is durable; whoever removes the registration recovers the
-                # ledger.
-                logger.warning("staged ledger=%d does not close: %s", ledger.ledger_id, error)
-                await ledger.abandon()
-        node = await read_staged(self._context, self._identity, ledger.ledger_id)
-        if node is None:
             return
-        if delete or not self._has_staged:
-            await drop_staged(self._context, node)
-        else:
-            await self._disown(node)
+        try:
+            await ledger.close()
+        except DLError as error:
+            # What was staged is durable; whoever settles the ledger recovers it.
+            logger.warning("staged ledger=%d does not close: %s", ledger.ledger_id, error)
+            await ledger.abandon()
 
-    async def _disown(self, node: StagedNode) -> None:
-        value = codec.encode_staged(node.without_owner())
+    async def _disown(self, ledger_id: int) -> None:
         while True:
-            try:
-                await self._context.store.put(node.path, value, version=node.version)
-            except NoNodeError:
+            node = (await read_staged(self._context, [ledger_id])).get(ledger_id)
+            if node is None or not node.staged.owner:
                 return
-            except (MetadataVersionError, *UNANSWERED):
-                found = await read_staged(self._context, self._identity, node.staged.ledger_id)
-                if found is None or not found.staged.owner:
-                    return
-                node = found
-                value = codec.encode_staged(node.without_owner())
-                continue
-            return
+            put = node.put(replace(node.staged, owner=""))
+            with contextlib.suppress(NoNodeError, MetadataVersionError, *UNANSWERED):
+                await self._context.store.multi([put])
+                return
 
     async def __aenter__(self) -> StagingWriter:
         return self
@@ -378,22 +396,3 @@ class StagingWriter:
         traceback: TracebackType | None,
     ) -> None:
         await self.aclose()
-
-
-class _ExtentDraft:
-    """The extent being staged; `first_entry_id` is known once its first entry is sent."""
-
-    def __init__(self, *, has_txids: bool) -> None:
-        self.has_txids = has_txids
-        self.first_entry_id: int | None = None
-        self.records_pushed = 0
-        self.size_bytes = 0
-        self.record_count = 0
-        self.first_txid = -1
-        self.last_txid = -1
-
-    def add(self, record_count: int, first_txid: int, last_txid: int) -> None:
-        if self.record_count == 0:
-            self.first_txid = first_txid
-        self.record_count += record_count
-        self.last_txid = last_txid

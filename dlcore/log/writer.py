@@ -32,6 +32,7 @@ from dlcore.log.batches import byte_log_batch, check_txids, cut, txid_out_of_ord
 from dlcore.log.changes import Change, plan_complete, plan_start
 from dlcore.log.entry import ipc_options
 from dlcore.log.recovery import delete_ledger, recover_log, taken_over
+from dlcore.log.removal import remove_truncated
 from dlcore.log.rolling import RollingPolicy
 from dlcore.log.snapshot import find_last_dlsn
 from dlcore.log.transmit import Group, Slice, Transmitter, checked_payload
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from dlcore.ledger.writer import LedgerWriter
     from dlcore.log.context import LogContext
     from dlcore.log.lock import WriterLock
-    from dlcore.log.metadata import LogState
+    from dlcore.log.metadata import LogMetadata, VersionedHead
     from dlcore.log.segment import Extent
     from dlcore.records import LogRecord
 
@@ -69,13 +70,19 @@ class AsyncLogWriter:
     """
 
     def __init__(
-        self, context: LogContext, state: LogState, lock: WriterLock | None, config: LogConfig
+        self,
+        context: LogContext,
+        log: LogMetadata,
+        at: VersionedHead,
+        lock: WriterLock | None,
+        config: LogConfig,
     ) -> None:
         self._context = context
+        self._quorum = log.quorum
         self._config = config
-        self._state = state
+        self._at = at
         self._lock = lock
-        self._paths = context.logs.paths_of(state.name)
+        self._paths = context.logs.paths_of(at.log)
         self._policy = RollingPolicy(
             size_bytes_max=config.segment_bytes_max,
             age_max_ms=int(config.segment_age_max_s * 1000),
@@ -84,7 +91,7 @@ class AsyncLogWriter:
         self._transmitter: Transmitter[asyncio.Future[DLSN]] = Transmitter(
             entry_bytes=config.entry_bytes
         )
-        self._last_txid = state.max_txid
+        self._last_txid = at.head.max_txid
         self._last_dlsn: DLSN | None = None
         self._active: ActiveSegment | None = None
         self._withheld: deque[tuple[ActiveSegment, int]] = deque()  # durable, but we lost the lock
@@ -96,7 +103,7 @@ class AsyncLogWriter:
         self._wake = asyncio.Event()
         self._capacity = asyncio.Event()
         self._changing = asyncio.Lock()  # one change of the log's metadata at a time
-        self._pump_task = asyncio.create_task(self._run(), name=f"log-writer-{state.name}")
+        self._pump_task = asyncio.create_task(self._run(), name=f"log-writer-{at.name}")
         self._pump_task.add_done_callback(self._pump_ended)
         context.open_objects.add(self)
         if lock is not None:
@@ -105,7 +112,7 @@ class AsyncLogWriter:
 
     def __repr__(self) -> str:
         condition = "FAILED" if self._failure else "CLOSED" if self._closed else "OPEN"
-        return f"<AsyncLogWriter {self._state.name!r} {condition} {self._active!r}>"
+        return f"<AsyncLogWriter {self._at.name!r} {condition} {self._active!r}>"
 
     @property
     def last_txid(self) -> int:
@@ -193,10 +200,10 @@ class AsyncLogWriter:
     def _require_writable(self) -> None:
         self._require_usable()
         if self._ended:
-            raise EndOfStreamError(f"log {self._state.name!r} is sealed: no record can follow")
+            raise EndOfStreamError(f"log {self._at.name!r} is sealed: no record can follow")
         if self._transmitter.pending_bytes > PENDING_BYTES_MAX:
             raise OverCapacityError(
-                f"log {self._state.name!r}: {self._transmitter.pending_bytes} bytes are pending, "
+                f"log {self._at.name!r}: {self._transmitter.pending_bytes} bytes are pending, "
                 f"the limit is {PENDING_BYTES_MAX}: await wait_for_capacity() between writes"
             )
 
@@ -204,11 +211,11 @@ class AsyncLogWriter:
         if self._failure is not None:
             raise self._write_error() from self._failure
         if self._closed:
-            raise AlreadyClosedError(f"the writer of log {self._state.name!r} is closed")
+            raise AlreadyClosedError(f"the writer of log {self._at.name!r} is closed")
 
     def _write_error(self) -> WriteError:
         return WriteError(
-            f"the writer of log {self._state.name!r} failed and takes no more records: "
+            f"the writer of log {self._at.name!r} failed and takes no more records: "
             f"{type(self._failure).__name__}: {self._failure}"
         )
 
@@ -257,29 +264,30 @@ class AsyncLogWriter:
                     raise
         if last is not None:
             return last
-        state = await self._context.logs.reread(self._state)
-        return await find_last_dlsn(self._context, state)
+        return await find_last_dlsn(self._context, self._at.log)
 
     async def truncate(self, dlsn: DLSN) -> bool:
         """Drop the records below `dlsn`; return whether that changed anything."""
         self._require_usable()
         async with self._changing:
-            changed, state = await truncate_log(
-                self._context, self._state, dlsn, end=self._end_of_active()
+            changed, at = await truncate_log(
+                self._context, self._at, dlsn, end=self._end_of_active()
             )
-            if self._is_ours(state):
-                self._state = state
+            if self._is_ours(at):
+                self._at = at
+        # Removing may take long, and needs nothing of the writer.
+        await remove_truncated(self._context, at)
         return changed
 
-    def _is_ours(self, state: LogState) -> bool:
-        """Return whether `state` can be gone on from; raise if another took our segment over."""
+    def _is_ours(self, at: VersionedHead) -> bool:
+        """Return whether `at` can be gone on from; raise if another took our segment over."""
         if self._active is None:
-            # An open segment is another writer's.  The state known before makes our next change
+            # An open segment is another writer's.  The head known before makes our next change
             # fail, and only then is the log taken over.
-            return state.open_segment is None
+            return at.head.open_extent is None
         ledger_id = self._active.ledger.ledger_id
-        if not state.is_open_over(ledger_id):
-            error = taken_over(state, ledger_id)
+        if not at.is_open_over(ledger_id):
+            error = taken_over(at.name, ledger_id)
             self._fail(error)
             raise error
         return True
@@ -327,7 +335,7 @@ class AsyncLogWriter:
         if self._closed:
             return
         self._closed = True
-        self._give_up(WriteCancelledError(f"the writer of log {self._state.name!r} was aborted"))
+        self._give_up(WriteCancelledError(f"the writer of log {self._at.name!r} was aborted"))
         await self._stop()
 
     async def __aenter__(self) -> AsyncLogWriter:
@@ -344,7 +352,7 @@ class AsyncLogWriter:
         except WriteError:
             if not isinstance(error, asyncio.CancelledError):
                 raise
-            logger.info("log=%s: the writer had failed when it was cancelled", self._state.name)
+            logger.info("log=%s: the writer had failed when it was cancelled", self._at.name)
 
     async def _stop(self) -> None:
         self._context.open_objects.discard(self)
@@ -375,7 +383,7 @@ class AsyncLogWriter:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             # A defect; whoever waits for an answer must not wait for ever.
-            self._fail(UnexpectedError(f"the writer of log {self._state.name!r} broke: {error!r}"))
+            self._fail(UnexpectedError(f"the writer of log {self._at.name!r} broke: {error!r}"))
 
     async def _send_next(self) -> None:
         if self._lock is not None and not self._lock.is_owner:
@@ -438,50 +446,45 @@ class AsyncLogWriter:
         """Complete the active segment, if any, and start the next one: one transaction."""
         closing = await self._close_ledger()
         for _ in range(_START_ATTEMPTS_MAX):
-            state = self._state
-            if first_txid < state.max_txid:
+            at = self._at
+            if first_txid < at.head.max_txid:
                 # An atomic append came between our opening and our first record.
-                raise txid_out_of_order(first_txid, state.max_txid)
+                raise txid_out_of_order(first_txid, at.head.max_txid)
+            now_ms = self._context.clock.now_ms()
             try:
-                ledger, self._state = await self._create_ledger(state, closing)
+                ledger, self._at = await self._create_ledger(at, closing, now_ms=now_ms)
             except _CONFLICTS as error:
                 closing = await self._reread(closing, error)
                 continue
-            last = self._state.last_segment
-            assert last is not None
+            lssn = self._at.head.max_lssn
             self._own_ledger_id = ledger.ledger_id
             self._active = ActiveSegment(
-                last.lssn,
+                lssn,
                 ledger,
-                started_ms=last.created_ms,
-                timestamp_ms=self._state.last_timestamp_ms,
+                started_ms=now_ms,
+                timestamp_ms=self._at.head.last_timestamp_ms,
             )
-            logger.info(
-                "started log=%s segment=%d ledger=%d", state.name, last.lssn, ledger.ledger_id
-            )
+            logger.info("started log=%s segment=%d ledger=%d", at.name, lssn, ledger.ledger_id)
             return self._active
         raise WriteError(
-            f"log {self._state.name!r}: {_START_ATTEMPTS_MAX} attempts to start a segment were "
+            f"log {self._at.name!r}: {_START_ATTEMPTS_MAX} attempts to start a segment were "
             "overtaken"
         )
 
     async def _create_ledger(
-        self, state: LogState, closing: Extent | None
-    ) -> tuple[LedgerWriter, LogState]:
-        """Create the next segment's ledger together with the segment; return the state after."""
-        now_ms = self._context.clock.now_ms()
+        self, at: VersionedHead, closing: Extent | None, *, now_ms: int
+    ) -> tuple[LedgerWriter, VersionedHead]:
+        """Create the next segment's ledger together with the segment; return the head after."""
 
         def plan(ledger_id: int) -> Change:
-            return plan_start(
-                self._paths, state, ledger_id=ledger_id, now_ms=now_ms, closing=closing
-            )
+            return plan_start(self._paths, at, ledger_id=ledger_id, now_ms=now_ms, closing=closing)
 
         ledger = await self._context.ledgers.create_ledger(
-            state.metadata.quorum,
-            custom={"log": state.name, "log_id": state.metadata.log_id},
+            self._quorum,
+            custom={"log": at.name, "log_id": at.log.log_id},
             extra_ops=lambda ledger_id: plan(ledger_id).ops,
         )
-        return ledger, plan(ledger.ledger_id).state
+        return ledger, plan(ledger.ledger_id).after
 
     async def _close_ledger(self) -> Extent | None:
         """Close the active segment's ledger, everything in it acknowledged; return its extent."""
@@ -508,17 +511,18 @@ class AsyncLogWriter:
         Raises:
             OwnershipAcquireFailedError: another writer took over.
         """
-        state = await self._context.logs.reread(self._state)
-        logger.info("log=%s changed under its writer: %s", state.name, error)
-        if closing is not None and not state.is_open_over(closing.ledger_id):
-            if not state.ends_with(closing):
-                raise taken_over(state, closing.ledger_id) from error
+        known, at = self._at, await self._context.logs.read(self._at.log)
+        logger.info("log=%s changed under its writer: %s", at.name, error)
+        if closing is not None and not at.is_open_over(closing.ledger_id):
+            # Whoever completed our segment read the same ledger to its end.
+            if at.head.end != (known.head.max_lssn, closing.entry_count):
+                raise taken_over(at.name, closing.ledger_id) from error
             closing = None
-        if closing is None and state.open_segment is not None:
+        if closing is None and at.head.open_extent is not None:
             if self._lock is not None and not self._lock.is_owner:
                 await self._lock.wait_owned()
-            state = await recover_log(self._context, state)
-        self._state = state
+            at = await recover_log(self._context, at)
+        self._at = at
         return closing
 
     async def _complete_active(self, *, seal: bool) -> None:
@@ -532,14 +536,14 @@ class AsyncLogWriter:
             while True:
                 change = plan_complete(
                     self._paths,
-                    self._state,
+                    self._at,
                     now_ms=self._context.clock.now_ms(),
                     closing=closing,
                     empty_ledger_id=None if ledger is None else ledger.ledger_id,
                     seal=seal,
                 )
                 try:
-                    self._state = await self._context.logs.apply(change)
+                    self._at = await self._context.logs.apply(change)
                 except MetadataVersionError as error:
                     closing = await self._reread(closing, error)
                     if closing is None and not seal:
@@ -553,12 +557,13 @@ class AsyncLogWriter:
     # Ownership and failure
 
     async def _verify_untouched(self) -> int | None:
-        """Return the guard's version if the log is as this writer left it, else None."""
-        state = await self._context.logs.reread(self._state)
+        """Return the head's version if the log is as this writer left it, else None."""
+        at = await self._context.logs.read(self._at.log)
         if self._own_ledger_id is not None:
-            return state.version if state.is_open_over(self._own_ledger_id) else None
-        is_same = state.max_lssn == self._state.max_lssn and state.open_segment is None
-        return state.version if is_same else None
+            return at.version if at.is_open_over(self._own_ledger_id) else None
+        head, known = at.head, self._at.head
+        is_same = (head.max_lssn, head.sealed) == (known.max_lssn, known.sealed)
+        return at.version if is_same and head.open_extent is None else None
 
     def _ownership_changed(self) -> None:
         assert self._lock is not None
@@ -574,7 +579,7 @@ class AsyncLogWriter:
             return
         self._failure = error
         logger.warning(
-            "writer of log=%s failed: %s: %s", self._state.name, type(error).__name__, error
+            "writer of log=%s failed: %s: %s", self._at.name, type(error).__name__, error
         )
         self._give_up(error)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dlcore.clock import Clock
     from dlcore.metadata.paths import NamespacePaths
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 _ATTEMPTS_MAX = 5
 """Lost races and lost replies before giving up; each race that is lost shows somebody's success."""
 
@@ -104,12 +104,15 @@ def _creation(
         Create(paths.ledgers),
         Create(paths.ledger_idgen, b"0"),
         Create(paths.logs),
+        Create(paths.heads),
+        Create(paths.deleted_logs),
         Create(paths.commits),
         Create(paths.staging),
         Create(paths.staging_owners),
         Create(proxies),
         Create(f"{proxies}/write"),
         Create(f"{proxies}/read"),
+        *(Create(bucket) for bucket in paths.buckets),
     ]
 
 

@@ -258,6 +258,17 @@ class MemoryStore:
 
         return await self._request(read)
 
+    async def get_many(self, paths: Sequence[str]) -> list[Versioned | None]:
+        """Return the node of each path, or None where there is none, as of one moment."""
+        wanted = tuple(paths)
+
+        def read() -> list[Versioned | None]:
+            self._follow()
+            nodes = map(self._view.find, wanted)
+            return [None if node is None else node.versioned() for node in nodes]
+
+        return await self._request(read)
+
     async def get_children(self, path: str) -> list[str] | None:
         """Return the sorted names of the node's children, or None if there is no node."""
 
@@ -305,7 +316,9 @@ class MemoryStore:
         """Make later reads see every write completed before this call, whoever made it."""
         await self._request(self._catch_up)
 
-    def watch(self, path: str, callback: Callable[[], None]) -> Unsubscribe:
+    def watch(
+        self, path: str, callback: Callable[[], None], *, children: bool = True
+    ) -> Unsubscribe:
         """Call `callback` on the loop after `path` or its list of children may have changed."""
         self._require_open()
         watch = _Watch(path, callback)

@@ -5,13 +5,16 @@
 <root>/bookies/cookies/<name>                   BookieCookie
 <root>/ledgers/idgen                            the next ledger id, as decimal text
 <root>/ledgers/<high>/<middle>/<low>            LedgerMetadata
-<root>/logs/<2-hex bucket>/<escaped name>       LogMetadata
-    …/max_lssn                                  MaxLssn; each change of the segments writes it
-    …/max_txid                                  highest committed txid as text; "-1": none
+    …/staged                                    StagedLedger, of a ledger that several extents share
+<root>/logs/<2-hex bucket>/<escaped name>       LogMetadata, written once: the name's log id
+<root>/heads/<2-hex bucket>/<log id>            LogHead: all of the log that changes; its version is
+                                                the log's only compare-and-set token
     …/lock                                      LockHolder, ephemeral: the log's writer
-    …/segments/<LSSN>                           LogSegment
-<root>/commits/<escaped identity>               CommitRecord
-<root>/staging/<escaped identity>/<ledger id>   StagedLedger
+    …/<LSSN>                                    SegmentEnd; empty until the segment is completed
+    …/<LSSN>/<number>                           Chunk: older extents, written once, then only merged
+<root>/deleted/<log id>                         a deleted log whose data is still being removed
+<root>/commits/<bucket>/<escaped identity>      CommitRecord
+<root>/staging/<bucket>/<escaped identity>/<ledger id>   lists the ledgers not settled yet
 <root>/staging-owners/<token>                   ephemeral: the process that stages
 <root>/autorecovery/auditor                     AuditorOffice, ephemeral: the one that audits
 <root>/autorecovery/paused                      exists while auto-recovery is paused
@@ -32,6 +35,7 @@ from dlcore.errors import CorruptMetadataError, InvalidNamespaceUriError
 _LEDGERS_PER_NODE = 10_000
 _URI = re.compile(r"(?P<scheme>[A-Za-z-]+)://(?P<servers>[^/]+)(?P<root>/.*)?")
 _SCHEMES = ("distributedlog", "distributedlog-bk")
+BUCKETS = tuple(f"{number:02x}" for number in range(256))
 _SAFE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.=:#@+")
 
 
@@ -101,6 +105,16 @@ class NamespacePaths:
     root: str
 
     @property
+    def bucketed(self) -> tuple[str, ...]:
+        """Nodes whose children are divided among buckets: every list stays below 1 MB."""
+        return (self.logs, self.heads, self.commits, self.staging)
+
+    @property
+    def buckets(self) -> tuple[str, ...]:
+        """Every bucket, made with the namespace."""
+        return tuple(f"{above}/{name}" for above in self.bucketed for name in BUCKETS)
+
+    @property
     def bookies_available(self) -> str:
         """Parent of the registrations of writable bookies."""
         return f"{self.root}/bookies/available"
@@ -153,13 +167,27 @@ class NamespacePaths:
         """Parent of the buckets of logs."""
         return f"{self.root}/logs"
 
-    def log_bucket(self, name: str) -> str:
-        """The bucket of a log: 256 of them keep every list of names below ZooKeeper's 1 MB."""
-        return f"{self.logs}/{hashlib.sha256(name.encode()).hexdigest()[:2]}"
+    def log(self, name: str) -> str:
+        """The node of a log's name."""
+        return f"{self.logs}/{_bucket(name)}/{escape(name)}"
 
-    def log(self, name: str) -> LogPaths:
-        """Paths of one log."""
-        return LogPaths(f"{self.log_bucket(name)}/{escape(name)}")
+    @property
+    def heads(self) -> str:
+        """Parent of the buckets of heads."""
+        return f"{self.root}/heads"
+
+    def log_of(self, log_id: str) -> LogPaths:
+        """Paths of one log, whatever its name."""
+        return LogPaths(f"{self.heads}/{_bucket(log_id)}/{escape(log_id)}")
+
+    @property
+    def deleted_logs(self) -> str:
+        """Parent of the deleted logs whose data is still being removed."""
+        return f"{self.root}/deleted"
+
+    def deleted_log(self, log_id: str) -> str:
+        """One deleted log."""
+        return f"{self.deleted_logs}/{escape(log_id)}"
 
     @property
     def commits(self) -> str:
@@ -168,7 +196,7 @@ class NamespacePaths:
 
     def commit(self, identity: str) -> str:
         """Commit record of an identity of atomic appends."""
-        return f"{self.commits}/{escape(identity)}"
+        return f"{self.commits}/{_bucket(identity)}/{escape(identity)}"
 
     @property
     def staging(self) -> str:
@@ -177,11 +205,15 @@ class NamespacePaths:
 
     def staging_of(self, identity: str) -> str:
         """Parent of the ledgers staged under an identity."""
-        return f"{self.staging}/{escape(identity)}"
+        return f"{self.staging}/{_bucket(identity)}/{escape(identity)}"
 
-    def staged_ledger(self, identity: str, ledger_id: int) -> str:
-        """One staged ledger."""
+    def staging_entry(self, identity: str, ledger_id: int) -> str:
+        """Lists a ledger of an identity of which more may be committed."""
         return f"{self.staging_of(identity)}/{ledger_id}"
+
+    def staged_ledger(self, ledger_id: int) -> str:
+        """What is known of a ledger that was staged."""
+        return f"{self.ledger(ledger_id)}/staged"
 
     @property
     def staging_owners(self) -> str:
@@ -227,32 +259,25 @@ def _split(ledger_id: int) -> str:
     return f"{high}/{middle:04d}/{low:04d}"
 
 
+def _bucket(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:2]
+
+
 @dataclass(frozen=True, slots=True)
 class LogPaths:
-    """Paths of one log."""
+    """Paths of one log; `head` is the node above the others."""
 
-    node: str
-
-    @property
-    def max_lssn(self) -> str:
-        """Guard of the segment list."""
-        return f"{self.node}/max_lssn"
-
-    @property
-    def max_txid(self) -> str:
-        """Highest committed transaction id."""
-        return f"{self.node}/max_txid"
+    head: str
 
     @property
     def lock(self) -> str:
         """The writer lock."""
-        return f"{self.node}/lock"
-
-    @property
-    def segments(self) -> str:
-        """Parent of the segments."""
-        return f"{self.node}/segments"
+        return f"{self.head}/lock"
 
     def segment(self, lssn: int) -> str:
-        """One segment."""
-        return f"{self.segments}/{lssn:019d}"
+        """One segment that has chunks or is completed."""
+        return f"{self.head}/{lssn}"
+
+    def chunk(self, lssn: int, number: int) -> str:
+        """One chunk of a segment's extents."""
+        return f"{self.segment(lssn)}/{number}"

@@ -87,6 +87,13 @@ class MetadataStore(Protocol):
         """Return the node, or None if there is none."""
         ...
 
+    async def get_many(self, paths: Sequence[str]) -> list[Versioned | None]:
+        """Return the node of each path, or None where there is none: one round trip for all.
+
+        They are not one moment's: something may change between two of them.
+        """
+        ...
+
     async def get_children(self, path: str) -> list[str] | None:
         """Return the sorted names of the node's children, or None if there is no node."""
         ...
@@ -113,8 +120,12 @@ class MetadataStore(Protocol):
         """Make later reads see every write completed before this call, whoever made it."""
         ...
 
-    def watch(self, path: str, callback: Callable[[], None]) -> Unsubscribe:
+    def watch(
+        self, path: str, callback: Callable[[], None], *, children: bool = True
+    ) -> Unsubscribe:
         """Call `callback` on the event loop after the node or its children may have changed.
+
+        Without `children`, changes of the list of children need not be told.
 
         Level-triggered: it says "look again", not what happened; it is also called after a new
         session or a reconnection, and once soon after subscribing.  Several changes may give one

@@ -236,9 +236,8 @@ class Client:
         append = await self._namespace.begin_append(identity, version, run=run)
         async with append:
             for log, identities in records.items():
-                writer = await append.open_writer(log)
                 payloads = pa.array([payload_of(each) for each in identities], pa.binary())
-                await writer.write_batch(pa.record_batch({"payload": payloads}))
+                await append.write_batch(log, pa.record_batch({"payload": payloads}))
             while True:
                 try:
                     await append.commit()

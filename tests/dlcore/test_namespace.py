@@ -12,12 +12,12 @@ from dlcore.config import LedgerClientConfig, LogConfig, QuorumConfig
 from dlcore.errors import (
     AlreadyClosedError,
     AlreadyTruncatedError,
+    CorruptMetadataError,
     InvalidLogNameError,
     InvalidNamespaceUriError,
     LedgerReadError,
     LogExistsError,
     LogNotFoundError,
-    UnexpectedError,
 )
 from dlcore.ids import DLSN
 from dlcore.ledger.client import LedgerClient
@@ -80,9 +80,6 @@ def test_a_lost_reply_of_a_creation(*, applied: bool) -> None:
     """If it was applied it is ours, and no error; else the caller learns of no answer."""
 
     async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
-        await namespace.create_log("other")  # makes nothing that the next one needs
-        bucket = cluster.paths.log_bucket("clicks")
-        await cluster.stores["a"].create(bucket, make_parents=True)
         cluster.stores["a"].lose_next_reply(applied=applied)
         if applied:
             await namespace.create_log("clicks")
@@ -116,9 +113,12 @@ def test_a_damaged_log_is_named() -> None:
 
     async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
         await namespace.create_log("clicks")
-        await cluster.stores["a"].delete(cluster.paths.log("clicks").max_txid)
-        with pytest.raises(UnexpectedError, match="clicks"):
-            await namespace.open_log("clicks")
+        log = await namespace.open_log("clicks")
+        async with await log.open_writer() as writer:
+            await writer.write(LogRecord(1, b"a"))
+        await cluster.stores["a"].delete(cluster.paths.log_of(log.log_id).segment(1))
+        with pytest.raises(CorruptMetadataError, match="'clicks': segment 1 is missing"):
+            await log.get_snapshot()
 
     on_namespace(body)
 

@@ -127,20 +127,22 @@ def test_a_path_that_is_no_ledgers_is_refused() -> None:
 
 def test_the_tree() -> None:
     """Paths are stored in other nodes and known to tools: they must never change."""
-    log = PATHS.log("a/b")
+    log = PATHS.log_of("0c")
     assert {
         "bookie_available": PATHS.bookie_available("b1"),
         "bookie_readonly": PATHS.bookie_readonly("b1"),
         "cookie": PATHS.cookie("b1"),
         "idgen": PATHS.ledger_idgen,
         "ledger": PATHS.ledger(123_456_789),
-        "log": log.node,
-        "max_lssn": log.max_lssn,
-        "max_txid": log.max_txid,
+        "log": PATHS.log("a/b"),
+        "head": log.head,
         "lock": log.lock,
         "segment": log.segment(7),
+        "chunk": log.chunk(7, 3),
+        "deleted": PATHS.deleted_log("0c"),
         "commit": PATHS.commit("q/1"),
-        "staged": PATHS.staged_ledger("q/1", 5),
+        "staging": PATHS.staging_entry("q/1", 5),
+        "staged": PATHS.staged_ledger(5),
         "owner": PATHS.staging_owner("t"),
     } == {
         "bookie_available": "/dlog/bookies/available/b1",
@@ -149,11 +151,13 @@ def test_the_tree() -> None:
         "idgen": "/dlog/ledgers/idgen",
         "ledger": "/dlog/ledgers/1/2345/6789",
         "log": "/dlog/logs/c1/a%2Fb",
-        "max_lssn": "/dlog/logs/c1/a%2Fb/max_lssn",
-        "max_txid": "/dlog/logs/c1/a%2Fb/max_txid",
-        "lock": "/dlog/logs/c1/a%2Fb/lock",
-        "segment": "/dlog/logs/c1/a%2Fb/segments/0000000000000000007",
-        "commit": "/dlog/commits/q%2F1",
-        "staged": "/dlog/staging/q%2F1/5",
+        "head": "/dlog/heads/48/0c",
+        "lock": "/dlog/heads/48/0c/lock",
+        "segment": "/dlog/heads/48/0c/7",
+        "chunk": "/dlog/heads/48/0c/7/3",
+        "deleted": "/dlog/deleted/0c",
+        "commit": "/dlog/commits/dd/q%2F1",
+        "staging": "/dlog/staging/dd/q%2F1/5",
+        "staged": "/dlog/ledgers/0/0000/0005/staged",
         "owner": "/dlog/staging-owners/t",
     }

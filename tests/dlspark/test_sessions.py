@@ -28,8 +28,7 @@ URI = "distributedlog://made-up:1/p"
 class NotedWriter:
     """Notes its calls."""
 
-    def __init__(self, log: str) -> None:
-        self.log = log
+    def __init__(self) -> None:
         self.calls: list[str] = []
         self.is_broken = False
 
@@ -56,11 +55,9 @@ class NotedNamespace:
         self.looked_up += 1
         return log.startswith("clicks")
 
-    def open_staging_writer(self, log: str, *, identity: str) -> StagingWriter:
+    def open_staging_writer(self, *, identity: str) -> StagingWriter:
         """Return another writer."""
-        if not self.log_exists(log):
-            raise LogNotFoundError(f"log {log!r} does not exist")
-        return cast("StagingWriter", NotedWriter(log))
+        return cast("StagingWriter", NotedWriter())
 
     def close(self) -> None:
         """Note it."""
@@ -85,10 +82,10 @@ def stream(identity: str = "stream:q", run: str = "r") -> AppendIdentity:
 ONCE = AppendIdentity(identity="write:t", version=0, is_unique=True)
 
 
-def use(append: AppendIdentity, log: str = "clicks", *, fails: bool = False) -> NotedWriter:
+def use(append: AppendIdentity, *, fails: bool = False) -> NotedWriter:
     """Borrow a writer and give it back, perhaps by failing."""
     failure = pytest.raises(ZeroDivisionError) if fails else contextlib.nullcontext()
-    with failure, staging_writer(URI, log, append) as writer:
+    with failure, staging_writer(URI, append) as writer:
         found = cast("NotedWriter", writer)
         assert 1 / (0 if fails else 1)
     return found
@@ -96,10 +93,9 @@ def use(append: AppendIdentity, log: str = "clicks", *, fails: bool = False) -> 
 
 @pytest.mark.usefixtures("namespace")
 def test_batches_share_a_writer() -> None:
-    """One for each log and each identity."""
+    """One for each identity, whatever the logs."""
     first = use(stream())
     assert use(stream(run="another batch's")) is first
-    assert use(stream(), "clicks2") is not first
     assert use(stream(identity="stream:other")) is not first
     assert first.calls == []
 
@@ -132,9 +128,9 @@ def test_a_writer_of_one_write_ends_with_its_task() -> None:
 @pytest.mark.usefixtures("namespace")
 def test_writers_kept_are_bounded() -> None:
     """The one unused for longest goes first."""
-    writers = [use(stream(), f"clicks{number}") for number in range(WRITERS_KEPT_MAX)]
-    use(stream(), "clicks0")
-    use(stream(), "clicks-more")
+    writers = [use(stream(f"stream:{number}")) for number in range(WRITERS_KEPT_MAX)]
+    use(stream("stream:0"))
+    use(stream("stream:more"))
     assert [writer.calls for writer in writers[:2]] == [[], ["close"]]
 
 
@@ -143,15 +139,21 @@ def test_logs_are_looked_up_until_they_are_there(namespace: NotedNamespace) -> N
     for _ in range(2):
         with pytest.raises(LogNotFoundError, match=r"'views'.*dlog log create views"):
             require_log(URI, "views")
-    with (
-        pytest.raises(LogNotFoundError, match="dlog log create views"),
-        staging_writer(URI, "views", stream()),
-    ):
-        pass
     before = namespace.looked_up
     for _ in range(3):
         require_log(URI, "clicks")
     assert namespace.looked_up == before + 1
+
+
+@pytest.mark.usefixtures("namespace")
+def test_tasks_that_run_at_once() -> None:
+    """Each has a writer of its own; the one that is done last is kept."""
+    with staging_writer(URI, stream()) as writer:
+        outer = cast("NotedWriter", writer)
+        inner = use(stream())
+    assert inner is not outer
+    assert inner.calls == ["close"]
+    assert use(stream()) is outer
 
 
 def test_another_process_has_nothing_of_this_one(

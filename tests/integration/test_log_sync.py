@@ -100,8 +100,9 @@ def test_a_scan_in_another_process(namespace_uri: str) -> None:
             for txid in range(10_000):
                 writer.write(LogRecord(txid, b"%d" % txid))
         with namespace.begin_append("sync-scan", 1) as append:
-            append.open_writer("sync/scan").write_batch(
-                pa.record_batch({"payload": [b"%d" % i for i in range(10_000, 20_000)]})
+            append.write_batch(
+                "sync/scan",
+                pa.record_batch({"payload": [b"%d" % i for i in range(10_000, 20_000)]}),
             )
             assert append.commit().committed
         snapshot = log.get_snapshot()

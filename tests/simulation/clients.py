@@ -79,6 +79,11 @@ class GatedStore:
             self._hidden = ""
         return found
 
+    async def get_many(self, paths: Sequence[str]) -> list[Versioned | None]:
+        """Return the nodes."""
+        found: list[Versioned | None] = await self._pass(self.inner.get_many(paths))
+        return found
+
     async def get_children(self, path: str) -> list[str] | None:
         """Return the children."""
         found: list[str] | None = await self._pass(self.inner.get_children(path))
@@ -113,9 +118,11 @@ class GatedStore:
         """Catch up."""
         await self._pass(self.inner.sync(path))
 
-    def watch(self, path: str, callback: Callable[[], None]) -> Unsubscribe:
+    def watch(
+        self, path: str, callback: Callable[[], None], *, children: bool = True
+    ) -> Unsubscribe:
         """Watch a node."""
-        return self.inner.watch(path, callback)
+        return self.inner.watch(path, callback, children=children)
 
     def on_session(self, callback: Callable[[SessionState], None]) -> Unsubscribe:
         """Watch the session."""

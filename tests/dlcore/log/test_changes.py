@@ -1,7 +1,13 @@
-"""Planned changes of a log's metadata: exact operations, and the state that follows."""
+"""Planned changes of a log's metadata: exact operations, and a plain list as second implementation.
+
+Goal: whatever is done to a log, its head, segments and chunks say the same as a list of all its
+extents, and what a change writes does not depend on what is there.
+"""
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,256 +19,371 @@ from dlcore.log.changes import (
     SegmentLimits,
     plan_append,
     plan_complete,
+    plan_create,
+    plan_delete,
     plan_remove,
     plan_start,
     plan_truncate,
-    removable_segments,
 )
-from dlcore.log.metadata import LogState, MaxLssn
-from dlcore.log.segment import (
-    EXTENTS_PER_SEGMENT_MAX,
-    LogSegment,
-    SegmentState,
-    Truncation,
-)
-from dlcore.metadata.port import ANY_VERSION, Create, Delete, Put
-from tests.fixtures.log_states import EMPTY, PATHS, final, staged, written
+from dlcore.log.metadata import CHUNK_EXTENTS_MAX, TAIL_EXTENTS_MAX, VersionedHead
+from dlcore.log.segment import Extent, SegmentState
+from dlcore.metadata.port import Create, Delete, Op, Put
+from tests.fixtures.log_states import LOG, NAMESPACE, PATHS, Tree, final, removable, staged, written
 
 if TYPE_CHECKING:
     from dlcore.log.changes import Change
+    from dlcore.log.scan import StagedExtent
 
 LIMITS = SegmentLimits(size_bytes_max=10_000, age_max_ms=1000)
+NO_LIMITS = SegmentLimits(size_bytes_max=10**15, age_max_ms=10**15)
 
 
-def guard_of(change: Change) -> Put:
-    """Return the operation on the guard: there is exactly one, with the version that was read."""
-    (guard,) = [op for op in change.ops if op.path == PATHS.max_lssn]
-    assert isinstance(guard, Put)
-    return guard
+def kinds_of(change: Change) -> list[tuple[type[Op], str]]:
+    """Return kind and path of each operation."""
+    return [(type(op), op.path) for op in change.ops]
+
+
+def append(tree: Tree, *extents: StagedExtent, now_ms: int = 3) -> tuple[DLSN, DLSN]:
+    """Append extents; return the range of their positions."""
+    change, first, end = plan_append(PATHS, tree.at, extents, now_ms=now_ms, limits=LIMITS)
+    tree.apply(change)
+    return first, end
+
+
+def remove(tree: Tree) -> Counter[int]:
+    """Remove all that can go; return how many extents of each ledger were."""
+    pieces = removable(tree)
+    tree.apply(plan_remove(PATHS, tree.at, pieces, ()))
+    return Counter(extent.ledger_id for piece in pieces for extent in piece.extents)
+
+
+def test_creation() -> None:
+    """The name's node, and the head."""
+    ops = plan_create(NAMESPACE, LOG)
+    assert [(type(op), op.path) for op in ops] == [
+        (Create, NAMESPACE.log("clicks")),
+        (Create, PATHS.head),
+    ]
 
 
 def test_the_first_segment() -> None:
-    """Its number is 1, its sequence ids begin with 0."""
-    change = plan_start(PATHS, EMPTY, ledger_id=7, now_ms=2)
-    assert [type(op) for op in change.ops] == [Create, Put]
-    segment = change.state.segments[0]
-    assert change.ops[0] == Create(PATHS.segment(1), codec.encode_segment(segment))
-    assert guard_of(change).version == 0
-    assert change.state.version == 1
-    assert change.state.max_lssn == MaxLssn(max_lssn=1)
-    assert segment.start_sequence_id == 0
+    """Its number is 1, its sequence ids begin with 0; one write says so."""
+    change = plan_start(PATHS, Tree().at, ledger_id=7, now_ms=2)
+    assert kinds_of(change) == [(Put, PATHS.head)]
+    (put,) = change.ops
+    assert isinstance(put, Put)
+    assert put.version == 0
+    (segment,) = Tree().apply(change).state.segments
+    assert (segment.lssn, segment.state) == (1, SegmentState.IN_PROGRESS)
+    assert (segment.start_sequence_id, segment.created_ms) == (0, 2)
     assert segment.has_open_extent
 
 
 def test_rolling_is_one_change() -> None:
-    """The old segment ends, the next begins, and the transaction id moves, together."""
-    started = plan_start(PATHS, EMPTY, ledger_id=7, now_ms=2).state
-    change = plan_start(PATHS, started, ledger_id=8, now_ms=9, closing=final(7))
-    first, second = change.state.segments
-    assert (first.state, first.completed_ms) == (SegmentState.COMPLETED, 9)
-    assert (second.lssn, second.start_sequence_id) == (2, 10)
-    assert [(type(op), op.path) for op in change.ops] == [
-        (Put, PATHS.segment(1)),
-        (Create, PATHS.segment(2)),
-        (Put, PATHS.max_lssn),
-        (Put, PATHS.max_txid),
-    ]
-    assert change.state.max_txid == 5
+    """The old segment's node is written once, when it is completed."""
+    tree = Tree().apply(plan_start(PATHS, Tree().at, ledger_id=7, now_ms=2))
+    change = plan_start(PATHS, tree.at, ledger_id=8, now_ms=9, closing=final(7))
+    assert kinds_of(change) == [(Create, PATHS.segment(1)), (Put, PATHS.head)]
+    first, second = tree.apply(change).state.segments
+    assert first.state is SegmentState.COMPLETED
+    assert (first.completed_ms, first.closed_record_count) == (9, 10)
+    assert second.start_sequence_id == 10
+    assert tree.at.head.max_txid == 5
+    assert tree.at.head.last_timestamp_ms == 77
 
 
-def test_an_empty_segment_vanishes_and_its_number_is_used_again() -> None:
-    """So numbers stay consecutive."""
-    state = plan_start(PATHS, written(7), ledger_id=8, now_ms=2).state
-    change = plan_complete(PATHS, state, now_ms=3, closing=None, empty_ledger_id=8)
-    assert change.ops[0] == Delete(PATHS.segment(2))
-    assert change.state.max_lssn.max_lssn == 1
-    again = plan_start(PATHS, change.state, ledger_id=9, now_ms=4)
-    assert again.state.segments[-1].lssn == 2
-    assert again.state.segments[-1].start_sequence_id == 10
+def test_a_segment_without_entries_is_forgotten() -> None:
+    """Its number is used again, and it leaves no node."""
+    tree = written(7)
+    tree.apply(plan_start(PATHS, tree.at, ledger_id=8, now_ms=2))
+    change = plan_complete(PATHS, tree.at, now_ms=3, closing=None, empty_ledger_id=8)
+    assert kinds_of(change) == [(Put, PATHS.head)]
+    tree.apply(change)
+    assert tree.at.head.max_lssn == 1
+    assert tree.at.head.end_dlsn == DLSN(1, 3, 0)
+    tree.apply(plan_start(PATHS, tree.at, ledger_id=9, now_ms=4))
+    assert [s.lssn for s in tree.state.segments] == [1, 2]
 
 
-@pytest.mark.parametrize("empty_ledger_id", [None, 9])
-@pytest.mark.parametrize("seal", [True, False])
-def test_an_open_extent_is_dropped_only_by_name(*, empty_ledger_id: int | None, seal: bool) -> None:
-    """Whoever does not know that it is empty must not lose what it holds."""
-    state = plan_start(PATHS, written(7), ledger_id=8, now_ms=2).state
+def test_the_sequence_id_outlives_all_segments() -> None:
+    """Also where everything is truncated, removed, and a segment without entries came after."""
+    tree = written(7)
+    change = plan_truncate(PATHS, tree.at, DLSN(1, 3, 0))
+    assert change is not None
+    tree.apply(change)
+    assert remove(tree) == {7: 1}
+    tree.apply(plan_start(PATHS, tree.at, ledger_id=8, now_ms=2))
+    tree.apply(plan_complete(PATHS, tree.at, now_ms=3, closing=None, empty_ledger_id=8))
+    assert tree.state.segments == ()
+    assert list(tree.nodes) == [PATHS.head]
+    tree.apply(plan_start(PATHS, tree.at, ledger_id=9, now_ms=4))
+    assert (tree.at.head.max_lssn, tree.at.head.next_sequence_id) == (2, 10)
+
+
+def test_an_open_extent_is_not_forgotten() -> None:
+    """Whoever completes its segment must say what became of it."""
+    tree = written(7)
+    tree.apply(plan_start(PATHS, tree.at, ledger_id=8, now_ms=2))
     with pytest.raises(UnexpectedError, match="ledger 8"):
-        plan_complete(
-            PATHS, state, now_ms=3, closing=None, empty_ledger_id=empty_ledger_id, seal=seal
-        )
-
-
-def test_the_only_segment_that_knows_the_next_sequence_id_stays() -> None:
-    """All before it was truncated away: the count must not begin anew."""
-    state = plan_start(PATHS, written(7), ledger_id=8, now_ms=2).state
-    truncated = plan_truncate(PATHS, state, DLSN(2, 0, 0))
-    assert truncated is not None
-    assert [s.lssn for s in removable_segments(truncated.state)] == [1]
-    alone = plan_remove(PATHS, truncated.state, [1]).state
-    completed = plan_complete(PATHS, alone, now_ms=3, closing=None, empty_ledger_id=8).state
-    assert completed.next_sequence_id == 10
-    assert plan_start(PATHS, completed, ledger_id=9, now_ms=4).state.next_sequence_id == 10
+        plan_complete(PATHS, tree.at, now_ms=3, closing=None, empty_ledger_id=7)
 
 
 def test_a_sealed_log_takes_nothing_more() -> None:
-    """The seal is in the change that completes the last segment."""
-    started = plan_start(PATHS, EMPTY, ledger_id=7, now_ms=2).state
-    change = plan_complete(PATHS, started, now_ms=3, closing=final(7), seal=True)
-    assert codec.decode_max_lssn(guard_of(change).value, path="") == MaxLssn(
-        max_lssn=1, sealed=True
-    )
-    with pytest.raises(EndOfStreamError):
-        plan_start(PATHS, change.state, ledger_id=8, now_ms=4)
-    with pytest.raises(EndOfStreamError):
-        plan_append(PATHS, change.state, [staged(9)], now_ms=4, limits=LIMITS)
+    """Neither segments nor extents."""
+    tree = Tree().apply(plan_start(PATHS, Tree().at, ledger_id=7, now_ms=2))
+    tree.apply(plan_complete(PATHS, tree.at, now_ms=3, closing=final(7), seal=True))
+    assert tree.at.head.sealed
+    with pytest.raises(EndOfStreamError, match="clicks"):
+        plan_start(PATHS, tree.at, ledger_id=8, now_ms=4)
+    with pytest.raises(EndOfStreamError, match="clicks"):
+        append(tree, staged(9))
 
 
 def test_staged_extents_share_a_segment_until_it_is_full() -> None:
     """By size here; each extent follows the one before it."""
-    change, first, end = plan_append(
-        PATHS, written(7), [staged(8), staged(9, size=10_000), staged(8)], now_ms=100, limits=LIMITS
-    )
-    assert (first, end) == (DLSN(2, 0, 0), DLSN(3, 2, 0))
-    second, third = change.state.segments[1:]
+    tree = written(7)
+    positions = append(tree, staged(8), staged(9, size=10_000), staged(8), now_ms=100)
+    assert positions == (DLSN(2, 0, 0), DLSN(3, 2, 0))
+    _, second, third = tree.state.segments
     assert second.state is SegmentState.COMPLETED
     assert [extent.ledger_id for extent in second.extents] == [8, 9]
     assert second.start_sequence_id == 10
     assert (third.state, third.start_sequence_id) == (SegmentState.IN_PROGRESS, 18)
-    again, first, end = plan_append(PATHS, change.state, [staged(8)], now_ms=200, limits=LIMITS)
-    assert (first, end) == (DLSN(3, 2, 0), DLSN(3, 4, 0))
-    assert len(again.state.segments) == 3
-    aged, first, _ = plan_append(PATHS, again.state, [staged(8)], now_ms=1100, limits=LIMITS)
-    assert first == DLSN(4, 0, 0)
-    assert aged.state.segments[2].state is SegmentState.COMPLETED
+    assert append(tree, staged(8), now_ms=200) == (DLSN(3, 2, 0), DLSN(3, 4, 0))
+    assert len(tree.state.segments) == 3
+    assert append(tree, staged(8), now_ms=1100)[0] == DLSN(4, 0, 0)
+    assert tree.state.segments[2].state is SegmentState.COMPLETED
 
 
-def test_a_segment_takes_a_bounded_number_of_extents() -> None:
-    """More of them in one append fill several segments."""
-    extents = [staged(8)] * (2 * EXTENTS_PER_SEGMENT_MAX + 1)
-    limits = SegmentLimits(size_bytes_max=10**12, age_max_ms=10**12)
-    change, _, end = plan_append(PATHS, EMPTY, extents, now_ms=1, limits=limits)
-    assert [len(s.extents) for s in change.state.segments] == [
-        EXTENTS_PER_SEGMENT_MAX,
-        EXTENTS_PER_SEGMENT_MAX,
-        1,
+def test_what_an_append_writes_does_not_grow() -> None:
+    """The head always, and with every few extents a chunk; bytes as after a handful of extents."""
+    tree = Tree()
+    sizes: list[int] = []
+    for number in range(1000):
+        change, _, _ = plan_append(
+            PATHS, tree.at, [staged(number // 100)], now_ms=number, limits=NO_LIMITS
+        )
+        assert len(change.ops) <= 3
+        tree.apply(change)
+        sizes.append(sum(len(op.value) for op in change.ops if isinstance(op, Create | Put)))
+    assert max(sizes[500:]) <= 1.2 * max(sizes[:50])
+    assert sum(sizes) / len(sizes) <= 300
+    (segment,) = tree.state.segments
+    assert len(segment.extents) == 1000
+
+
+def test_chunks_of_an_append_of_many_extents() -> None:
+    """None of them is larger than it may be; the tail is emptied."""
+    tree = Tree()
+    extents = [staged(8)] * (2 * CHUNK_EXTENTS_MAX + TAIL_EXTENTS_MAX)
+    change, _, end = plan_append(PATHS, tree.at, extents, now_ms=1, limits=NO_LIMITS)
+    assert kinds_of(change) == [
+        (Create, PATHS.segment(1)),
+        *((Create, PATHS.chunk(1, number)) for number in range(3)),
+        (Put, PATHS.head),
     ]
-    assert end == DLSN(3, 2, 0)
+    tree.apply(change)
+    assert end == DLSN(1, 2 * len(extents), 0)
+    assert tree.at.head.segment is not None
+    assert tree.at.head.segment.tail == ()
+    assert len(tree.state.segments[0].extents) == len(extents)
 
 
 def test_transaction_ids_of_staged_extents() -> None:
     """Own ones must follow the log's; missing ones are the time, but never lower than the log's."""
-    state = written(7)  # its highest is 5
-    change, _, _ = plan_append(
-        PATHS, state, [staged(8, txids=(5, 9)), staged(9)], now_ms=3, limits=LIMITS
-    )
-    own, assigned = change.state.segments[-1].extents
+    tree = written(7)  # its highest is 5
+    append(tree, staged(8, txids=(5, 9)), staged(9))
+    own, assigned = tree.state.segments[-1].extents
     assert (own.first_txid, own.last_txid, own.txid_assigned) == (5, 9, False)
     assert (assigned.first_txid, assigned.last_txid, assigned.txid_assigned) == (9, 9, True)
-    assert change.state.max_txid == 9
-    later, _, _ = plan_append(PATHS, state, [staged(9)], now_ms=1000, limits=LIMITS)
-    assert later.state.max_txid == 1000
+    assert tree.at.head.max_txid == 9
+    later = written(7)
+    append(later, staged(9), now_ms=1000)
+    assert later.at.head.max_txid == 1000
     with pytest.raises(TransactionIdOutOfOrderError, match="id 4, lower than 5"):
-        plan_append(PATHS, state, [staged(8, txids=(4, 9))], now_ms=3, limits=LIMITS)
+        append(written(7), staged(8, txids=(4, 9)))
     with pytest.raises(TransactionIdOutOfOrderError, match="id 8, lower than 9"):
-        plan_append(
-            PATHS,
-            state,
-            [staged(8, txids=(6, 9)), staged(9, txids=(8, 8))],
-            now_ms=3,
-            limits=LIMITS,
-        )
+        append(written(7), staged(8, txids=(6, 9)), staged(9, txids=(8, 8)))
 
 
 def test_the_highest_transaction_id_can_be_assigned_after() -> None:
     """Nothing overflows."""
-    state = plan_append(PATHS, EMPTY, [staged(8, txids=(1, TXID_MAX))], now_ms=3, limits=LIMITS)[
-        0
-    ].state
-    change, _, _ = plan_append(PATHS, state, [staged(9)], now_ms=5, limits=LIMITS)
-    assert change.state.max_txid == TXID_MAX
+    tree = Tree()
+    append(tree, staged(8, txids=(1, TXID_MAX)))
+    append(tree, staged(9), now_ms=5)
+    assert tree.at.head.max_txid == TXID_MAX
 
 
 def test_timestamps_of_staged_extents_have_a_floor() -> None:
     """They were staged at 50, but the log has 77 already."""
-    change, _, _ = plan_append(PATHS, written(7), [staged(8)], now_ms=3, limits=LIMITS)
-    extent = change.state.segments[-1].extents[0]
+    tree = written(7)
+    append(tree, staged(8))
+    extent = tree.state.segments[-1].extents[0]
     assert (extent.timestamp_floor_ms, extent.last_timestamp_ms) == (77, 77)
 
 
 @pytest.mark.parametrize(
-    ("dlsn", "truncations", "first"),
+    ("dlsn", "left", "first"),
     [
-        (DLSN(1, 0, 1), "P--", DLSN(1, 0, 1)),
-        (DLSN(2, 0, 0), "T--", DLSN(2, 0, 0)),
-        (DLSN(2, 1, 5), "TP-", DLSN(2, 1, 5)),
-        (DLSN(2, 3, 0), "TT-", DLSN(3, 0, 0)),
-        (DLSN(3, 0, 0), "TT-", DLSN(3, 0, 0)),
-        (DLSN(3, 3, 0), "TTT", DLSN(4, 0, 0)),
+        (DLSN(1, 0, 1), [1, 2, 3], DLSN(1, 0, 1)),
+        (DLSN(2, 0, 0), [2, 3], DLSN(2, 0, 0)),
+        (DLSN(2, 1, 5), [2, 3], DLSN(2, 1, 5)),
+        (DLSN(2, 3, 0), [3], DLSN(3, 0, 0)),
+        (DLSN(3, 0, 0), [3], DLSN(3, 0, 0)),
+        (DLSN(3, 3, 0), [], DLSN(4, 0, 0)),
     ],
 )
-def test_truncation(dlsn: DLSN, truncations: str, first: DLSN) -> None:
-    """Lower segments wholly, the one that holds the position in part."""
-    change = plan_truncate(PATHS, written(7, 8, 9), dlsn)
+def test_truncation(dlsn: DLSN, left: list[int], first: DLSN) -> None:
+    """One write of the head; what is wholly below goes, and then the head says what is left."""
+    tree = written(7, 8, 9)
+    change = plan_truncate(PATHS, tree.at, dlsn)
     assert change is not None
-    letters = {
-        Truncation.ACTIVE: "-",
-        Truncation.PARTIALLY_TRUNCATED: "P",
-        Truncation.TRUNCATED: "T",
-    }
-    assert "".join(letters[s.truncation] for s in change.state.segments) == truncations
-    assert change.state.first_active == first
-    assert plan_truncate(PATHS, change.state, dlsn) is None
+    assert kinds_of(change) == [(Put, PATHS.head)]
+    tree.apply(change)
+    assert plan_truncate(PATHS, tree.at, dlsn) is None
+    if removable(tree):
+        remove(tree)
+    assert removable(tree) == []
+    assert tree.at.head.first_active_dlsn == first
+    assert [segment.lssn for segment in tree.state.segments] == left
+    assert {path for path in tree.nodes if path != PATHS.head} == set(map(PATHS.segment, left))
 
 
-def test_truncation_never_goes_back() -> None:
-    """A lower position changes nothing, and leaves the guard alone."""
-    change = plan_truncate(PATHS, written(7, 8), DLSN(2, 1, 0))
+def test_truncation_inside_the_segment_that_is_written() -> None:
+    """It stays when the segment is completed."""
+    tree = written(7)
+    tree.apply(plan_start(PATHS, tree.at, ledger_id=8, now_ms=2))
+    change = plan_truncate(PATHS, tree.at, DLSN(2, 4, 2))
     assert change is not None
-    for lower in (DLSN.INITIAL, DLSN(1, 2, 0), DLSN(2, 0, 9), DLSN(2, 1, 0)):
-        assert plan_truncate(PATHS, change.state, lower) is None
+    tree.apply(change)
+    assert remove(tree) == {7: 1}
+    tree.apply(plan_start(PATHS, tree.at, ledger_id=9, now_ms=5, closing=final(8, entries=9)))
+    assert tree.at.head.first_active_dlsn == DLSN(2, 4, 2)
+    assert removable(tree) == []
 
 
-def test_the_segment_in_progress_is_truncated_inside() -> None:
-    """Its open extent stays open."""
-    state = plan_start(PATHS, written(7), ledger_id=8, now_ms=2).state
-    change = plan_truncate(PATHS, state, DLSN(2, 4, 2))
-    assert change is not None
-    assert change.state.first_active == DLSN(2, 4, 2)
-    assert change.state.open_segment is not None
-    rolled = plan_start(PATHS, change.state, ledger_id=9, now_ms=5, closing=final(8, entries=9))
-    assert rolled.state.first_active == DLSN(2, 4, 2)
+def test_deletion() -> None:
+    """The name is free at once; the head says that the log is deleted, and goes last."""
+    tree = written(7, 8)
+    ops = plan_delete(NAMESPACE, LOG, tree.at)
+    assert [(type(op), op.path) for op in ops] == [
+        (Put, PATHS.head),
+        (Delete, PATHS.lock),
+        (Delete, NAMESPACE.log("clicks")),
+        (Create, NAMESPACE.deleted_log("id")),
+    ]
+    (put,) = [op for op in ops if isinstance(op, Put)]
+    tree.nodes[PATHS.head] = put.value
+    head = codec.decode_head(put.value, path="")
+    assert head.deleted
+    tree.at = VersionedHead(log=LOG, head=head, version=tree.at.version + 1)
+    assert remove(tree) == {7: 1, 8: 1}
+    assert list(tree.nodes) == [PATHS.head]
 
 
-def test_the_last_segment_is_never_removed() -> None:
-    """It knows the next sequence id."""
-    change = plan_truncate(PATHS, written(7, 8), DLSN(2, 3, 0))
-    assert change is not None
-    assert [s.lssn for s in removable_segments(change.state)] == [1]
-    removed = plan_remove(PATHS, change.state, [1])
-    assert removed.ops[0] == Delete(PATHS.segment(1), ANY_VERSION)
-    assert plan_start(PATHS, removed.state, ledger_id=9, now_ms=5).state.next_sequence_id == 20
+class World:
+    """A log, and the same as a plain list of segments, each a list of all its extents."""
 
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.limits = SegmentLimits(size_bytes_max=rng.choice([500, 10_000]), age_max_ms=10**9)
+        self.tree = Tree()
+        self.segments: dict[int, list[Extent]] = {}
+        self.first_active = (1, 0, 0)
+        self.released: Counter[int] = Counter()
+        self.step = 0
 
-def test_a_state_that_contradicts_itself_is_refused() -> None:
-    """Missing numbers, and two segments in progress."""
-    state = written(7, 8, 9)
-    for segments in (state.segments[::2], state.segments[:2], ()):
-        with pytest.raises(UnexpectedError, match=r"segments are|is missing"):
-            LogState(
-                metadata=state.metadata,
-                max_lssn=state.max_lssn,
-                version=1,
-                max_txid=5,
-                segments=segments,
-            )
-    in_progress = LogSegment(
-        lssn=1, state=SegmentState.IN_PROGRESS, created_ms=1, start_sequence_id=0, extents=()
-    )
-    with pytest.raises(UnexpectedError, match="in progress"):
-        LogState(
-            metadata=state.metadata,
-            max_lssn=MaxLssn(max_lssn=2),
-            version=1,
-            max_txid=5,
-            segments=(in_progress, state.segments[1]),
+    def append(self) -> None:
+        """Append some staged extents."""
+        self.close()
+        extents = [staged(self.step)] * self.rng.choice([1, 1, 2, 9, 70])
+        known = {lssn: len(found) for lssn, found in self.segments.items()}
+        change, first, end = plan_append(
+            PATHS, self.tree.at, extents, now_ms=self.step, limits=self.limits
         )
+        self.tree.apply(change)
+        added = 0
+        for segment in self.tree.state.segments:
+            new = (
+                segment.extents[known.get(segment.lssn, 0) :] if segment.lssn >= first.lssn else ()
+            )
+            self.segments.setdefault(segment.lssn, []).extend(new)
+            assert {extent.ledger_id for extent in new} <= {self.step}
+            added += len(new)
+        assert added == len(extents)
+        last = max(self.segments)
+        assert end == DLSN(last, sum(e.entry_count for e in self.segments[last]), 0)
+
+    def close(self) -> None:
+        """Complete the segment of a writer, which may have written nothing."""
+        extent = self.tree.at.head.open_extent
+        if extent is None:
+            return
+        head = self.tree.at.head
+        entries = self.rng.randrange(3)
+        closing = final(extent.ledger_id, entries=entries, txid=head.max_txid + 1)
+        self.tree.apply(
+            plan_complete(
+                PATHS,
+                self.tree.at,
+                now_ms=self.step,
+                closing=closing if entries else None,
+                empty_ledger_id=extent.ledger_id,
+            )
+        )
+        if entries:
+            self.segments.setdefault(head.max_lssn, []).append(closing)
+
+    def start(self) -> None:
+        """Start a writer's segment."""
+        self.close()
+        ledger_id = 10_000 + self.step
+        self.tree.apply(plan_start(PATHS, self.tree.at, ledger_id=ledger_id, now_ms=self.step))
+
+    def truncate(self) -> None:
+        """Truncate anywhere."""
+        if not self.segments:
+            return
+        lssn = self.rng.choice(list(self.segments))
+        entries = sum(extent.entry_count for extent in self.segments[lssn])
+        dlsn = DLSN(lssn, self.rng.randrange(entries + 1), 0)
+        change = plan_truncate(PATHS, self.tree.at, dlsn)
+        if change is not None:
+            self.tree.apply(change)
+        self.first_active = max(self.first_active, (dlsn.lssn, dlsn.entry_id, 0))
+
+    def remove(self) -> bool:
+        """Remove some of what can go; return whether there was any."""
+        pieces = removable(self.tree)
+        some = pieces[: self.rng.randrange(len(pieces) + 1)]
+        self.tree.apply(plan_remove(PATHS, self.tree.at, some, ()))
+        self.released.update(extent.ledger_id for piece in some for extent in piece.extents)
+        return bool(pieces)
+
+    def check(self) -> None:
+        """Compare both."""
+        found = {s.lssn: list(s.closed_extents) for s in self.tree.state.segments}
+        for lssn, extents in self.segments.items():
+            if (lssn, sum(e.entry_count for e in extents), 0) > self.first_active:
+                assert found[lssn] == extents
+        every = [extent for extents in self.segments.values() for extent in extents]
+        head = self.tree.at.head
+        assert head.next_sequence_id == sum(extent.record_count for extent in every)
+        assert head.last_timestamp_ms == max((e.last_timestamp_ms for e in every), default=0)
+        assert head.max_txid == max((e.last_txid for e in every), default=-1)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_changes(seed: int) -> None:
+    """Whatever is done, in whatever pieces it is removed, both say the same."""
+    world = World(random.Random(seed))
+    actions = [world.append, world.append, world.start, world.close, world.truncate, world.remove]
+    for step in range(200):
+        world.step = step
+        world.rng.choice(actions)()
+        world.check()
+    while world.remove():
+        world.check()
+    left = {segment.lssn for segment in world.tree.state.segments}
+    gone = [e.ledger_id for n, each in world.segments.items() if n not in left for e in each]
+    assert world.released == Counter(gone)

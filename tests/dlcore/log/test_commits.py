@@ -6,11 +6,11 @@ exact cases, and Hypothesis over interleaved runs against a plain list of what w
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, strategies as st
+from msgspec.structs import replace
 
 from dlcore.log.commits import RUNS_REMEMBERED_MAX, AppendRun, Decision, Verdict, decide
 

@@ -43,7 +43,7 @@ def test_a_log_that_was_made_anew_is_not_the_one_that_was_read(*, until_caught_u
             anew = await cluster.namespaces[0].open_log("clicks")
             await write_segments(anew, [b"new"] * 3)
             cluster.stores["b"].reconnect()
-            with pytest.raises(LogNotFoundError, match="created again"):
+            with pytest.raises(LogNotFoundError, match="was deleted"):
                 await asyncio.wait_for(reader.read_next(until_caught_up=until_caught_up), 20)
 
     on_log(body)

@@ -90,12 +90,11 @@ async def append_some(
     try:
         append = await namespace.begin_append(identity, version)
         for log in rng.sample(LOGS, rng.randrange(1, len(LOGS) + 1)):
-            staging = await append.open_writer(log)
             count = rng.randrange(1, 6)
             records[log] = [
                 f"{identity}-{log}-{rng.getrandbits(60):x}".encode() for _ in range(count)
             ]
-            await staging.write_batch(pa.record_batch({"payload": records[log]}))
+            await append.write_batch(log, pa.record_batch({"payload": records[log]}))
     except DLError as error:
         history.note(error)
         return False

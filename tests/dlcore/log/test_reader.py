@@ -20,7 +20,6 @@ from dlcore.errors import (
 from dlcore.ids import DLSN
 from dlcore.log.batches import READ_SCHEMA
 from dlcore.log.scan_driver import scan_range
-from dlcore.log.segment import Truncation
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
 
 if TYPE_CHECKING:
@@ -47,9 +46,8 @@ async def fill(cluster: MemoryCluster, log: DistributedLogManager, *, seed: int 
         else:
             append = await namespace.begin_append(f"filler-{seed}", version)
             for _ in range(rng.randrange(1, 4)):
-                staging = await append.open_writer(log.name)
                 payloads = [b"y" * rng.randrange(100)] * rng.randrange(1, 20)
-                await staging.write_batch(pa.record_batch({"payload": payloads}))
+                await append.write_batch(log.name, pa.record_batch({"payload": payloads}))
             await append.commit()
 
 
@@ -304,7 +302,7 @@ def test_truncating_up_to_the_end() -> None:
         assert [(r.sequence_id, r.dlsn) for r in await read_all(log)] == [(2, DLSN(2, 0, 0))]
         await log.truncate(DLSN(2, 0, 0))
         (segment,) = await log.get_log_segments()
-        assert (segment.lssn, segment.truncation) == (2, Truncation.ACTIVE)
+        assert segment.lssn == 2
         ledgers = [p for p in cluster.tree.dump() if p.startswith("/dlog/ledgers/0/0000/")]
         assert len(ledgers) == 1
 
@@ -312,7 +310,7 @@ def test_truncating_up_to_the_end() -> None:
 
 
 def test_a_crash_while_truncating_is_made_good_by_the_next_one() -> None:
-    """The ledger is gone, the segment's node is not: nobody reads it, and it goes next time."""
+    """What is truncated is there, and nobody reads it; it goes next time."""
 
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
         for _ in range(3):
@@ -333,14 +331,13 @@ def test_a_crash_while_truncating_is_made_good_by_the_next_one() -> None:
         with pytest.raises(asyncio.CancelledError):
             await log.truncate(DLSN(2, 0, 0))
         store.multi = apply  # type: ignore[method-assign]
-        assert [s.truncation for s in await log.get_log_segments()] == [
-            Truncation.TRUNCATED,
-            Truncation.ACTIVE,
-            Truncation.ACTIVE,
-        ]
+        paths = cluster.paths.log_of(log.log_id)
+        assert [s.lssn for s in await log.get_log_segments()] == [2, 3]
+        assert paths.segment(1) in cluster.tree.dump()
         assert len(await read_all(log)) == 2
         await log.truncate(DLSN(3, 0, 0))
         assert [s.lssn for s in await log.get_log_segments()] == [3]
+        assert not {paths.segment(1), paths.segment(2)} & cluster.tree.dump().keys()
 
     on_log(body)
 
@@ -361,7 +358,7 @@ def test_a_log_that_is_deleted_while_it_is_read() -> None:
             await log.get_snapshot()
         await log.delete()
         await cluster.namespaces[0].create_log("clicks")
-        with pytest.raises(LogNotFoundError, match="created again"):
+        with pytest.raises(LogNotFoundError, match="was deleted"):
             await log.get_snapshot()
         left = [p for p in cluster.tree.dump() if p.startswith("/dlog/ledgers/0/0000/")]
         assert left == []

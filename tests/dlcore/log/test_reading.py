@@ -16,10 +16,9 @@ from dlcore.log.changes import (
     plan_remove,
     plan_start,
     plan_truncate,
-    removable_segments,
 )
 from dlcore.log.reading import EndOfStream, FollowExtent, ReadCursor, ReadExtent, WaitForChange
-from tests.fixtures.log_states import EMPTY, PATHS, final, staged, written
+from tests.fixtures.log_states import PATHS, Tree, final, removable, staged, written
 
 if TYPE_CHECKING:
     from dlcore.log.segment import Extent
@@ -43,48 +42,49 @@ def deliver_all(cursor: ReadCursor, step: ReadExtent) -> None:
 
 def test_an_empty_log_is_waited_for() -> None:
     """And so is a position beyond the end."""
-    assert cursor_at(DLSN.INITIAL).plan(EMPTY) == WaitForChange()
-    assert cursor_at(DLSN(9, 0, 0)).plan(written(7)) == WaitForChange()
+    assert cursor_at(DLSN.INITIAL).plan(Tree().state) == WaitForChange()
+    assert cursor_at(DLSN(9, 0, 0)).plan(written(7).state) == WaitForChange()
 
 
 def test_completed_segments_follow_each_other() -> None:
     """The position moves on only when all entries were delivered."""
-    state = written(7, 8)
+    tree = written(7, 8)
     cursor = cursor_at(DLSN.INITIAL)
     for ledger_id, sequence_id in ((7, 0), (8, 10)):
-        step = cursor.plan(state)
+        step = cursor.plan(tree.state)
         assert isinstance(step, ReadExtent)
         assert (step.extent.ledger_id, step.first_entry_id) == (ledger_id, 0)
         assert step.start_sequence_id == sequence_id
         deliver_all(cursor, step)
-    assert cursor.plan(state) == WaitForChange()
+    assert cursor.plan(tree.state) == WaitForChange()
     assert cursor.position == DLSN(2, 3, 0)
-    sealed = plan_complete(PATHS, state, now_ms=9, closing=None, seal=True).state
-    assert cursor.plan(sealed) == EndOfStream()
+    tree.apply(plan_complete(PATHS, tree.at, now_ms=9, closing=None, seal=True))
+    assert cursor.plan(tree.state) == EndOfStream()
 
 
 def test_a_caught_up_reader_goes_over_a_roll() -> None:
     """From following the old extent to following the next segment's."""
-    state = plan_start(PATHS, EMPTY, ledger_id=7, now_ms=1).state
+    tree = Tree().apply(plan_start(PATHS, Tree().at, ledger_id=7, now_ms=1))
     cursor = cursor_at(DLSN.INITIAL)
-    step = cursor.plan(state)
+    step = cursor.plan(tree.state)
     assert isinstance(step, FollowExtent)
     for entry_id, count in enumerate((4, 4, 2)):
         cursor.deliver(step, entry_id, records_before=4 * entry_id, record_count=count)
-    rolled = plan_start(PATHS, state, ledger_id=8, now_ms=1, closing=final(7)).state
-    after = cursor.plan(rolled)
+    tree.apply(plan_start(PATHS, tree.at, ledger_id=8, now_ms=1, closing=final(7)))
+    after = cursor.plan(tree.state)
     assert isinstance(after, FollowExtent)
     assert (after.extent.ledger_id, after.first_entry_id, after.start_sequence_id) == (8, 0, 10)
 
 
 def test_what_was_not_followed_is_read_when_it_is_final() -> None:
     """A roll that comes before the entries were seen leaves none out."""
-    state = plan_start(PATHS, EMPTY, ledger_id=7, now_ms=1).state
+    tree = Tree().apply(plan_start(PATHS, Tree().at, ledger_id=7, now_ms=1))
     cursor = cursor_at(DLSN.INITIAL)
-    step = cursor.plan(state)
+    step = cursor.plan(tree.state)
     assert isinstance(step, FollowExtent)
     cursor.deliver(step, 0, records_before=0, record_count=4)
-    after = cursor.plan(plan_complete(PATHS, state, now_ms=1, closing=final(7)).state)
+    tree.apply(plan_complete(PATHS, tree.at, now_ms=1, closing=final(7)))
+    after = cursor.plan(tree.state)
     assert isinstance(after, ReadExtent)
     assert after.first_entry_id == 1
 
@@ -92,14 +92,15 @@ def test_what_was_not_followed_is_read_when_it_is_final() -> None:
 def test_extents_of_staged_appends() -> None:
     """Entry ids in the segment go on over extents that lie anywhere in their ledgers."""
     cursor = cursor_at(DLSN.INITIAL)
-    state = plan_append(PATHS, EMPTY, [staged(8)], now_ms=1, limits=LIMITS)[0].state
-    step = cursor.plan(state)
+    tree = Tree()
+    tree.apply(plan_append(PATHS, tree.at, [staged(8)], now_ms=1, limits=LIMITS)[0])
+    step = cursor.plan(tree.state)
     assert isinstance(step, ReadExtent)
     assert cursor.deliver(step, 6, records_before=0, record_count=2) == (0, 0)
     assert cursor.deliver(step, 7, records_before=2, record_count=2) == (1, 2)
-    assert cursor.plan(state) == WaitForChange()
-    state = plan_append(PATHS, state, [staged(9)], now_ms=1, limits=LIMITS)[0].state
-    step = cursor.plan(state)
+    assert cursor.plan(tree.state) == WaitForChange()
+    tree.apply(plan_append(PATHS, tree.at, [staged(9)], now_ms=1, limits=LIMITS)[0])
+    step = cursor.plan(tree.state)
     assert isinstance(step, ReadExtent)
     assert (step.extent.ledger_id, step.first_entry_id, step.base_entry_id) == (9, 6, 2)
     assert cursor.deliver(step, 6, records_before=0, record_count=2) == (2, 4)
@@ -107,9 +108,9 @@ def test_extents_of_staged_appends() -> None:
 
 def test_an_entry_out_of_turn_is_an_error() -> None:
     """Left out, twice, or with a gap in the sequence ids."""
-    state = written(7)
+    tree = written(7)
     cursor = cursor_at(DLSN.INITIAL)
-    step = cursor.plan(state)
+    step = cursor.plan(tree.state)
     assert isinstance(step, ReadExtent)
     with pytest.raises(UnexpectedError, match="entry 1 of segment 1 was read, expected 1:0:0"):
         cursor.deliver(step, 1, records_before=0, record_count=1)
@@ -122,30 +123,32 @@ def test_an_entry_out_of_turn_is_an_error() -> None:
 
 def test_a_segment_that_shrank_is_an_error() -> None:
     """Entries that were read must not vanish when the segment is recovered."""
-    state = plan_start(PATHS, EMPTY, ledger_id=7, now_ms=1).state
+    tree = Tree().apply(plan_start(PATHS, Tree().at, ledger_id=7, now_ms=1))
     cursor = cursor_at(DLSN.INITIAL)
-    step = cursor.plan(state)
+    step = cursor.plan(tree.state)
     assert isinstance(step, FollowExtent)
     for entry_id in range(4):
         cursor.deliver(step, entry_id, records_before=entry_id, record_count=1)
-    shorter = plan_complete(PATHS, state, now_ms=1, closing=final(7, entries=3)).state
+    tree.apply(plan_complete(PATHS, tree.at, now_ms=1, closing=final(7, entries=3)))
     with pytest.raises(UnexpectedError, match="has 3 entries, but entry 3 of it was read"):
-        cursor.plan(shorter)
+        cursor.plan(tree.state)
 
 
 def test_positions_that_were_truncated() -> None:
     """An explicit one is an error, the earliest one moves on."""
-    change = plan_truncate(PATHS, written(7, 8), DLSN(2, 1, 3))
+    tree = written(7, 8)
+    change = plan_truncate(PATHS, tree.at, DLSN(2, 1, 3))
     assert change is not None
-    state = plan_remove(PATHS, change.state, [1]).state
+    tree.apply(change)
+    tree.apply(plan_remove(PATHS, tree.at, removable(tree), ()))
     for truncated in (DLSN(1, 2, 0), DLSN(2, 0, 0), DLSN(2, 1, 2)):
         with pytest.raises(AlreadyTruncatedError, match="the first one left is 2:1:3"):
-            cursor_at(truncated, skips_truncated=False).plan(state)
+            cursor_at(truncated, skips_truncated=False).plan(tree.state)
     for cursor in (
         cursor_at(DLSN.INITIAL),
         cursor_at(DLSN(2, 1, 3), skips_truncated=False),
     ):
-        step = cursor.plan(state)
+        step = cursor.plan(tree.state)
         assert isinstance(step, ReadExtent)
         assert (step.first_entry_id, cursor.position) == (1, DLSN(2, 1, 3))
 
@@ -154,16 +157,18 @@ def test_positions_that_were_truncated() -> None:
 def test_truncation_of_what_was_read_is_no_loss(*, removed: bool) -> None:
     """A reader at the end of a segment that is truncated goes on with the next one."""
     cursor = cursor_at(DLSN(1, 0, 0), skips_truncated=False)
-    state = plan_start(PATHS, EMPTY, ledger_id=7, now_ms=1).state
-    step = cursor.plan(state)
+    tree = Tree().apply(plan_start(PATHS, Tree().at, ledger_id=7, now_ms=1))
+    step = cursor.plan(tree.state)
     assert isinstance(step, FollowExtent)
     for entry_id, count in enumerate((4, 4, 2)):
         cursor.deliver(step, entry_id, records_before=4 * entry_id, record_count=count)
-    state = plan_start(PATHS, state, ledger_id=8, now_ms=1, closing=final(7)).state
-    change = plan_truncate(PATHS, state, DLSN(2, 0, 0))
+    tree.apply(plan_start(PATHS, tree.at, ledger_id=8, now_ms=1, closing=final(7)))
+    change = plan_truncate(PATHS, tree.at, DLSN(2, 0, 0))
     assert change is not None
-    state = plan_remove(PATHS, change.state, [1]).state if removed else change.state
-    after = cursor.plan(state)
+    tree.apply(change)
+    if removed:
+        tree.apply(plan_remove(PATHS, tree.at, removable(tree), ()))
+    after = cursor.plan(tree.state)
     assert isinstance(after, FollowExtent)
     assert after.extent.ledger_id == 8
 
@@ -173,7 +178,7 @@ class World:
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self.state = EMPTY
+        self.tree = Tree()
         self.cursor = cursor_at(DLSN.INITIAL)
         self.pushed: dict[int, int] = {}  # entries of ordinary writers' ledgers
         self.delivered: list[tuple[int, int]] = []
@@ -182,8 +187,8 @@ class World:
     @property
     def open_ledger(self) -> int | None:
         """The ledger of the open extent."""
-        segment = self.state.open_segment
-        return segment.extents[-1].ledger_id if segment is not None else None
+        extent = self.tree.at.head.open_extent
+        return None if extent is None else extent.ledger_id
 
     def closing(self) -> Extent | None:
         """Return the final form of the open extent, if it has entries."""
@@ -191,7 +196,7 @@ class World:
         if ledger is None or not self.pushed[ledger]:
             return None
         count = self.pushed[ledger]
-        return final(ledger, entries=count, records=count, txid=max(5, self.state.max_txid))
+        return final(ledger, entries=count, records=count, txid=max(5, self.tree.at.head.max_txid))
 
     def start(self) -> None:
         """Start or roll a segment."""
@@ -199,25 +204,27 @@ class World:
         if self.open_ledger is None or closing is not None:
             self.ledgers += 1
             self.pushed[self.ledgers] = 0
-            self.state = plan_start(
-                PATHS, self.state, ledger_id=self.ledgers, now_ms=1, closing=closing
-            ).state
+            self.tree.apply(
+                plan_start(PATHS, self.tree.at, ledger_id=self.ledgers, now_ms=1, closing=closing)
+            )
 
     def complete(self) -> None:
         """Complete the segment in progress."""
         closing, ledger = self.closing(), self.open_ledger
         if ledger is not None:
-            self.state = plan_complete(
-                PATHS, self.state, now_ms=1, closing=closing, empty_ledger_id=ledger
-            ).state
+            self.tree.apply(
+                plan_complete(
+                    PATHS, self.tree.at, now_ms=1, closing=closing, empty_ledger_id=ledger
+                )
+            )
 
     def append(self) -> None:
         """Append a staged extent."""
         if self.open_ledger is None:
             self.ledgers += 1
-            self.state = plan_append(
-                PATHS, self.state, [staged(self.ledgers)], now_ms=1, limits=LIMITS
-            )[0].state
+            self.tree.apply(
+                plan_append(PATHS, self.tree.at, [staged(self.ledgers)], now_ms=1, limits=LIMITS)[0]
+            )
 
     def push(self) -> None:
         """Acknowledge an entry of the open ledger."""
@@ -226,14 +233,15 @@ class World:
 
     def truncate(self) -> None:
         """Truncate what was read."""
-        change = plan_truncate(PATHS, self.state, self.cursor.position)
+        change = plan_truncate(PATHS, self.tree.at, self.cursor.position)
         if change is not None:
-            lssns = [segment.lssn for segment in removable_segments(change.state)]
-            self.state = plan_remove(PATHS, change.state, lssns).state if lssns else change.state
+            self.tree.apply(change)
+            pieces = removable(self.tree)
+            self.tree.apply(plan_remove(PATHS, self.tree.at, pieces, ()))
 
     def read(self) -> None:
         """Read one entry, if there is one."""
-        step = self.cursor.plan(self.state)
+        step = self.cursor.plan(self.tree.state)
         if isinstance(step, ReadExtent):
             per_entry = step.extent.record_count // step.extent.entry_count
             entry_id = step.first_entry_id

@@ -39,7 +39,7 @@ def test_two_writers_without_a_lock(loss: str) -> None:
         first = await first_log.open_writer()
         await first.write(record(1, b"first"))
         if loss == "removed":
-            path = cluster.paths.log("clicks").lock
+            path = cluster.paths.log_of(log.log_id).lock
             await cluster.stores["a"].delete(path)
         second = await second_log.open_writer()
         await second.write(record(2, b"second"))

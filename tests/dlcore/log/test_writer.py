@@ -335,7 +335,7 @@ def test_acks_are_held_back_until_a_lost_lock_is_regained() -> None:
         cluster.stores["a"].expire()
         held = writer.write(record(2))
         assert await held == DLSN(1, 1, 0)
-        holder = cluster.tree.dump().get(cluster.paths.log("clicks").lock)
+        holder = cluster.tree.dump().get(cluster.paths.log_of(log.log_id).lock)
         assert holder is not None
         await writer.write(record(3))
         await writer.aclose()
@@ -523,7 +523,7 @@ def test_a_sealed_log_has_no_writer() -> None:
         for each in (log, waiting_log):
             with pytest.raises(EndOfStreamError, match="'clicks' is sealed"):
                 await each.open_writer()
-        assert cluster.paths.log("clicks").lock not in cluster.tree.dump()
+        assert cluster.paths.log_of(log.log_id).lock not in cluster.tree.dump()
 
     on_log(body)
 

@@ -1,0 +1,134 @@
+"""Removing what is truncated, and deleted logs: from the front, in steps of one transaction each.
+
+Each step gives up the ledgers of some extents, removes the nodes that named them, and moves the
+head's `first_lssn` and `first_chunk`, so the next one, whoever makes it, goes on from there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from dlcore.errors import (
+    MetadataVersionError,
+    NodeNotEmptyError,
+    NoNodeError,
+    UnexpectedError,
+)
+from dlcore.log import codec
+from dlcore.log.changes import Piece, plan_remove
+from dlcore.log.metadata import LogKey, SegmentEnd, VersionedHead
+from dlcore.log.staged import plan_releases
+from dlcore.log.store import UNANSWERED, persistently
+from dlcore.metadata.port import Delete
+
+if TYPE_CHECKING:
+    from dlcore.log.context import LogContext
+
+logger = logging.getLogger(__name__)
+
+_EXTENTS_PER_STEP = 500
+_CHUNKS_AT_ONCE = 50
+_SEGMENTS_AT_ONCE = 100
+
+
+async def remove_truncated(context: LogContext, at: VersionedHead) -> VersionedHead:
+    """Remove all of the log that is truncated, step by step; return the head after."""
+    while True:
+        try:
+            pieces = await _next_pieces(context, at)
+            if not pieces:
+                return at
+            at = await _remove(context, at, pieces)
+        except MetadataVersionError:
+            at = await context.logs.read(at.log)
+
+
+async def remove_deleted(context: LogContext, log: LogKey) -> None:
+    """Remove all that a deleted log held, step by step; harmless when it is gone."""
+    paths = context.logs.paths_of(log)
+    while True:
+        node = await persistently(lambda: context.logs.fresh(paths.head))
+        if node is None:
+            return
+        head = codec.decode_head(node.value, path=paths.head)
+        if not head.deleted:
+            raise UnexpectedError(f"log {log.name!r} is listed as deleted, and its head is not")
+        at = VersionedHead(log=log, head=head, version=node.version)
+        try:
+            while pieces := await _next_pieces(context, at):
+                at = await _remove(context, at, pieces)
+            ops = [Delete(paths.head, at.version), Delete(context.paths.deleted_log(log.log_id))]
+            await context.store.multi(ops)
+        except NodeNotEmptyError:
+            # Somebody is about to learn that the log whose lock he took is gone.
+            logger.info("deleted log=%s id=%s is still locked", log.name, log.log_id)
+            return
+        except (MetadataVersionError, NoNodeError, *UNANSWERED) as error:
+            logger.info("removing deleted log=%s goes on: %s", log.name, error)
+
+
+async def _remove(context: LogContext, at: VersionedHead, pieces: list[Piece]) -> VersionedHead:
+    counts = Counter(extent.ledger_id for piece in pieces for extent in piece.extents)
+    releases = await plan_releases(context, counts)
+    paths = context.logs.paths_of(at.log)
+    return await context.logs.apply(plan_remove(paths, at, pieces, releases))
+
+
+async def _next_pieces(context: LogContext, at: VersionedHead) -> list[Piece]:
+    """Return the first pieces that can go, as many as one step takes."""
+    head = at.head
+    paths = context.logs.paths_of(at.log)
+    # Of the segment that holds the first active position, only its end tells whether it can go.
+    last = head.max_lssn if head.deleted else min(head.first_active[0], head.max_lssn)
+    lssns = range(head.first_lssn, min(last + 1, head.first_lssn + _SEGMENTS_AT_ONCE))
+    nodes = await context.store.get_many([paths.segment(lssn) for lssn in lssns]) if lssns else []
+    pieces: list[Piece] = []
+    for lssn, node in zip(lssns, nodes, strict=True):
+        if lssn == head.max_lssn and head.segment is not None:
+            if not head.deleted:
+                break
+            count, tail = head.segment.chunk_count, head.segment.tail
+        elif node is None or not node.value:
+            raise MetadataVersionError(f"log {at.name!r}: segment {lssn} is not as its head says")
+        else:
+            end = codec.decode_segment_end(node.value, path=paths.segment(lssn))
+            count, tail = end.chunk_count, end.tail
+            if not head.deleted and not _is_passed(head.first_active, lssn, end):
+                break
+        number = head.first_chunk if lssn == head.first_lssn else 0
+        while number < count:
+            if sum(len(piece.extents) for piece in pieces) >= _EXTENTS_PER_STEP:
+                return pieces
+            chunks = await _chunks_from(context, at, lssn, number, count)
+            pieces += chunks
+            number = sum(chunk.covers for chunk in chunks) + number
+        pieces.append(Piece(lssn=lssn, chunk=None, extents=tail, has_node=node is not None))
+        if sum(len(piece.extents) for piece in pieces) >= _EXTENTS_PER_STEP:
+            break
+    return pieces
+
+
+def _is_passed(first_active: tuple[int, int, int], lssn: int, end: SegmentEnd) -> bool:
+    entries = end.chunked.plus(end.tail).entries
+    return lssn < first_active[0] or first_active[1] >= entries
+
+
+async def _chunks_from(
+    context: LogContext, at: VersionedHead, lssn: int, number: int, count: int
+) -> list[Piece]:
+    paths = context.logs.paths_of(at.log)
+    asked = range(number, min(count, number + _CHUNKS_AT_ONCE))
+    nodes = await context.store.get_many([paths.chunk(lssn, each) for each in asked])
+    pieces: list[Piece] = []
+    while number < asked.stop:
+        node = nodes[number - asked.start]
+        if node is None:
+            raise MetadataVersionError(
+                f"log {at.name!r}: chunk {number} of segment {lssn} is not there, as its head says"
+            )
+        chunk = codec.decode_chunk(node.value, path=paths.chunk(lssn, number))
+        pieces.append(Piece(lssn=lssn, chunk=number, extents=chunk.extents, covers=chunk.covers))
+        number += chunk.covers
+    return pieces

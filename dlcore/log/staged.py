@@ -1,0 +1,207 @@
+"""Ledgers that several extents share: registered, counted, settled, and removed with the last one.
+
+A staged ledger is registered beside its metadata, in the transaction that creates it, and listed
+under its identity.  A commit counts the extents it adds, whoever removes extents counts them off,
+in the transactions that change the logs: so nobody ever searches a log for a ledger.  Once its
+owner is gone the ledger is settled: it is closed and listed no more, or, if no extent refers to it,
+removed.  Each step is guarded by the registration's version: of a commit and a removal that meet,
+one wins and the other one learns it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from dlcore.errors import (
+    DLError,
+    LedgerNotFoundError,
+    LedgerRecoveryError,
+    MetadataVersionError,
+    NodeNotEmptyError,
+    NoNodeError,
+)
+from dlcore.log import codec
+from dlcore.log.store import UNANSWERED, persistently
+from dlcore.metadata.paths import BUCKETS, NamespacePaths, unescape
+from dlcore.metadata.port import Check, Create, Delete, Op, Put
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from dlcore.log.context import LogContext
+    from dlcore.log.metadata import StagedLedger
+    from dlcore.metadata.port import Versioned
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StagedNode:
+    """A registration as it is stored."""
+
+    staged: StagedLedger
+    path: str
+    version: int
+
+    def put(self, staged: StagedLedger) -> Put:
+        """Return the operation that replaces it."""
+        return Put(self.path, codec.encode(staged), self.version)
+
+
+def registration(paths: NamespacePaths, staged: StagedLedger, *, owner_path: str) -> tuple[Op, ...]:
+    """Return what joins the transaction that creates the ledger."""
+    return (
+        Check(owner_path, 0),
+        Create(paths.staged_ledger(staged.ledger_id), codec.encode(staged)),
+        Create(paths.staging_entry(staged.identity, staged.ledger_id)),
+    )
+
+
+def decode_node(paths: NamespacePaths, ledger_id: int, node: Versioned | None) -> StagedNode | None:
+    """Return the registration that was read of a ledger, if it has one."""
+    if node is None:
+        return None
+    path = paths.staged_ledger(ledger_id)
+    return StagedNode(codec.decode_staged(node.value, path=path), path, node.version)
+
+
+async def read_staged(context: LogContext, ledger_ids: Sequence[int]) -> dict[int, StagedNode]:
+    """Return the registrations of those ledgers that have one, as they are now."""
+    if not ledger_ids:
+        return {}
+    paths = [context.paths.staged_ledger(ledger_id) for ledger_id in ledger_ids]
+    nodes = await persistently(lambda: context.logs.fresh_many(paths))
+    found = (
+        (ledger_id, decode_node(context.paths, ledger_id, node))
+        for ledger_id, node in zip(ledger_ids, nodes, strict=True)
+    )
+    return {ledger_id: node for ledger_id, node in found if node is not None}
+
+
+async def plan_releases(context: LogContext, counts: Mapping[int, int]) -> list[Op]:
+    """Return the operations that give up so many extents of each ledger.
+
+    A ledger that is not registered has one extent, and goes with it.
+    """
+    nodes = await read_staged(context, sorted(counts))
+    ops: list[Op] = []
+    for ledger_id in sorted(counts):
+        node = nodes.get(ledger_id)
+        if node is None:
+            ops.append(Delete(context.paths.ledger(ledger_id)))
+            continue
+        staged = node.staged.released(counts[ledger_id])
+        if staged.extents == 0 and staged.settled:
+            ops += [Delete(node.path, node.version), Delete(context.paths.ledger(ledger_id))]
+        else:
+            ops.append(node.put(staged))
+    return ops
+
+
+async def read_owners(context: LogContext) -> set[str]:
+    """Return the tokens of the processes that stage now."""
+    path = context.paths.staging_owners
+    _, names = await asyncio.gather(context.store.sync(path), context.store.get_children(path))
+    return set(names or ())
+
+
+async def list_staged(context: LogContext, identity: str) -> list[int]:
+    """Return the ledgers of an identity that are not settled."""
+    parent = context.paths.staging_of(identity)
+    names = await persistently(lambda: context.store.get_children(parent))
+    return sorted(int(name) for name in names or ())
+
+
+async def settle(
+    context: LogContext, ledger_ids: Sequence[int], *, created_before_ms: int | None = None
+) -> None:
+    """Settle those of the ledgers that nobody fills any more."""
+    nodes = await read_staged(context, ledger_ids)
+    # Read after the registrations: a registration is only made while its owner's node exists.
+    owners = await persistently(lambda: read_owners(context))
+    for node in nodes.values():
+        staged = node.staged
+        is_young = created_before_ms is not None and staged.created_ms >= created_before_ms
+        if not staged.settled and staged.owner not in owners and not is_young:
+            await drop(context, node)
+    identities = {node.staged.identity for node in nodes.values()}
+    for identity in identities:
+        await _remove_if_empty(context, context.paths.staging_of(identity))
+
+
+async def drop(context: LogContext, node: StagedNode) -> None:
+    """Settle a ledger that nobody fills: close it, or delete it if no extent refers to it.
+
+    Does nothing if somebody else changes the registration at the same time.
+    """
+    staged = node.staged
+    ledger_id = staged.ledger_id
+    ops: list[Op] = [Delete(context.paths.staging_entry(staged.identity, ledger_id))]
+    try:
+        if staged.extents:
+            await _close(context, ledger_id)
+            ops.append(node.put(replace(staged, owner="", settled=True)))
+        else:
+            ops += [Delete(node.path, node.version), Delete(context.paths.ledger(ledger_id))]
+        await context.store.multi(ops)
+    except (MetadataVersionError, NoNodeError, *UNANSWERED) as error:
+        logger.info("staged ledger=%d is not settled now: %s", ledger_id, error)
+    except LedgerRecoveryError as error:
+        logger.warning("staged ledger=%d cannot be closed yet: %s", ledger_id, error)
+    else:
+        logger.info("settled staged ledger=%d extents=%d", ledger_id, staged.extents)
+
+
+async def _close(context: LogContext, ledger_id: int) -> None:
+    try:
+        await context.ledgers.recover_ledger(ledger_id)
+    except LedgerNotFoundError:
+        logger.warning("ledger=%d is gone, and extents refer to it", ledger_id)
+
+
+async def _remove_if_empty(context: LogContext, parent: str) -> None:
+    async def remove() -> None:
+        if await context.store.get_children(parent) == []:
+            await context.store.delete(parent)
+
+    try:
+        await persistently(remove)
+    except (NodeNotEmptyError, NoNodeError):
+        logger.debug("%s is in use, or gone", parent)
+
+
+async def list_identities(context: LogContext) -> list[str]:
+    """Return the identities that have ledgers which are not settled."""
+
+    async def children(bucket: str) -> list[str]:
+        path = f"{context.paths.staging}/{bucket}"
+        return await persistently(lambda: context.store.get_children(path)) or []
+
+    lists = await asyncio.gather(*map(children, BUCKETS))
+    return sorted(unescape(name) for names in lists for name in names)
+
+
+async def settle_abandoned(
+    context: LogContext, *, created_before_ms: int, keep: Collection[str] = ()
+) -> None:
+    """Settle what identities left behind that never came back.
+
+    What cannot be settled stays for the next one who tries: it is nobody's present work.
+    """
+    for identity in await list_identities(context):
+        if identity in keep:
+            continue
+        try:
+            ledger_ids = await list_staged(context, identity)
+            await settle(context, ledger_ids, created_before_ms=created_before_ms)
+            if not ledger_ids:
+                await _remove_if_empty(context, context.paths.staging_of(identity))
+        except DLError as error:
+            logger.warning(
+                "leftovers of append %s stay: %s: %s", identity, type(error).__name__, error
+            )
