@@ -42,6 +42,7 @@ from dlcore.log.snapshots import LogFollowers
 from dlcore.log.staging import StagingWriter
 from dlcore.log.store import LogStore
 from dlcore.log.tidying import Tidier
+from dlcore.log.upkeep import LogUpkeep, UpkeepConfig
 from dlcore.metadata.paths import NamespacePaths, parse_uri
 
 if TYPE_CHECKING:
@@ -142,6 +143,10 @@ class Namespace:
             clock=context.clock,
             rng=context.rng,
         )
+
+    def upkeep(self, config: UpkeepConfig | None = None) -> LogUpkeep:
+        """Return a worker that merges small extents and removes what nobody needs any more."""
+        return LogUpkeep(self._context, self._owner, config or UpkeepConfig())
 
     async def create_log(self, name: str, *, config: LogConfig | None = None) -> None:
         """Create a log; the quorums of `config` are stored with it, whoever writes it later.

@@ -18,6 +18,9 @@ from dlcore.autorecovery.shift import Shift
 from dlcore.autorecovery.worker import Worker
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+    from typing import Any
+
     from dlcore.autorecovery.config import AutoRecoveryConfig
     from dlcore.autorecovery.services import RecoveryServices
 
@@ -31,14 +34,21 @@ class AutoRecovery:
         services: the ports, the clock and the source of chance.
         config: when and how much.
         owner: how the auditor calls itself, for people.
+        also: other works to run beside, paused and begun again like its own.
     """
 
     def __init__(
-        self, services: RecoveryServices, *, config: AutoRecoveryConfig, owner: str
+        self,
+        services: RecoveryServices,
+        *,
+        config: AutoRecoveryConfig,
+        owner: str,
+        also: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
     ) -> None:
         self._services = services
         self._config = config
         self._office = Office(owner=owner, token=services.clock.new_token())
+        self._also = also
         self._repairs = RepairList(services.store, services.paths, services.clock)
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -74,7 +84,7 @@ class AutoRecovery:
             )
 
         shift = Shift(services.store, services.paths, self._repairs)
-        await shift.run([audit, worker.run])
+        await shift.run([audit, worker.run, *self._also])
 
     async def aclose(self) -> None:
         """Stop, giving up the office and all locks.  Idempotent."""

@@ -17,6 +17,7 @@ from dlcore.autorecovery.maintenance import Maintenance
 from dlcore.autorecovery.service import AutoRecovery
 from dlcore.cli.context import common_options, namespace_uri, run_async, wants_json
 from dlcore.cli.output import show_done, show_fields, show_rows, time_text
+from dlcore.log.upkeep import UpkeepConfig
 from dlcore.namespace import open_namespace
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _Command = TypeVar("_Command", bound="Callable[..., Any]")
 _DEFAULTS = AutoRecoveryConfig()
+_UPKEEP = UpkeepConfig()
 
 
 @click.group("autorecovery")
@@ -58,30 +60,54 @@ def _seconds(flag: str, default: float, text: str) -> Callable[[_Command], _Comm
 )
 @_seconds("--poll-interval-s", _DEFAULTS.poll_interval_s, "How often a worker looks for work.")
 @_seconds("--retry-pause-s", _DEFAULTS.retry_pause_s, "Before a failed repair is tried again.")
+@_seconds(
+    "--upkeep-interval-s",
+    _UPKEEP.poll_interval_s,
+    "How often a worker looks for logs with small extents to merge.",
+)
+@_seconds(
+    "--sweep-interval-s",
+    _UPKEEP.sweep_interval_s,
+    "How often is swept what dead processes, merging and deletions left.",
+)
+@_seconds(
+    "--merged-grace-s",
+    _UPKEEP.merged_grace_s,
+    "How long the old ledgers of merged extents stay.",
+)
 @click.option(
     "--copy-bytes-per-s",
     type=float,
     default=_DEFAULTS.copy_bytes_per_s,
     show_default=True,
-    help="Pace of copying.",
+    help="Pace of copying, of repairs; merging takes half of it.",
 )
 @common_options
-def run_service(**options: float) -> None:
+def run_service(
+    upkeep_interval_s: float, sweep_interval_s: float, merged_grace_s: float, **options: float
+) -> None:
     """Run a candidate for auditor and a worker, until interrupted.
 
-    Any number may run; one of them audits, all repair.  Logs go to standard error.  SIGINT (Ctrl-C)
-    and SIGTERM stop it cleanly.
+    Any number may run; one of them audits, all repair.  They also keep logs up: small extents that
+    streaming queries have written are merged, and what nobody needs any more is removed.  Logs go
+    to standard error.  SIGINT (Ctrl-C) and SIGTERM stop it cleanly.
     """
     config = AutoRecoveryConfig(**options)  # type: ignore[arg-type]  # all of them are seconds
+    upkeep = UpkeepConfig(
+        poll_interval_s=upkeep_interval_s,
+        sweep_interval_s=sweep_interval_s,
+        merged_grace_s=merged_grace_s,
+        copy_bytes_per_s=config.copy_bytes_per_s / 2,
+    )
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
-    asyncio.run(_serve(namespace_uri(), config))
+    asyncio.run(_serve(namespace_uri(), config, upkeep))
 
 
-async def _serve(uri: str, config: AutoRecoveryConfig) -> None:
+async def _serve(uri: str, config: AutoRecoveryConfig, upkeep: UpkeepConfig) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -91,6 +117,7 @@ async def _serve(uri: str, config: AutoRecoveryConfig) -> None:
             namespace.recovery_services,
             config=config,
             owner=f"{socket.gethostname()}:{os.getpid()}",
+            also=[namespace.upkeep(upkeep).run],
         )
         running = loop.create_task(service.run())
         stopping = loop.create_task(stop.wait())

@@ -32,12 +32,14 @@ from dlcore.errors import (
 from dlcore.log import codec
 from dlcore.log.changes import SegmentLimits, plan_append
 from dlcore.log.commits import Decision, Verdict, decide
+from dlcore.log.merging import lssn_to_merge
 from dlcore.log.metadata import LogKey
 from dlcore.log.recovery import recover_log
 from dlcore.log.scan import CommitResult, StagedExtent
 from dlcore.log.staged import StagedNode, decode_node, drop, list_staged, read_staged, settle
 from dlcore.log.staging import StagingWriter
 from dlcore.log.store import UNANSWERED, persistently, require_change_size
+from dlcore.log.upkeep import ask_for_upkeep
 from dlcore.metadata.port import Create, Op, Put, Versioned
 
 if TYPE_CHECKING:
@@ -68,6 +70,8 @@ LOGS_PER_APPEND = 1000
 class _Plan:
     ops: tuple[Op, ...] = ()
     logs: dict[str, tuple[DLSN, DLSN]] = field(default_factory=dict)
+    to_merge: dict[LogKey, int] = field(default_factory=dict)
+    """The logs that have much to merge then, from which segment on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +138,7 @@ class StagedAppend:
         self._listed: list[int] | None = None
         self._tried = Decision(Verdict.APPEND)
         self._logs: dict[str, tuple[DLSN, DLSN]] = {}
+        self._to_merge: dict[LogKey, int] = {}
         self._aborted = False
 
     def __repr__(self) -> str:
@@ -209,7 +214,7 @@ class StagedAppend:
             if not ops:
                 return self._conclude(decision)
             _require_fit(ops, extents)
-            self._tried, self._logs = decision, plan.logs
+            self._tried, self._logs, self._to_merge = decision, plan.logs, plan.to_merge
             attempts += 1
             try:
                 await self._context.store.multi(ops)
@@ -316,6 +321,7 @@ class StagedAppend:
         """
         ops: list[Op] = []
         logs: dict[str, tuple[DLSN, DLSN]] = {}
+        to_merge: dict[LogKey, int] = {}
         now_ms = self._context.clock.now_ms()
         parts: dict[LogKey, list[StagedExtent]] = {}
         for extent in extents:
@@ -328,9 +334,12 @@ class StagedAppend:
             )
             ops += change.ops
             logs[log.name] = (first, end)
+            lssn = lssn_to_merge(at.head, change.after.head)
+            if lssn is not None:
+                to_merge[log] = lssn
         for ledger_id, node in found.staged.items():
             ops.append(self._count(ledger_id, node, extents))
-        return _Plan(tuple(ops), logs)
+        return _Plan(tuple(ops), logs, to_merge)
 
     async def _appendable(self, log: LogKey, found: _Found) -> VersionedHead:
         """Return the log's head if nobody writes to it."""
@@ -394,8 +403,10 @@ class StagedAppend:
             # Committed and closed by us: nothing more of it can follow.
             self._listed = [*(self._listed or ()), *(e.ledger_id for e in self._staged)]
         await settle(self._context, sorted(set(self._listed or ())))
-        if self._result is not None and self._result.committed and not self._keep_record:
-            await self._drop_record()
+        if self._result is not None and self._result.committed:
+            await ask_for_upkeep(self._context, self._to_merge)
+            if not self._keep_record:
+                await self._drop_record()
 
     async def _drop_record(self) -> None:
         """Remove the commit record if it is this append's; what is left over harms nobody."""

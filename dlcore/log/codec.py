@@ -16,6 +16,7 @@ from dlcore.log.metadata import (
     LogMetadata,
     SegmentEnd,
     StagedLedger,
+    UpkeepRequest,
 )
 
 if TYPE_CHECKING:
@@ -60,12 +61,15 @@ _log = msgspec.json.Decoder(LogMetadata).decode
 _lock = msgspec.json.Decoder(LockHolder).decode
 _commit = msgspec.json.Decoder(CommitRecord).decode
 _staged = msgspec.json.Decoder(StagedLedger).decode
+_upkeep = msgspec.json.Decoder(UpkeepRequest).decode
 _head = msgspec.msgpack.Decoder(LogHead).decode
 _chunk = msgspec.msgpack.Decoder(Chunk).decode
 _segment_end = msgspec.msgpack.Decoder(SegmentEnd).decode
 
 
-def encode(value: LogMetadata | LockHolder | CommitRecord | StagedLedger) -> bytes:
+def encode(
+    value: LogMetadata | LockHolder | CommitRecord | StagedLedger | UpkeepRequest,
+) -> bytes:
     """Encode a value that people look at."""
     return _encode_json(value)
 
@@ -114,3 +118,8 @@ def decode_commit(value: bytes, *, path: str) -> CommitRecord:
 def decode_staged(value: bytes, *, path: str) -> StagedLedger:
     """Decode a staged ledger."""
     return _parse(value, f"staged ledger at {path}", _json_layout, _staged)
+
+
+def decode_upkeep(value: bytes, *, path: str) -> UpkeepRequest:
+    """Decode the request for a log's upkeep."""
+    return _parse(value, f"request for upkeep at {path}", _json_layout, _upkeep)

@@ -312,6 +312,15 @@ class LockHolder(msgspec.Struct, frozen=True, kw_only=True):
     token: str
 
 
+class UpkeepRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A log that has something to merge, in its segments from `from_lssn` on."""
+
+    layout: int = LAYOUT
+    name: str
+    log_id: str
+    from_lssn: Number
+
+
 class CommitRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The last version that an identity committed, and how far; `commits.py` decides by it.
 
@@ -341,7 +350,8 @@ class StagedLedger(msgspec.Struct, frozen=True, kw_only=True):
     `owner` is the token of the process that fills it, "" once nobody does.  `extents` counts the
     extents of logs that refer to it, `committed` are the entry ids that were given to logs, as
     ranges: none of them is given twice.  Once it is `settled` no more of it is committed: it is not
-    listed under its identity any more, and goes with its last extent.
+    listed under its identity any more, and goes with its last extent: if that was merged into
+    another ledger, some time after `released_ms`.
     """
 
     layout: int = LAYOUT
@@ -352,6 +362,7 @@ class StagedLedger(msgspec.Struct, frozen=True, kw_only=True):
     extents: Count = 0
     committed: tuple[tuple[Count, Count], ...] = ()
     settled: bool = False
+    released_ms: Count = 0
 
     def with_committed(self, extents: Sequence[tuple[int, int]]) -> StagedLedger | None:
         """Return it with extents (first and last entry id) more; None if one was committed before.

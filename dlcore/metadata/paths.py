@@ -16,6 +16,8 @@
 <root>/commits/<bucket>/<escaped identity>      CommitRecord
 <root>/staging/<bucket>/<escaped identity>/<ledger id>   lists the ledgers not settled yet
 <root>/staging-owners/<token>                   ephemeral: the process that stages
+<root>/upkeep/requests/<bucket>/<log id>        UpkeepRequest: the log has small extents to merge
+<root>/upkeep/locks/<log id>                    ephemeral: the worker that keeps the log up
 <root>/autorecovery/auditor                     AuditorOffice, ephemeral: the one that audits
 <root>/autorecovery/paused                      exists while auto-recovery is paused
 <root>/autorecovery/last-check                  ReplicaCheckRun
@@ -107,7 +109,7 @@ class NamespacePaths:
     @property
     def bucketed(self) -> tuple[str, ...]:
         """Nodes whose children are divided among buckets: every list stays below 1 MB."""
-        return (self.logs, self.heads, self.commits, self.staging)
+        return (self.logs, self.heads, self.commits, self.staging, self.upkeep_requests)
 
     @property
     def buckets(self) -> tuple[str, ...]:
@@ -223,6 +225,29 @@ class NamespacePaths:
     def staging_owner(self, token: str) -> str:
         """Ephemeral node of one staging process."""
         return f"{self.staging_owners}/{token}"
+
+    @property
+    def upkeep(self) -> str:
+        """Parent of what the upkeep of logs keeps."""
+        return f"{self.root}/upkeep"
+
+    @property
+    def upkeep_requests(self) -> str:
+        """Parent of the buckets of logs that ask for upkeep."""
+        return f"{self.upkeep}/requests"
+
+    def upkeep_request(self, log_id: str) -> str:
+        """A log that asks for upkeep."""
+        return f"{self.upkeep_requests}/{_bucket(log_id)}/{escape(log_id)}"
+
+    @property
+    def upkeep_locks(self) -> str:
+        """Parent of the locks of upkeep."""
+        return f"{self.upkeep}/locks"
+
+    def upkeep_lock(self, what: str) -> str:
+        """Ephemeral node of the worker that keeps a log up, or sweeps."""
+        return f"{self.upkeep_locks}/{escape(what)}"
 
     @property
     def auditor(self) -> str:

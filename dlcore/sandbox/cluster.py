@@ -46,6 +46,9 @@ _AUTORECOVERY_OPTIONS = (
     "--audit-interval-s=60",
     "--poll-interval-s=1",
     "--retry-pause-s=1",
+    "--upkeep-interval-s=2",
+    "--sweep-interval-s=60",
+    "--merged-grace-s=60",
 )
 """Short: what is lost in a sandbox is lost to be seen coming back."""
 _SERVING = re.compile(r"^bookie (\S+) \(incarnation (\S+)\) serving on (\S+:\d+)$", re.MULTILINE)

@@ -8,8 +8,30 @@ import random
 import pytest
 
 from dlcore.errors import ConfigurationError
-from dlcore.log.merging import ENTRY_WEIGHT, MergePolicy, MergeRun, plan_merge, weight_of
+from dlcore.log import codec
+from dlcore.log.merging import (
+    ENTRY_WEIGHT,
+    MergePolicy,
+    MergeRun,
+    StoredSegment,
+    merged_extent,
+    plan_merge,
+    plan_swap,
+    weight_of,
+)
+from dlcore.log.metadata import (
+    CHUNK_EXTENTS_MAX,
+    Chunk,
+    LogHead,
+    LogKey,
+    SegmentEnd,
+    Totals,
+    VersionedHead,
+    pack,
+)
 from dlcore.log.segment import Extent
+from dlcore.metadata.paths import LogPaths
+from dlcore.metadata.port import Create, Delete, Put
 
 POLICY = MergePolicy(
     large_weight=1_000_000,
@@ -115,3 +137,122 @@ def test_a_policy_that_never_merges_is_refused(key: str, value: int) -> None:
     """With the name of what is wrong."""
     with pytest.raises(ConfigurationError, match=f"{key}={value}"):
         MergePolicy(**{key: value})
+
+
+PATHS = LogPaths("/head")
+LSSN = 7
+START_SEQUENCE_ID = 1_000
+
+
+def small(number: int, rng: random.Random) -> Extent:
+    """Return one of many extents that all differ."""
+    entries = rng.randint(1, 3)
+    return Extent(
+        ledger_id=number,
+        first_entry_id=number,
+        last_entry_id=number + entries - 1,
+        record_count=entries * 2,
+        size_bytes=100 + number,
+        first_txid=number,
+        last_txid=number,
+        txid_assigned=bool(number % 2),
+        timestamp_floor_ms=number,
+        last_timestamp_ms=number + 1,
+    )
+
+
+def stored_segment(
+    counts: list[int], tail: int | None, rng: random.Random
+) -> tuple[StoredSegment, dict[str, bytes]]:
+    """Return a segment of chunks with so many extents, and its nodes; numbers may be covered."""
+    number = position = 0
+    totals = Totals()
+    chunks: list[tuple[int, Chunk]] = []
+    nodes: dict[str, bytes] = {}
+    for count in counts:
+        extents = [small(position + i, rng) for i in range(count)]
+        chunk = Chunk(
+            covers=rng.randint(1, 3),
+            first_entry_id=totals.entries,
+            first_sequence_id=START_SEQUENCE_ID + totals.records,
+            packed=pack(extents),
+        )
+        chunks.append((number, chunk))
+        nodes[PATHS.chunk(LSSN, number)] = codec.encode_packed(chunk)
+        totals = totals.plus(extents)
+        number += chunk.covers
+        position += count
+    end = None
+    if tail is not None:
+        end = SegmentEnd(
+            created_ms=1,
+            completed_ms=2,
+            start_sequence_id=START_SEQUENCE_ID,
+            chunk_count=number,
+            chunked=totals,
+            packed=pack([small(position + i, rng) for i in range(tail)]),
+        )
+        nodes[PATHS.segment(LSSN)] = codec.encode_packed(end)
+    return StoredSegment(lssn=LSSN, chunks=tuple(chunks), end=end), nodes
+
+
+def read_nodes(nodes: dict[str, bytes], count: int) -> tuple[list[Extent], int]:
+    """Return the extents of the nodes by the rule of readers, and how many nodes were chunks."""
+    totals, number, read = Totals(), 0, 0
+    extents: list[Extent] = []
+    path = PATHS.segment(LSSN)
+    end = codec.decode_segment_end(nodes[path], path=path) if path in nodes else None
+    if end is not None:
+        count = end.chunk_count
+    while number < count:
+        path = PATHS.chunk(LSSN, number)
+        chunk = codec.decode_chunk(nodes[path], path=path)
+        assert chunk.first_entry_id == totals.entries
+        assert chunk.first_sequence_id == START_SEQUENCE_ID + totals.records
+        assert len(chunk.extents) <= CHUNK_EXTENTS_MAX
+        totals = totals.plus(chunk.extents)
+        extents += chunk.extents
+        number += chunk.covers
+        read += 1
+    assert number == count
+    if end is not None:
+        assert end.chunked == totals
+        extents += end.tail
+    return extents, read
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_a_swap_puts_the_merged_extent_in_the_place_of_the_run(seed: int) -> None:
+    """In one chunk, over several, in the end of a completed segment, and over both."""
+    rng = random.Random(seed)
+    counts = [rng.randint(1, rng.choice([3, CHUNK_EXTENTS_MAX])) for _ in range(rng.randint(0, 4))]
+    tail = rng.choice([None, 0, 2, 8]) if sum(counts) > 1 else 8
+    stored, nodes = stored_segment(counts, tail, rng)
+    extents = list(stored.extents)
+    first = rng.randint(0, len(extents) - 2)
+    run = MergeRun(first=first, end=rng.randint(first + 2, len(extents)))
+    merged = merged_extent(extents[run.first : run.end], ledger_id=9_999)
+    assert merged.entry_count == sum(each.entry_count for each in extents[run.first : run.end])
+    at = VersionedHead(
+        log=LogKey(name="clicks", log_id="1"),
+        head=LogHead(max_lssn=LSSN, merges=5, merged_lssns=(1, 2, 3, 4)),
+        version=11,
+    )
+    change = plan_swap(PATHS, at, stored, run, merged)
+    for op in change.ops[:-1]:
+        if isinstance(op, Put | Create):
+            assert (op.path in nodes) is isinstance(op, Put)
+            nodes[op.path] = op.value
+        else:
+            assert isinstance(op, Delete)
+            del nodes[op.path]
+    count = sum(chunk.covers for _, chunk in stored.chunks)
+    found, read = read_nodes(nodes, count)
+    assert found == [*extents[: run.first], merged, *extents[run.end :]]
+    assert len(nodes) == read + (stored.end is not None)  # nothing is left that nobody reads
+    head = change.ops[-1]
+    assert isinstance(head, Put)
+    assert (head.path, head.version) == (PATHS.head, 11)
+    assert codec.decode_head(head.value, path="") == change.after.head
+    assert (change.after.head.merges, change.after.head.merged_lssns) == (6, (2, 3, 4, LSSN))
+    assert change.after.version == 12

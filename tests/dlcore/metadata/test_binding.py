@@ -20,7 +20,18 @@ if TYPE_CHECKING:
     from dlcore.sandbox.zookeeper import EmbeddedZooKeeper
 
 CLOCK = SystemClock()
-CHILDREN = ["bookies", "commits", "ledgers", "logs", "proxies", "staging", "staging-owners"]
+CHILDREN = [
+    "bookies",
+    "commits",
+    "deleted",
+    "heads",
+    "ledgers",
+    "logs",
+    "proxies",
+    "staging",
+    "staging-owners",
+    "upkeep",
+]
 
 
 def binding_value(**changes: object) -> bytes:

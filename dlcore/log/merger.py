@@ -1,0 +1,400 @@
+"""Merging small extents of a log: entries are copied to one ledger, then metadata swaps them.
+
+A ledger that a merge fills is registered like a staged one, so what a crash leaves of it goes like
+any leftover.  The old ledgers lose their extents in the transaction that swaps them.  One that has
+lost its last is listed, and goes some time later: who reads by an older view of the log is not
+disturbed.
+
+Whatever happens to the log meanwhile changes its head.  The swap then looks again, and is given up
+if its extents were truncated, deleted, or merged by somebody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from dlcore.autorecovery.copying import Throttle
+from dlcore.errors import (
+    CorruptMetadataError,
+    LogNotFoundError,
+    MetadataConnectionError,
+    MetadataVersionError,
+    NodeExistsError,
+    NoNodeError,
+    WriteError,
+)
+from dlcore.log import codec
+from dlcore.log.entry import decode_entry_header, move_entry
+from dlcore.log.merging import (
+    MergePolicy,
+    MergeRun,
+    StoredSegment,
+    merged_extent,
+    plan_merge,
+    plan_swap,
+)
+from dlcore.log.metadata import StagedLedger
+from dlcore.log.staged import decode_node, drop, list_staged, read_staged, registration
+from dlcore.log.store import UNANSWERED, persistently, require_change_size
+from dlcore.metadata.port import Create, Delete, Op
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+
+    from dlcore.ledger.digest import EntryFrame
+    from dlcore.ledger.writer import LedgerWriter
+    from dlcore.log.context import LogContext
+    from dlcore.log.metadata import Chunk, LogKey, SegmentEnd, VersionedHead
+    from dlcore.log.owner import StagingOwner
+    from dlcore.log.segment import Extent
+    from dlcore.log.staged import StagedNode
+
+logger = logging.getLogger(__name__)
+
+MERGING_IDENTITY = ":merging"
+"""Ledgers that merges are filling are listed under it, as staged ones under theirs."""
+MERGED_IDENTITY = ":merged"
+"""Ledgers whose last extent was merged into another one are listed under it, until they go."""
+_CREATE_ATTEMPTS_MAX = 10
+_SWAP_ATTEMPTS_MAX = 100
+_CONFLICT_DELAY_S_MAX = 0.05
+_CHUNKS_AT_ONCE = 500
+_IN_FLIGHT_BYTES_MAX = 8 * 1024 * 1024
+
+
+class LogMerger:
+    """Merges extents of any logs, one run after the other.
+
+    Args:
+        context: the namespace's adapters.
+        owner: of the ledgers that are being filled.
+        policy: what is merged.
+        bytes_per_s: the pace of copying.
+    """
+
+    def __init__(
+        self, context: LogContext, owner: StagingOwner, *, policy: MergePolicy, bytes_per_s: float
+    ) -> None:
+        self._context = context
+        self._owner = owner
+        self._policy = policy
+        self._throttle = Throttle(bytes_per_s=bytes_per_s)
+        self._unused: set[int] = set()  # ledgers that no swap needs
+
+    async def merge(self, log: LogKey, *, from_lssn: int = 1) -> int:
+        """Merge what pays in the log's segments from one on; return how many runs were merged.
+
+        Raises:
+            DLError: entries cannot be read or written now, or the store failed; nothing is lost.
+        """
+        await self._drop_unused()
+        count = 0
+        lssn = from_lssn
+        while True:
+            try:
+                at = await self._context.logs.read(log)
+                lssn = max(lssn, at.head.first_lssn, at.head.first_active[0])
+                if lssn > at.head.max_lssn:
+                    return count
+                stored = await self._read_segment(at, lssn)
+                run = None if stored is None else self._plan(at, stored)
+                if stored is None or run is None:
+                    lssn += 1
+                elif await self._merge_run(at, stored, run):
+                    count += 1
+            except LogNotFoundError:
+                return count
+
+    # What is stored
+
+    async def _read_segment(self, at: VersionedHead, lssn: int) -> StoredSegment | None:
+        """Return a segment; None if it is being removed."""
+        head, paths = at.head, self._context.logs.paths_of(at.log)
+        if lssn == head.first_lssn and head.first_chunk:
+            return None
+        end: SegmentEnd | None = None
+        if lssn == head.max_lssn and head.segment is not None:
+            count = head.segment.chunk_count
+        else:
+            path = paths.segment(lssn)
+            node = await persistently(lambda: self._context.store.get(path))
+            if node is None or not node.value:
+                return None
+            end = codec.decode_segment_end(node.value, path=path)
+            count = end.chunk_count
+        chunks: list[tuple[int, Chunk]] = []
+        number = 0
+        while number < count:
+            asked = range(number, min(count, number + _CHUNKS_AT_ONCE))
+            names = [paths.chunk(lssn, each) for each in asked]
+            nodes = await persistently(lambda names=names: self._context.store.get_many(names))  # type: ignore[misc]
+            while number < asked.stop:
+                chunk_node = nodes[number - asked.start]
+                if chunk_node is None:
+                    return None  # the log has moved on
+                chunk = codec.decode_chunk(chunk_node.value, path=names[number - asked.start])
+                chunks.append((number, chunk))
+                number += chunk.covers
+        return StoredSegment(lssn=lssn, chunks=tuple(chunks), end=end)
+
+    def _plan(self, at: VersionedHead, stored: StoredSegment) -> MergeRun | None:
+        extents = stored.extents
+        skipped = 0
+        if stored.lssn == at.head.first_active[0]:
+            # What is truncated already is not worth a copy.
+            left = at.head.first_active[1]
+            while skipped < len(extents) and left >= extents[skipped].entry_count:
+                left -= extents[skipped].entry_count
+                skipped += 1
+        run = plan_merge(extents[skipped:], self._policy)
+        return None if run is None else MergeRun(first=run.first + skipped, end=run.end + skipped)
+
+    # One run
+
+    async def _merge_run(self, at: VersionedHead, stored: StoredSegment, run: MergeRun) -> bool:
+        """Copy a run and swap it; return False if it was overtaken."""
+        parts = stored.extents[run.first : run.end]
+        ledger = await self._create_ledger(at.log)
+        try:
+            await self._copy(ledger, parts)
+            await ledger.close()
+            merged = merged_extent(parts, ledger_id=ledger.ledger_id)
+            is_swapped = await self._swap(at.log, stored, run, merged, merges=at.head.merges)
+        except BaseException:
+            self._unused.add(ledger.ledger_id)
+            await ledger.abandon()
+            raise
+        if not is_swapped:
+            self._unused.add(ledger.ledger_id)
+            await self._drop_unused()
+            return False
+        logger.info(
+            "merged log=%s segment=%d extents=%d entries=%d bytes=%d ledger=%d",
+            at.name,
+            stored.lssn,
+            len(parts),
+            merged.entry_count,
+            merged.size_bytes,
+            merged.ledger_id,
+        )
+        return True
+
+    async def _create_ledger(self, log: LogKey) -> LedgerWriter:
+        context = self._context
+        metadata = await context.logs.find(log.name)
+        if metadata.log_id != log.log_id:
+            raise LogNotFoundError(f"log {log.name!r} was deleted and created again")
+
+        def register(ledger_id: int) -> tuple[Op, ...]:
+            staged = StagedLedger(
+                ledger_id=ledger_id,
+                identity=MERGING_IDENTITY,
+                owner=self._owner.token,
+                created_ms=context.clock.now_ms(),
+            )
+            return registration(context.paths, staged, owner_path=self._owner.path)
+
+        for _ in range(_CREATE_ATTEMPTS_MAX):
+            await self._owner.ensure()
+            await make_list(context, MERGING_IDENTITY)
+            try:
+                return await context.ledgers.create_ledger(
+                    metadata.quorum,
+                    custom={"log": log.name, "staged_by": MERGING_IDENTITY},
+                    extra_ops=register,
+                )
+            except (NoNodeError, NodeExistsError, MetadataVersionError):
+                continue  # the list was removed as empty, or the session was lost
+        raise WriteError(
+            f"merging log {log.name!r}: {_CREATE_ATTEMPTS_MAX} attempts to create a ledger were "
+            "overtaken"
+        )
+
+    async def _copy(self, ledger: LedgerWriter, parts: Sequence[Extent]) -> None:
+        """Copy the entries of extents, one after the other, and wait until all are durable."""
+        records = in_part = in_flight_bytes = 0
+        current: Extent | None = None
+        async with aclosing(self._entries(parts)) as entries:
+            async for part, frame in entries:
+                if part is not current:
+                    current, in_part = part, 0
+                header = decode_entry_header(frame.body)
+                if header.records_before != in_part:
+                    raise CorruptMetadataError(
+                        f"entry {frame.entry_id} of ledger {part.ledger_id} counts "
+                        f"{header.records_before} records before it, expected {in_part}"
+                    )
+                await self._throttle.take(frame.body.nbytes)
+                body = move_entry(
+                    frame.body,
+                    records_before=records,
+                    floor_ms=part.timestamp_floor_ms,
+                    assigned_txid=part.first_txid if part.txid_assigned else None,
+                )
+                ledger.append(body)  # flush tells of a failure
+                records += header.record_count
+                in_part += header.record_count
+                in_flight_bytes += frame.body.nbytes
+                if in_flight_bytes >= _IN_FLIGHT_BYTES_MAX:
+                    await ledger.flush()
+                    in_flight_bytes = 0
+        await ledger.flush()
+        expected = sum(part.record_count for part in parts)
+        if records != expected:
+            raise CorruptMetadataError(
+                f"the extents from ledger {parts[0].ledger_id} on hold {records} records, their "
+                f"metadata says {expected}"
+            )
+
+    async def _entries(
+        self, parts: Sequence[Extent]
+    ) -> AsyncGenerator[tuple[Extent, EntryFrame], None]:
+        """Yield the verified entries of extents in order, each with its extent."""
+        for group in _adjacent(parts):
+            first, last = group[0].first_entry_id, group[-1].last_entry_id
+            assert last is not None
+            reader = await self._context.ledgers.open_ledger(group[0].ledger_id)
+            index = 0
+            async with aclosing(reader.read(first, last)) as chunks:
+                async for frames in chunks:
+                    for frame in frames:
+                        while frame.entry_id > (group[index].last_entry_id or 0):
+                            index += 1
+                        yield group[index], frame
+
+    # The swap
+
+    async def _swap(
+        self, log: LogKey, stored: StoredSegment, run: MergeRun, merged: Extent, *, merges: int
+    ) -> bool:
+        """Put `merged` in the place of the run; return False if the run is not there any more."""
+        context = self._context
+        head_path = context.logs.paths_of(log).head
+        counts = Counter(part.ledger_id for part in stored.extents[run.first : run.end])
+        ids = [merged.ledger_id, *counts]
+        wanted = [head_path, *(context.paths.staged_ledger(each) for each in ids)]
+        for _ in range(_SWAP_ATTEMPTS_MAX):
+            nodes = await persistently(lambda: context.logs.fresh_many(wanted))
+            try:
+                at = context.logs.head_of(log, nodes[0])
+            except LogNotFoundError:
+                return False
+            own, *others = (
+                decode_node(context.paths, each, node)
+                for each, node in zip(ids, nodes[1:], strict=True)
+            )
+            if own is not None and own.staged.settled:
+                return True  # the last attempt, whose answer was lost
+            if own is None or not _is_there(at, stored, merges=merges):
+                return False
+            change = plan_swap(context.logs.paths_of(log), at, stored, run, merged)
+            filled = replace(
+                own.staged,
+                owner="",
+                extents=1,
+                committed=((0, merged.entry_count - 1),),
+                settled=True,
+            )
+            entry = context.paths.staging_entry(MERGING_IDENTITY, merged.ledger_id)
+            ops = [*change.ops, own.put(filled), Delete(entry)]
+            ops += self._release(counts, others)
+            require_change_size(ops)
+            await make_list(context, MERGED_IDENTITY)
+            try:
+                await context.store.multi(ops)
+            except (MetadataVersionError, NodeExistsError, NoNodeError, *UNANSWERED) as error:
+                logger.info("merging log=%s: the swap is tried again: %s", log.name, error)
+            else:
+                return True
+            await asyncio.sleep(context.rng.uniform(0, _CONFLICT_DELAY_S_MAX))
+        raise MetadataConnectionError(
+            f"merging log {log.name!r}: {_SWAP_ATTEMPTS_MAX} attempts to swap were overtaken or "
+            "not answered"
+        )
+
+    def _release(
+        self, counts: Mapping[int, int], nodes: Sequence[StagedNode | None]
+    ) -> Iterator[Op]:
+        """Yield what gives the run's extents of each ledger up."""
+        paths, now_ms = self._context.paths, self._context.clock.now_ms()
+        for (ledger_id, count), node in zip(counts.items(), nodes, strict=True):
+            if node is None:
+                raise CorruptMetadataError(f"ledger {ledger_id} of an extent is not registered")
+            staged = replace(node.staged.released(count), released_ms=now_ms)
+            yield node.put(staged)
+            if staged.settled and staged.extents == 0:
+                yield Create(paths.staging_entry(MERGED_IDENTITY, ledger_id))
+
+    async def _drop_unused(self) -> None:
+        """Delete ledgers that no swap took; what cannot be deleted now is tried again."""
+        context = self._context
+        for ledger_id in list(self._unused):
+            node = (await read_staged(context, [ledger_id])).get(ledger_id)
+            if node is not None and not node.staged.settled:
+                await drop(context, node)
+            else:
+                self._unused.discard(ledger_id)
+
+
+def _is_there(at: VersionedHead, stored: StoredSegment, *, merges: int) -> bool:
+    """Return whether the segment's extents are those that were read, and stay for now."""
+    head = at.head
+    return (
+        head.merges == merges
+        and head.first_lssn <= stored.lssn
+        and head.first_active[0] <= stored.lssn <= head.max_lssn
+    )
+
+
+def _adjacent(parts: Sequence[Extent]) -> Iterator[list[Extent]]:
+    """Yield runs of extents that follow one another in their ledger too: one read gets a run."""
+    group: list[Extent] = []
+    for part in parts:
+        if group and (group[-1].ledger_id, (group[-1].last_entry_id or 0) + 1) != (
+            part.ledger_id,
+            part.first_entry_id,
+        ):
+            yield group
+            group = []
+        group.append(part)
+    if group:
+        yield group
+
+
+async def make_list(context: LogContext, identity: str) -> None:
+    """Make the node below which ledgers of an identity are listed."""
+
+    async def make() -> None:
+        with contextlib.suppress(NodeExistsError):
+            await context.store.create(context.paths.staging_of(identity))
+
+    await persistently(make)
+
+
+async def drop_merged(context: LogContext, *, grace_ms: int) -> int:
+    """Delete the ledgers whose last extent was merged so long ago; return how many."""
+    before_ms = context.clock.now_ms() - grace_ms
+    ids = await list_staged(context, MERGED_IDENTITY)
+    nodes = await read_staged(context, ids)
+    count = 0
+    for ledger_id in ids:
+        node = nodes.get(ledger_id)
+        ops: list[Op] = [Delete(context.paths.staging_entry(MERGED_IDENTITY, ledger_id))]
+        if node is not None:
+            if node.staged.extents or node.staged.released_ms > before_ms:
+                continue
+            ops += [Delete(node.path, node.version), Delete(context.paths.ledger(ledger_id))]
+        try:
+            await context.store.multi(ops)
+        except (MetadataVersionError, NoNodeError, *UNANSWERED) as error:
+            logger.info("merged ledger=%d is deleted later: %s", ledger_id, error)
+        else:
+            count += 1
+    return count
