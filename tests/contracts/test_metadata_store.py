@@ -125,6 +125,28 @@ def test_a_created_node_has_its_value_at_version_zero(backend: Backend, value: b
     play(backend, scenario)
 
 
+def test_many_nodes_in_one_answer(backend: Backend) -> None:
+    """In the order asked for, None where there is none; fresh if a sync went before."""
+
+    async def scenario(store: MetadataStore, root: str) -> None:
+        assert await store.get_many([]) == []
+        paths = [f"{root}/{number}" for number in range(2500)]
+        other = await backend.connect()
+        for low in range(0, len(paths), 500):
+            await other.multi([Create(path, path.encode()) for path in paths[low : low + 500 : 2]])
+        await other.put(paths[0], b"", version=0)
+        await other.create(f"{root}/owned", b"e", ephemeral=True)
+        _, found = await asyncio.gather(
+            store.sync(root), store.get_many([*paths, f"{root}/owned", paths[0]])
+        )
+        assert found[0] == found[-1] == Versioned(b"", 1)
+        assert found[-2] == Versioned(b"e", 0, ephemeral=True)
+        assert found[1:-2:2] == [None] * 1250
+        assert found[2:-2:2] == [Versioned(path.encode(), 0) for path in paths[2::2]]
+
+    play(backend, scenario)
+
+
 def test_create_names_what_is_in_the_way(backend: Backend) -> None:
     """An existing node, a missing parent, and `make_parents` against it."""
 
