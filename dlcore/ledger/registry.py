@@ -60,6 +60,7 @@ class BookieRegistry:
         self._fresh: set[BookieId] = set()  # those read since the list last changed
         self._changes = 0
         self._all: dict[BookieId, str] | None = None  # while the list has not changed
+        self._reading: asyncio.Task[dict[BookieId, str]] | None = None
         self._unsubscribes: list[Unsubscribe] = []
 
     async def get_bookies(self) -> list[BookieInfo]:
@@ -93,12 +94,20 @@ class BookieRegistry:
         """Return the addresses of all registered bookies; read again when the list has changed."""
         if self._all is None:
             self._watch()
-            changes = self._changes
-            found = {info.bookie: info.address for info in await self.get_bookies()}
-            if changes != self._changes:  # the list changed while we read
-                return found
-            self._all = found
+            if self._reading is None:
+                self._reading = asyncio.create_task(self._read_all(), name="bookie-addresses")
+            return await asyncio.shield(self._reading)
         return self._all
+
+    async def _read_all(self) -> dict[BookieId, str]:
+        changes = self._changes
+        try:
+            found = {info.bookie: info.address for info in await self.get_bookies()}
+        finally:
+            self._reading = None
+        if changes == self._changes:  # else the list changed while we read
+            self._all = found
+        return found
 
     async def resolve(self, bookie: BookieId) -> str:
         """Return the address (``host:port``) of `bookie`; see `_registration` for errors."""

@@ -80,7 +80,10 @@ class LedgerStore:
                 raise NoNodeError(f"{path} does not exist: {self._paths.root} is no namespace")
             first = _parse_id(node.value, path)
             try:
-                await self._store.put(path, b"%d" % (first + _IDS_AT_ONCE), version=node.version)
+                await asyncio.gather(
+                    self._store.put(path, b"%d" % (first + _IDS_AT_ONCE), version=node.version),
+                    self._make_parent(self._paths.ledger(first)),
+                )
             except MetadataVersionError:
                 continue
             except MetadataConnectionError:
@@ -140,16 +143,15 @@ class LedgerStore:
             raise LedgerNotFoundError(f"ledger {ledger_id} does not exist")
         return found
 
-    async def read_many(self, ledger_ids: Sequence[int]) -> list[VersionedLedger]:
-        """Return the ledgers' metadata, in one round trip; a server that is behind may answer.
+    async def read_many(self, ledger_ids: Sequence[int]) -> list[VersionedLedger | None]:
+        """Return the ledgers' metadata, None for those that do not exist: in one round trip.
 
-        Raises:
-            LedgerNotFoundError: one of them does not exist.
+        A server of the metadata store may answer that is behind the others.
         """
         paths = [self._paths.ledger(ledger_id) for ledger_id in ledger_ids]
         nodes = await self._store.get_many(paths)
         return [
-            _decoded(ledger_id, node, path)
+            None if node is None else _decoded(ledger_id, node, path)
             for ledger_id, node, path in zip(ledger_ids, nodes, paths, strict=True)
         ]
 
@@ -212,16 +214,18 @@ class LedgerStore:
         if parent in self._parents:
             return
         for attempt in range(1, _ATTEMPTS_MAX + 1):
-            try:
-                await self._store.create(parent, make_parents=True)
-            except NodeExistsError:
-                pass
-            except MetadataConnectionError:
-                if attempt == _ATTEMPTS_MAX:
-                    raise
-                continue
-            self._parents.add(parent)
-            return
+            # In this order, and in one round trip.
+            results = await asyncio.gather(
+                self._store.create(parent.rpartition("/")[0]),
+                self._store.create(parent),
+                return_exceptions=True,
+            )
+            errors = [e for e in results if e is not None and not isinstance(e, NodeExistsError)]
+            if not errors:
+                self._parents.add(parent)
+                return
+            if attempt == _ATTEMPTS_MAX or not isinstance(errors[0], MetadataConnectionError):
+                raise errors[0]
 
     async def _find(self, ledger_id: int) -> VersionedLedger | None:
         await self._store.sync(self._paths.ledger(ledger_id))
@@ -237,9 +241,7 @@ class LedgerStore:
         return await self._store.get(path)
 
 
-def _decoded(ledger_id: int, node: Versioned | None, path: str) -> VersionedLedger:
-    if node is None:
-        raise LedgerNotFoundError(f"ledger {ledger_id} does not exist")
+def _decoded(ledger_id: int, node: Versioned, path: str) -> VersionedLedger:
     metadata = decode_ledger(node.value, source=path)
     if metadata.ledger_id != ledger_id:
         raise CorruptMetadataError(f"{path} holds the metadata of {metadata.ledger_id}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -41,30 +42,53 @@ class LedgerCache:
     def __init__(self, ledgers: LedgerStore) -> None:
         self._ledgers = ledgers
         self._known: OrderedDict[int, tuple[LedgerMetadata, int]] = OrderedDict()
+        self._wanted: dict[int, int] = {}
+        self._reading: asyncio.Task[None] | None = None
 
     async def read(self, wanted: Mapping[int, int]) -> dict[int, LedgerMetadata]:
         """Return the metadata of each ledger, of which entries up to the given one are committed.
 
+        What several ask for at once is read at once.
+
         Raises:
             LedgerNotFoundError: one of them is gone.
         """
-        found = {}
-        for ledger_id, last_entry_id in wanted.items():
-            known = self._known.get(ledger_id)
-            if known is not None and known[1] >= last_entry_id:
-                found[ledger_id] = known[0]
-                self._known.move_to_end(ledger_id)
-        missing = sorted(wanted.keys() - found.keys())
-        for stored in await persistently(lambda: self._ledgers.read_many(missing)):
+        found = {i: self._known[i][0] for i, last in wanted.items() if self._reaches(i, last)}
+        missing = {i: last for i, last in wanted.items() if i not in found}
+        if missing:
+            for ledger_id, last in missing.items():
+                self._wanted[ledger_id] = max(last, self._wanted.get(ledger_id, last))
+            if self._reading is None:
+                self._reading = asyncio.create_task(self._read_wanted(), name="ledger-cache")
+            await asyncio.shield(self._reading)
+        for ledger_id in missing:
+            if ledger_id not in self._known:
+                raise LedgerNotFoundError(f"ledger {ledger_id} does not exist")
+            found[ledger_id] = self._known[ledger_id][0]
+        return found
+
+    def _reaches(self, ledger_id: int, last_entry_id: int) -> bool:
+        known = self._known.get(ledger_id)
+        if known is None or known[1] < last_entry_id:
+            return False
+        self._known.move_to_end(ledger_id)
+        return True
+
+    async def _read_wanted(self) -> None:
+        await asyncio.sleep(0)  # others may join
+        wanted, self._wanted, self._reading = self._wanted, {}, None
+        ledger_ids = sorted(wanted)
+        found = await persistently(lambda: self._ledgers.read_many(ledger_ids))
+        while len(self._known) > _LEDGERS_KEPT_MAX:
+            self._known.popitem(last=False)
+        for ledger_id, stored in zip(ledger_ids, found, strict=True):
+            self._known.pop(ledger_id, None)
+            if stored is None:
+                continue
             # The custom attributes are for people, and would only make each scan range larger.
             metadata = replace(stored.metadata, custom={})
             is_final = metadata.state is LedgerState.CLOSED
-            reaches = 2**63 if is_final else wanted[metadata.ledger_id]
-            found[metadata.ledger_id] = metadata
-            self._known[metadata.ledger_id] = metadata, reaches
-        while len(self._known) > _LEDGERS_KEPT_MAX:
-            self._known.popitem(last=False)
-        return found
+            self._known[ledger_id] = metadata, 2**63 if is_final else wanted[ledger_id]
 
 
 class LogFollower:

@@ -1,0 +1,145 @@
+"""How many round trips to the metadata store follow one another, and how many requests there are.
+
+Goal: what a caller waits for does not grow with logs, tasks or history.  Method: the real code over
+the store in memory, through one that counts; depth is what a network's latency is multiplied by.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, cast
+
+import pyarrow as pa
+import pytest
+
+from dlcore.log.append import LOGS_PER_APPEND
+from dlcore.log.store import CHANGE_BYTES_MAX
+from tests.fixtures.memory_namespace import MemoryCluster, memory_cluster, record
+from tests.fixtures.recording_store import RecordingStore
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from dlcore.metadata.memory import MemoryStore
+    from dlcore.namespace import Namespace
+
+
+class Counted:
+    """A namespace whose requests are counted."""
+
+    def __init__(self, namespace: Namespace, store: RecordingStore) -> None:
+        self.namespace = namespace
+        self.store = store
+        self.versions = 0
+
+    async def commit(self, logs: list[str]) -> tuple[int, int]:
+        """Stage a record for each log and commit them; return depth and bytes of the commit."""
+        self.versions += 1
+        append = await self.namespace.begin_append("job", self.versions)
+        async with await self.namespace.open_staging_writer(identity="job") as writer:
+            for log in logs:
+                await writer.write_batch(log, pa.record_batch({"payload": [b"x"]}))
+            extents = await writer.stage()
+        with self.store.record() as requests:
+            assert (await append.commit(extents)).committed
+            depth, written = requests.depth, requests.bytes_written
+        await self.namespace.tidied()
+        return depth, written
+
+
+def counting(body: Callable[[MemoryCluster, Counted], Awaitable[None]]) -> None:
+    """Run `body` with a client whose requests are counted."""
+
+    async def run() -> None:
+        async with memory_cluster() as cluster:
+            stores: list[RecordingStore] = []
+            connect = cluster.tree.connect
+
+            def counted() -> MemoryStore:
+                stores.append(RecordingStore(connect()))
+                return cast("MemoryStore", stores[-1])
+
+            cluster.tree.connect = counted  # type: ignore[method-assign]
+            namespace = await cluster.open("counted")
+            cluster.tree.connect = connect  # type: ignore[method-assign]
+            await body(cluster, Counted(namespace, stores[0]))
+
+    asyncio.run(asyncio.wait_for(run(), 120))
+
+
+@pytest.mark.parametrize("count", [1, 5, 200])
+def test_a_commit(count: int) -> None:
+    """One round trip to look, one to write, whatever the number of logs."""
+
+    async def body(cluster: MemoryCluster, client: Counted) -> None:
+        logs = [f"log{number}" for number in range(count)]
+        for log in logs:
+            await client.namespace.create_log(log)
+        for _ in range(12):
+            depth, _ = await client.commit(logs)
+            assert depth == 2
+
+    counting(body)
+
+
+def test_a_commit_over_as_many_logs_as_are_promised() -> None:
+    """It fits into one transaction, also when all logs need a chunk at once."""
+
+    async def body(cluster: MemoryCluster, client: Counted) -> None:
+        logs = [f"log{number}" for number in range(LOGS_PER_APPEND)]
+        for log in logs:
+            await client.namespace.create_log(log)
+        sizes = [(await client.commit(logs))[1] for _ in range(9)]
+        assert max(sizes) < CHANGE_BYTES_MAX
+        assert sum(sizes[:8]) / 8 / LOGS_PER_APPEND <= 300
+
+    counting(body)
+
+
+def test_opening_a_writer_and_its_first_write() -> None:
+    """At most four each, also the very first ones of a client."""
+
+    async def body(cluster: MemoryCluster, client: Counted) -> None:
+        await client.namespace.create_log("clicks")
+        log = await client.namespace.open_log("clicks")
+        for _ in range(3):
+            with client.store.record() as requests:
+                writer = await log.open_writer()
+                assert requests.depth <= 3
+            with client.store.record() as requests:
+                await writer.write(record(max(0, writer.last_txid)))
+                assert requests.depth <= 4
+            await writer.aclose()
+
+    counting(body)
+
+
+def test_snapshots() -> None:
+    """Of what has not changed nothing is asked; of what has, the heads at once."""
+
+    async def body(cluster: MemoryCluster, client: Counted) -> None:
+        logs = [f"log{number}" for number in range(50)]
+        for log in logs:
+            await client.namespace.create_log(log)
+        await client.commit(logs)
+        assert list(await client.namespace.get_snapshots(logs)) == logs
+        await asyncio.sleep(0.01)  # the watches have told what they tell at first
+        await client.namespace.get_snapshots(logs)
+        with client.store.record() as requests:
+            same = await client.namespace.get_snapshots(logs)
+            assert requests.count == 0
+        await client.commit(logs[:20])
+        with client.store.record() as requests:
+            after = await client.namespace.get_snapshots(logs)
+            assert requests.kinds["get_many"] <= 2
+            assert requests.depth <= 2
+        for number, log in enumerate(logs):
+            before, now = same[log], after[log]
+            assert before is not None
+            assert now is not None
+            assert now.end.entry_id == before.end.entry_id + (number < 20)
+        with client.store.record() as requests:
+            await client.namespace.get_snapshots(logs, fresh=True)
+            assert (requests.count, requests.depth) == (1, 1)
+
+    counting(body)
