@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from bookie.compaction_choice import FileLoad, choose_next
+from bookie.compaction_choice import LEDGER_BYTES_MAX, FileLoad, choose_next
 from bookie.entry_log import Location
 from bookie.entry_log_format import RECORD_HEADER_BYTES, file_name
 from bookie.entry_reader import read_run, runs_of
@@ -324,10 +324,14 @@ class Compactor:
 
     async def _copy_states(self, footer: SealedIndex, needed: _Needed) -> None:
         """Log again the fences and LACs that the files being written do not know."""
+        count = len(footer.ledger_ids())
         for position, summary in enumerate(footer.summaries()):
             if position % _LEDGERS_AT_A_TIME == 0:
                 await self._parts.log.flush()
                 await asyncio.sleep(0)
+                next_count = min(_LEDGERS_AT_A_TIME, count - position)
+                if self._room_bytes() < next_count * LEDGER_BYTES_MAX:
+                    raise _Abandoned("the disk filled up meanwhile")
             ledger_id = summary.ledger_id
             if not self._parts.is_live(ledger_id):
                 needed.left_out.add(ledger_id)

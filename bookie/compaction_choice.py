@@ -15,7 +15,7 @@ from bookie.entry_log_format import RECORD_HEADER_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_LEDGER_BYTES_MAX = 2 * RECORD_HEADER_BYTES + 8 + 16
+LEDGER_BYTES_MAX = 2 * RECORD_HEADER_BYTES + 8 + 16
 """Of one ledger's fence and LAC records."""
 _PASS_BYTES = 4096
 """For the records that say what happened, and the header of a new file."""
@@ -40,10 +40,7 @@ class FileLoad:
     def copy_bytes(self) -> int:
         """Most bytes that copying its live part adds to the disk, footers and all."""
         return (
-            self.live_bytes
-            + self.live_ledgers * _LEDGER_BYTES_MAX
-            + self.footer_bytes
-            + _PASS_BYTES
+            self.live_bytes + self.live_ledgers * LEDGER_BYTES_MAX + self.footer_bytes + _PASS_BYTES
         )
 
     @property

@@ -12,14 +12,26 @@ class SpaceConfig:
     """When a filling disk makes the bookie read-only, and when it writes again."""
 
     read_only_below_bytes: int = 512 * MIB
-    """With less free space ordinary adds are refused; the rest is for fences, recovery adds and
-    footers."""
+    """With less free space ordinary adds are refused; the rest is for what keeps ledgers safe and
+    makes room again."""
     writable_above_bytes: int = 768 * MIB
     """Ordinary adds are taken again from here on; the distance keeps the state from flapping."""
     minimum_bytes: int = 64 * MIB
-    """Below this recovery adds are refused too: what is left is for fences and footers."""
+    """Below this recovery adds and LACs are refused too: what is left is for fences, marks, footers
+    and garbage collection.  A quarter of it is held back on the disk, so that other programs cannot
+    take it."""
     check_interval_s: float = 5.0
     """How often a read-only bookie looks for space; a writable one looks after each write."""
+
+    @property
+    def fence_floor_bytes(self) -> int:
+        """What fences leave for marks, footers and garbage collection."""
+        return self.minimum_bytes // 8
+
+    @property
+    def held_bytes(self) -> int:
+        """What is held back on the disk."""
+        return self.minimum_bytes // 4
 
     def __post_init__(self) -> None:
         require(

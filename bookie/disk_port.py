@@ -2,7 +2,11 @@
 
 An operation that promises durability has it when it returns.  Every failure of the device is a
 `BookieStorageError`; after a failed write or sync the state of the file is unknown, and the caller
-must not use the file for writing again.
+must not use the file for writing again.  The one exception is `DiskFullError`: nothing was written,
+and the same may be tried again.
+
+Some space may be held back for the directory's owner (`hold`), so that nobody else on the same file
+system can take it; when a write finds no room, `release` gives some of it to that write.
 """
 
 from __future__ import annotations
@@ -10,13 +14,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
+from dlcore.errors import BookieStorageError
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from dlcore.ledger.digest import BytesLike
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_SLACK_BYTES = 16 * 1024
+"""What a file system may take for a write beside its bytes: whole blocks, and its own records."""
+
+
+class DiskFullError(BookieStorageError):
+    """The file system has no room: nothing was written, and the file is as it was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +37,7 @@ class DiskSpace:
     """Bytes of the file system that holds the directory."""
 
     free_bytes: int
+    """What this directory's owner may still write, with what is held back for it."""
     total_bytes: int
 
 
@@ -41,7 +55,11 @@ class DiskFile(Protocol):
         ...
 
     async def append(self, buffers: Sequence[BytesLike]) -> None:
-        """Write `buffers` at the end and make them durable: one gathered write, one fdatasync."""
+        """Write `buffers` at the end and make them durable: one gathered write, one fdatasync.
+
+        Raises:
+            DiskFullError: no room for all of them, and none was written.
+        """
         ...
 
     async def rewrite(self, offset: int, data: BytesLike) -> None:
@@ -80,6 +98,23 @@ class Disk(Protocol):
         """Return free and total space."""
         ...
 
+    @property
+    def held_bytes(self) -> int:
+        """Space held back now."""
+        ...
+
+    async def hold(self, size_bytes: int) -> None:
+        """Hold back `size_bytes` in all, from now on and over restarts.
+
+        Raises:
+            DiskFullError: there is no room for that; as much as before is held back.
+        """
+        ...
+
+    async def release(self, size_bytes: int) -> bool:
+        """Give up to `size_bytes` of what is held back to writes; False if nothing is."""
+        ...
+
     def names(self) -> list[str]:
         """Return the names of all files, sorted; folders are left out."""
         ...
@@ -111,3 +146,17 @@ class Disk(Protocol):
     async def aclose(self) -> None:
         """Give the directory up; files still open are closed."""
         ...
+
+
+async def write_with_room(disk: Disk, size_bytes: int, write: Callable[[], Awaitable[T]]) -> T:
+    """Do a write of `size_bytes`; if the disk is full, with space that was held back for it.
+
+    Raises:
+        DiskFullError: the disk is full, and nothing is held back any more.
+    """
+    while True:
+        try:
+            return await write()
+        except DiskFullError:
+            if not await disk.release(size_bytes + _SLACK_BYTES):
+                raise

@@ -5,17 +5,22 @@ One task writes: while one batch is written and synced, newcomers collect for th
 timer.  A file that is full is sealed with its footer, and only then is the next one made and
 written to; so a batch is durable only when everything accepted before it is.
 
-After any failed write or sync nothing is written any more: what the device holds is unknown.
+After any failed write or sync nothing is written any more: what the device holds is unknown.  A
+disk without room is no such failure: nothing was written, nothing after it is, and nobody is told
+anything, until the same bytes fit.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import crc32c
 
+from bookie.disk_port import DiskFullError, write_with_room
 from bookie.entry_log_format import (
     RECORD_HEADER_BYTES,
     RecordType,
@@ -25,11 +30,12 @@ from bookie.entry_log_format import (
     encode_garbage,
     encode_lac,
     encode_record_header,
+    file_header_bytes,
     file_name,
     frame_crc,
 )
 from bookie.index import FileIndex, encode_footer_record
-from bookie.replay import WritePosition, note_newest
+from bookie.replay import NOTE_BYTES, WritePosition, note_newest
 from dlcore.errors import BookieStorageError, BookieUnavailableError
 
 if TYPE_CHECKING:
@@ -43,9 +49,12 @@ if TYPE_CHECKING:
     from dlcore.ledger.digest import BytesLike, EntryFrame
 
 
+T = TypeVar("T")
+
 _OFFSET_MAX = 2**32
 _SECTOR_BYTES = 4096
 """The most that a device loses at once."""
+_MARK_BYTES = 2 * RECORD_HEADER_BYTES + _SECTOR_BYTES
 
 
 class Location(NamedTuple):
@@ -81,20 +90,22 @@ class EntryLogEvents(NamedTuple):
     """A file got its footer at that position; once this is over it is a sealed one."""
     on_failed: Callable[[BookieError], None]
     """Nothing will become durable any more."""
+    on_stalled: Callable[[bool], None]
+    """The disk has no room for the next write, or has it again."""
 
 
 class _UnsealedFile:
     """A file that takes records, or took them and waits for its footer."""
 
-    __slots__ = ("content", "file", "index", "position")
+    __slots__ = ("content", "file", "index", "is_noted", "position")
 
-    def __init__(
-        self, index: FileIndex, position: WritePosition, content: bytes, file: DiskFile | None
-    ) -> None:
+    def __init__(self, index: FileIndex, position: WritePosition, content: bytes) -> None:
         self.index = index
         self.position = position
         self.content = content
-        self.file = file
+        self.file: DiskFile | None = None
+        self.is_noted = False
+        """That it exists: before that nothing in it may be acknowledged."""
 
 
 class EntryLog:
@@ -113,13 +124,19 @@ class EntryLog:
         self._config = config
         self._owner = owner
         self._events = events
-        self._current = _UnsealedFile(opened.index, opened.position, b"", opened.file)
+        self._current = _UnsealedFile(opened.index, opened.position, opened.content)
+        self._current.file = opened.file
+        self._current.is_noted = opened.is_noted
         self._unsealed = {opened.index.number: self._current}
         self._records_ends = {each.number: each.records_end for each in opened.sealed}
         self._batches: deque[_Batch] = deque()
         self._writing: _Batch | None = None
         self._wakeup = asyncio.Event()
         self._failure: BookieError | None = None
+        self._owed_footer_bytes = 0
+        """Of the files that are full and not sealed yet."""
+        self._is_stalled = False
+        self._ending = asyncio.Event()
         self._durable = (opened.index.number, opened.position.offset)
         self.pending_bytes = 0
         """Accepted and not yet durable."""
@@ -137,6 +154,18 @@ class EntryLog:
     def written_bytes(self) -> int:
         """Bytes accepted for files that are not sealed."""
         return sum(each.position.offset for each in self._unsealed.values())
+
+    @property
+    def claimed_bytes(self) -> int:
+        """Bytes that will be written for what was accepted: it, footers, a new file, a mark."""
+        return (
+            self.pending_bytes
+            + self._owed_footer_bytes
+            + self._current.index.footer_bytes
+            + file_header_bytes(len(self._records_ends) + len(self._unsealed))
+            + NOTE_BYTES
+            + _MARK_BYTES
+        )
 
     def is_durable(self, location: Location) -> bool:
         """Return whether the record at `location` survives a crash."""
@@ -290,6 +319,10 @@ class EntryLog:
         finally:
             self._fail(BookieUnavailableError("the bookie's storage was closed"))
 
+    def end_waiting(self) -> None:
+        """Fail, rather than wait, when the disk has no room from now on."""
+        self._ending.set()
+
     def close_files(self) -> None:
         """Close the handles of files not yet sealed."""
         for each in self._unsealed.values():
@@ -367,6 +400,7 @@ class EntryLog:
         if not is_full or position.sequence == 0:
             return
         self._records_ends[current.index.number] = position.offset
+        self._owed_footer_bytes += current.index.footer_bytes
         number = current.index.number + 1
         content = encode_file_header(number, owner=self._owner, live_files=self._records_ends)
         header = decode_file_header(memoryview(content), number=number, owner=self._owner)
@@ -374,22 +408,16 @@ class EntryLog:
             FileIndex(number),
             WritePosition(header=header, offset=header.size, sequence=0),
             content,
-            None,
         )
         self._unsealed[number] = self._current
 
     async def _write_batch(self, batch: _Batch) -> None:
         self._writing = batch
         target = self._unsealed[batch.file_number]
-        if target.file is None:
-            await self._seal(self._unsealed[batch.file_number - 1])
-            target.file = await self._disk.create(file_name(batch.file_number), [target.content])
-            await note_newest(self._disk, batch.file_number)
-        if target.file.size != batch.offset:
-            raise BookieStorageError(
-                f"{target.file.name} has {target.file.size} bytes, expected {batch.offset}"
-            )
-        await target.file.append(batch.buffers)
+        file = await self._prepare(target)
+        if file.size != batch.offset:
+            raise BookieStorageError(f"{file.name} has {file.size} bytes, expected {batch.offset}")
+        await self._persist(batch.size, partial(file.append, batch.buffers))
         self._writing = None
         self._durable = (batch.file_number, batch.offset + batch.size)
         self.pending_bytes -= batch.size
@@ -397,6 +425,46 @@ class EntryLog:
             if not future.done():
                 future.set_result(None)
         self._events.on_durable(batch.ledger_ids)
+
+    async def _prepare(self, target: _UnsealedFile) -> DiskFile:
+        """Return the file, which exists and is known to exist; the one before it is sealed."""
+        number = target.index.number
+        if target.file is None:
+            before = self._unsealed.get(number - 1)
+            if before is not None:
+                await self._seal(before)
+            content = target.content
+            target.file = await self._persist(
+                len(content), partial(self._disk.create, file_name(number), [content])
+            )
+        if not target.is_noted:
+            await self._persist(NOTE_BYTES, partial(note_newest, self._disk, number))
+            target.is_noted = True
+        return target.file
+
+    async def _persist(self, size: int, write: Callable[[], Awaitable[T]]) -> T:
+        """Do a write of `size` bytes, as soon as the disk has room for it.
+
+        Raises:
+            BookieStorageError: it failed, or there is no room and `end_waiting` was called.
+        """
+        while True:
+            try:
+                done = await write_with_room(self._disk, size, write)
+            except DiskFullError:
+                if self._ending.is_set():
+                    raise
+            else:
+                if self._is_stalled:
+                    self._is_stalled = False
+                    self._events.on_stalled(False)
+                return done
+            if not self._is_stalled:
+                self._is_stalled = True
+                self._events.on_stalled(True)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._config.space.check_interval_s):
+                    await self._ending.wait()
 
     async def _seal(self, full: _UnsealedFile) -> None:
         assert full.file is not None  # files are made in order
@@ -408,9 +476,11 @@ class EntryLog:
             offset=position.offset,
             sequence=position.sequence,
         )
-        await full.file.append(footer)
+        size = sum(len(part) for part in footer)
+        await self._persist(size, partial(full.file.append, footer))
         await self._events.on_sealed(full.index, full.file, position)
         del self._unsealed[full.index.number]
+        self._owed_footer_bytes -= full.index.footer_bytes
         full.file.close()
 
     def _fail(self, error: BookieError) -> None:

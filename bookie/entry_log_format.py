@@ -119,9 +119,14 @@ def owner_digest(owner: str) -> bytes:
     return hashlib.blake2b(owner.encode(), digest_size=16).digest()
 
 
+def file_header_bytes(live_count: int) -> int:
+    """Return the size of a file header that lists so many live files."""
+    return _FILE_FIXED.size + _LIVE_FILE.size * live_count + _CRC.size
+
+
 def encode_file_header(number: int, *, owner: bytes, live_files: dict[int, int]) -> bytes:
     """Return the header of file `number` while `live_files` (number: records end) are alive."""
-    size = _FILE_FIXED.size + _LIVE_FILE.size * len(live_files) + _CRC.size
+    size = file_header_bytes(len(live_files))
     header = b"".join(
         (
             _FILE_FIXED.pack(_FILE_MAGIC, _FILE_VERSION, 0, size, number, owner, len(live_files)),
@@ -150,7 +155,7 @@ def decode_file_header(view: memoryview, *, number: int, owner: bytes) -> FileHe
     magic, version, _, size, found, found_owner, count = _FILE_FIXED.unpack_from(view)
     if magic != _FILE_MAGIC:
         raise BookieStorageError(f"{name}: not an entry log file, it begins with {magic!r}")
-    expected_size = _FILE_FIXED.size + _LIVE_FILE.size * count + _CRC.size
+    expected_size = file_header_bytes(count)
     if size != expected_size or size > len(view):
         raise BookieStorageError(f"{name}: damaged file header: it says it has {size} bytes")
     (checksum,) = _CRC.unpack_from(view, size - _CRC.size)

@@ -12,6 +12,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from bookie.entry_log_format import frame_crc
+from bookie.space import Claim
 from dlcore.errors import BadRequestError, BookieStorageError, LedgerFencedError
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     class CheckRoom(Protocol):
         """Raises if so many more bytes may not be written."""
 
-        def __call__(self, size: int, *, is_recovery: bool) -> None:
+        def __call__(self, size: int, claim: Claim) -> None:
             """Raise BookieReadOnlyError or BookieOverloadedError."""
 
 
@@ -98,7 +99,7 @@ class HeldEntries:
         state = parts.ledgers[entry.ledger_id]
         if not state.accepts(is_recovery=is_recovery):
             raise LedgerFencedError(f"ledger {entry.ledger_id} is fenced")
-        self._check_room(len(entry.data), is_recovery=is_recovery)
+        self._check_room(len(entry.data), Claim.RECOVERY if is_recovery else Claim.ADD)
         key = entry.ledger_id, entry.entry_id
         self._replacements[key] = durable = parts.log.append_entry(entry)
         state.is_deleted = False

@@ -47,6 +47,11 @@ _LEDGER_ROW = np.dtype(
     ]
 )
 _ALIGNMENT_BYTES = 8
+ENTRY_FOOTER_BYTES = 16
+"""What an entry adds to its file's footer."""
+LEDGER_FOOTER_BYTES = 8 + _LEDGER_ROW.itemsize
+"""What a ledger adds to the footer of each file that says anything about it."""
+_FILE_FOOTER_BYTES = 8
 
 _HEAD = struct.Struct("=q?")
 _ENTRY_BYTES = 16
@@ -156,6 +161,18 @@ class FileIndex:
         if isinstance(stored, bytes):
             is_small = len(entry_ids) <= _PACKED_ENTRIES_MAX
             self._ledgers[ledger_id] = _packed(ledger) if is_small else ledger
+
+    @property
+    def footer_bytes(self) -> int:
+        """Bytes that the file's FOOTER record would have now, at most."""
+        return (
+            RECORD_HEADER_BYTES
+            + _ALIGNMENT_BYTES
+            + _FIXED.size
+            + len(self._ledgers) * LEDGER_FOOTER_BYTES
+            + self.entry_count * ENTRY_FOOTER_BYTES
+            + len(self.deleted_files) * _FILE_FOOTER_BYTES
+        )
 
     def note_fence(self, ledger_id: int) -> None:
         """Note that the ledger is fenced."""

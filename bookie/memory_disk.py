@@ -6,7 +6,7 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from bookie.disk_port import DiskSpace
+from bookie.disk_port import DiskFullError, DiskSpace
 from dlcore.errors import BookieStorageError
 
 if TYPE_CHECKING:
@@ -112,6 +112,7 @@ class MemoryDisk:
         self.total_bytes = total_bytes
         self.filler_bytes = 0
         """Space taken by others on the same file system."""
+        self._held_bytes = 0
         self.latency_s = latency_s
         self.write_error: str | None = None
         self.sync_error: str | None = None
@@ -166,8 +167,34 @@ class MemoryDisk:
 
     def space(self) -> DiskSpace:
         """Return free and total space."""
+        free_bytes = self._room_bytes() + self._held_bytes
+        return DiskSpace(free_bytes=free_bytes, total_bytes=self.total_bytes)
+
+    def _room_bytes(self) -> int:
+        """Return what anybody may take."""
         used = sum(len(inode.cache) for inode in self._names.values()) + self.filler_bytes
-        return DiskSpace(free_bytes=max(0, self.total_bytes - used), total_bytes=self.total_bytes)
+        return max(0, self.total_bytes - used - self._held_bytes)
+
+    def fill(self, leave_bytes: int = 0) -> None:
+        """Let others take all the space but `leave_bytes`, and what is held back."""
+        self.filler_bytes = max(0, self.filler_bytes + self._room_bytes() - leave_bytes)
+
+    @property
+    def held_bytes(self) -> int:
+        """Space held back now."""
+        return self._held_bytes
+
+    async def hold(self, size_bytes: int) -> None:
+        """Hold back `size_bytes` in all; kept over crashes."""
+        if size_bytes - self._held_bytes > self._room_bytes():
+            raise DiskFullError("cannot hold back space: no space left on device")
+        self._held_bytes = size_bytes
+
+    async def release(self, size_bytes: int) -> bool:
+        """Give up to `size_bytes` of what is held back to writes; False if nothing is."""
+        is_held = self._held_bytes > 0
+        self._held_bytes = max(0, self._held_bytes - size_bytes)
+        return is_held
 
     def names(self) -> list[str]:
         """Return the names of all files, sorted."""
@@ -236,8 +263,12 @@ class MemoryDisk:
     async def write(self, inode: _Inode, offset: int, data: bytes, generation: int) -> None:
         """Write into the cache and sync, a step each, failing as told."""
         await self.step(generation)
-        if len(inode.cache) < offset + len(data) and self.space().free_bytes < len(data):
-            raise BookieStorageError("cannot write: no space left on device")
+        grown_from = len(inode.cache)
+        if grown_from < offset + len(data) and self._room_bytes() < len(data):
+            inode.write(offset, data[: self._rng.randrange(len(data) + 1)])
+            await self.step(generation)  # the power may go off before it is cut off again
+            inode.truncate(grown_from)
+            raise DiskFullError("cannot write: no space left on device")
         if self.write_error is not None:
             message, self.write_error = self.write_error, None
             inode.write(offset, data[: self._rng.randrange(len(data) + 1)])

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from bookie.disk_port import DiskSpace
+from bookie.disk_port import DiskFullError, DiskSpace
 from dlcore.errors import BookieStorageError, ConfigurationError
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 LOCK_NAME = "lock"
+RESERVE_NAME = "reserve"
+"""A file that holds nothing but space."""
+_OWN_NAMES = (LOCK_NAME, RESERVE_NAME)
 _TEMPORARY_SUFFIX = ".tmp"
 _READ_THREADS = 4
 _JOIN_BYTES_MAX = 256 * 1024
@@ -44,6 +47,10 @@ _QUICK_S_MAX = 0.001
 _VECTORS_MAX = 512
 """Buffers per `writev`; Linux takes 1024."""
 _WOULD_BLOCK = (errno.EAGAIN, errno.EOPNOTSUPP)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_CANNOT_ALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+_BLOCK_BYTES = 512
+"""The unit of `st_blocks`."""
 
 
 @contextlib.contextmanager
@@ -51,7 +58,8 @@ def _device_errors(action: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise BookieStorageError(f"cannot {action} {path}: {error.strerror}") from error
+        kind = DiskFullError if error.errno in _NO_ROOM else BookieStorageError
+        raise kind(f"cannot {action} {path}: {error.strerror}") from error
 
 
 class RealFile:
@@ -79,7 +87,6 @@ class RealFile:
         """Write `buffers` at the end and make them durable."""
         offset = self._size
         size = sum(len(buffer) for buffer in buffers)
-        self._size += size
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         if size <= _INLINE_BYTES_MAX and self._disk.is_quick and not self._is_closed:
@@ -87,6 +94,7 @@ class RealFile:
                 self._append(buffers, offset)
         else:
             await self._write("append to", self._append, buffers, offset)
+        self._size += size
         self._disk.is_quick = loop.time() - started_s <= _QUICK_S_MAX
 
     async def rewrite(self, offset: int, data: BytesLike) -> None:
@@ -159,13 +167,19 @@ class RealFile:
     def _append(self, buffers: Sequence[BytesLike], offset: int) -> None:
         if sum(len(buffer) for buffer in buffers) <= _JOIN_BYTES_MAX:
             buffers = [b"".join(buffers)]
-        for start in range(0, len(buffers), _VECTORS_MAX):
-            offset = _write_all(self._descriptor, buffers[start : start + _VECTORS_MAX], offset)
-        os.fdatasync(self._descriptor)
+        end = offset
+        try:
+            for start in range(0, len(buffers), _VECTORS_MAX):
+                end = _write_all(self._descriptor, buffers[start : start + _VECTORS_MAX], end)
+        except OSError as error:
+            if error.errno in _NO_ROOM and offset == self._size:
+                os.ftruncate(self._descriptor, offset)
+            raise
+        _sync(os.fdatasync, self._descriptor)
 
     def _truncate(self, size: int) -> None:
         os.ftruncate(self._descriptor, size)
-        os.fsync(self._descriptor)
+        _sync(os.fsync, self._descriptor)
 
     def _read_cached(self, buffer: bytearray, offset: int) -> int:
         try:
@@ -188,6 +202,14 @@ class RealFile:
             os.close(self._descriptor)
             self._descriptor = -1
             self._disk.forget(self)
+
+
+def _sync(sync: Callable[[int], None], descriptor: int) -> None:
+    """Sync; whatever fails, what was written is unknown from then on, also for want of room."""
+    try:
+        sync(descriptor)
+    except OSError as error:
+        raise BookieStorageError(f"cannot sync: {error.strerror}") from error
 
 
 def _write_all(descriptor: int, buffers: Sequence[BytesLike], offset: int) -> int:
@@ -217,6 +239,7 @@ class RealDisk:
         self._readers = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="bookie-disk-read")
         self._files: set[RealFile] = set()
         self._is_closed = False
+        self._held_bytes = _allocated_bytes(self._directory / RESERVE_NAME)
         self.is_quick = False
         """Whether the last append was durable faster than a thread is worth."""
         for path in self._directory.glob(f"*{_TEMPORARY_SUFFIX}"):
@@ -227,9 +250,31 @@ class RealDisk:
         with _device_errors("examine", self._directory):
             status = os.statvfs(self._directory)
         return DiskSpace(
-            free_bytes=status.f_bavail * status.f_frsize,
+            free_bytes=status.f_bavail * status.f_frsize + self._held_bytes,
             total_bytes=status.f_blocks * status.f_frsize,
         )
+
+    @property
+    def held_bytes(self) -> int:
+        """Space held back now."""
+        return self._held_bytes
+
+    async def hold(self, size_bytes: int) -> None:
+        """Hold back `size_bytes` in all; nothing where the file system cannot do that."""
+        path = self._directory / RESERVE_NAME
+        with _device_errors("hold back space in", path):
+            self._held_bytes = await self.write_in_thread(_hold, path, size_bytes)
+
+    async def release(self, size_bytes: int) -> bool:
+        """Give up to `size_bytes` of what is held back to writes; False if nothing is."""
+        if not self._held_bytes:
+            return False
+        path = self._directory / RESERVE_NAME
+        size = max(0, self._held_bytes - size_bytes)
+        with _device_errors("release space of", path):
+            await self.write_in_thread(os.truncate, path, size)
+        self._held_bytes = size
+        return True
 
     def names(self) -> list[str]:
         """Return the names of all files, sorted; folders are not ours (a mount has lost+found)."""
@@ -237,7 +282,7 @@ class RealDisk:
             return sorted(
                 path.name
                 for path in self._directory.iterdir()
-                if path.name != LOCK_NAME and not path.is_dir()
+                if path.name not in _OWN_NAMES and not path.is_dir()
             )
 
     async def create(self, name: str, content: Sequence[BytesLike]) -> RealFile:
@@ -325,10 +370,13 @@ class RealDisk:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             _write_all(descriptor, content, 0)
-            os.fsync(descriptor)
+            _sync(os.fsync, descriptor)
+            temporary.rename(path)
+        except OSError:
+            temporary.unlink()  # what it took of a full disk is needed
+            raise
         finally:
             os.close(descriptor)
-        temporary.rename(path)
         _sync_directory(self._directory)
 
     def _delete(self, names: Sequence[str]) -> None:
@@ -364,7 +412,7 @@ def _lock_directory(directory: Path) -> int:
 def _sync_directory(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        _sync(os.fsync, descriptor)
     finally:
         os.close(descriptor)
 
@@ -374,3 +422,29 @@ def _read_if_exists(path: Path) -> bytes | None:
         return path.read_bytes()
     except FileNotFoundError:
         return None
+
+
+def _allocated_bytes(path: Path) -> int:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return 0
+    return min(status.st_size, status.st_blocks * _BLOCK_BYTES)
+
+
+def _hold(path: Path, size: int) -> int:
+    """Let the file take `size` bytes of the device; return how many it has."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        held = os.fstat(descriptor).st_size
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except OSError as error:
+            os.ftruncate(descriptor, held)
+            if error.errno in _CANNOT_ALLOCATE:
+                return held
+            raise
+        os.ftruncate(descriptor, size)
+    finally:
+        os.close(descriptor)
+    return size

@@ -8,11 +8,13 @@ read from its records.  Only the newest file is always read whole.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import crc32c
 
+from bookie.disk_port import DiskFullError, write_with_room
 from bookie.entry_log_format import (
     RECORD_HEADER_BYTES,
     FileHeader,
@@ -53,6 +55,8 @@ _NEWEST_FILE = "newest"
 """Holds the number of the newest file that may hold something acknowledged, as decimal text."""
 _HEADER_BYTES = 4096
 """Read first: most headers are shorter."""
+NOTE_BYTES = 4096
+"""Most that `note_newest` takes of the disk."""
 _WINDOW_BYTES = 4 * 1024 * 1024
 """Read at once: a file is not taken into memory whole."""
 
@@ -75,6 +79,8 @@ class SealedFile:
     records_end: int
     seed: int
     """Where the checksums of the file's records start."""
+    has_footer: bool = True
+    """False if its footer was damaged and there was no room to make it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +88,12 @@ class OpenedLog:
     """Everything the directory holds, and the file to go on writing."""
 
     sealed: list[SealedFile]
-    file: DiskFile
+    file: DiskFile | None
+    """None if it is still to be made, when the disk has room again."""
+    content: bytes
+    """What it is to be made with."""
+    is_noted: bool
+    """Whether it is noted as the newest one."""
     index: FileIndex
     position: WritePosition
 
@@ -116,15 +127,32 @@ async def open_entry_log(disk: Disk, *, owner: bytes, take_sealed: TakeSealed) -
             f"{file_name(noted)} is missing: it was the newest file, and held acknowledged entries"
         )
     if not numbers:
-        return await _start_file(disk, 1, owner=owner, sealed=[])
-    if newest > noted:
-        await note_newest(disk, newest)
+        opened = _new_file(1, owner=owner, sealed=[])
+        file = await disk.create(file_name(1), [opened.content])  # a data folder holds data
+        return await _prepare(disk, replace(opened, file=file), noted=0)
     file = disk.open(file_name(newest))
     try:
-        return await _open_with(disk, file, numbers, owner, take_sealed)
+        opened = await _open_with(disk, file, numbers, owner, take_sealed)
+        return await _prepare(disk, opened, noted=noted)
     except BaseException:
         file.close()
         raise
+
+
+async def _prepare(disk: Disk, opened: OpenedLog, *, noted: int) -> OpenedLog:
+    """Make the file to go on in, and note it; if there is no room, that is left to the writer."""
+    number = opened.index.number
+    try:
+        if opened.file is None:
+            create = partial(disk.create, file_name(number), [opened.content])
+            opened = replace(opened, file=await write_with_room(disk, len(opened.content), create))
+        if number != noted:
+            note = partial(note_newest, disk, number)
+            await write_with_room(disk, NOTE_BYTES, note)
+    except DiskFullError as error:
+        logger.warning("the disk is full, nothing can be written yet: %s", error)
+        return opened
+    return replace(opened, is_noted=True)
 
 
 async def _open_with(
@@ -159,28 +187,33 @@ async def _open_with(
             )
         )
         file.close()
-        opened = await _start_file(disk, newest + 1, owner=owner, sealed=sealed)
         await _delete_garbage(disk, garbage)
-        return opened
+        return _new_file(newest + 1, owner=owner, sealed=sealed)
     await _settle_tail(file, replayed)
     await _delete_garbage(disk, garbage)
     position = WritePosition(
         header=replayed.header, offset=replayed.records_end, sequence=replayed.sequence
     )
-    return OpenedLog(sealed=sealed, file=file, index=replayed.index, position=position)
-
-
-async def _start_file(
-    disk: Disk, number: int, *, owner: bytes, sealed: list[SealedFile]
-) -> OpenedLog:
-    live_files = {each.number: each.records_end for each in sealed}
-    content = encode_file_header(number, owner=owner, live_files=live_files)
-    file = await disk.create(file_name(number), [content])
-    await note_newest(disk, number)
-    header = decode_file_header(memoryview(content), number=number, owner=owner)
     return OpenedLog(
         sealed=sealed,
         file=file,
+        content=b"",
+        is_noted=False,
+        index=replayed.index,
+        position=position,
+    )
+
+
+def _new_file(number: int, *, owner: bytes, sealed: list[SealedFile]) -> OpenedLog:
+    """Go on in a new file, which is made when there is something to write."""
+    live_files = {each.number: each.records_end for each in sealed}
+    content = encode_file_header(number, owner=owner, live_files=live_files)
+    header = decode_file_header(memoryview(content), number=number, owner=owner)
+    return OpenedLog(
+        sealed=sealed,
+        file=None,
+        content=content,
+        is_noted=False,
         index=FileIndex(number),
         position=WritePosition(header=header, offset=header.size, sequence=0),
     )
@@ -259,19 +292,38 @@ async def _open_sealed(
     try:
         header = decode_file_header(await read_header(file), number=number, owner=owner)
         index: SealedIndex | FileIndex | None = await _read_footer(disk, file, header, records_end)
+        has_footer = True
         if index is None:
             logger.warning("making a damaged footer again file=%s", file.name)
             replayed = await _replay_sealed(disk, file, header, records_end)
-            await file.truncate(records_end)
-            footer = encode_footer_record(
-                replayed.index, header, offset=records_end, sequence=replayed.sequence
-            )
-            await file.append(footer)
+            has_footer = await _make_footer(disk, file, replayed)
             index = replayed.index
         take_sealed(number, index.summaries())
-        return SealedFile(number=number, size=file.size, records_end=records_end, seed=header.seed)
+        return SealedFile(
+            number=number,
+            size=file.size,
+            records_end=records_end,
+            seed=header.seed,
+            has_footer=has_footer,
+        )
     finally:
         file.close()
+
+
+async def _make_footer(disk: Disk, file: DiskFile, replayed: _Replayed) -> bool:
+    """Write the footer that the records give; False if the disk has no room for it."""
+    end = replayed.records_end
+    await file.truncate(end)
+    footer = encode_footer_record(
+        replayed.index, replayed.header, offset=end, sequence=replayed.sequence
+    )
+    size = sum(len(part) for part in footer)
+    try:
+        await write_with_room(disk, size, partial(file.append, footer))
+    except DiskFullError as error:
+        logger.warning("%s stays without its footer for now: %s", file.name, error)
+        return False
+    return True
 
 
 async def _read_footer(

@@ -17,11 +17,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import crc32c
 import numpy as np
 
+from bookie.disk_port import write_with_room
 from bookie.entry_log import Location
 from bookie.entry_log_format import (
     RECORD_HEADER_BYTES,
@@ -264,7 +266,8 @@ class Scrubber:
                 await file.rewrite(part.end, footer)
             else:
                 await file.truncate(part.end)
-                await file.append([footer])
+                append = partial(file.append, [footer])
+                await write_with_room(self._parts.disk, len(footer), append)
             self._parts.reader.let_go(number)
             await self._parts.reader.read_footer(number)
         except BookieStorageError as error:

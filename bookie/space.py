@@ -1,34 +1,76 @@
-"""How full the disk may get, for whom the last of it is kept, and when the cluster is told."""
+"""How full the disk may get, for whom the last of it is kept, and when the cluster is told.
+
+Whatever is written has its place in one order, and none may use what is kept for those after it:
+
+    adds, while the disk is not read-only         leave `minimum_bytes`
+    recovery adds, repairs, LACs                  leave `minimum_bytes`
+    copies of compaction                          leave `compact.floor_bytes`
+    fences                                        leave `fence_floor_bytes`
+    marks, garbage records, footers, new files    the rest
+
+The last are what makes room again, or what follows from what was taken already; that is never
+counted as free (`EntryLog.claimed_bytes`).  Other programs on the same file system keep no order:
+against them some of the rest is held back on the disk.  A log that finds no room all the same waits
+for it.
+"""
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from bookie.config import SpaceConfig
 
 
+class Claim(Enum):
+    """For what somebody wants to write."""
+
+    ADD = "an ordinary add"
+    RECOVERY = "a recovery add, a repair or a LAC"
+    FENCE = "a fence"
+
+
 class SpaceGuard:
     """Read-only with hysteresis; pure, the free space is passed in."""
 
-    def __init__(self, config: SpaceConfig, *, free_bytes: int) -> None:
+    def __init__(self, config: SpaceConfig, *, free_bytes: int, claimed_bytes: int) -> None:
         self._config = config
         self._free_bytes = free_bytes
-        self.is_read_only = free_bytes < config.read_only_below_bytes
+        self._is_low = free_bytes - claimed_bytes < config.read_only_below_bytes
+        self._floors = {
+            Claim.ADD: config.minimum_bytes,
+            Claim.RECOVERY: config.minimum_bytes,
+            Claim.FENCE: config.fence_floor_bytes,
+        }
+        self.is_stalled = False
+        """A write found no room and waits for it, whatever the free space is said to be."""
 
-    def observe(self, free_bytes: int) -> None:
-        """Take note of the free space, after everything written so far."""
+    @property
+    def is_read_only(self) -> bool:
+        """Whether ordinary adds are refused."""
+        return self._is_low or self.is_stalled
+
+    def observe(self, free_bytes: int, *, claimed_bytes: int) -> None:
+        """Take note of the free space; of it `claimed_bytes` wait to be written or are owed."""
         self._free_bytes = free_bytes
-        if free_bytes < self._config.read_only_below_bytes:
-            self.is_read_only = True
-        elif free_bytes >= self._config.writable_above_bytes:
-            self.is_read_only = False
+        left_bytes = free_bytes - claimed_bytes
+        if left_bytes < self._config.read_only_below_bytes:
+            self._is_low = True
+        elif left_bytes >= self._config.writable_above_bytes:
+            self._is_low = False
 
-    def allows(self, size: int, *, pending_bytes: int, is_recovery: bool) -> bool:
-        """Return whether `size` more bytes may be written while `pending_bytes` wait."""
-        if self.is_read_only and not is_recovery:
+    def allows(self, size: int, *, claimed_bytes: int, claim: Claim) -> bool:
+        """Return whether `size` more bytes may be written; `claimed_bytes` wait or are owed."""
+        if self.is_stalled or (self._is_low and claim is Claim.ADD):
             return False
-        return self._free_bytes - pending_bytes - size >= self._config.minimum_bytes
+        return self._free_bytes - claimed_bytes - size >= self._floors[claim]
+
+    def missing_reserve(self, *, held_bytes: int, claimed_bytes: int) -> bool:
+        """Return whether less is held back than should be, and the disk has room for the rest."""
+        wanted = self._config.held_bytes
+        room_bytes = self._free_bytes - claimed_bytes - wanted
+        return held_bytes < wanted and room_bytes >= self._config.minimum_bytes
 
 
 class SpaceReport:

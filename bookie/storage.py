@@ -25,13 +25,14 @@ from bookie.ledger_state import LedgerState, note_sealed
 from bookie.limits import check_frame, check_id
 from bookie.parts import Parts
 from bookie.replay import open_entry_log
+from bookie.room import Room
 from bookie.sealed_files import SealedFiles
-from bookie.space import SpaceGuard
+from bookie.space import Claim
+from bookie.timers import Timers
 from bookie.upkeep import Upkeep
 from dlcore.errors import (
     BadRequestError,
     BookieError,
-    BookieOverloadedError,
     BookieReadOnlyError,
     BookieUnavailableError,
     EntryTooLargeError,
@@ -125,7 +126,9 @@ class LedgerStorage:
             config,
             opened,
             owner=owner,
-            events=EntryLogEvents(self._on_durable, self._on_sealed, self._on_failed),
+            events=EntryLogEvents(
+                self._on_durable, self._on_sealed, self._on_failed, self._on_stalled
+            ),
         )
         self._reader = EntryReader(
             disk,
@@ -140,16 +143,18 @@ class LedgerStorage:
             self._files.take(
                 sealed.number, size=sealed.size, records_end=sealed.records_end, seed=sealed.seed
             )
+            if not sealed.has_footer:
+                self._damage.note_footer(sealed.number)
         for summary in opened.index.summaries():
             self._ledger(summary.ledger_id).note_summary(summary)
-        self._space = SpaceGuard(config.space, free_bytes=disk.space().free_bytes)
+        self._room = Room(disk, self._log, config)
         parts = Parts(disk, self._log, self._reader, self._files, self._ledgers, self._damage)
         self._held = HeldEntries(parts, self._check_room)
         self._upkeep = Upkeep(
-            parts, config, owner=owner, clock=clock, is_full=lambda: self._space.is_read_only
+            parts, config, owner=owner, clock=clock, is_full=lambda: self._room.is_read_only
         )
         self._followers = Followers()
-        self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
+        self._timers = Timers()
         self._state_callbacks: list[Callable[[StorageState], None]] = []
         self._is_closing = False
         self._has_failed = False
@@ -186,6 +191,7 @@ class LedgerStorage:
 
         Raises:
             BadRequestError: an id out of range.
+            BookieReadOnlyError, BookieOverloadedError: there is no room for it now.
             BookieStorageError: the storage failed; the future may hold it, too.
         """
         self._check_open()
@@ -193,8 +199,11 @@ class LedgerStorage:
         check_id("ledger", ledger_id)
         if last_add_confirmed != INVALID_ENTRY_ID:
             check_id("entry", last_add_confirmed)
+        known = self._ledgers.get(ledger_id)
+        if known is None or known.is_deleted or last_add_confirmed > known.last_add_confirmed:
+            self._check_room(0, Claim.RECOVERY)
         has_moved = self._ledger(ledger_id).note_lac(last_add_confirmed)
-        self._call_later(self._config.lac_delay_s, self._log.wake)
+        self._timers.call_later(self._config.lac_delay_s, self._log.wake)
         if not has_moved:
             return self._log.watch()  # known already, but perhaps from a record on its way
         self._followers.wake(ledger_id)
@@ -205,6 +214,7 @@ class LedgerStorage:
 
         Raises:
             NoSuchLedgerError: without `fence`, for a ledger it knows nothing of.
+            BookieReadOnlyError, BookieOverloadedError: no room for the fence now.
         """
         await self._prepare_read(ledger_id, fence=fence)
         return self._known_ledger(ledger_id).last_add_confirmed
@@ -215,6 +225,7 @@ class LedgerStorage:
         Raises:
             NoSuchLedgerError, NoSuchEntryError: proven no.
             BookieStorageError: the entry cannot be read or is damaged.
+            BookieReadOnlyError, BookieOverloadedError: no room for the fence now.
         """
         check_id("entry", entry_id)
         await self._prepare_read(ledger_id, fence=fence)
@@ -319,7 +330,7 @@ class LedgerStorage:
             stored_bytes=self._files.stored_bytes + self._log.written_bytes,
             disk_free_bytes=space.free_bytes,
             disk_total_bytes=space.total_bytes,
-            is_read_only=self._space.is_read_only,
+            is_read_only=self._room.is_read_only,
             failed=self._has_failed,
             damaged_entry_count=self._damage.entry_count,
             repaired_entry_count=self._damage.repaired_count,
@@ -406,9 +417,10 @@ class LedgerStorage:
             await asyncio.wait([self._writer])
             return
         self._is_closing = True
-        for timer in self._timers.values():
-            timer.cancel()
+        self._timers.close()
+        self._log.end_waiting()
         try:
+            await self._room.aclose()
             if not self._has_failed:
                 self._settle()
                 await self._log.flush()
@@ -444,22 +456,18 @@ class LedgerStorage:
             if may_be_held and self._reader.find(entry.ledger_id, entry.entry_id) is not None:
                 self._ledger(entry.ledger_id)
                 return self._held.add_again(entry, is_recovery=is_recovery)
-        self._check_room(len(frame), is_recovery=is_recovery)
+        self._check_room(len(frame), Claim.RECOVERY if is_recovery else Claim.ADD)
         durable = self._log.append_entry(entry)
         if self._ledger(entry.ledger_id).note_entry(entry.entry_id, entry.last_add_confirmed):
             self._followers.wake(entry.ledger_id)
         return durable
 
-    def _check_room(self, size: int, *, is_recovery: bool) -> None:
-        pending = self._log.pending_bytes
-        if not self._space.allows(size, pending_bytes=pending, is_recovery=is_recovery):
+    def _check_room(self, size: int, claim: Claim) -> None:
+        try:
+            self._room.check(size, claim)
+        except BookieReadOnlyError:
             self._watch_space()
-            raise BookieReadOnlyError("the bookie is read-only: its disk is full")
-        if pending and pending + size > self._config.in_flight_bytes_max:
-            raise BookieOverloadedError(
-                f"{pending} bytes are not durable yet, the limit is "
-                f"{self._config.in_flight_bytes_max}"
-            )
+            raise
 
     # Fencing and reading
 
@@ -469,6 +477,9 @@ class LedgerStorage:
         if not fence:
             return
         self._log.check()
+        known = self._ledgers.get(ledger_id)
+        if known is None or known.is_deleted or not known.fenced:
+            self._check_room(0, Claim.FENCE)
         state = self._ledger(ledger_id)
         if not state.fenced:
             self._log.append_fence(ledger_id)
@@ -526,9 +537,13 @@ class LedgerStorage:
         logger.error("the entry log failed, nothing will be written any more: %s", error)
         self._update_state()
 
+    def _on_stalled(self, is_stalled: bool) -> None:
+        self._room.note_stalled(is_stalled=is_stalled)
+        self._watch_space()
+
     def _settle_later(self) -> None:
         if not self._log.is_marked:
-            self._call_later(self._config.settle_interval_s, self._settle)
+            self._timers.call_later(self._config.settle_interval_s, self._settle)
 
     def _settle(self) -> None:
         """Log proof that the last flush was durable."""
@@ -538,15 +553,17 @@ class LedgerStorage:
     # State and timers
 
     def _watch_space(self) -> None:
-        self._space.observe(self._disk.space().free_bytes)
-        if self._space.is_read_only:
-            self._call_later(self._config.space.check_interval_s, self._watch_space)
+        if self._is_closing:
+            return
+        self._room.look()
+        if self._room.is_read_only:
+            self._timers.call_later(self._config.space.check_interval_s, self._watch_space)
         self._update_state()
 
     def _current_state(self) -> StorageState:
         if self._has_failed:
             return StorageState.FAILED
-        return StorageState.READ_ONLY if self._space.is_read_only else StorageState.WRITABLE
+        return StorageState.READ_ONLY if self._room.is_read_only else StorageState.WRITABLE
 
     def _update_state(self) -> None:
         state = self._current_state()
@@ -555,17 +572,6 @@ class LedgerStorage:
             self._state = state
             for callback in self._state_callbacks:
                 callback(state)
-
-    def _call_later(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Call `action` once after `delay_s`, unless that is already due or the storage closes."""
-        if action in self._timers or self._is_closing:
-            return
-
-        def run() -> None:
-            del self._timers[action]
-            action()
-
-        self._timers[action] = asyncio.get_running_loop().call_later(delay_s, run)
 
     def _ledger(self, ledger_id: int) -> LedgerState:
         """Return the ledger's state for a change to it; one thought deleted is in use again.

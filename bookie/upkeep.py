@@ -96,5 +96,5 @@ class Upkeep:
 
     def _room_for_copies(self) -> int:
         """Return the bytes that compaction may write now: the reserve's, down to its floor."""
-        free_bytes = self._parts.disk.space().free_bytes - self._parts.log.pending_bytes
+        free_bytes = self._parts.disk.space().free_bytes - self._parts.log.claimed_bytes
         return free_bytes - self._config.compact.floor_bytes

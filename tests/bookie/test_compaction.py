@@ -486,11 +486,12 @@ def test_a_read_only_bookie_frees_space_by_compaction() -> None:
     )
 
     async def main() -> None:
-        disk = MemoryDisk(total_bytes=40_000)
+        disk = MemoryDisk(total_bytes=80_000)
         async with open_storage(disk, config) as storage:
             await fill(storage)
             await delete_doomed(storage)
-            disk.filler_bytes = disk.space().free_bytes - 4_000
+            left = storage._log.claimed_bytes + 4_000
+            disk.filler_bytes = disk.space().free_bytes - left
             storage._watch_space()
             assert storage.stats().is_read_only
             report = await storage.compact()
@@ -527,11 +528,12 @@ def test_a_disk_that_fills_up_meanwhile_gets_no_copies() -> None:
         async with open_storage(disk, CONFIG) as storage:
             await fill(storage)
             await delete_doomed(storage)
+            await disk.release(disk.held_bytes)
             space = disk.space
 
             def full_from_now_on() -> DiskSpace:
                 now = space()
-                disk.filler_bytes += now.free_bytes - 100
+                disk.fill(leave_bytes=100)
                 return now
 
             disk.space = full_from_now_on  # type: ignore[method-assign]

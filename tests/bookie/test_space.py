@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bookie.config import GarbageConfig, SpaceConfig, StorageConfig
-from bookie.space import SpaceGuard, SpaceReport
+from bookie.space import Claim, SpaceGuard, SpaceReport
 from dlcore.errors import ConfigurationError
 
 CONFIG = SpaceConfig(read_only_below_bytes=100, writable_above_bytes=150, minimum_bytes=20)
@@ -13,24 +13,45 @@ CONFIG = SpaceConfig(read_only_below_bytes=100, writable_above_bytes=150, minimu
 
 def test_hysteresis() -> None:
     """Goal: between the two marks the state stays what it was."""
-    guard = SpaceGuard(CONFIG, free_bytes=120)
+    guard = SpaceGuard(CONFIG, free_bytes=130, claimed_bytes=10)
     states = []
     for free_bytes in (100, 99, 120, 149, 150, 120, 0):
-        guard.observe(free_bytes)
+        guard.observe(free_bytes + 10, claimed_bytes=10)
         states.append(guard.is_read_only)
     assert states == [False, True, True, True, False, False, True]
 
 
-def test_recovery_writes_into_the_reserve_and_nobody_beyond_it() -> None:
-    """Goal: the last bytes are for fences and footers; bytes under way are counted."""
-    guard = SpaceGuard(CONFIG, free_bytes=99)
-    assert not guard.allows(1, pending_bytes=0, is_recovery=False)
-    assert guard.allows(79, pending_bytes=0, is_recovery=True)
-    assert not guard.allows(80, pending_bytes=0, is_recovery=True)
-    assert not guard.allows(79, pending_bytes=1, is_recovery=True)
-    guard.observe(150)
-    assert guard.allows(130, pending_bytes=0, is_recovery=False)
-    assert not guard.allows(130, pending_bytes=1, is_recovery=False)
+def test_everybody_leaves_what_is_kept_for_those_after_him() -> None:
+    """Goal: adds, recovery with LACs, fences: each stops at its floor; what is claimed counts."""
+    guard = SpaceGuard(CONFIG, free_bytes=99, claimed_bytes=0)
+    assert CONFIG.fence_floor_bytes == 2
+
+    def most(claim: Claim, claimed_bytes: int) -> int:
+        return max(
+            size
+            for size in range(-1, 200)
+            if size < 0 or guard.allows(size, claimed_bytes=claimed_bytes, claim=claim)
+        )
+
+    assert [most(claim, 0) for claim in Claim] == [-1, 79, 97]
+    assert [most(claim, 10) for claim in Claim] == [-1, 69, 87]
+    guard.observe(150, claimed_bytes=0)
+    assert [most(claim, 0) for claim in Claim] == [130, 130, 148]
+    guard.is_stalled = True
+    assert guard.is_read_only
+    assert [most(claim, 0) for claim in Claim] == [-1, -1, -1]
+    guard.is_stalled = False
+    assert not guard.is_read_only
+
+
+def test_the_reserve_is_taken_only_where_there_is_plenty() -> None:
+    """Goal: to hold space back does not itself fill the disk."""
+    guard = SpaceGuard(CONFIG, free_bytes=25, claimed_bytes=0)
+    assert CONFIG.held_bytes == 5
+    assert guard.missing_reserve(held_bytes=0, claimed_bytes=0)
+    assert guard.missing_reserve(held_bytes=4, claimed_bytes=0)
+    assert not guard.missing_reserve(held_bytes=5, claimed_bytes=0)
+    assert not guard.missing_reserve(held_bytes=0, claimed_bytes=1)
 
 
 @pytest.mark.parametrize(

@@ -330,7 +330,7 @@ def test_a_full_disk_makes_the_storage_read_only_until_there_is_space() -> None:
         async with open_storage(disk, small_config(space=SPACE)) as storage:
             storage.on_state(states.append)
             await add(storage, 1, 0)
-            disk.filler_bytes = 91_000
+            disk.filler_bytes = 82_000
             await add(storage, 1, 1)
             assert states == [StorageState.READ_ONLY]
             assert storage.stats().is_read_only
@@ -339,7 +339,7 @@ def test_a_full_disk_makes_the_storage_read_only_until_there_is_space() -> None:
             await storage.add_entry(make_frame(1, 2), is_recovery=True)
             assert await storage.read_lac(1, fence=True) == 1
             assert len(await read_all(storage, 1, first=0, last=2)) == 3
-            disk.filler_bytes = 85_000
+            disk.filler_bytes = 75_000
             await asyncio.sleep(0.03)
             assert storage.state is StorageState.READ_ONLY
             disk.filler_bytes = 0

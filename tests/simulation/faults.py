@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from tests.simulation.processes import SimBookie
     from tests.simulation.world import World
 
-_FREE_BYTES = (80 << 10, 40 << 10, 10 << 10, 1500, 0)
-"""A full disk has so much left: enough for all, for recovery, for fences, for almost nothing."""
+_FREE_BYTES = (300 << 10, 240 << 10, 10 << 10, 1500, 0)
+"""A full disk has so much left beside what the bookie holds back: enough for all, for recovery, for
+fences, for almost nothing."""
 HEALED_LATENCY_S = 0.01
 """Disks are no slower than this at the end: slow ones would make time-outs there for ever."""
 _CLOCK_JUMPS_MS = (-86_400_000, -60_000, -1000, 1000, 60_000, 86_400_000)
@@ -340,8 +341,7 @@ class Chaos:
         bookie = self._some_bookie()
         disk = bookie.disk
         free = self._rng.choice(_FREE_BYTES)
-        disk.filler_bytes = 0
-        disk.filler_bytes = max(0, disk.space().free_bytes - free)
+        disk.fill(leave_bytes=free)
         self._note("full disk", bookie.name, f"has {free} bytes left")
 
         def empty() -> None:

@@ -20,6 +20,7 @@ from tests.simulation import (
     mutants_garbage,
     mutants_quorum,
     mutants_recovery,
+    mutants_space,
 )
 from tests.simulation.plan import Plan, draw_plan
 
@@ -37,6 +38,7 @@ _MODULES = (
     mutants_disk,
     mutants_garbage,
     mutants_recovery,
+    mutants_space,
 )
 _USUAL = QuorumConfig(ensemble_size=3, write_quorum_size=3, ack_quorum_size=2)
 
@@ -144,6 +146,10 @@ def _rotten_files(plan: Plan) -> Plan:
     return replace(_scene("rotten_file")(plan), maintenance_interval_s=0.3)
 
 
+def _full_disks(plan: Plan) -> Plan:
+    return replace(_scene("full_disk")(plan), maintenance_interval_s=0.3)
+
+
 def _missed_bookies(plan: Plan) -> Plan:
     return replace(_scene("missed_bookie", spares=2)(plan), auto_recoveries=1)
 
@@ -197,6 +203,7 @@ FOCUSES: dict[str, Callable[[Plan], Plan]] = {
     "damaged ends of large files": _damaged_ends,
     "damaged last entries": _scene("damaged_tail", acks=(2, 3)),
     "late adds": _scene("late_add", acks=(2, 3)),
+    "full disks": _full_disks,
     "lost replies": _lost_replies,
     "many files": _many_files,
     "lonely fences": _lonely_fences,
@@ -212,6 +219,7 @@ _FOCUS_OF = {
     **dict.fromkeys(mutants_garbage.MUTANTS, "garbage"),
     **dict.fromkeys(mutants_disk.MUTANTS, "crashes"),
     **dict.fromkeys(mutants_recovery.MUTANTS, "repairs"),
+    **dict.fromkeys(mutants_space.MUTANTS, "full disks"),
     mutants_bookie.damage_is_called_absence: "damaged last entries",
     mutants_bookie.fences_are_not_logged: "lonely fences",
     mutants_bookie.fences_of_unknown_ledgers_do_not_stick: "takeovers",
@@ -257,9 +265,12 @@ _FOCUS_OF = {
 }
 BUGS_OF_LIVENESS = {
     "a_file_that_is_full_is_not_synced",
+    "a_full_disk_ends_the_log",
+    "a_start_needs_room",
     "directories_are_not_synced",
     "fences_refuse_recovery_adds",
     "files_are_deleted_before_that_is_durable",
+    "nothing_is_held_back_from_others",
     "recovery_waits_for_ever",
     "the_last_batch_is_not_written_again",
 }

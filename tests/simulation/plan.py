@@ -43,9 +43,9 @@ CLASSIC_FAULTS = (
 ALL_FAULTS = PROCESS_FAULTS + NETWORK_FAULTS + METADATA_FAULTS + DISK_FAULTS + OTHER_FAULTS
 
 _SPACE = SpaceConfig(
-    read_only_below_bytes=64 << 10,
-    writable_above_bytes=96 << 10,
-    minimum_bytes=16 << 10,
+    read_only_below_bytes=320 << 10,
+    writable_above_bytes=352 << 10,
+    minimum_bytes=256 << 10,
     check_interval_s=0.5,
 )
 
@@ -95,7 +95,7 @@ def draw_plan(rng: random.Random) -> Plan:
             open_files_max=rng.choice((2, 8)),
             settle_interval_s=rng.choice((0.1, 1.0)),
             space=_SPACE,
-            compact=CompactionConfig(floor_bytes=8 << 10),
+            compact=CompactionConfig(floor_bytes=64 << 10),
             garbage=GarbageConfig(age_ms=rng.choice((200, 1500)), brake_count=2),
         ),
         maintenance_interval_s=rng.choice((0.0, 0.0, 0.3, 1.0)),

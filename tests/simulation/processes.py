@@ -182,7 +182,7 @@ class SimBookie:
                     await _bury(opening.result()[1])
             elif error is not None:
                 await disk.aclose()  # the process ends, and all its handles
-                await self._on_start_failed(error, is_excused=_is_passing(error, disk))
+                await self._on_start_failed(error, is_excused=MADE_TO_FAIL in str(error))
             return
         cookie, storage = opening.result()
         self._take_identity(cookie.bookie)
@@ -555,11 +555,6 @@ class SimBookie:
                     f"{self.disk.open_files} files open of {files_max}",
                 )
             )
-
-
-def _is_passing(error: BaseException, disk: MemoryDisk) -> bool:
-    """Return whether a start failed for a reason that goes by: a fault made once, a full disk."""
-    return MADE_TO_FAIL in str(error) or disk.filler_bytes > 0
 
 
 async def _bury(storage: LedgerStorage) -> None:

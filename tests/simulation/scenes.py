@@ -7,11 +7,14 @@ some known bug needs to show itself; without the bug every one of them must pass
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from functools import partial
 from typing import TYPE_CHECKING
 
 from bookie.entry_log_format import file_name
 from dlcore.errors import DLError
+from tests.simulation.checkers import LIVE
+from tests.simulation.truth import InvariantViolatedError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -121,6 +124,12 @@ class Act:
         checkers = self.world.checkers
         return checkers.stored(self.ledger_id).is_fenced_by(checkers.fenced_bookies(self.ledger_id))
 
+    async def require(self, condition: Callable[[], bool], otherwise: str) -> None:
+        """Wait for a condition that must come true."""
+        await self.until(condition, poll_s=0.01)
+        if not condition():
+            self.world.fail(InvariantViolatedError(LIVE, otherwise))
+
     async def until(self, condition: Callable[[], bool], *, poll_s: float = _POLL_S) -> None:
         """Wait for a condition, and go on without it after some seconds."""
         deadline = self.world.loop.time() + _PATIENCE_S
@@ -128,6 +137,9 @@ class Act:
             if condition() or self.world.loop.time() > deadline:
                 return
             await asyncio.sleep(poll_s)
+
+
+_FLOODED_LEDGER = 10**6
 
 
 async def late_add(act: Act) -> None:
@@ -393,6 +405,43 @@ async def _create_on(act: Act, client: SimClient) -> None:
             act.world.trace.note(client.name, f"{type(error).__name__}: {error}")
 
 
+async def full_disk(act: Act) -> None:
+    """Others take all the space of a bookie's disk, and its writer floods it with LACs before.
+
+    It fences, starts again, reads and collects garbage all the same.
+    """
+    doomed = await act.create(act.new_writer("other"))
+    for _ in range(6):
+        await act.write(1)
+        await doomed.write(6)
+    bookie = act.members[0]
+    disk, storage = bookie.disk, bookie.storage
+    assert storage is not None
+    await act.until(lambda: disk.held_bytes > 0)
+    disk.fill(leave_bytes=300 << 10)
+    act.world.trace.note(bookie.name, "disk is nearly full")
+    flood = [storage.write_lac(act.ledger_id, -1)]
+    with contextlib.suppress(DLError):
+        flood.extend(storage.write_lac(_FLOODED_LEDGER, lac) for lac in range(8000))
+    await asyncio.gather(*flood, return_exceptions=True)
+    disk.fill()
+    act.world.trace.note(bookie.name, "disk is full")
+    if act.rng.random() < 0.5:
+        bookie.crash(keep_cache=act.rng.random() < 0.5)
+        disk.fill()
+        await bookie.start()
+    life = bookie._life
+    act.start_recovery(act.new_recoverer())
+    await doomed.delete()
+    await act.require(partial(act.is_fenced, bookie), f"{bookie.name} is full and does not fence")
+    await act.require(
+        lambda: bookie.storage is not None and doomed.ledger_id not in bookie.storage.ledgers(),
+        f"{bookie.name} is full and collects no garbage",
+    )
+    await act.require(lambda: bookie._life == life, f"{bookie.name} was ended by a full disk")
+    await act.read_all()
+
+
 SCENES: dict[str, Callable[[Act], Awaitable[None]]] = {
     each.__name__: each
     for each in (
@@ -401,6 +450,7 @@ SCENES: dict[str, Callable[[Act], Awaitable[None]]] = {
         creations,
         damaged_footer,
         damaged_tail,
+        full_disk,
         late_add,
         lonely_fence,
         missed_bookie,
