@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import concurrent.futures.thread  # noqa: TC003  # it cannot be imported first at exit
+import logging
 import os
+import sys
 import threading
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeAlias, TypeVar
 
 import uvloop
 
 from dlcore.errors import AlreadyClosedError, ConfigurationError
 
-if TYPE_CHECKING:
-    import concurrent.futures
-    from collections.abc import Callable, Coroutine
+logger = logging.getLogger(__name__)
 
+Closer: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 _Result = TypeVar("_Result")
 _STOP_TIMEOUT_S = 10.0
+_CLOSERS_TIMEOUT_S = 30.0
+"""More than any closer takes: it only keeps a defect from blocking the exit."""
 
 
 class Portal:
@@ -40,9 +45,14 @@ class Portal:
         self._loop.close()
 
     @property
+    def is_inherited(self) -> bool:
+        """Whether it belongs to a process that this one was forked from."""
+        return self._pid != os.getpid()
+
+    @property
     def is_usable(self) -> bool:
         """Whether it runs, in this process."""
-        return self._pid == os.getpid() and not self._loop.is_closed()
+        return not self.is_inherited and not self._loop.is_closed()
 
     def call(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
         """Run `coroutine` on the loop and return its result; an interrupt cancels it."""
@@ -67,12 +77,16 @@ class Portal:
         self._check()
         self._loop.call_soon_threadsafe(callback)
 
-    def _check(self) -> None:
-        if self._pid != os.getpid():
+    def check_process(self) -> None:
+        """Raise `ConfigurationError` if this process inherited it by a fork."""
+        if self.is_inherited:
             raise ConfigurationError(
                 f"this object was opened in process {self._pid} and used after a fork, in process "
                 f"{os.getpid()}: open the namespace in the process that uses it"
             )
+
+    def _check(self) -> None:
+        self.check_process()
         if threading.get_ident() == self._thread.ident:
             raise ConfigurationError(
                 "the blocking API was called from its own event loop, which would wait for itself: "
@@ -95,7 +109,7 @@ class _Shared:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.portal: Portal | None = None
-        self.closers: dict[int, Callable[[], None]] = {}
+        self.closers: dict[int, Closer] = {}
 
     def get(self) -> Portal:
         with self.lock:
@@ -105,19 +119,84 @@ class _Shared:
             return self.portal
 
     def close(self) -> None:
+        """Run every closer, all at once, and stop the portal."""
         portal = self.portal
         if portal is None or not portal.is_usable:
             return
-        for closer in list(self.closers.values()):
-            closer()
+
+        async def close_all() -> None:
+            closers = list(self.closers.values())
+            results = await asyncio.gather(*(each() for each in closers), return_exceptions=True)
+            for error in results:
+                if isinstance(error, BaseException):
+                    logger.warning("not closed cleanly at exit: %r", error)
+
+        try:
+            portal.submit(close_all()).result(_CLOSERS_TIMEOUT_S)
+        except TimeoutError:
+            logger.warning("not closed within %g s at exit", _CLOSERS_TIMEOUT_S)
         portal.stop()
 
 
 _shared = _Shared()
 
 
+# At exit.  When the main thread has ended, the interpreter first calls what was registered with
+# threading, then waits for every thread that is no daemon, and only then calls what was registered
+# with atexit; no thread can be started by then, and executors refuse work as soon as the first step
+# is done.  So closing has a thread of its own, started in the first step and waited for in the
+# second.  It waits for the other threads itself: they may still be writing.
+
+
 def _close_at_exit() -> None:
+    if _shared.portal is not None:
+        threading.Thread(target=_close_after_all_threads, name="dlcore-exit", daemon=False).start()
+
+
+def _close_after_all_threads() -> None:
+    this = threading.current_thread()
+    while others := [
+        thread
+        for thread in threading.enumerate()
+        if not thread.daemon and thread not in (this, threading.main_thread())
+    ]:
+        for thread in others:
+            thread.join()
     _shared.close()
+
+
+class _FailingStream:
+    """Stands for a standard stream whose last flush fails."""
+
+    closed = False
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def flush(self) -> None:
+        if self._stream is not None:
+            self._stream.flush()
+        raise OSError("records were not written")
+
+
+_exit_fails = False
+
+
+def fail_exit() -> None:
+    """Let the process, which is about to end, end with a status that says that data was lost."""
+    # No hook can change the status, and `os._exit` would skip what others still have to do.  But
+    # Python ends with status 120 when the last flush of a standard stream fails, quietly so for
+    # stderr: this is documented, and it is what happened.
+    global _exit_fails
+    _exit_fails = True
+
+
+def _spoil_stderr() -> None:
+    if _exit_fails:
+        sys.stderr = _FailingStream(sys.stderr)
 
 
 def _start_afresh() -> None:
@@ -126,7 +205,8 @@ def _start_afresh() -> None:
     _shared = _Shared()
 
 
-atexit.register(_close_at_exit)
+atexit.register(_spoil_stderr)  # early, so it is called late
+threading._register_atexit(_close_at_exit)  # type: ignore[attr-defined]
 os.register_at_fork(after_in_child=_start_afresh)
 
 
@@ -135,8 +215,11 @@ def shared_portal() -> Portal:
     return _shared.get()
 
 
-def close_at_exit(owner: object, closer: Callable[[], None]) -> None:
-    """Call `closer` before the portal stops when the process exits, unless `forget` comes first."""
+def close_at_exit(owner: object, closer: Closer) -> None:
+    """Run `closer` on the portal when the process exits, unless `forget` comes first.
+
+    It runs beside other closers, and must end by itself within a few seconds.
+    """
     _shared.closers[id(owner)] = closer
 
 

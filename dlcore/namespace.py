@@ -278,7 +278,10 @@ class Namespace:
             raise AlreadyClosedError(f"the namespace {self._uri} is closed")
 
     async def aclose(self) -> None:
-        """Close every connection; writers and readers of the namespace stop working."""
+        """Close every connection; writers and readers of the namespace stop working.
+
+        A writer that is still open is abandoned, and what it had not written is logged as an error.
+        """
         if self._closed:
             return
         self._closed = True
@@ -290,12 +293,13 @@ class Namespace:
             steps.push_async_callback(self._owner.aclose)
             steps.callback(self._followers.close)
             steps.push_async_callback(self._context.tidier.aclose)
-            await self._abort_open_objects()
+            await self._abandon_open_objects()
 
-    async def _abort_open_objects(self) -> None:
-        """Abort all at once: without a metadata store each of them takes a while."""
+    async def _abandon_open_objects(self) -> None:
+        """Abandon all at once: without a metadata store each of them takes a while."""
         results = await asyncio.gather(
-            *(each.abort() for each in list(self._context.open_objects)), return_exceptions=True
+            *(each.abandon("its namespace was closed") for each in self._context.open_objects),
+            return_exceptions=True,
         )
         errors = [result for result in results if isinstance(result, BaseException)]
         for error in errors[1:]:

@@ -3,19 +3,28 @@
 Nothing here decides anything: each method runs its async twin on the portal.  Only two things are
 added: `LogWriter.write` buffers records in the calling thread and hands them over in bulk, and
 `scan` fetches ahead while the caller works on what it has.
+
+What is still open when the process exits is closed then, after all threads that are no daemons
+have ended: by `sys.exit`, an error, Ctrl-C, the shutdown of a notebook, the end of a child of
+`multiprocessing`.  Nothing can be done after `os._exit` or a signal's default action.  For SIGTERM,
+``signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))`` makes an exit of it.
+
+What was opened belongs to the process that opened it.  In a child that was forked its use is a
+`ConfigurationError`, and closing it does nothing; a namespace that the child opens is its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import queue
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dlcore._portal import Portal, close_at_exit, forget, shared_portal
+from dlcore._portal import Portal, close_at_exit, fail_exit, forget, shared_portal
 from dlcore.config import LedgerClientConfig, LogConfig
-from dlcore.errors import EndOfStreamError
+from dlcore.errors import DLError, EndOfStreamError
 from dlcore.log.commits import AppendRun
 from dlcore.log.scan import (
     CommitResult,
@@ -65,6 +74,8 @@ __all__ = [
     "scan",
 ]
 
+logger = logging.getLogger(__name__)
+
 _Self = TypeVar("_Self", bound="_Blocking")
 _Result = TypeVar("_Result")
 _BUFFER_BYTES = 1024 * 1024
@@ -75,6 +86,10 @@ _TAKEN_RECORDS = 512
 """Records that `LogReader` takes over at once, to spare a thread switch per record."""
 _PREFETCH_BYTES = 16 * 1024 * 1024
 """`scan` keeps about this much fetched ahead of its caller."""
+_EXIT_FLUSH_S = 10.0
+"""How long a writer that was not closed may take to write what it holds when the process exits."""
+_EXIT_CLOSE_S = 10.0
+"""And how long the closing of its namespace may then take."""
 
 
 class _Blocking:
@@ -93,7 +108,8 @@ class _Blocking:
         if self._closed:
             return
         self._closed = True
-        self._call(self._aclose())
+        if not self._portal.is_inherited:  # else the process that opened it closes it
+            self._call(self._aclose())
 
     def __enter__(self: _Self) -> _Self:
         return self
@@ -147,12 +163,22 @@ class Namespace(_Blocking):
     def __init__(self, portal: Portal, namespace: aio.Namespace) -> None:
         super().__init__(portal, namespace.aclose)
         self._namespace = namespace
-        close_at_exit(self, self.close)
+        self._writers: dict[LogWriter, None] = {}  # those that are open, in order
+        close_at_exit(self, self._finish)
 
     def close(self) -> None:
-        """Close every connection; writers and readers of the namespace stop working."""
+        """Close the writers that are still open, and every connection; readers stop working."""
         forget(self)
-        super().close()
+        with contextlib.ExitStack() as steps:  # from the last to the first, whichever of them fails
+            steps.callback(super().close)
+            for writer in reversed(self._writers):
+                steps.callback(writer.close)
+
+    async def _finish(self) -> None:
+        """Close it, since the process ends and nobody else will."""
+        await asyncio.gather(*(writer._finish() for writer in list(self._writers)))
+        async with asyncio.timeout(_EXIT_CLOSE_S):
+            await self._namespace.aclose()
 
     @property
     def uri(self) -> str:
@@ -178,7 +204,7 @@ class Namespace(_Blocking):
     def open_log(self, name: str, *, config: LogConfig | None = None) -> DistributedLogManager:
         """Open a log that exists, or raise `LogNotFoundError`."""
         manager = self._call(self._namespace.open_log(name, config=config))
-        return DistributedLogManager(self._portal, manager)
+        return DistributedLogManager(self._portal, manager, self._writers)
 
     def begin_append(
         self,
@@ -233,9 +259,12 @@ class Namespace(_Blocking):
 class DistributedLogManager(_Blocking):
     """One log: its writers, its readers, and what is known about it."""
 
-    def __init__(self, portal: Portal, manager: AsyncManager) -> None:
+    def __init__(
+        self, portal: Portal, manager: AsyncManager, writers: dict[LogWriter, None]
+    ) -> None:
         super().__init__(portal, manager.aclose)
         self._manager = manager
+        self._writers = writers
 
     @property
     def name(self) -> str:
@@ -249,7 +278,9 @@ class DistributedLogManager(_Blocking):
 
     def open_writer(self) -> LogWriter:
         """Take the writer lock, recover what a dead writer left, and return the writer."""
-        return LogWriter(self._portal, self._call(self._manager.open_writer()))
+        writer = LogWriter(self._portal, self._call(self._manager.open_writer()), self._writers)
+        self._writers[writer] = None
+        return writer
 
     def open_reader(
         self,
@@ -322,11 +353,18 @@ class LogWriter(_Blocking):
 
     `write` buffers in the calling thread; `flush`, `commit`, `close` or a full buffer hand records
     over. An error of a record already handed over is raised by the next call that hands over.
+
+    A writer that is open when its namespace is closed, or when the process exits, is closed then.
+    What cannot be written at exit within 10 s is logged as an error, and the exit status is 120.
     """
 
-    def __init__(self, portal: Portal, writer: AsyncLogWriter) -> None:
+    def __init__(
+        self, portal: Portal, writer: AsyncLogWriter, opened: dict[LogWriter, None]
+    ) -> None:
         super().__init__(portal, writer.aclose)
         self._writer = writer
+        self._opened = opened
+        self._outbox: deque[pa.RecordBatch] = deque()  # handed over, not yet accepted
         self._last_txid = writer.last_txid
         self._txids: list[int] = []
         self._payloads: list[bytes] = []
@@ -341,6 +379,7 @@ class LogWriter(_Blocking):
         """Buffer a record; raise at once if its transaction id or size is not acceptable."""
         from dlcore.log.transmit import checked_payload
 
+        self._portal.check_process()
         payload = checked_payload(record.txid, record.payload, last_txid=self._last_txid)
         self._last_txid = record.txid
         self._txids.append(record.txid)
@@ -359,8 +398,13 @@ class LogWriter(_Blocking):
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
         """Write the rows of `batch`, which has the columns txid (int64) and payload (binary)."""
+        from dlcore.log.batches import byte_log_batch
+
+        self._portal.check_process()
+        self._buffer_to_outbox()
+        if batch.num_rows:
+            self._outbox.append(byte_log_batch(batch))
         self._hand_over()
-        self._call(self._writer.submit_batch(batch))
         self._last_txid = max(self._last_txid, self._writer.last_txid)
 
     def flush(self) -> None:
@@ -385,29 +429,77 @@ class LogWriter(_Blocking):
     def abort(self) -> None:
         """Give up without flushing, as a crash would; what was acknowledged stays."""
         self._drop_buffer()
+        self._outbox.clear()
         self._closed = True
+        self._opened.pop(self, None)
         self._call(self._writer.abort())
 
     def close(self) -> None:
         """Flush, complete the segment, release the lock."""
         if self._closed:
             return
+        self._opened.pop(self, None)
         try:
-            self._hand_over()
+            if not self._portal.is_inherited:
+                self._hand_over()
         finally:
             super().close()
 
     def _hand_over(self) -> None:
+        self._buffer_to_outbox()
+        if self._outbox:
+            self._call(self._empty_outbox())
+
+    def _buffer_to_outbox(self) -> None:
         if not self._txids:
             return
         from dlcore.log.batches import batch_of
 
-        batch = batch_of(self._txids, self._payloads)
+        self._outbox.append(batch_of(self._txids, self._payloads))
         self._drop_buffer()
-        self._call(self._writer.submit_batch(batch))
 
     def _drop_buffer(self) -> None:
         self._txids, self._payloads, self._buffered_bytes = [], [], 0
+
+    async def _empty_outbox(self) -> None:
+        """Let the writer accept what is there; when interrupted, no batch is lost or doubled."""
+        while self._outbox:
+            await self._writer.wait_for_capacity()
+            try:
+                self._writer.write_batch(self._outbox[0])
+            finally:
+                self._outbox.popleft()
+
+    async def _finish(self) -> None:
+        """Flush and close at exit; say what could not be written."""
+        self._closed = True
+        reason = f"it took more than {_EXIT_FLUSH_S:g} s"
+        try:
+            async with asyncio.timeout(_EXIT_FLUSH_S):
+                self._buffer_to_outbox()
+                await self._empty_outbox()
+                await self._writer.aclose()
+        except DLError as error:
+            reason = f"{type(error).__name__}: {error}"
+        except TimeoutError:
+            logger.warning("log %r: its writer was not closed: %s", self._writer.log_name, reason)
+        self._report_unwritten(reason)
+        await self._writer.abort()
+
+    def _report_unwritten(self, reason: str) -> None:
+        from dlcore.log.transmit import Unwritten
+
+        waiting = [Unwritten.of(batch) for batch in self._outbox]
+        unwritten = Unwritten.joined([self._writer.unwritten, *waiting])
+        if unwritten is None:
+            return
+        logger.error(
+            "log %r: not written: %s: the process ended with the writer open: %s",
+            self._writer.log_name,
+            unwritten,
+            reason,
+        )
+        fail_exit()
 
 
 class LogReader(_Blocking):
@@ -541,7 +633,7 @@ class _SharedScanClients(_Blocking):
         super().__init__(portal, clients.aclose)
         self.portal = portal
         self.clients = clients
-        close_at_exit(self, self.close)
+        close_at_exit(self, clients.aclose)
 
 
 _shared_clients: dict[LedgerClientConfig, _SharedScanClients] = {}

@@ -1,12 +1,14 @@
 """The root of the `dlog` command, and how its failures reach the shell.
 
-Exit codes: 0 done, 1 the operation failed, 2 the command line was wrong, 130 interrupted.  A
-failure is one line on standard error, `error: …`, without a traceback; `--debug` shows it.
+Exit codes: 0 done, 1 the operation failed, 2 the command line was wrong, 130 interrupted,
+143 terminated.  A failure is one line on standard error, `error: …`, without a traceback; `--debug`
+shows it.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
 
 
 @click.group(
@@ -53,7 +56,8 @@ dlog.add_command(autorecovery_group)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command and exit the process with its code."""
+    """Run the command and exit the process with its code; SIGTERM ends it as cleanly."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     sys.exit(run(arguments))
 
 

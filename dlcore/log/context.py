@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from dlcore.metadata.port import MetadataStore
 
 
-class Abortable(Protocol):
+class Abandonable(Protocol):
     """Something with tasks of its own."""
 
-    async def abort(self) -> None:
-        """Stop at once; harmless when it is closed."""
+    async def abandon(self, reason: str) -> None:
+        """Stop at once, and log what is lost by it; harmless when it is closed."""
         ...
 
 
@@ -45,5 +45,5 @@ class LogContext:
     config: LogConfig
     client_id: str
     cluster_id: str
-    open_objects: set[Abortable] = field(default_factory=set)
+    open_objects: set[Abandonable] = field(default_factory=set)
     """Writers and readers at work, which the namespace stops when it is closed."""

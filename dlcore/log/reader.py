@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
     from dlcore.log.context import LogContext
     from dlcore.log.fetch import FetchedEntry, Fetcher
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -195,8 +198,9 @@ class AsyncLogReader:
         self._context.open_objects.discard(self)
         await self._fetcher.aclose()
 
-    async def abort(self) -> None:
-        """Stop reading: the same as `aclose`."""
+    async def abandon(self, reason: str) -> None:
+        """Stop reading, by which nothing is lost."""
+        logger.debug("reader of log=%s left: %s", self._name, reason)
         await self.aclose()
 
     async def __aenter__(self) -> AsyncLogReader:

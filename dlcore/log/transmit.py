@@ -29,7 +29,7 @@ from dlcore.log.batches import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 _Ticket = TypeVar("_Ticket")
 RECORD_TICKET_BYTES = 256
@@ -100,6 +100,36 @@ class Group(Generic[_Ticket]):
         self.last_txid = last_txid
         self.size_bytes += size_bytes
         self.memory_bytes += size_bytes + extra_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Unwritten:
+    """Records that a writer accepted and that are not known to be written."""
+
+    record_count: int
+    first_txid: int
+    last_txid: int
+
+    def __str__(self) -> str:
+        one = self.record_count == 1
+        records = f"{self.record_count} record{'' if one else 's'}"
+        txids = f"transaction id{'' if one else 's'} {self.first_txid}"
+        return f"{records}, {txids}" + ("" if one else f" to {self.last_txid}")
+
+    @classmethod
+    def of(cls, batch: pa.RecordBatch) -> Unwritten:
+        """Return the rows of a byte log's batch, which has some."""
+        txids = batch.column(0)
+        return cls(batch.num_rows, txids[0].as_py(), txids[-1].as_py())
+
+    @classmethod
+    def joined(cls, parts: Iterable[Unwritten | None]) -> Unwritten | None:
+        """Return all of `parts` as one, None if there is nothing; they are in order."""
+        given = [part for part in parts if part is not None]
+        if not given:
+            return None
+        count = sum(part.record_count for part in given)
+        return cls(count, given[0].first_txid, given[-1].last_txid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +247,14 @@ class Transmitter(Generic[_Ticket]):
         self.pending_bytes -= group.memory_bytes
         assert self.pending_bytes >= 0
         return group
+
+    def unacknowledged(self) -> Unwritten | None:
+        """Return what was accepted and not acknowledged."""
+        open_groups = [] if self._open is None else [self._open]
+        return Unwritten.joined(
+            Unwritten(group.record_count, group.first_txid, group.last_txid)
+            for group in (*self._in_flight, *self._sealed, *open_groups)
+        )
 
     def drain(self) -> tuple[list[Group[_Ticket]], list[Group[_Ticket]]]:
         """Give everything up: return the groups in flight, and those never sent."""

@@ -8,7 +8,10 @@ fails with it, what was queued is cancelled, and a new writer recovers what is d
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
+import os
+import weakref
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -35,7 +38,7 @@ from dlcore.log.recovery import delete_ledger, recover_log, taken_over
 from dlcore.log.removal import remove_truncated
 from dlcore.log.rolling import RollingPolicy
 from dlcore.log.snapshot import find_last_dlsn
-from dlcore.log.transmit import Group, Slice, Transmitter, checked_payload
+from dlcore.log.transmit import Group, Slice, Transmitter, Unwritten, checked_payload
 from dlcore.log.truncation import truncate_log
 
 if TYPE_CHECKING:
@@ -99,6 +102,7 @@ class AsyncLogWriter:
         self._ended = False  # sealed by us
         self._closed = False
         self._given_up = False
+        self._untold: Unwritten | None = None  # given up, and no caller has met the error
         self._own_ledger_id: int | None = None  # of our open extent, as the metadata has it
         self._wake = asyncio.Event()
         self._capacity = asyncio.Event()
@@ -106,6 +110,7 @@ class AsyncLogWriter:
         self._pump_task = asyncio.create_task(self._run(), name=f"log-writer-{at.name}")
         self._pump_task.add_done_callback(self._pump_ended)
         context.open_objects.add(self)
+        _left_open.add(self)
         if lock is not None:
             lock.verify = self._verify_untouched
             lock.on_change = self._ownership_changed
@@ -113,6 +118,11 @@ class AsyncLogWriter:
     def __repr__(self) -> str:
         condition = "FAILED" if self._failure else "CLOSED" if self._closed else "OPEN"
         return f"<AsyncLogWriter {self._at.name!r} {condition} {self._active!r}>"
+
+    @property
+    def log_name(self) -> str:
+        """The name of the log."""
+        return self._at.name
 
     @property
     def last_txid(self) -> int:
@@ -123,6 +133,11 @@ class AsyncLogWriter:
     def last_dlsn(self) -> DLSN | None:
         """Position of the last record that this writer knows to be durable."""
         return self._last_dlsn
+
+    @property
+    def unwritten(self) -> Unwritten | None:
+        """Records accepted and not acknowledged, unless a call has failed because of them."""
+        return self._untold or self._transmitter.unacknowledged()
 
     # Writing
 
@@ -209,6 +224,7 @@ class AsyncLogWriter:
 
     def _require_usable(self) -> None:
         if self._failure is not None:
+            self._untold = None
             raise self._write_error() from self._failure
         if self._closed:
             raise AlreadyClosedError(f"the writer of log {self._at.name!r} is closed")
@@ -238,7 +254,11 @@ class AsyncLogWriter:
         Returns: the last position that this writer wrote, if it wrote anything.
         """
         self._require_usable()
-        return await self._flush()
+        try:
+            return await self._flush()
+        except DLError:
+            self._untold = None
+            raise
 
     async def _flush(self) -> DLSN | None:
         barrier = self._new_future()
@@ -338,6 +358,21 @@ class AsyncLogWriter:
         self._give_up(WriteCancelledError(f"the writer of log {self._at.name!r} was aborted"))
         await self._stop()
 
+    async def abandon(self, reason: str) -> None:
+        """Stop at once because nobody will close it; log what was not written as an error."""
+        self._report_unwritten(reason)
+        await self.abort()
+
+    def _report_unwritten(self, reason: str) -> None:
+        unwritten = self.unwritten
+        if unwritten is not None and not self._closed:
+            logger.error(
+                "log %r: not written: %s: the writer was not closed, and %s",
+                self._at.name,
+                unwritten,
+                reason,
+            )
+
     async def __aenter__(self) -> AsyncLogWriter:
         return self
 
@@ -355,9 +390,13 @@ class AsyncLogWriter:
             logger.info("log=%s: the writer had failed when it was cancelled", self._at.name)
 
     async def _stop(self) -> None:
-        self._context.open_objects.discard(self)
         self._pump_task.cancel()
         await asyncio.gather(self._pump_task, return_exceptions=True)
+        await self._let_go()
+
+    async def _let_go(self) -> None:
+        self._context.open_objects.discard(self)
+        _left_open.discard(self)
         active, self._active = self._active, None
         try:
             if active is not None:
@@ -369,6 +408,22 @@ class AsyncLogWriter:
     # The pump
 
     async def _run(self) -> None:
+        """Pump until `_stop`; if the event loop ends before that, say so and release the lock."""
+        try:
+            await self._pump()
+            await asyncio.get_running_loop().create_future()  # failed: what follows is `_stop`
+        except asyncio.CancelledError:
+            if not self._closed:
+                self._report_unwritten("its event loop ended")
+                self._closed = True
+                self._give_up(WriteCancelledError(f"log {self._at.name!r}: the loop ended"))
+                await self._let_go()
+            raise
+        except GeneratorExit:
+            self._report_unwritten("its event loop was dropped")
+            raise
+
+    async def _pump(self) -> None:
         try:
             while True:
                 self._wake.clear()
@@ -585,6 +640,7 @@ class AsyncLogWriter:
 
     def _give_up(self, error: DLError) -> None:
         self._given_up = True
+        self._untold = self._transmitter.unacknowledged()
         in_flight, queued = self._transmitter.drain()
         if not in_flight:
             in_flight, queued = queued[:1], queued[1:]  # the one that could not be sent
@@ -596,6 +652,19 @@ class AsyncLogWriter:
             _fail_all(queued, cancelled)
         self._capacity.set()
         self._wake.set()
+
+
+_left_open: weakref.WeakSet[AsyncLogWriter] = weakref.WeakSet()
+
+
+def _report_left_open() -> None:
+    for writer in list(_left_open):
+        writer._report_unwritten("the process ended")
+        writer._closed = True  # it is told once
+
+
+atexit.register(_report_left_open)
+os.register_at_fork(after_in_child=_left_open.clear)  # they are the parent's
 
 
 def _retrieve(future: asyncio.Future[DLSN]) -> None:

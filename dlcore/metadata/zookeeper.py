@@ -12,7 +12,12 @@ A write whose reply is lost is never sent again (`MetadataConnectionError`: unkn
 from __future__ import annotations
 
 import asyncio
+import atexit
+import contextlib
 import logging
+import os
+import threading
+import weakref
 from collections import deque
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -164,6 +169,8 @@ class ZooKeeperStore:
             logger=kazoo_logger,
         )
         self._servers = servers
+        self._pid = os.getpid()
+        _left_open.add(self)
         # kazoo compares watchers for equality: one object for all keeps its sets small.
         self._watcher = self._on_watch_event
 
@@ -335,6 +342,7 @@ class ZooKeeperStore:
     async def aclose(self) -> None:
         """End the session; its ephemeral nodes vanish at once."""
         if self._closing is None:
+            _left_open.discard(self)
             self._is_closed = True
             self._state = SessionState.EXPIRED
             self._watches.clear()
@@ -346,7 +354,7 @@ class ZooKeeperStore:
     async def _close(self) -> None:
         if self._reviving is not None:
             await asyncio.wait([self._reviving])
-        await asyncio.to_thread(self._stop_client)
+        await _in_thread(self._stop_client)
         for request in (*self._outstanding, *self._backlog):
             if not request.reply.done():
                 request.reply.set_exception(
@@ -496,7 +504,7 @@ class ZooKeeperStore:
 
     async def _revive(self) -> None:
         logger.error("kazoo's connection thread died, starting another: servers=%s", self._servers)
-        await asyncio.to_thread(self._client.start_async)
+        await _in_thread(self._client.start_async)
 
     def _set_state(self, state: SessionState) -> None:
         level = logging.INFO if state is SessionState.CONNECTED else logging.WARNING
@@ -525,8 +533,60 @@ class ZooKeeperStore:
                 raise
 
     def _require_open(self) -> None:
+        if self._pid != os.getpid():
+            raise ConfigurationError(
+                f"this connection to ZooKeeper was opened in process {self._pid} and used after a "
+                f"fork, in process {os.getpid()}: open the namespace in the process that uses it"
+            )
         if self._is_closed:
             raise AlreadyClosedError("the metadata store is closed")
+
+
+_left_open: weakref.WeakSet[ZooKeeperStore] = weakref.WeakSet()
+
+
+def _end_sessions() -> None:
+    """End at exit the sessions that nobody closed: their locks are free at once."""
+    for store in list(_left_open):
+        store._stop_client()
+
+
+def _forget_sessions() -> None:
+    """Leave the sessions to the process that this one was forked from, also at exit."""
+    for store in list(_left_open):
+        # The lock of a queue that it would use may have been held by a thread that is gone here.
+        atexit.unregister(store._client.handler.stop)
+    _left_open.clear()
+
+
+atexit.register(_end_sessions)
+os.register_at_fork(after_in_child=_forget_sessions)
+
+
+async def _in_thread(work: Callable[[], object]) -> None:
+    """Run `work` in a thread of its own: executors take no more work when a process exits."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def run() -> None:
+        error: BaseException | None = None
+        try:
+            work()
+        except BaseException as raised:  # noqa: BLE001  # raised again where it is waited for
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop ended meanwhile
+            loop.call_soon_threadsafe(finish, error)
+
+    def finish(error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="zookeeper-stop", daemon=True).start()
+    await done
 
 
 @asynccontextmanager

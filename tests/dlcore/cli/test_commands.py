@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,11 @@ from uuid import uuid4
 
 import pytest
 
-from dlcore.cli.app import EXIT_FAILED, EXIT_USAGE, run
+from dlcore.cli.app import EXIT_FAILED, EXIT_TERMINATED, EXIT_USAGE, run
+from dlcore.config import LogConfig
 from dlcore.records import LogRecord
 from dlcore.sync import open_namespace
+from tests.fixtures.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -227,6 +230,29 @@ def test_follow_sees_each_line_as_it_is_written(sandbox: Sandbox, log: str) -> N
         finally:
             for process in (writer, reader):
                 process.kill()
+
+
+def test_a_terminated_writer_writes_what_it_has_read(sandbox: Sandbox, log: str) -> None:
+    """SIGTERM ends it with code 143 when that is durable, and its lock is free."""
+    with dlog_process(sandbox.uri, "log", "write", log) as writer:
+        try:
+            assert writer.stdin is not None
+            writer.stdin.write(b"first\nsecond\n")
+            writer.stdin.flush()
+            with open_namespace(sandbox.uri) as namespace, namespace.open_log(log) as manager:
+                wait_until(lambda: manager.get_log_record_count() == 2, timeout_s=WAIT_S)
+                writer.send_signal(signal.SIGTERM)
+                assert writer.wait(WAIT_S) == EXIT_TERMINATED
+            with (
+                open_namespace(sandbox.uri) as namespace,
+                namespace.open_log(log, config=LogConfig(lock_timeout_s=0)) as manager,
+                manager.open_writer() as next_writer,
+            ):
+                next_writer.write(LogRecord(txid=2**60, payload=b"third"))
+                next_writer.commit()
+                assert manager.get_log_record_count() == 3
+        finally:
+            writer.kill()
 
 
 @pytest.mark.parametrize("dies", ["bookies", "everything"])
