@@ -34,15 +34,17 @@ from dlcore.ledger.store import LedgerStore
 from dlcore.log.append import StagedAppend, check_identity
 from dlcore.log.context import LogContext
 from dlcore.log.manager import DistributedLogManager
+from dlcore.log.merger import MERGED_IDENTITY
 from dlcore.log.metadata import LogMetadata
 from dlcore.log.owner import StagingOwner
 from dlcore.log.scan_driver import scan_range
 from dlcore.log.snapshot import LedgerCache
 from dlcore.log.snapshots import LogFollowers
+from dlcore.log.staged import StagedStatus, list_all_staged, settle_abandoned
 from dlcore.log.staging import StagingWriter
 from dlcore.log.store import LogStore
 from dlcore.log.tidying import Tidier
-from dlcore.log.upkeep import LogUpkeep, UpkeepConfig
+from dlcore.log.upkeep import LogUpkeep, UpkeepConfig, sweep_commits
 from dlcore.metadata.paths import NamespacePaths, parse_uri
 
 if TYPE_CHECKING:
@@ -258,6 +260,28 @@ class Namespace:
         self._require_open()
         check_identity(identity)
         return StagingWriter(self._context, self._owner, identity, self._context.config)
+
+    async def list_staged(self) -> list[StagedStatus]:
+        """Return the staged ledgers of which more may be committed."""
+        self._require_open()
+        return await list_all_staged(self._context)
+
+    async def clean_staging(
+        self, *, leftovers_age_s: float, commits_age_s: float
+    ) -> tuple[int, int]:
+        """Remove what dead processes staged and records of commits, of those that are old enough.
+
+        Returns: how many staged ledgers were settled, and how many records removed.
+        """
+        self._require_open()
+        now_ms = self._context.clock.now_ms()
+        ledgers = await settle_abandoned(
+            self._context,
+            created_before_ms=now_ms - int(leftovers_age_s * 1000),
+            keep=[MERGED_IDENTITY],  # they go after a grace of their own
+        )
+        records = await sweep_commits(self._context, before_ms=now_ms - int(commits_age_s * 1000))
+        return ledgers, records
 
     async def tidied(self) -> None:
         """Wait until all that comes after the answers so far is done."""

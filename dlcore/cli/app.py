@@ -21,6 +21,7 @@ from dlcore.cli.ledger import ledger_group
 from dlcore.cli.log import log_group
 from dlcore.cli.sandbox import sandbox_command
 from dlcore.cli.segment import segment_group
+from dlcore.cli.staging import staging_group
 from dlcore.errors import ConfigurationError, DLError
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ dlog.add_command(log_group)
 dlog.add_command(segment_group)
 dlog.add_command(bookie_group)
 dlog.add_command(ledger_group)
+dlog.add_command(staging_group)
 dlog.add_command(autorecovery_group)
 
 

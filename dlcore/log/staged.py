@@ -119,8 +119,9 @@ async def list_staged(context: LogContext, identity: str) -> list[int]:
 
 async def settle(
     context: LogContext, ledger_ids: Sequence[int], *, created_before_ms: int | None = None
-) -> None:
-    """Settle those of the ledgers that nobody fills any more."""
+) -> int:
+    """Settle those of the ledgers that nobody fills any more; return how many."""
+    count = 0
     nodes = await read_staged(context, ledger_ids)
     # Read after the registrations: a registration is only made while its owner's node exists.
     owners = await persistently(lambda: read_owners(context))
@@ -128,16 +129,17 @@ async def settle(
         staged = node.staged
         is_young = created_before_ms is not None and staged.created_ms >= created_before_ms
         if not staged.settled and staged.owner not in owners and not is_young:
-            await drop(context, node)
+            count += await drop(context, node)
     identities = {node.staged.identity for node in nodes.values()}
     for identity in identities:
         await _remove_if_empty(context, context.paths.staging_of(identity))
+    return count
 
 
-async def drop(context: LogContext, node: StagedNode) -> None:
+async def drop(context: LogContext, node: StagedNode) -> bool:
     """Settle a ledger that nobody fills: close it, or delete it if no extent refers to it.
 
-    Does nothing if somebody else changes the registration at the same time.
+    Returns: False if somebody else changes the registration now, or the ledger cannot be closed.
     """
     staged = node.staged
     ledger_id = staged.ledger_id
@@ -155,6 +157,8 @@ async def drop(context: LogContext, node: StagedNode) -> None:
         logger.warning("staged ledger=%d cannot be closed yet: %s", ledger_id, error)
     else:
         logger.info("settled staged ledger=%d extents=%d", ledger_id, staged.extents)
+        return True
+    return False
 
 
 async def _close(context: LogContext, ledger_id: int) -> None:
@@ -188,20 +192,44 @@ async def list_identities(context: LogContext) -> list[str]:
 
 async def settle_abandoned(
     context: LogContext, *, created_before_ms: int, keep: Collection[str] = ()
-) -> None:
-    """Settle what identities left behind that never came back.
+) -> int:
+    """Settle what identities left behind that never came back; return how many ledgers.
 
     What cannot be settled stays for the next one who tries: it is nobody's present work.
     """
+    count = 0
     for identity in await list_identities(context):
         if identity in keep:
             continue
         try:
             ledger_ids = await list_staged(context, identity)
-            await settle(context, ledger_ids, created_before_ms=created_before_ms)
+            count += await settle(context, ledger_ids, created_before_ms=created_before_ms)
             if not ledger_ids:
                 await _remove_if_empty(context, context.paths.staging_of(identity))
         except DLError as error:
             logger.warning(
                 "leftovers of append %s stay: %s: %s", identity, type(error).__name__, error
             )
+    return count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedStatus:
+    """A ledger that is not settled: more of it may be committed."""
+
+    staged: StagedLedger
+    is_filled: bool
+    """Whether its process lives."""
+
+
+async def list_all_staged(context: LogContext) -> list[StagedStatus]:
+    """Return the ledgers of all identities that are not settled, by identity and ledger."""
+    identities = await list_identities(context)
+    lists = await asyncio.gather(*(list_staged(context, identity) for identity in identities))
+    nodes = await read_staged(context, [ledger_id for ids in lists for ledger_id in ids])
+    owners = await persistently(lambda: read_owners(context))
+    found = [
+        StagedStatus(staged=node.staged, is_filled=node.staged.owner in owners)
+        for node in nodes.values()
+    ]
+    return sorted(found, key=lambda each: (each.staged.identity, each.staged.ledger_id))

@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+import pyarrow as pa
 import pytest
 
 from dlcore.cli.app import EXIT_FAILED, EXIT_TERMINATED, EXIT_USAGE, run
@@ -288,3 +289,25 @@ def test_following_ends_with_an_error_when_the_cluster_is_gone(
     (line,) = [line for line in error.splitlines() if line.startswith("error: ")]
     assert f"has heard nothing of {lost[dies]} for 5 s" in line
     assert "Traceback" not in error
+
+
+def test_staging(shell: Shell) -> None:
+    """What is staged is listed until it is committed; old records go, younger ones stay."""
+    identity = f"job-{uuid4().hex}"
+    shell.text("log", "create", identity)
+    with open_namespace(shell.uri) as namespace:
+        with namespace.open_staging_writer(identity=identity) as writer:
+            writer.write_batch(identity, pa.record_batch({"payload": [b"a"]}))
+            extents = writer.stage()
+            (row,) = [r for r in shell.json("staging", "list") if r["identity"] == identity]
+            assert (row["ledger"], row["state"]) == (extents[0].ledger_id, "filled")
+        (row,) = [r for r in shell.json("staging", "list") if r["identity"] == identity]
+        assert (row["state"], row["extents"]) == ("closed", 0)
+        assert identity in shell.text("staging", "list")
+        with namespace.begin_append(identity, 1) as append:
+            assert append.commit(extents).committed
+    assert all(r["identity"] != identity for r in shell.json("staging", "list"))
+    assert shell.json("staging", "clean")["records"] == 0
+    assert "records of commits" in shell.text("staging", "clean", "--commits-days", "0")
+    with open_namespace(shell.uri) as namespace, namespace.begin_append(identity, 1) as append:
+        assert append.commit([]).committed  # its record is gone

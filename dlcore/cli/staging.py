@@ -1,0 +1,88 @@
+"""`dlog staging`: what was staged and belongs to no log yet, and what is left over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from dlcore.cli.context import common_options, run_async
+from dlcore.cli.output import show_done, show_rows, time_text
+from dlcore.log.upkeep import UpkeepConfig
+
+if TYPE_CHECKING:
+    from dlcore.log.staged import StagedStatus
+    from dlcore.namespace import Namespace
+
+_DEFAULTS = UpkeepConfig()
+_DAY_S = 24 * 3600
+
+
+@click.group("staging")
+@common_options
+def staging_group() -> None:
+    """Look at what appends have staged, and clean up what is left over."""
+
+
+@staging_group.command("list", epilog="Example: dlog staging list")
+@common_options
+def list_staged() -> None:
+    """List the staged ledgers of which more may be committed.
+
+    One whose process is gone is settled after the next commit of its identity, or cleaned by age.
+    """
+
+    async def read(namespace: Namespace) -> list[StagedStatus]:
+        return await namespace.list_staged()
+
+    rows = [
+        {
+            "identity": each.staged.identity,
+            "ledger": each.staged.ledger_id,
+            "created": time_text(each.staged.created_ms),
+            "state": "filled" if each.is_filled else "closed" if not each.staged.owner else "left",
+            "extents": each.staged.extents,
+        }
+        for each in run_async(read)
+    ]
+    show_rows(
+        rows,
+        columns=("identity", "ledger", "created", "state", "extents"),
+        empty="nothing is staged",
+    )
+
+
+@staging_group.command("clean", epilog="Example: dlog staging clean --leftovers-days 0.5")
+@click.option(
+    "--leftovers-days",
+    type=click.FloatRange(min=0),
+    default=_DEFAULTS.leftovers_age_s / _DAY_S,
+    show_default=True,
+    metavar="DAYS",
+    help="How old what a dead process staged must be.",
+)
+@click.option(
+    "--commits-days",
+    type=click.FloatRange(min=0),
+    default=_DEFAULTS.commits_age_s / _DAY_S,
+    show_default=True,
+    metavar="DAYS",
+    help="How old the record of a commit must be: a replay that is older is not recognised.",
+)
+@common_options
+def clean(leftovers_days: float, commits_days: float) -> None:
+    """Remove what dead processes staged and never committed, and old records of commits.
+
+    The upkeep beside auto-recovery does the same from time to time, with the defaults.
+    """
+
+    async def remove(namespace: Namespace) -> tuple[int, int]:
+        return await namespace.clean_staging(
+            leftovers_age_s=leftovers_days * _DAY_S, commits_age_s=commits_days * _DAY_S
+        )
+
+    ledgers, records = run_async(remove)
+    show_done(
+        f"settled {ledgers} staged ledgers, removed {records} records of commits",
+        {"ledgers": ledgers, "records": records},
+    )
