@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import statistics
 import time
@@ -24,8 +25,12 @@ from tests.fixtures.recording_store import RecordingStore
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+    from dlcore.log.append import StagedAppend
     from dlcore.log.context import LogContext
     from dlcore.log.scan import StagedExtent
+
+_QUIET_S = 0.02
+"""Long enough that watches which the last call fired are armed again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,9 @@ class CountedClient:
         return self.namespace._context
 
     async def measure(self, work: Callable[[], Awaitable[object]]) -> Cost:
-        """Return what a call took until its answer."""
+        """Return what a call took until its answer, begun when nothing else is under way."""
+        await self.namespace.tidied()
+        await asyncio.sleep(_QUIET_S)
         with self._store.record() as requests:
             cpu_s, started_s = time.process_time(), time.perf_counter()
             await work()
@@ -89,13 +96,15 @@ class CountedClient:
             taken_s * 1000, cpu_s * 1000, requests.count, requests.depth, requests.bytes_written
         )
 
+    async def begin_append(self) -> StagedAppend:
+        """Begin the next append of the identity."""
+        self._version += 1
+        return await self.namespace.begin_append(self.identity, self._version)
+
     async def commit(self, extents: Sequence[StagedExtent]) -> Cost:
         """Commit staged extents, as the sink's driver does."""
-        self._version += 1
-        append = await self.namespace.begin_append(self.identity, self._version)
-        cost = await self.measure(lambda: append.commit(extents))
-        await append.aclose()
-        return cost
+        append = await self.begin_append()
+        return await self.measure(lambda: append.commit(extents))
 
 
 @asynccontextmanager

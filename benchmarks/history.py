@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from uuid import uuid4
@@ -22,6 +22,9 @@ from benchmarks.figures import Figure, Target
 from benchmarks.history_picture import draw
 from benchmarks.logs import CONFIG, record_batches
 from benchmarks.written_history import write_history
+from dlcore.log.entry import with_txid
+from dlcore.log.merger import LogMerger, drop_merged
+from dlcore.log.merging import MergePolicy
 from dlcore.metadata.paths import parse_uri
 from dlcore.namespace import scan
 from dlcore.records import LogRecord
@@ -42,7 +45,11 @@ PICTURE = Path("artifacts/sink_history.png")
 _RECORD_BYTES = 100
 _SMALL_EXTENTS = 2
 _MANY_LOGS_ROUNDS = 4
-_READ_ROUNDS = 3
+_READ_ROUNDS = 7
+_MERGE_BYTES_PER_S = 1e9
+_PAYLOADS = 16
+_BATCH_RECORDS = 1_024
+"""Of one micro-batch: 100 KB, one entry."""
 _AT_ONCE = 32
 _Result = TypeVar("_Result")
 
@@ -54,7 +61,6 @@ class Plan:
     extents: tuple[int, ...]
     logs: tuple[int, ...]
     micro_batches: int
-    records_per_batch: int = 1_024
     rounds: int
 
 
@@ -62,6 +68,27 @@ FULL = Plan(
     extents=(10, 1_000, 10_000, 100_000), logs=(1, 100, 1_000), micro_batches=10_000, rounds=40
 )
 SHORT = Plan(extents=(10, 1_000, 10_000), logs=(1, 100), micro_batches=500, rounds=15)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """A full read of a log by a client that knew nothing of it."""
+
+    seconds: float
+    snapshot: Cost
+    rows: int
+    size_bytes: int
+    extents: int
+    ledgers: int
+
+    @classmethod
+    def median(cls, reads: Sequence[Read]) -> Read:
+        """Return what is typical of several reads of one log."""
+        return replace(
+            reads[-1],
+            seconds=statistics.median(read.seconds for read in reads),
+            snapshot=Cost.typical([read.snapshot for read in reads]),
+        )
 
 
 @dataclass
@@ -72,8 +99,7 @@ class Curves:
     by_logs: dict[str, dict[int, Cost]] = field(default_factory=dict)
     ledgers_by_logs: dict[int, list[int]] = field(default_factory=dict)
     """Staged ledgers after each append."""
-    reads: dict[str, tuple[float, Cost, int]] = field(default_factory=dict)
-    """Seconds of a full read, a client's first snapshot, ledgers."""
+    reads: dict[str, Read] = field(default_factory=dict)
 
 
 def sink_history(sandbox: Sandbox, _folder: Path) -> list[Figure]:
@@ -160,11 +186,17 @@ async def _snapshots(
     """Take snapshots after commits, and others after nothing happened."""
     changed, unchanged = [], []
     namespace = committer.namespace
+
+    async def look() -> None:
+        await client.namespace.get_snapshots([log.name])
+
     async with await namespace.open_staging_writer(identity=committer.identity) as writer:
+        await client.measure(look)  # the log is followed from here on
         for _ in range(rounds):
             await committer.commit(await _stage(writer, log.name))
             changed.append(await client.measure(log.get_snapshot))
-            unchanged.append(await client.measure(log.get_snapshot))
+            await client.namespace.get_snapshots([log.name], fresh=True)
+            unchanged.append(await client.measure(look))
     return changed, unchanged
 
 
@@ -225,47 +257,70 @@ async def _gather(works: Iterable[Awaitable[_Result]]) -> list[_Result]:
 
 
 async def _measure_reads(client: CountedClient, plan: Plan, curves: Curves) -> None:
-    """Read micro-batches back, and the same records written in one piece."""
+    """Read micro-batches back, also merged, and the same records written in one piece."""
     batches = record_batches(
-        total_bytes=plan.micro_batches * plan.records_per_batch * _RECORD_BYTES,
-        record_bytes=_RECORD_BYTES,
+        total_bytes=_PAYLOADS * _BATCH_RECORDS * _RECORD_BYTES, record_bytes=_RECORD_BYTES
     )
     pieces, piece = f"bench/{uuid4().hex}", f"bench/{uuid4().hex}"
+    namespace = client.namespace
     for name in (pieces, piece):
-        await client.namespace.create_log(name, config=CONFIG)
+        await namespace.create_log(name, config=CONFIG)
     started_s = time.perf_counter()
     client.start_identity()
-    async with await client.namespace.open_staging_writer(identity=client.identity) as writer:
-        for batch in batches:
-            await writer.write_batch(pieces, batch.select(["payload"]))
-            await client.commit(await writer.stage())
+    async with (
+        await namespace.open_staging_writer(identity=client.identity) as one,
+        await namespace.open_staging_writer(identity=client.identity) as other,
+    ):
+        for number in range(plan.micro_batches):
+            writer = one if number % 2 else other  # tasks run in several processes
+            await writer.write_batch(pieces, batches[number % _PAYLOADS].select(["payload"]))
+            append = await client.begin_append()
+            await append.commit(await writer.stage())
     print(f"{plan.micro_batches} micro-batches in {time.perf_counter() - started_s:.0f} s")
     async with (
-        await client.namespace.open_log(piece, config=CONFIG) as log,
+        await namespace.open_log(piece, config=CONFIG) as log,
         await log.open_writer() as log_writer,
     ):
-        for batch in batches:
-            await log_writer.submit_batch(batch)
-    curves.reads["in one piece"] = await _read(client, piece)
-    curves.reads["in micro-batches"] = await _read(client, pieces)
-    curves.reads["in one piece"] = await _read(client, piece)
+        for number in range(plan.micro_batches):
+            await log_writer.submit_batch(with_txid(batches[number % _PAYLOADS], number))
+    curves.reads["micro-batches"] = await _read(client, pieces)
+    await _merge(client, pieces)
+    # In turn, so that what slows the machine slows both.
+    reads = [(await _read(client, piece), await _read(client, pieces)) for _ in range(_READ_ROUNDS)]
+    curves.reads["one piece"] = Read.median([whole for whole, _ in reads])
+    curves.reads["micro-batches, merged"] = Read.median([merged for _, merged in reads])
 
 
-async def _read(client: CountedClient, name: str) -> tuple[float, Cost, int]:
-    """Take a first snapshot and read all of it, some times over."""
-    times_s = []
-    costs = []
-    for _ in range(_READ_ROUNDS):
-        log = await client.namespace.open_log(name, config=CONFIG)
-        costs.append(await client.measure(log.get_snapshot))
+async def _merge(client: CountedClient, name: str) -> None:
+    """Merge all there is to merge in a log, and remove what it leaves."""
+    started_s = time.perf_counter()
+    context = client.context
+    merger = LogMerger(
+        context, client.namespace._owner, policy=MergePolicy(), bytes_per_s=_MERGE_BYTES_PER_S
+    )
+    count = await merger.merge(await context.logs.find(name))
+    await drop_merged(context, grace_ms=0)
+    print(f"{count} merges in {time.perf_counter() - started_s:.1f} s")
+
+
+async def _read(client: CountedClient, name: str) -> Read:
+    """Take a first snapshot and read all of it."""
+    async with await client.namespace.open_log(name, config=CONFIG) as log:
+        cost = await client.measure(log.get_snapshot)
         snapshot = await log.get_snapshot()
-        started_s = time.perf_counter()
-        rows = 0
-        async for batch in scan(snapshot.scans(snapshot.first, snapshot.end)):
-            rows += batch.batch.num_rows
-        times_s.append(time.perf_counter() - started_s)
-        ledgers = {e.ledger.ledger_id for s in snapshot.segments for e in s.extents}
-    return statistics.median(times_s), Cost.typical(costs), len(ledgers)
+    extents = [extent for segment in snapshot.segments for extent in segment.extents]
+    started_s = time.perf_counter()
+    rows = 0
+    async for batch in scan(snapshot.scans(snapshot.first, snapshot.end)):
+        rows += batch.batch.num_rows
+    return Read(
+        seconds=time.perf_counter() - started_s,
+        snapshot=cost,
+        rows=rows,
+        size_bytes=sum(extent.size_bytes for extent in extents),
+        extents=len(extents),
+        ledgers=len({extent.ledger.ledger_id for extent in extents}),
+    )
 
 
 def _tell(curves: Curves) -> None:
@@ -277,8 +332,11 @@ def _tell(curves: Curves) -> None:
             print(f"  {count:7,d} {unit} {cost}")
     for count, ledgers in curves.ledgers_by_logs.items():
         print(f"staged ledgers of {count:,d} logs after each append: {ledgers}")
-    for how, (seconds, cost, count) in curves.reads.items():
-        print(f"read {how}: {seconds:.2f} s, {count} ledgers, first snapshot {cost}")
+    for how, read in curves.reads.items():
+        print(
+            f"read {how}: {read.seconds:.2f} s, {read.rows:,d} rows, {read.extents:,d} extents in "
+            f"{read.ledgers:,d} ledgers; first snapshot {read.snapshot}"
+        )
 
 
 def _figures(curves: Curves, plan: Plan) -> list[Figure]:
@@ -308,7 +366,9 @@ def _figures(curves: Curves, plan: Plan) -> list[Figure]:
     add(f"snapshot_{most}_logs", "ms", looks[most].ms, 100)
     ledgers = curves.ledgers_by_logs[most]
     add(f"staged_ledgers_{most}_logs", "ledgers", ledgers[-1], ledgers[0])
-    whole, pieces = curves.reads["in one piece"], curves.reads["in micro-batches"]
-    add("read_micro_batches", "s", pieces[0], whole[0], 1.3)
-    add("first_snapshot_micro_batches", "ms", pieces[1].ms, whole[1].ms, 2.0)
+    whole, merged = curves.reads["one piece"], curves.reads["micro-batches, merged"]
+    assert whole.rows == merged.rows == curves.reads["micro-batches"].rows
+    add("read_merged", "s", merged.seconds, whole.seconds, 1.3)
+    add("first_snapshot_merged", "ms", merged.snapshot.ms, whole.snapshot.ms, 2.0)
+    add("ledgers_merged", "ledgers", merged.ledgers, merged.size_bytes / MergePolicy().large_weight)
     return figures
