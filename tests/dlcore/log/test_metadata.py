@@ -1,0 +1,188 @@
+"""Stored values of logs: to bytes and back, small, checked, and open to new fields."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from hypothesis import given, strategies as st
+
+from dlcore.errors import CorruptMetadataError, UnexpectedError
+from dlcore.log import codec
+from dlcore.log.metadata import (
+    COMMITTED_RUNS_MAX,
+    LAYOUT,
+    Chunk,
+    CommitRecord,
+    LockHolder,
+    LogHead,
+    OpenSegment,
+    SegmentEnd,
+    StagedLedger,
+    Totals,
+    pack,
+    unpack,
+)
+from dlcore.log.segment import Extent
+from tests.fixtures.log_states import LOG
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+EXTENT = Extent(
+    ledger_id=7,
+    first_entry_id=3,
+    last_entry_id=9,
+    record_count=100,
+    size_bytes=5_000,
+    first_txid=1_700_000_000_000,
+    last_txid=1_700_000_000_000,
+    txid_assigned=True,
+    timestamp_floor_ms=1_700_000_000_000,
+    last_timestamp_ms=1_700_000_000_005,
+)
+STAGED = StagedLedger(ledger_id=7, identity="job", owner="o", created_ms=1)
+COMMIT = CommitRecord(version=3, token="t", committed=1, run="", seen=1, last_ns=0)
+HEAD = LogHead(
+    max_lssn=2,
+    segment=OpenSegment(created_ms=5, start_sequence_id=8, packed=pack([EXTENT])),
+)
+END = SegmentEnd(
+    created_ms=1,
+    completed_ms=2,
+    start_sequence_id=0,
+    chunk_count=0,
+    chunked=Totals(),
+    packed=pack([EXTENT]),
+)
+CHUNK = Chunk(first_entry_id=0, first_sequence_id=0, packed=pack([EXTENT]))
+
+
+def numbers(top: int = 2**63 - 1) -> st.SearchStrategy[int]:
+    """Return small and large numbers."""
+    return st.one_of(st.integers(0, 300), st.integers(0, top))
+
+
+@st.composite
+def extents(draw: st.DrawFn) -> Extent:
+    """Return any extent."""
+    first = draw(numbers(2**61))
+    last = first + draw(numbers(2**61))
+    floor_ms = draw(numbers(2**61))
+    return Extent(
+        ledger_id=draw(numbers(2**61)),
+        first_entry_id=first,
+        last_entry_id=last,
+        record_count=draw(numbers()),
+        size_bytes=draw(numbers()),
+        first_txid=draw(numbers(2**62)),
+        last_txid=draw(numbers(2**62)),
+        txid_assigned=draw(st.booleans()),
+        timestamp_floor_ms=floor_ms,
+        last_timestamp_ms=floor_ms + draw(numbers(2**61)),
+    )
+
+
+@given(st.lists(extents(), max_size=20), st.booleans())
+def test_any_extents_come_back(some: list[Extent], is_open: bool) -> None:
+    """Also where ledgers alternate, and where the last one is open."""
+    if is_open:
+        some.append(Extent(ledger_id=5, first_entry_id=0, last_entry_id=None))
+    value = codec.encode_packed(Chunk(first_entry_id=0, first_sequence_id=0, packed=pack(some)))
+    assert codec.decode_chunk(value, path="p").extents == tuple(some)
+
+
+def test_extents_of_a_micro_batch_are_small() -> None:
+    """What follows the one before it in ledger, time and transaction id takes about 20 bytes."""
+    some = []
+    for number in range(8):
+        time_ms = 1_700_000_000_000 + 1_000 * number
+        some.append(
+            msgspec.structs.replace(
+                EXTENT,
+                first_entry_id=1_000 + 8 * number,
+                last_entry_id=1_000 + 8 * number,
+                first_txid=time_ms,
+                last_txid=time_ms,
+                timestamp_floor_ms=time_ms,
+                last_timestamp_ms=time_ms + 5,
+            )
+        )
+    value = codec.encode_packed(Chunk(first_entry_id=0, first_sequence_id=0, packed=pack(some)))
+    assert len(value) <= 8 * 20 + 40
+
+
+@pytest.mark.parametrize("flat", [(1, 2), (0, -1, 0, 0, 0, 0, 0, 0, 0, 0)])
+def test_what_are_no_extents(flat: tuple[int, ...]) -> None:
+    """Half of one, or one of a ledger that cannot be."""
+    with pytest.raises(CorruptMetadataError):
+        unpack(flat)
+
+
+@pytest.mark.parametrize(
+    ("value", "decode"),
+    [(HEAD, codec.decode_head), (END, codec.decode_segment_end), (CHUNK, codec.decode_chunk)],
+)
+def test_packed_values(value: LogHead | SegmentEnd | Chunk, decode: Callable[..., object]) -> None:
+    """They come back; new fields behind them are no hindrance, other layouts and damage are."""
+    packed = codec.encode_packed(value)
+    assert decode(packed, path="p") == value
+    fields = msgspec.msgpack.decode(packed)
+    assert decode(msgspec.msgpack.encode([*fields, "new"]), path="p") == value
+    with pytest.raises(CorruptMetadataError, match=f"at p has layout version 9.*reads {LAYOUT}"):
+        decode(msgspec.msgpack.encode([9, "anything"]), path="p")
+    for damaged in (b"", packed[:-1], msgspec.msgpack.encode([LAYOUT, -5, -5, -5, -5])):
+        with pytest.raises(CorruptMetadataError, match="at p does not parse"):
+            decode(damaged, path="p")
+
+
+@pytest.mark.parametrize(
+    ("value", "decode"),
+    [
+        (LOG, codec.decode_log),
+        (LockHolder(owner="o", token="t"), codec.decode_lock),
+        (COMMIT, codec.decode_commit),
+        (STAGED, codec.decode_staged),
+    ],
+)
+def test_values_that_people_look_at(
+    value: CommitRecord | StagedLedger | LockHolder, decode: Callable[..., object]
+) -> None:
+    """They are JSON; the same holds."""
+    text = codec.encode(value)
+    assert decode(text, path="p") == value
+    fields = msgspec.json.decode(text)
+    assert decode(msgspec.json.encode({**fields, "new": 1}), path="p") == value
+    with pytest.raises(CorruptMetadataError, match="layout version 9"):
+        decode(b'{"layout": 9}', path="p")
+    for damaged in (b"", text[:-1], b'{"layout": 2}', b"[]"):
+        with pytest.raises(CorruptMetadataError, match="at p does not parse"):
+            decode(damaged, path="p")
+
+
+def test_quorums_that_contradict_each_other() -> None:
+    """They are told as damage, with the path."""
+    text = codec.encode(msgspec.structs.replace(LOG, ack_quorum_size=9))
+    with pytest.raises(CorruptMetadataError, match="at p contradicts itself"):
+        codec.decode_log(text, path="p")
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 4)), max_size=40))
+def test_no_entry_is_committed_twice(offers: list[tuple[int, int]]) -> None:
+    """Whatever is offered, in any order: compared with a set of all entries."""
+    staged, taken, count = STAGED, set[int](), 0
+    for first, more in offers:
+        entries = set(range(first, first + more + 1))
+        after = staged.with_committed([(first, first + more)])
+        covered = {e for low, high in staged.committed for e in range(low, high + 1)}
+        assert taken <= covered
+        assert (after is None) is bool(entries & covered)
+        if after is not None:
+            staged, count = after, count + 1
+            taken |= entries
+        assert len(staged.committed) <= COMMITTED_RUNS_MAX
+        assert staged.extents == count
+    assert staged.released(count).extents == 0
+    with pytest.raises(UnexpectedError, match="are counted"):
+        staged.released(count + 1)
