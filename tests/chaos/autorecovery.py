@@ -6,26 +6,32 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import signal
 import sys
-from contextlib import AsyncExitStack
+from functools import partial
+from typing import TYPE_CHECKING
 
 from dlcore.autorecovery.config import AutoRecoveryConfig
 from dlcore.autorecovery.service import AutoRecovery
-from dlcore.autorecovery.services import RecoveryServices
 from dlcore.clock import SystemClock
-from dlcore.errors import DLError
-from dlcore.ledger.client import LedgerClient
+from dlcore.config import LogConfig
+from dlcore.errors import DLError, LogNotFoundError
 from dlcore.ledger.registry import BookieRegistry
-from dlcore.ledger.store import LedgerStore
+from dlcore.log.merging import MergePolicy
+from dlcore.log.upkeep import UpkeepConfig, ask_for_upkeep
 from dlcore.metadata.binding import read_binding
 from dlcore.metadata.paths import NamespacePaths, parse_uri
 from dlcore.metadata.zookeeper import ZooKeeperStore
+from dlcore.namespace import Namespace
 from dlcore.transport.client import WireBookieClient
 from tests.chaos.client import CLIENT_CONFIG
 from tests.chaos.plan import BOOKIE_SESSION_S
+
+if TYPE_CHECKING:
+    from dlcore.log.context import LogContext
 
 logger = logging.getLogger(__name__)
 
@@ -39,59 +45,75 @@ CONFIG = AutoRecoveryConfig(
     retry_pause_s=0.5,
     retry_pause_s_max=4.0,
 )
+UPKEEP = UpkeepConfig(
+    poll_interval_s=0.5,
+    sweep_interval_s=2.0,
+    merged_grace_s=1.0,  # readers are to find their ledgers gone
+    leftovers_age_s=20.0,
+    policy=MergePolicy(
+        large_weight=100_000,
+        fan_in=2,
+        run_weight_max=200_000,
+        run_extents_max=20,
+        run_ledgers_max=10,
+    ),
+)
+_ASK_EVERY_S = 1.0
 
 
-async def open_services(uri: str, resources: AsyncExitStack) -> RecoveryServices:
-    """Return the ports of the namespace at `uri`, closed with `resources`."""
+async def open_namespace(uri: str) -> Namespace:
+    """Open the namespace at `uri`, with a session that ends as soon as the bookies'."""
     parsed = parse_uri(uri)
     paths = NamespacePaths(parsed.root)
     clock = SystemClock()
-    rng = random.Random(clock.new_token())
     store = await ZooKeeperStore.connect(parsed.servers, session_timeout_s=BOOKIE_SESSION_S)
-    resources.push_async_callback(store.aclose)
-    binding = await read_binding(store, paths)
+    try:
+        binding = await read_binding(store, paths)
+    except BaseException:
+        await store.aclose()
+        raise
     registry = BookieRegistry(store, paths)
-    resources.callback(registry.close)
     bookies = WireBookieClient(
         registry.resolve,
         cluster_id=binding.cluster_id,
         config=CLIENT_CONFIG,
         resolve_control=registry.resolve_control,
     )
-    resources.push_async_callback(bookies.aclose)
-    ledgers = LedgerStore(store, paths)
-    client = LedgerClient(
-        ledgers=ledgers,
-        registry=registry,
-        bookies=bookies,
-        config=CLIENT_CONFIG,
-        clock=clock,
-        rng=rng,
-    )
-    resources.push_async_callback(client.aclose)
-    return RecoveryServices(
+    return Namespace(
+        uri=uri,
         store=store,
-        paths=paths,
-        ledgers=ledgers,
-        registry=registry,
         bookies=bookies,
-        client=client,
-        client_config=CLIENT_CONFIG,
+        paths=paths,
+        cluster_id=binding.cluster_id,
         clock=clock,
-        rng=rng,
+        rng=random.Random(clock.new_token()),
+        config=LogConfig(),
+        client_config=CLIENT_CONFIG,
+        client_id="auto-recovery",
+        registry=registry,
     )
+
+
+async def ask_for_merging(context: LogContext) -> None:
+    """Ask for the upkeep of every log, much more often than commits do."""
+    while True:
+        for name in await context.logs.list_logs(None):
+            with contextlib.suppress(LogNotFoundError):  # it came and went
+                await ask_for_upkeep(context, {await context.logs.find(name): 1})
+        await asyncio.sleep(_ASK_EVERY_S)
 
 
 async def run(name: str, uri: str) -> None:
-    """Audit and repair until SIGTERM."""
+    """Audit, repair, merge and sweep until SIGTERM."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     while True:
         try:
-            async with AsyncExitStack() as resources:
-                services = await open_services(uri, resources)
-                await AutoRecovery(services, config=CONFIG, owner=name).run()
+            async with await open_namespace(uri) as namespace:
+                also = (namespace.upkeep(UPKEEP).run, partial(ask_for_merging, namespace._context))
+                services = namespace.recovery_services
+                await AutoRecovery(services, config=CONFIG, owner=name, also=also).run()
         except DLError:
             logger.exception("auto-recovery of %s begins again", name)
             await asyncio.sleep(0.5)
