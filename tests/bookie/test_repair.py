@@ -203,5 +203,16 @@ def test_an_entry_of_a_replaced_ensemble_is_asked_of_the_bookies_of_its_own() ->
             await scene.until_mended()
             await scene.check(4)
             assert scene.peers["D"].requests == 1
+        async with scene_of(metadata_of((0, "ABC"), (3, "BCD"))) as scene:
+            scene.peers["B"].stop()
+            scene.peers["C"].stop()
+            scene.damage(1)  # D should not hold it, and is not asked
+            await scene.meet(1)
+            await asyncio.sleep(10.0)
+            assert scene.storage.damaged_entries() == [(LEDGER_ID, 1)]
+            assert scene.peers["D"].requests == 0
+            scene.peers["B"].start()
+            await scene.until_mended()
+            await scene.check(1)
 
     run(main())

@@ -133,6 +133,38 @@ def test_a_ledger_deleted_and_used_again_within_a_pass_keeps_its_file() -> None:
             pass
 
 
+def test_a_dead_file_is_looked_at_again_before_it_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Goal: a ledger that is in use again keeps its file, however late in a pass that happens.
+
+    Method: its turn is over, others are still looked at, and an entry is added to it.
+    """
+    monkeypatch.setattr("bookie.sealed_files._LEDGERS_AT_A_TIME", 1)
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        async with open_storage(disk, CONFIG) as storage:
+            for ledger_id in (DOOMED, 1):
+                for entry_id in range(40):
+                    await storage.add_entry(make_frame(ledger_id, entry_id))
+            alone = set(storage._ledgers[DOOMED].files()) - set(storage._ledgers[1].files())
+            assert alone
+            storage._ledgers[DOOMED].is_deleted = True
+            dropping = asyncio.create_task(storage._files.drop_dead())
+            await asyncio.sleep(0)
+            assert not dropping.done()
+            await storage.add_entry(make_frame(DOOMED, 40))
+            assert await dropping == {}
+            assert listed(storage, DOOMED) == [(0, 40)]
+        async with open_storage(disk, CONFIG) as storage:
+            for entry_id in range(41):
+                frame = await storage.read_entry(DOOMED, entry_id, fence=False)
+                assert frame == make_frame(DOOMED, entry_id)
+
+    run(main())
+
+
 def test_scrubbing_for_days_does_not_keep_compaction_from_freeing_space() -> None:
     """Goal: the two overlap, also while a footer is damaged for good."""
     config = small_config(

@@ -21,6 +21,9 @@ from tests.simulation import (
     mutants_quorum,
     mutants_recovery,
     mutants_space,
+    mutants_stale,
+    mutants_storage,
+    mutants_writing,
 )
 from tests.simulation.plan import Plan, draw_plan
 
@@ -39,6 +42,9 @@ _MODULES = (
     mutants_garbage,
     mutants_recovery,
     mutants_space,
+    mutants_stale,
+    mutants_storage,
+    mutants_writing,
 )
 _USUAL = QuorumConfig(ensemble_size=3, write_quorum_size=3, ack_quorum_size=2)
 
@@ -159,6 +165,21 @@ def _stripes(plan: Plan) -> Plan:
     return replace(plan, quorum=striped)
 
 
+def _contested_swaps(plan: Plan) -> Plan:
+    scene = _scene("contested_swap", spares=3, metadata_latency_s=0.05)
+    return replace(scene(plan), auto_recoveries=2)
+
+
+def _striped_repairs(plan: Plan) -> Plan:
+    striped = QuorumConfig(ensemble_size=5, write_quorum_size=2, ack_quorum_size=2)
+    return replace(_repairs(plan), quorum=striped)
+
+
+def _moved_lacs(plan: Plan) -> Plan:
+    pair = QuorumConfig(ensemble_size=2, write_quorum_size=2, ack_quorum_size=2)
+    return replace(_scene("moved_lacs", spares=3)(plan), quorum=pair)
+
+
 def _published_lacs(plan: Plan) -> Plan:
     """Striped, so that coverage matters."""
     striped = QuorumConfig(ensemble_size=4, write_quorum_size=2, ack_quorum_size=2)
@@ -195,19 +216,23 @@ FOCUSES: dict[str, Callable[[Plan], Plan]] = {
     "garbage": _garbage,
     "repairs": _repairs,
     "rough pairs": _rough_pairs,
+    "striped repairs": _striped_repairs,
     "stripes": _stripes,
     "busy takeovers": _scene("busy_takeover", spares=3, metadata_latency_s=0.05),
     "changing recoveries": _scene("changing_recovery", spares=2),
+    "contested swaps": _contested_swaps,
     "creations": _scene("creations"),
     "damaged footers": _scene("damaged_footer"),
     "damaged ends of large files": _damaged_ends,
     "damaged last entries": _scene("damaged_tail", acks=(2, 3)),
     "late adds": _scene("late_add", acks=(2, 3)),
     "full disks": _full_disks,
+    "late closes": _scene("late_close"),
     "lost replies": _lost_replies,
     "many files": _many_files,
     "lonely fences": _lonely_fences,
     "missed bookies": _missed_bookies,
+    "moved LACs": _moved_lacs,
     "moved tails": _scene("moved_tail", acks=(2, 3), spares=2),
     "published LACs": _published_lacs,
     "rotten files": _rotten_files,
@@ -255,6 +280,21 @@ _FOCUS_OF = {
     mutants_recovery.compaction_moves_nothing: "garbage",
     mutants_recovery.the_last_ensemble_of_an_open_ledger_is_changed: "missed bookies",
     mutants_garbage.files_without_entries_are_garbage: "lonely fences",
+    mutants_stale.a_lac_read_asks_a_replaced_ensemble: "moved LACs",
+    mutants_stale.a_repair_writes_without_a_version: "contested swaps",
+    mutants_stale.garbage_is_judged_without_sync: "garbage",
+    mutants_storage.a_batch_is_answered_before_its_sync: "crashes",
+    mutants_storage.a_failed_log_goes_on: "crashes",
+    mutants_storage.a_fence_flag_is_set_too_late: "busy takeovers",
+    mutants_storage.group_commit_acknowledges_the_next_batch: "crashes",
+    mutants_storage.headers_name_no_files: "crashes",
+    mutants_storage.lacs_may_fall: "published LACs",
+    mutants_storage.listings_hold_what_is_not_durable: "crashes",
+    mutants_writing.a_close_ignores_a_recovery: "late closes",
+    mutants_writing.copies_come_from_where_the_fragment_starts: "striped repairs",
+    mutants_writing.lost_writes_are_classified_by_version_only: "lost replies",
+    mutants_writing.recovery_ends_before_it_wrote_back: "takeovers",
+    mutants_writing.the_last_ensemble_is_changed_in_recovery: "repairs",
     mutants_quorum.a_ledger_in_recovery_is_read_as_open: "busy takeovers",
     mutants_quorum.ensembles_begin_one_entry_late: "rough pairs",
     mutants_quorum.old_ensembles_are_read_as_the_newest: "rough links",
@@ -267,6 +307,7 @@ BUGS_OF_LIVENESS = {
     "a_file_that_is_full_is_not_synced",
     "a_full_disk_ends_the_log",
     "a_start_needs_room",
+    "copies_come_from_where_the_fragment_starts",
     "directories_are_not_synced",
     "fences_refuse_recovery_adds",
     "files_are_deleted_before_that_is_durable",

@@ -1,8 +1,10 @@
-"""Runs the simulation against every mutant: ``python -m tests.simulation.mutants_run``.
+"""Runs the simulation, or a named test, against every mutant: `make mutants`.
 
 Prints which checker caught each one, under which focus and after how many seeds, and how many each
-checker caught; exits with 1 if a mutant survives.  A bug of safety counts as caught only by a
-checker of safety.  The seeds are kept in `mutants_found.json`, where the tests begin to search.
+checker caught; then which test caught each of those that the simulation leaves out.  Exits with 1
+if a mutant survives.  A bug of safety counts as caught only by a checker of safety, and a test must
+fail with its mutant, in a process of its own, and pass without.  Seeds and checkers are kept in
+`mutants_found.json`, where the tests begin to search.
 """
 
 from __future__ import annotations
@@ -11,21 +13,27 @@ import argparse
 import json
 import logging
 import os
+import subprocess
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tests.simulation.checkers import INVARIANTS, LIVE
 from tests.simulation.mutants import BUGS_OF_LIVENESS, MUTANTS, focus_of, focused
+from tests.simulation.mutants_tested import TESTED
 from tests.simulation.workload import run_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+ROOT = Path(__file__).parents[2]
 FOUND_FILE = Path(__file__).with_name("mutants_found.json")
 SEEDS_MAX = 3000
+_TEST_TIMEOUT_S = 60
+_FAILED = 1
+"""How pytest exits when a test failed, and not when anything else went wrong."""
 
 
 class Finding(NamedTuple):
@@ -39,12 +47,40 @@ class Finding(NamedTuple):
     seconds: float
 
 
-def known_seeds() -> dict[str, int]:
-    """Return the seeds that caught mutants last time."""
-    if not FOUND_FILE.exists():
-        return {}
-    found: dict[str, int] = json.loads(FOUND_FILE.read_text(encoding="utf-8"))
-    return found
+class Found(NamedTuple):
+    """What caught a mutant last time."""
+
+    seed: int
+    invariant: str
+
+
+def known() -> dict[str, Found]:
+    """Return what caught mutants last time."""
+    found = json.loads(FOUND_FILE.read_text(encoding="utf-8"))
+    return {name: Found(*each) for name, each in found.items()}
+
+
+def is_caught_by_its_test(name: str) -> bool:
+    """Run a mutant's test against it, in a process of its own."""
+    return _run_tests([TESTED[name].test], "--mutant", name) == _FAILED
+
+
+def tests_pass_without(names: Iterable[str]) -> bool:
+    """Run the tests of mutants without any, all in one process."""
+    return _run_tests(sorted({TESTED[name].test for name in names})) == 0
+
+
+def _run_tests(tests: Sequence[str], *options: str) -> int:
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "-p", "no:cacheprovider"]
+    command += ["-p", "tests.simulation.mutant_plugin", f"--timeout={_TEST_TIMEOUT_S}"]
+    return subprocess.run(
+        [*command, *options, *tests],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=False,
+    ).returncode
 
 
 def find(name: str, seeds: Iterable[int]) -> Finding:
@@ -77,9 +113,57 @@ def _passes_without(name: str, seed: int) -> bool:
         return run_seed(seed).failure is None
 
 
-def _keep(found: dict[str, int]) -> None:
+def _keep(found: dict[str, Found]) -> None:
     kept = {name: found[name] for name in sorted(found) if name in MUTANTS}
-    FOUND_FILE.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+    lines = [f"  {json.dumps(name)}: {json.dumps(each)}" for name, each in kept.items()]
+    FOUND_FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def _simulate(names: Sequence[str], *, seeds_max: int, jobs: int) -> list[str]:
+    """Search for seeds that catch the mutants; print them, and return those that survive."""
+    width = max(map(len, names), default=0)
+    survivors = []
+    catches = dict.fromkeys(INVARIANTS, 0)
+    found = known()
+    print(f"{'mutant':<{width}}  {'caught by':<39} {'seeds':>5} {'s':>6}  focus")
+    with ProcessPoolExecutor(jobs) as pool:
+        searches = [pool.submit(find, name, range(seeds_max)) for name in names]
+        for search in as_completed(searches):
+            name, seed, invariant, tried, seconds = search.result()
+            caught = invariant or "SURVIVED"
+            print(
+                f"{name:<{width}}  {caught:<39} {tried:>5} {seconds:>6.1f}  {focus_of(name)}",
+                flush=True,
+            )
+            if seed is None:
+                survivors.append(name)
+            else:
+                found[name] = Found(seed, invariant)
+                catches[invariant] += 1
+                _keep(found)
+    print()
+    for invariant, count in catches.items():
+        print(f"{invariant:<39} caught {count:>2}")
+    print()
+    return survivors
+
+
+def _test(names: Sequence[str], *, jobs: int) -> list[str]:
+    """Run the test of each mutant; print what came of it, and return those that survive."""
+    width = max(map(len, names), default=0)
+    survivors = []
+    print(f"{'mutant':<{width}}  caught by test")
+    with ThreadPoolExecutor(jobs) as pool:
+        for name, is_caught in zip(names, pool.map(is_caught_by_its_test, names), strict=True):
+            test = TESTED[name].test
+            print(f"{name:<{width}}  {test if is_caught else f'SURVIVED {test}'}", flush=True)
+            if not is_caught:
+                survivors.append(name)
+    if names and not tests_pass_without(names):
+        print("some of these tests fail without a mutant, so that they prove nothing")
+        survivors.append("the tests themselves")
+    print()
+    return survivors
 
 
 def main() -> int:
@@ -92,33 +176,22 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     parts = arguments.only.split(",")
-    names = sorted(each for each in MUTANTS if any(part in each for part in parts))
-    width = max(map(len, names), default=0)
-    survivors = []
-    catches = dict.fromkeys(INVARIANTS, 0)
+
+    def wanted(names: Iterable[str]) -> list[str]:
+        return sorted(each for each in names if any(part in each for part in parts))
+
     began = time.perf_counter()
-    found = known_seeds()
-    print(f"{'mutant':<{width}}  {'caught by':<39} {'seeds':>5} {'s':>6}  focus")
-    with ProcessPoolExecutor(arguments.jobs) as pool:
-        searches = [pool.submit(find, name, range(arguments.seeds_max)) for name in names]
-        for search in as_completed(searches):
-            name, seed, invariant, tried, seconds = search.result()
-            caught = invariant or "SURVIVED"
-            print(
-                f"{name:<{width}}  {caught:<39} {tried:>5} {seconds:>6.1f}  {focus_of(name)}",
-                flush=True,
-            )
-            if seed is None:
-                survivors.append(name)
-            else:
-                found[name] = seed
-                catches[invariant] += 1
-                _keep(found)
-    print()
-    for invariant, count in catches.items():
-        print(f"{invariant:<39} caught {count:>2}")
+    simulated, tested = wanted(MUTANTS), wanted(TESTED)
+    survivors = _simulate(simulated, seeds_max=arguments.seeds_max, jobs=arguments.jobs)
+    survivors += _test(tested, jobs=arguments.jobs)
     took_s = time.perf_counter() - began
-    print(f"{len(names) - len(survivors)} of {len(names)} caught in {took_s:.0f} s")
+    count = len(simulated) + len(tested)
+    print(
+        f"{count - len(survivors)} of {count} caught in {took_s:.0f} s: "
+        f"{len(simulated)} are for the simulation, {len(tested)} for a named test"
+    )
+    if survivors:
+        print(f"survived: {', '.join(survivors)}")
     return int(bool(survivors))
 
 

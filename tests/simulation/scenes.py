@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from bookie.entry_log_format import file_name
 from dlcore.errors import DLError
 from tests.simulation.checkers import LIVE
+from tests.simulation.stored_ledger import OPEN
 from tests.simulation.truth import InvariantViolatedError
 
 if TYPE_CHECKING:
@@ -354,6 +355,67 @@ async def published_lacs(act: Act) -> None:
         await asyncio.sleep(act.rng.uniform(0.0, 0.5))
 
 
+async def moved_lacs(act: Act) -> None:
+    """LACs are published to new ensembles, and asked for by who may know the old ones only."""
+    network, rng, writer = act.world.network, act.rng, act.client.name
+    act.start_observers(3)
+    for _ in range(6):
+        await act.write(2)
+        await act.publish()
+        ensemble = act.world.checkers.stored(act.ledger_id).ensembles[-1].bookies
+        for bookie in act.world.bookies:
+            network.unblock(writer, bookie.name)
+            if bookie.bookie in ensemble:
+                network.block(writer, bookie.name)
+        await asyncio.sleep(rng.uniform(0.0, 0.5))
+
+
+async def late_close(act: Act) -> None:
+    """A writer closes its ledger while somebody who recovers it has got no further."""
+    network, rng = act.world.network, act.rng
+    await act.write(rng.choice((1, 3)))
+    recoverer = act.new_recoverer()
+    act.disturb(recoverer.name, act.members, network.block, network.lag)
+    act.start_recovery(recoverer)
+    stored = act.world.checkers.stored
+    await act.until(lambda: stored(act.ledger_id).state != OPEN, poll_s=0.01)
+    if rng.random() < 0.5:
+        act.append()
+    try:
+        await act.close()
+    finally:
+        for bookie in act.members:
+            network.unblock(recoverer.name, bookie.name)
+
+
+async def contested_swap(act: Act) -> None:
+    """Auto-recovery changes old ensembles while the writer changes the last one, and closes."""
+    world, rng = act.world, act.rng
+    stored = world.checkers.stored
+    lost = act.members[0]
+    gone = lost.bookie
+    await act.write(rng.randint(1, 4))
+    await _write_past(act, act.members[1])
+    await _write_past(act, lost)
+    lost.replace_disk()
+    lost.forget_identity()
+    await lost.start()
+    for _ in range(60):
+        await _write_past(act, rng.choice(world.bookies))
+        await asyncio.sleep(rng.uniform(0.0, 0.2))
+        if gone not in stored(act.ledger_id).ensembles[0].bookies:
+            break
+    await act.close()
+
+
+async def _write_past(act: Act, bookie: SimBookie) -> None:
+    """Write while a bookie dies and comes back: if it is in the ensemble it is replaced."""
+    bookie.crash(keep_cache=True)
+    act.append()
+    await asyncio.sleep(0.1)
+    await bookie.start()
+
+
 async def read_again(act: Act) -> None:
     """A ledger is read whole, again and again, while it grows over many files."""
     for _ in range(6):
@@ -447,13 +509,16 @@ SCENES: dict[str, Callable[[Act], Awaitable[None]]] = {
     for each in (
         busy_takeover,
         changing_recovery,
+        contested_swap,
         creations,
         damaged_footer,
         damaged_tail,
         full_disk,
         late_add,
+        late_close,
         lonely_fence,
         missed_bookie,
+        moved_lacs,
         moved_tail,
         published_lacs,
         read_again,

@@ -1,26 +1,47 @@
-"""Goal: the simulation would notice.  Method: put known bugs back, one at a time, and be caught.
+"""Goal: the simulation and the tests would notice.  Method: put known bugs back, and be caught.
 
-``make mutants`` searches from the first seed on, prints which checker caught what, and keeps the
-seeds, with which the search begins here.
+``make mutants`` tries all of them, prints what caught which, and keeps the seeds, with which the
+search begins here.  Here is a sample: for each invariant those that it catches with few seeds, and
+a few of those that a named test catches.
 """
 
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.simulation.checkers import INVARIANTS
 from tests.simulation.mutants import FOCUSES, MUTANTS, focused
-from tests.simulation.mutants_run import find, known_seeds
+from tests.simulation.mutants_run import find, is_caught_by_its_test, known
+from tests.simulation.mutants_tested import TESTED
 from tests.simulation.workload import run_seed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-FOCUSED_SEEDS = 5
+ROOT = Path(__file__).parents[2]
+FOCUSED_SEEDS = 3
 SEEDS_MAX = 1000
 """Far more than any mutant needs, so that no change of the product makes one be missed by luck."""
+_PER_INVARIANT = 2
+_TESTED_SAMPLE = (
+    "a_closing_writer_undoes_a_swap",
+    "late_acks_of_replaced_bookies_count",
+    "replies_are_read_back_without_sync",
+)
+
+
+def sample() -> list[str]:
+    """Return the mutants of each invariant that took the fewest seeds."""
+    found = known()
+    chosen: list[str] = []
+    for invariant in INVARIANTS:
+        names = (name for name in MUTANTS if name in found and found[name].invariant == invariant)
+        chosen += sorted(names, key=lambda name: (found[name].seed, name))[:_PER_INVARIANT]
+    return chosen
 
 
 @pytest.fixture(autouse=True)
@@ -32,12 +53,34 @@ def _quiet() -> Iterator[None]:
 
 
 @pytest.mark.timeout(1800)  # a search of all seeds takes minutes; most end at the first one
-@pytest.mark.parametrize("name", sorted(MUTANTS))
+@pytest.mark.parametrize("name", sample())
 def test_known_bugs_are_found(name: str) -> None:
     """A simulation that lets a known bug pass proves nothing about unknown ones."""
-    hint = known_seeds().get(name, 0)
-    finding = find(name, (hint, *range(SEEDS_MAX)))
+    finding = find(name, (known()[name].seed, *range(SEEDS_MAX)))
     assert finding.seed is not None, f"{name} was not found in {finding.tried} seeds"
+
+
+def test_every_invariant_catches_a_mutant() -> None:
+    """One that catches none is a hole."""
+    assert {each.invariant for each in known().values()} >= set(INVARIANTS)
+
+
+@pytest.mark.parametrize("name", _TESTED_SAMPLE)
+def test_bugs_that_the_simulation_leaves_out_are_caught_by_a_test(name: str) -> None:
+    """The named test fails in a process of its own, and passes in this run."""
+    assert is_caught_by_its_test(name)
+
+
+def test_the_tests_that_catch_mutants_exist() -> None:
+    """A test that was renamed would leave its mutants to nobody."""
+    for name, tested in TESTED.items():
+        file, function = tested.test.split("::")
+        assert f"def {function.split('[')[0]}(" in (ROOT / file).read_text(), name
+
+
+def test_mutants_have_names_of_their_own() -> None:
+    """A bug is in the catalogue once."""
+    assert not MUTANTS.keys() & TESTED.keys()
 
 
 @pytest.mark.parametrize("focus", sorted(FOCUSES))

@@ -178,12 +178,13 @@ class Scenario:
 
     def _check_bounds(self, client: SimClient, writer: LedgerWriter) -> None:
         """I9: what a writer has in flight stays within its limits."""
-        pending = writer._appender.pending_bytes
-        if pending >= client.config.pending_bytes_max:
+        size, count = writer._appender.pending_bytes, writer._appender.pending_count
+        limits = client.config
+        if size >= limits.pending_bytes_max or count >= limits.pending_entries_max:
             raise InvariantViolatedError(
                 "I9 ResourcesAreBounded",
-                f"{client.name} has {pending} bytes in flight of "
-                f"{client.config.pending_bytes_max} and takes more",
+                f"{client.name} has {size} bytes in flight of {limits.pending_bytes_max}, "
+                f"{count} entries of {limits.pending_entries_max}, and takes more",
                 ledger_id=writer.ledger_id,
             )
 

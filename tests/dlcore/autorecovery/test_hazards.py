@@ -270,6 +270,40 @@ def test_a_writer_that_replaces_its_lost_bookie_at_the_last_moment_is_not_fenced
     run(scenario, "ABCDE")
 
 
+def test_a_writer_whose_lost_bookie_comes_back_is_not_fenced() -> None:
+    """It keeps the bookie, which serves it again since the decision was made."""
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(QuorumConfig())
+        await write(writer, 10)
+        dead = cluster.member(writer, 0).bookie
+        await unregister(cluster, dead.name)
+        services, _ = services_of(cluster)
+        repairer = LedgerRepairer(services, QUICK)
+        first = await repairer.repair(finding(writer.ledger_id, dead))
+        assert "it is recovered in" in first.reason
+        await asyncio.sleep(QUICK.open_ledger_grace_s)
+        get_bookies = services.registry.get_bookies
+        looks: list[int] = []
+
+        async def come_back_after_the_decision() -> list[BookieInfo]:
+            looks.append(1)
+            if len(looks) == 2:
+                await register(cluster, dead.name)
+            return await get_bookies()
+
+        services.registry.get_bookies = come_back_after_the_decision  # type: ignore[method-assign]  # a race
+        await repairer.repair(finding(writer.ledger_id, dead))
+        assert len(looks) >= 2
+        metadata = await metadata_of_ledger(cluster, writer.ledger_id)
+        assert metadata.state is LedgerState.OPEN
+        assert metadata.last_ensemble.bookies[0] == dead
+        await write(writer, 10)
+        await writer.close()
+
+    run(scenario, "ABCDE")
+
+
 def test_who_cannot_be_replaced_is_told_with_what_would_help() -> None:
     """Another bookie, or one in another rack."""
 

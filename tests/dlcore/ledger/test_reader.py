@@ -294,9 +294,11 @@ def test_a_follower_of_a_bookie_that_hears_nothing_asks_the_others() -> None:
         await asyncio.sleep(0.1)
         # The reader follows the bookie at the position of the ledger's id.
         cut_off = cluster.member(writer, writer.ledger_id % 3)
-        cut_off.fail_next(*[BookieStorageError("disk")] * 100)  # its add, its LACs
+        cut_off.fail_next(*[BookieStorageError("disk")] * 10_000)  # its add, its LACs
         await write(writer, 1)
+        since = asyncio.get_running_loop().time()
         await until(lambda: len(got) == 1)
+        assert asyncio.get_running_loop().time() - since < 20.0
         await writer.close()
         assert await follower is True
 

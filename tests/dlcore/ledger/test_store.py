@@ -59,11 +59,10 @@ class World(SimpleNamespace):
     others: LedgerStore
 
 
-def play(scenario: Callable[[World], Awaitable[None]]) -> None:
-    """Run `scenario` in a world with an id generator."""
+def play(scenario: Callable[[World], Awaitable[None]], tree: MemoryTree | None = None) -> None:
+    """Run `scenario` in a world with an id generator, on `tree` if it is given."""
 
-    async def main() -> None:
-        tree = MemoryTree()
+    async def main(tree: MemoryTree) -> None:
         store, other = tree.connect(), tree.connect()
         await store.create(PATHS.ledger_idgen, b"0", make_parents=True)
         await scenario(
@@ -76,7 +75,7 @@ def play(scenario: Callable[[World], Awaitable[None]]) -> None:
             )
         )
 
-    run(main())
+    run(main(tree or MemoryTree()))
 
 
 def test_ids_are_never_given_twice() -> None:
@@ -176,6 +175,27 @@ def test_a_creation_without_an_answer_is_classified_by_its_token(applied: bool) 
         assert (await world.ledgers.read(1)).metadata.token == "mine"
 
     play(scenario)
+
+
+def test_a_lost_reply_is_read_back_as_it_is_now() -> None:
+    """The servers of the metadata store that are asked have not heard of anything lately."""
+
+    async def scenario(world: World) -> None:
+        store = world.store
+        store.lose_next_reply(applied=True)  # of its parents
+        store.lose_next_reply(applied=True)
+        created = await world.ledgers.create(ledger(1))
+        assert created == VersionedLedger(ledger(1), 0)
+        store.lose_next_reply(applied=True)
+        recovering = replace(ledger(1), state=LedgerState.IN_RECOVERY)
+        assert await world.ledgers.write(recovering, version=0) == 1
+        assert (await world.others.read(1, fresh=True)).metadata == recovering
+        store.lose_next_reply(applied=True)
+        await world.ledgers.delete(1)
+        with pytest.raises(LedgerNotFoundError):
+            await world.others.read(1, fresh=True)
+
+    play(scenario, MemoryTree(lag=lambda: 1000.0))
 
 
 def test_a_creation_that_was_changed_meanwhile_is_still_ours() -> None:

@@ -1,0 +1,74 @@
+"""Bugs of who believes a metadata server that lags, and of writes without a version, put back."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from bookie.garbage_collector import GarbageCollector
+from dlcore.autorecovery.repair import LedgerRepairer
+from dlcore.ledger.codec import encode_ledger
+from dlcore.ledger.reader import LedgerReader
+from dlcore.metadata.port import ANY_VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dlcore.ledger.metadata import LedgerMetadata
+    from dlcore.ledger.store import LedgerStore
+
+
+@contextlib.contextmanager
+def garbage_is_judged_without_sync() -> Iterator[None]:
+    """#870: a ledger that the bookie's metadata server has not heard of counts as deleted."""
+
+    async def is_deleted(self: GarbageCollector, ledger_id: int) -> bool:
+        path = self._paths.ledger(ledger_id)
+        return await self._store.get(path) is None and await self._store.get(path) is None
+
+    async def trust(self: GarbageCollector) -> None:
+        """Ask nothing."""
+
+    with (
+        patch.object(GarbageCollector, "_is_ledger_deleted", is_deleted),
+        patch.object(GarbageCollector, "_check_metadata_is_not_older", trust),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def a_repair_writes_without_a_version() -> Iterator[None]:
+    """BOOKKEEPER-584: a swap overwrites what its writer or its recovery stored meanwhile."""
+    swap = LedgerRepairer._swap
+
+    async def blind(self: LedgerStore, metadata: LedgerMetadata, *, version: int) -> int:
+        path = self._paths.ledger(metadata.ledger_id)
+        return await self._store.put(path, encode_ledger(metadata), version=ANY_VERSION)
+
+    async def swap_blindly(self: LedgerRepairer, *about: Any) -> bool:
+        ledgers = self._services.ledgers
+        with patch.object(ledgers, "write", blind.__get__(ledgers)):
+            return await swap(self, *about)
+
+    with patch.object(LedgerRepairer, "_swap", swap_blindly):
+        yield
+
+
+@contextlib.contextmanager
+def a_lac_read_asks_a_replaced_ensemble() -> Iterator[None]:
+    """Section 1.4: the LAC is asked of the ensemble that an old answer of the store names."""
+    refresh = LedgerReader.refresh
+
+    async def stale(self: LedgerReader, *, fresh: bool = False) -> LedgerMetadata:
+        return await refresh(self, fresh=False)
+
+    with patch.object(LedgerReader, "refresh", stale):
+        yield
+
+
+MUTANTS = (
+    a_lac_read_asks_a_replaced_ensemble,
+    a_repair_writes_without_a_version,
+    garbage_is_judged_without_sync,
+)

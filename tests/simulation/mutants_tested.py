@@ -1,0 +1,21 @@
+"""All mutants that named tests catch."""
+
+from __future__ import annotations
+
+from tests.simulation import (
+    mutants_tested_bookie,
+    mutants_tested_client,
+    mutants_tested_metadata,
+    mutants_tested_repair,
+)
+from tests.simulation.tested import TESTED, Tested
+
+__all__ = ["MODULES", "TESTED", "Tested"]
+
+MODULES = (
+    mutants_tested_bookie,
+    mutants_tested_client,
+    mutants_tested_metadata,
+    mutants_tested_repair,
+)
+"""Each notes its own in `TESTED`."""

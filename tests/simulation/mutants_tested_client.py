@@ -1,0 +1,438 @@
+"""Bugs of ledger clients that named tests catch: quorums, placement, conduct, readers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from dlcore.errors import LedgerFencedError, MetadataConnectionError
+from dlcore.ledger import (
+    append_driver as append_driver_module,
+    placement as placement_module,
+    quarantine as quarantine_module,
+    quorum as quorum_module,
+    recoverer as recoverer_module,
+)
+from dlcore.ledger.append import LedgerAppender
+from dlcore.ledger.codec import encode_ledger
+from dlcore.ledger.digest import EntryFrame
+from dlcore.ledger.follower import LedgerFollower
+from dlcore.ledger.lac import LacPublisher
+from dlcore.ledger.placement import Topology, _Filling
+from dlcore.ledger.placer import Placer
+from dlcore.ledger.probation import Probation
+from dlcore.ledger.quarantine import Quarantine
+from dlcore.ledger.quorum import write_set
+from dlcore.ledger.range_read import RangeRead
+from dlcore.ledger.read import ReadLane
+from dlcore.ledger.reader import LedgerReader
+from dlcore.ledger.recovery import LedgerRecovery
+from dlcore.ledger.registry import BookieRegistry
+from dlcore.ledger.store import LedgerStore
+from dlcore.ledger.writer import LedgerWriter
+from tests.simulation.tested import caught_by
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from dlcore.config import QuorumConfig
+    from dlcore.ids import BookieId
+    from dlcore.ledger.metadata import LedgerMetadata
+
+_LEDGER = "dlcore/ledger"
+
+
+@caught_by(f"{_LEDGER}/test_quorum.py::test_covered_means_that_no_entry_can_be_acked_unseen")
+def coverage_is_off_by_one() -> Iterator[None]:
+    """Section 1.2: a write set may have Qa silent members, and still counts as covered.
+
+    Not for the simulation: publishing and reading a LAC then agree about what is enough, and the
+    reads of a recovery fence by themselves.
+    """
+
+    def generous(quorum: QuorumConfig, known: Collection[int]) -> bool:
+        return all(
+            sum(position not in known for position in write_set(quorum, first))
+            <= quorum.ack_quorum_size
+            for first in range(quorum.ensemble_size)
+        )
+
+    with patch.object(quorum_module, "is_covered", generous):
+        yield
+
+
+@caught_by(f"{_LEDGER}/test_append.py::test_random_answers_keep_the_promises")
+def late_acks_of_replaced_bookies_count() -> Iterator[None]:
+    """#1591: a position's ack is believed whoever sent it, also after its bookie was replaced.
+
+    Not for the simulation: what is on its way to a bookie is given up with it.
+    """
+
+    def take(self: LedgerAppender, entry_id: int, position: int, bookie: BookieId) -> Any:
+        add = self._adds.get(entry_id)
+        if add is None or position not in self._positions(entry_id):
+            return None
+        add.waiting.pop(position, None)
+        return add
+
+    with patch.object(LedgerAppender, "_take_answer", take):
+        yield
+
+
+@caught_by(f"{_LEDGER}/test_append.py::test_confirmed_entries_are_not_sent_again_and_are_given_up")
+def confirmed_entries_are_sent_again() -> Iterator[None]:
+    """BOOKKEEPER-355: a change moves entries that were confirmed in the ensemble before."""
+    change_stored = LedgerAppender.change_stored
+
+    def change(self: LedgerAppender, metadata: LedgerMetadata) -> Any:
+        confirmed, self.last_add_confirmed = self.last_add_confirmed, -1
+        with patch.object(LedgerAppender, "_confirm", lambda _: []):
+            effects = change_stored(self, metadata)
+        self.last_add_confirmed = confirmed
+        return effects + self._confirm()
+
+    with patch.object(LedgerAppender, "change_stored", change):
+        yield
+
+
+@caught_by(f"{_LEDGER}/test_append.py::test_a_sealed_machine_starts_no_change")
+def a_sealed_ledger_changes_its_ensemble() -> Iterator[None]:
+    """Section 2: a change that begins while the ledger is closed overwrites its end."""
+    with patch.object(LedgerAppender, "seal", lambda _: None):
+        yield
+
+
+@caught_by(f"{_LEDGER}/test_append.py::test_bytes_are_pending_until_the_whole_write_set_answered")
+def a_slow_replica_is_not_counted() -> Iterator[None]:
+    """#1088: an entry leaves memory's account when Qa of its Qw bookies answered."""
+
+    def release(self: LedgerAppender, add: Any) -> None:
+        if add.entry_id <= self.last_add_confirmed and self._adds.pop(add.entry_id, None):
+            self.pending_bytes -= len(add.frame)
+
+    with patch.object(LedgerAppender, "_release", release):
+        yield
+
+
+@caught_by(
+    f"{_LEDGER}/test_recovery.py::test_reading_ahead_decides_in_order_and_ends_after_writing_back"
+)
+def a_recovery_decides_out_of_order() -> Iterator[None]:
+    """Section 3.1: a no beyond an entry that is not decided ends the ledger before it."""
+    missing = LedgerRecovery.missing
+
+    def jump(self: LedgerRecovery, *, entry_id: int, position: int) -> Any:
+        read = self._read_of(entry_id)
+        noes_needed = self._quorum.write_quorum_size - self._quorum.ack_quorum_size + 1
+        if read is not None and len({*read.noes, position}) >= noes_needed:
+            self._next_entry = max(self._next_entry, entry_id)
+        return missing(self, entry_id=entry_id, position=position)
+
+    with patch.object(LedgerRecovery, "missing", jump):
+        yield
+
+
+@caught_by(
+    f"{_LEDGER}/test_recovery.py::test_entries_before_the_last_ensemble_are_taken_as_acknowledged"
+)
+def a_recovery_starts_at_the_first_entry() -> Iterator[None]:
+    """#2615: entries of earlier ensembles are asked of bookies that never had them."""
+    after = LedgerRecovery._after_fence_answer
+
+    def forgetful(self: LedgerRecovery) -> Any:
+        first = self._ensemble
+        self._ensemble = replace(first, first_entry_id=0)
+        effects = after(self)
+        self._ensemble = first
+        return effects
+
+    with patch.object(LedgerRecovery, "_after_fence_answer", forgetful):
+        yield
+
+
+@caught_by(f"{_LEDGER}/test_store.py::test_a_lost_reply_is_read_back_as_it_is_now")
+def replies_are_read_back_without_sync() -> Iterator[None]:
+    """Section 3.4: a server that lags says what became of a write whose reply was lost.
+
+    Not for the simulation: who believes it does the write again, is refused, and looks once more.
+    """
+
+    async def read_back(self: LedgerStore, path: str) -> Any:
+        return await self._store.get(path)
+
+    async def find(self: LedgerStore, ledger_id: int) -> Any:
+        return await self._read_if_exists(ledger_id)
+
+    with (
+        patch.object(LedgerStore, "_read_back", read_back),
+        patch.object(LedgerStore, "_find", find),
+    ):
+        yield
+
+
+@caught_by(f"{_LEDGER}/test_store.py::test_ids_are_never_given_twice")
+def ids_are_read_and_written_blindly() -> Iterator[None]:
+    """Section 2: the next ledger id is written without its version."""
+
+    async def take(self: LedgerStore) -> int:
+        path = self._paths.ledger_idgen
+        node = await self._store.get(path)
+        assert node is not None
+        await self._store.put(path, b"%d" % (int(node.value) + 1), version=-1)
+        return int(node.value)
+
+    with patch.object(LedgerStore, "new_ledger_id", take):
+        yield
+
+
+@caught_by(f"{_LEDGER}/test_reader.py::test_a_stale_reader_looks_at_the_metadata_after_a_failure")
+def a_reader_keeps_its_metadata() -> Iterator[None]:
+    """#1579, #4613: whoever opened a ledger asks the bookies of that time for ever."""
+
+    async def never(self: LedgerReader, *about: Any) -> bool:
+        return False
+
+    with patch.object(LedgerReader, "_has_moved", never):
+        yield
+
+
+@caught_by(f"{_LEDGER}/test_reader.py::test_a_silent_replica_costs_the_speculative_delay")
+def reads_wait_for_the_time_out() -> Iterator[None]:
+    """Section 1.3: a replica that is silent is waited for, though another one could answer."""
+    with patch.object(ReadLane, "silent", lambda _: []):
+        yield
+
+
+@caught_by(f"{_LEDGER}/test_reader.py::test_damage_silence_and_death_are_read_around")
+def reads_are_not_verified() -> Iterator[None]:
+    """#4659: what a bookie sends is passed on as it comes."""
+
+    def trust(self: RangeRead, lane: Any, stream: Any, frames: Sequence[Any]) -> Any:
+        entries = []
+        for frame in frames:
+            data = memoryview(frame)
+            entries.append(
+                EntryFrame(
+                    ledger_id=self._ledger_id,
+                    entry_id=stream.next_entry_id,
+                    last_add_confirmed=-1,
+                    ledger_bytes=0,
+                    body=data,
+                    data=data,
+                )
+            )
+            stream.next_entry_id += lane.machine.stride
+        return entries, None
+
+    with patch.object(RangeRead, "_verify", trust):
+        yield
+
+
+@caught_by(f"{_LEDGER}/test_placer.py::test_readers_ask_a_suspect_last")
+def readers_ask_suspects_first() -> Iterator[None]:
+    """#1489: a reader forgets who has just let it wait."""
+    with patch.object(quarantine_module.BookieConduct, "is_suspect", lambda *_: False):
+        yield
+
+
+@caught_by(
+    f"{_LEDGER}/test_reader.py::test_a_follower_of_a_bookie_that_hears_nothing_asks_the_others"
+)
+def a_follower_believes_a_silent_bookie() -> Iterator[None]:
+    """Section 1.4: no news from the followed bookie means that there is none."""
+
+    async def nothing(self: LedgerFollower, followed: BookieId) -> Any:
+        return self._last_add_confirmed, None
+
+    with patch.object(LedgerFollower, "_ask_others", nothing):
+        yield
+
+
+@caught_by(f"{_LEDGER}/test_reader.py::test_a_follower_reads_damaged_pushes_from_others")
+def a_follower_passes_over_damage() -> Iterator[None]:
+    """Section 1.4: an entry that came damaged counts as delivered."""
+    deliver = LedgerFollower._deliver
+
+    async def skip(self: LedgerFollower, entries: Sequence[EntryFrame]) -> Any:
+        if entries:
+            self._next = max(self._next, entries[0].entry_id)
+        async for step in deliver(self, entries):
+            yield step
+
+    with patch.object(LedgerFollower, "_deliver", skip):
+        yield
+
+
+@caught_by(f"{_LEDGER}/test_client.py::test_publishing_waits_for_enough_bookies")
+def publishing_does_not_wait() -> Iterator[None]:
+    """Section 1.4: a LAC counts as published when it is sent."""
+    with patch.object(LedgerWriter, "_is_published", lambda *_: True):
+        yield
+
+
+@caught_by(f"{_LEDGER}/test_client.py::test_the_lac_is_told_without_a_following_entry")
+def a_lac_waits_for_the_next_entry() -> Iterator[None]:
+    """Section 1.4: readers see an entry when another one follows it."""
+    with patch.object(LacPublisher, "publish", lambda *_: None):
+        yield
+
+
+@caught_by(f"{_LEDGER}/test_client.py::test_recovery_that_cannot_tell_the_length_aborts")
+def a_length_is_guessed() -> Iterator[None]:
+    """Section 2: a recovery that cannot read the last entry stores a length of nothing."""
+
+    async def nothing(self: Any, entry_id: int) -> int:
+        return 0
+
+    with patch.object(recoverer_module._Recoverer, "_length_at", nothing):
+        yield
+
+
+@caught_by(f"{_LEDGER}/test_client.py::test_an_overloaded_bookie_is_asked_again")
+def an_overloaded_bookie_is_replaced() -> Iterator[None]:
+    """Section 4.1: "later" counts as a failure, so load moves from bookie to bookie."""
+
+    class Never(Exception):
+        """Nothing is this."""
+
+    with patch("dlcore.ledger.adds.BookieOverloadedError", Never):
+        yield
+
+
+@caught_by(f"{_LEDGER}/test_placement.py::test_an_ensemble_misses_no_rack_that_it_need_not")
+def placement_ignores_racks() -> Iterator[None]:
+    """Section 8: bookies are chosen as if they all stood in one rack."""
+    with patch.object(Topology, "rack_of", lambda *_: "one"):
+        yield
+
+
+@caught_by(f"{_LEDGER}/test_placement.py::test_a_replacement_keeps_the_rule_if_any_does")
+def a_replacement_ignores_the_others_racks() -> Iterator[None]:
+    """Section 8: what is missing is judged without the members that stay."""
+    with patch.object(_Filling, "_shortfall", lambda _: 0):
+        yield
+
+
+@caught_by(f"{_LEDGER}/test_placement.py::test_avoided_bookies_come_last")
+def placement_takes_avoided_bookies() -> Iterator[None]:
+    """#2327: bookies that fail are chosen like any other."""
+    init = _Filling.__init__
+
+    def blind(self: _Filling, *, topology: Topology, **about: Any) -> None:
+        init(self, topology=Topology(sites=topology.sites, config=topology.config), **about)
+
+    with patch.object(_Filling, "__init__", blind):
+        yield
+
+
+@caught_by(f"{_LEDGER}/test_placement.py::test_bookies_are_chosen_by_their_free_space")
+def an_empty_bookie_gets_everything() -> Iterator[None]:
+    """Section 8: a new and empty disk draws all new ledgers at once."""
+    with patch.object(placement_module, "WEIGHT_MEDIANS_MAX", 1 << 40):
+        yield
+
+
+@caught_by(f"{_LEDGER}/test_quarantine.py::test_a_success_releases_at_once")
+def a_quarantine_outlives_a_success() -> Iterator[None]:
+    """#4879: a bookie that works again stays out for its whole time."""
+    with patch.object(Quarantine, "note_success", lambda *_: None):
+        yield
+
+
+@caught_by(f"{_LEDGER}/test_quarantine.py::test_periods_differ_between_clients_and_lie_in_bounds")
+def all_clients_come_back_at_once() -> Iterator[None]:
+    """#2327: quarantines of all clients end together, and the load swings."""
+    with patch.object(quarantine_module, "_PERIOD_SPREAD", 0.0):
+        yield
+
+
+@caught_by(f"{_LEDGER}/test_quarantine.py::test_old_answers_do_not_count")
+def old_failures_count_for_ever() -> Iterator[None]:
+    """#4879: failures of yesterday quarantine a bookie today."""
+
+    def conduct_of(self: Quarantine, bookie: BookieId, now: float) -> Any:
+        conducts = self._conducts
+        return conducts.setdefault(bookie, quarantine_module._Conduct(now))
+
+    with patch.object(Quarantine, "_conduct_of", conduct_of):
+        yield
+
+
+@caught_by(f"{_LEDGER}/test_placer.py::test_a_new_registration_ends_a_quarantine")
+def a_quarantine_outlives_its_process() -> Iterator[None]:
+    """#2327: a bookie that was restarted is judged by what its former process did."""
+    with patch.object(quarantine_module.BookieConduct, "release", lambda *_: None):
+        yield
+
+
+@caught_by(f"{_LEDGER}/test_placer.py::test_a_hung_bookie_is_quarantined_for_all_ledgers")
+def every_ledger_meets_the_hung_bookie_itself() -> Iterator[None]:
+    """#1489: what one ledger's writer learned of a bookie is no help to the next one."""
+    with patch.object(Placer, "note_add", lambda *_, **__: None):
+        yield
+
+
+@caught_by(f"{_LEDGER}/test_probation.py::test_pause_grows_with_each_failure_and_is_forgiven")
+def a_failing_member_is_tried_all_the_time() -> Iterator[None]:
+    """#2327: who fails again is not left alone for longer."""
+    with patch("dlcore.ledger.probation.PAUSE_S_MAX", 1.0):
+        yield
+
+
+@caught_by(f"{_LEDGER}/test_registry.py::test_a_change_while_an_address_is_read_is_not_missed")
+def an_address_is_fresh_though_the_list_changed() -> Iterator[None]:
+    """Section 8: an address read before a change is kept as one read after it."""
+    resolve = BookieRegistry.resolve
+
+    async def keep(self: BookieRegistry, bookie: BookieId) -> str:
+        address = await resolve(self, bookie)
+        self._fresh.add(bookie)
+        return address
+
+    with patch.object(BookieRegistry, "resolve", keep):
+        yield
+
+
+@caught_by(
+    f"{_LEDGER}/test_client.py::test_adds_within_the_ensemble_go_on_without_the_metadata_store"
+)
+def every_failure_needs_the_metadata_store() -> Iterator[None]:
+    """Section 2: an outage of the metadata store ends writers that could go on without it."""
+    with (
+        patch.object(LedgerAppender, "is_stuck", True),
+        patch.object(append_driver_module, "METADATA_PATIENCE_S", 0.0),
+    ):
+        yield
+
+
+@caught_by(f"{_LEDGER}/test_client.py::test_lost_replies_of_the_metadata_store_are_classified")
+def a_change_that_was_stored_is_not_recognised() -> Iterator[None]:
+    """Section 3.4: a writer whose own change was stored takes it for somebody else's."""
+
+    async def write(self: LedgerStore, metadata: LedgerMetadata, *, version: int) -> int:
+        try:
+            path = self._paths.ledger(metadata.ledger_id)
+            return await self._store.put(path, encode_ledger(metadata), version=version)
+        except MetadataConnectionError as error:
+            raise LedgerFencedError("somebody else wrote it") from error
+
+    with patch.object(LedgerStore, "write", write):
+        yield
+
+
+@caught_by(f"{_LEDGER}/test_placer.py::test_a_single_failure_is_forgotten_after_a_rest")
+def a_failed_bookie_is_chosen_at_once() -> Iterator[None]:
+    """Section 8: a bookie that died a moment ago, and is still registered, is chosen again."""
+    with patch.object(Quarantine, "is_resting", lambda *_: False):
+        yield
+
+
+@caught_by(f"{_LEDGER}/test_client.py::test_without_a_spare_it_goes_on_and_takes_the_bookie_back")
+def a_member_that_failed_once_gets_nothing_more() -> Iterator[None]:
+    """#1591: without a spare the ledger has one replica less for the rest of its life."""
+    with (
+        patch.object(Probation, "is_over", lambda *_: False),
+        patch.object(Probation, "is_last_hope", lambda *_: False),
+    ):
+        yield

@@ -1,0 +1,200 @@
+"""Bugs of writers, recoveries and followers, put back on purpose: what they believe and tell."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from dlcore.autorecovery import check as check_module, plan as plan_module, repair as repair_module
+from dlcore.errors import MetadataConnectionError
+from dlcore.ledger.codec import encode_ledger
+from dlcore.ledger.follower import FollowStep, LedgerFollower
+from dlcore.ledger.metadata import LedgerMetadata, LedgerState
+from dlcore.ledger.quorum import write_set
+from dlcore.ledger.recoverer import _Recoverer
+from dlcore.ledger.recovery import LedgerRecovery
+from dlcore.ledger.store import LedgerStore
+from dlcore.ledger.writer import LedgerWriter
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator, Sequence
+
+    from dlcore.autorecovery.check import Fragment
+    from dlcore.config import QuorumConfig
+    from dlcore.errors import DLError
+    from dlcore.ledger.digest import EntryFrame
+
+
+@contextlib.contextmanager
+def lost_writes_are_classified_by_version_only() -> Iterator[None]:
+    """Section 3.4: any write that made the next version counts as the own one."""
+    write = LedgerStore.write
+
+    async def hopeful(self: LedgerStore, metadata: LedgerMetadata, *, version: int) -> int:
+        path = self._paths.ledger(metadata.ledger_id)
+        try:
+            return await self._store.put(path, encode_ledger(metadata), version=version)
+        except MetadataConnectionError:
+            node = await self._read_back(path)
+            if node is not None and node.version == version + 1:
+                return node.version
+            return await write(self, metadata, version=version)
+
+    with patch.object(LedgerStore, "write", hopeful):
+        yield
+
+
+@contextlib.contextmanager
+def the_last_ensemble_is_changed_in_recovery() -> Iterator[None]:
+    """BOOKKEEPER-355: auto-recovery swaps a bookie while somebody recovers the ledger."""
+    fragments_of = check_module.fragments_of
+
+    def final_in_recovery(metadata: LedgerMetadata, **more: Any) -> list[Fragment]:
+        fragments = fragments_of(metadata, **more)
+        if metadata.state is LedgerState.IN_RECOVERY:
+            return [replace(each, is_final=True) for each in fragments]
+        return fragments
+
+    def swap(self: LedgerMetadata, *, first_entry_id: int, **names: Any) -> LedgerMetadata:
+        closed = replace(self, state=LedgerState.CLOSED, last_entry_id=first_entry_id)
+        swapped = with_replaced(closed, first_entry_id=first_entry_id, **names)
+        return replace(self, ensembles=swapped.ensembles)
+
+    with_replaced = LedgerMetadata.with_replaced
+    with (
+        patch.object(check_module, "fragments_of", final_in_recovery),
+        patch.object(repair_module, "fragments_of", final_in_recovery),
+        patch.object(LedgerMetadata, "with_replaced", swap),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def copies_come_from_where_the_fragment_starts() -> Iterator[None]:
+    """BOOKKEEPER-237: in a striped ledger entries are sought where the fragment's first one is."""
+    copy_lanes = plan_module.copy_lanes
+
+    def from_the_start(quorum: QuorumConfig, fragment: Fragment, **about: Any) -> Any:
+        start = write_set(quorum, fragment.first_entry_id)
+        with patch.object(plan_module, "write_set", lambda *_: start):
+            return copy_lanes(quorum, fragment, **about)
+
+    with patch.object(repair_module, "copy_lanes", from_the_start):
+        yield
+
+
+@contextlib.contextmanager
+def a_ledger_is_closed_behind_its_lac() -> Iterator[None]:
+    """Section 2: its writer closes the ledger after what it sent, not after what was confirmed."""
+    store_end = LedgerWriter._store_end
+
+    async def hasty(self: LedgerWriter) -> LedgerMetadata:
+        appender = self._appender
+        sent = (appender.last_add_pushed, appender.pushed_bytes)
+        appender.last_add_confirmed, appender.confirmed_bytes = sent
+        return await store_end(self)
+
+    async def settle(self: LedgerWriter) -> LedgerMetadata:
+        self._raise_if_taken_over()
+        self._appender.seal()
+        return await self._store_end()
+
+    with (
+        patch.object(LedgerWriter, "_store_end", hasty),
+        patch.object(LedgerWriter, "_settle", settle),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def a_close_ignores_a_recovery() -> Iterator[None]:
+    """#2116: a writer is told that its ledger is closed while somebody else recovers it."""
+    accept = LedgerWriter._accept_end
+
+    def believe(self: LedgerWriter, stored: LedgerMetadata) -> LedgerMetadata:
+        if stored.state is LedgerState.IN_RECOVERY:
+            appender = self._appender
+            return stored.closed(
+                last_entry_id=appender.last_add_confirmed, length_bytes=appender.confirmed_bytes
+            )
+        return accept(self, stored)
+
+    with patch.object(LedgerWriter, "_accept_end", believe):
+        yield
+
+
+@contextlib.contextmanager
+def a_failed_write_back_counts() -> Iterator[None]:
+    """Section 3.1: a recovery ends the ledger although what it found was not written back."""
+
+    def go_on(self: _Recoverer, error: DLError) -> None:
+        machine = self._machine
+        self._perform(machine.written_back(last_entry_id=machine._next_entry - 1))
+
+    with patch.object(_Recoverer, "_on_write_back_failed", go_on):
+        yield
+
+
+@contextlib.contextmanager
+def recovery_ends_before_it_wrote_back() -> Iterator[None]:
+    """Section 3.1: the end is stored as soon as it is known."""
+    finish = LedgerRecovery._finish
+
+    def hasty(self: LedgerRecovery) -> Any:
+        assert self._end is not None
+        self._written = max(self._written, self._end)
+        return finish(self)
+
+    with patch.object(LedgerRecovery, "_finish", hasty):
+        yield
+
+
+@contextlib.contextmanager
+def recovery_does_not_ask_for_the_length() -> Iterator[None]:
+    """Section 2: a recovery that finds nothing new stores a length of nothing."""
+
+    async def nothing(self: _Recoverer, entry_id: int) -> int:
+        return 0
+
+    with patch.object(_Recoverer, "_length_at", nothing):
+        yield
+
+
+@contextlib.contextmanager
+def a_writer_has_no_limits() -> Iterator[None]:
+    """#1088: nothing bounds what a writer has in flight."""
+    with patch.object(LedgerWriter, "_has_capacity", lambda _: True):
+        yield
+
+
+@contextlib.contextmanager
+def followers_pass_over_gaps() -> Iterator[None]:
+    """Section 1.4: what the followed bookie does not hold is not read from another one."""
+
+    async def deliver(
+        self: LedgerFollower, entries: Sequence[EntryFrame]
+    ) -> AsyncGenerator[FollowStep, None]:
+        lac = self._last_add_confirmed
+        wanted = [each for each in entries if self._next <= each.entry_id <= lac]
+        if wanted:
+            self._next = wanted[-1].entry_id + 1
+            yield FollowStep(wanted, lac, closed=False)
+
+    with patch.object(LedgerFollower, "_deliver", deliver):
+        yield
+
+
+MUTANTS = (
+    a_close_ignores_a_recovery,
+    a_failed_write_back_counts,
+    a_ledger_is_closed_behind_its_lac,
+    a_writer_has_no_limits,
+    copies_come_from_where_the_fragment_starts,
+    followers_pass_over_gaps,
+    lost_writes_are_classified_by_version_only,
+    recovery_does_not_ask_for_the_length,
+    recovery_ends_before_it_wrote_back,
+    the_last_ensemble_is_changed_in_recovery,
+)
