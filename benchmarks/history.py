@@ -45,7 +45,7 @@ PICTURE = Path("artifacts/sink_history.png")
 _RECORD_BYTES = 100
 _SMALL_EXTENTS = 2
 _MANY_LOGS_ROUNDS = 4
-_READ_ROUNDS = 7
+_READ_ROUNDS = 5
 _MERGE_BYTES_PER_S = 1e9
 _PAYLOADS = 16
 _BATCH_RECORDS = 1_024
@@ -65,7 +65,7 @@ class Plan:
 
 
 FULL = Plan(
-    extents=(10, 1_000, 10_000, 100_000), logs=(1, 100, 1_000), micro_batches=10_000, rounds=40
+    extents=(10, 1_000, 10_000, 100_000), logs=(1, 100, 1_000), micro_batches=10_000, rounds=20
 )
 SHORT = Plan(extents=(10, 1_000, 10_000), logs=(1, 100), micro_batches=500, rounds=15)
 

@@ -23,6 +23,8 @@ from msgspec.structs import replace
 from dlcore.autorecovery.copying import Throttle
 from dlcore.errors import (
     CorruptMetadataError,
+    LedgerNotFoundError,
+    LedgerReadError,
     LogNotFoundError,
     MetadataConnectionError,
     MetadataVersionError,
@@ -167,6 +169,13 @@ class LogMerger:
             await ledger.close()
             merged = merged_extent(parts, ledger_id=ledger.ledger_id)
             is_swapped = await self._swap(at.log, stored, run, merged, merges=at.head.merges)
+        except (LedgerNotFoundError, LedgerReadError):
+            self._unused.add(ledger.ledger_id)
+            await ledger.abandon()
+            now = await self._context.logs.read(at.log)
+            if _is_there(now, stored, merges=at.head.merges):
+                raise  # not explained by what happened to the log
+            is_swapped = False
         except BaseException:
             self._unused.add(ledger.ledger_id)
             await ledger.abandon()

@@ -47,6 +47,7 @@ logger = logging.getLogger(__name__)
 _DAY_S = 24 * 3600.0
 _ASKED_AT_ONCE = 32
 _RECORDS_AT_ONCE = 500
+_RETRY_S_MAX = 600.0
 _SWEEP = "sweep"
 
 
@@ -78,6 +79,12 @@ class UpkeepConfig:
             require(condition=value >= 0, key=key, value=value, rule="expected seconds >= 0")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Retry:
+    at: float
+    pause_s: float
+
+
 async def ask_for_upkeep(context: LogContext, lssns: Mapping[LogKey, int]) -> None:
     """Ask for the upkeep of logs, each from a segment on; harmless where it is asked for already.
 
@@ -102,6 +109,7 @@ class LogUpkeep:
         self._context = context
         self._config = config
         self._token = context.clock.new_token().encode()
+        self._retries: dict[str, _Retry] = {}  # of logs whose upkeep failed
         self._mergers = [
             LogMerger(
                 context,
@@ -133,6 +141,9 @@ class LogUpkeep:
     async def serve(self) -> int:
         """Serve every log that is asked for now; return how many merges were made."""
         requests = await self._list_requests()
+        self._retries = {each: self._retries[each] for each in requests if each in self._retries}
+        now = asyncio.get_running_loop().time()
+        requests = [r for r in requests if r not in self._retries or self._retries[r].at <= now]
         self._context.rng.shuffle(requests)  # several workers begin at different ends
         waiting = iter(requests)
         counts = await asyncio.gather(
@@ -147,8 +158,25 @@ class LogUpkeep:
                 count += await self._serve_log(merger, log_id)
             except DLError as error:
                 # Bookies are away, or metadata is damaged: other logs go on, this one is asked for.
-                logger.warning("upkeep of log id=%s failed: %s", log_id, error)
+                pause_s = self._back_off(log_id)
+                logger.warning(
+                    "upkeep of log id=%s failed, next try in %.0f s: %s: %s",
+                    log_id,
+                    pause_s,
+                    type(error).__name__,
+                    error,
+                )
+            else:
+                self._retries.pop(log_id, None)
         return count
+
+    def _back_off(self, log_id: str) -> float:
+        known = self._retries.get(log_id)
+        first_s = self._config.poll_interval_s
+        pause_s = first_s if known is None else min(known.pause_s * 2, _RETRY_S_MAX)
+        at = asyncio.get_running_loop().time() + pause_s
+        self._retries[log_id] = _Retry(at=at, pause_s=pause_s)
+        return pause_s
 
     async def _list_requests(self) -> list[str]:
         parent = self._context.paths.upkeep_requests

@@ -344,6 +344,19 @@ async def truncate_all(scene: Scene) -> None:
     await scene.log.truncate((await scene.log.get_snapshot()).end)
 
 
+async def remove(scene: Scene) -> None:
+    """Complete the segment that is being merged, truncate it, and remove its nodes."""
+    await write(scene)
+    await scene.log.truncate(DLSN(2, 0, 0))
+    assert (
+        scene.cluster.tree.dump()
+        .keys()
+        .isdisjoint(
+            scene.namespace._context.logs.paths_of(scene.log._log).chunk(1, n) for n in range(3)
+        )
+    )
+
+
 async def delete(scene: Scene) -> None:
     """Delete the log."""
     await scene.log.delete()
@@ -397,6 +410,7 @@ CHANGES = (
     commit,
     truncate_some,
     truncate_all,
+    remove,
     delete,
     create_again,
     write,
@@ -414,7 +428,7 @@ def expected_after(
     """Return which of the records that were there stay."""
     if change is truncate_some:
         return [record for record in before if record.dlsn >= DLSN(1, 9, 1)]
-    return [] if change in (truncate_all, create_again) else before
+    return [] if change in (truncate_all, create_again, remove) else before
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
@@ -445,7 +459,7 @@ async def interrupt(scene: Scene, change: Callable[[Scene], Awaitable[None]], at
         await scene.merging.aclose()
         await scene.open_merging()
     except DLError:
-        if change not in (expire, lose_request, lose_reply, delete, create_again):
+        if change not in (expire, lose_request, lose_reply):
             raise
     was_reached = store.made >= at
     store.disarm()
@@ -457,7 +471,7 @@ async def interrupt(scene: Scene, change: Callable[[Scene], Awaitable[None]], at
         else:
             expected = expected_after(change, before) if was_reached else before
             assert found[: len(expected)] == expected
-            has_more = was_reached and change in (commit, write)
+            has_more = was_reached and change in (commit, write, remove)
             assert len(found) > len(expected) if has_more else found == expected
         await scene.merger.merge(key)
         await tidy(scene)

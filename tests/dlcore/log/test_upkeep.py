@@ -104,10 +104,27 @@ def test_a_lock_whose_answer_was_lost_is_ones_own(*, applied: bool) -> None:
         upkeep = worker(scene.merging)
         scene.cluster.stores[scene.merging_name].lose_next_reply(applied=applied)
         assert await upkeep.serve() == 0
-        assert await upkeep.serve() > 0
+        while requests(scene):
+            await upkeep.serve()
+            await asyncio.sleep(0.01)
+        assert sum(await scene.extent_counts()) < 20
         assert requests(scene) == []
 
     on_scene(body, appends=60)
+
+
+def test_a_log_that_fails_is_tried_less_and_less_often() -> None:
+    """Up to every ten minutes, and as if nothing had been once it succeeds."""
+
+    async def body(scene: Scene) -> None:
+        upkeep = worker(scene.merging)
+        pauses = [upkeep._back_off("broken") for _ in range(20)]
+        assert pauses[:3] == [0.01, 0.02, 0.04]
+        assert pauses[-1] == 600
+        await upkeep.serve()  # nobody asks for it any more
+        assert upkeep._back_off("broken") == 0.01
+
+    on_scene(body, appends=3)
 
 
 def test_a_log_that_fails_hides_no_other() -> None:
