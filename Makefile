@@ -15,7 +15,7 @@ PYTHON_HINT := install it, for example: apt-get install python3 python3-venv
 
 .DEFAULT_GOAL := help
 .SHELLFLAGS := -eu -c
-.PHONY: help install demo test check lint types layers sim model mutants chaos bench proto proto-check requirements clean
+.PHONY: help install demo test coverage check lint types layers sim model mutants chaos bench proto proto-check requirements clean
 
 ##@ Use
 
@@ -33,6 +33,10 @@ demo: $(STAMP) ## Run the main job on real data: cluster, write, stream, kill a 
 
 test: $(STAMP) ## Run all tests. ARGS="-k name" passes options to pytest.
 	@$(BIN)/python -m pytest $(ARGS)
+
+coverage: $(STAMP) ## Run all tests and measure what they run: all of pure modules, most of the rest.
+	@$(BIN)/python -m pytest --cov --cov-report= $(ARGS)
+	@$(BIN)/python -m tests.coverage_check
 
 check: lint types layers proto-check test ## Run lint, types, layers and proto-check, then all tests.
 
@@ -52,7 +56,7 @@ sim: $(STAMP) ## Simulate schedules on all cores: SEEDS=n runs n seeds, SEED=n r
 model: $(STAMP) ## Visit all interleavings of fencing and recovery. ARGS="--only crash".
 	@$(BIN)/python -m tests.model $(ARGS)
 
-mutants: $(STAMP) ## Simulate each known bug put back: all must be caught within SEEDS_MAX=n seeds.
+mutants: $(STAMP) ## Put known bugs back one at a time: a seed of the simulation or a test must catch each.
 	@$(BIN)/python -m tests.simulation.mutants_run --seeds-max $(SEEDS_MAX) $(ARGS)
 
 chaos: $(STAMP) ## Break real processes, links and disks for SECONDS=n; SEED=n repeats a plan.

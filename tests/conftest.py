@@ -6,5 +6,6 @@ pytest_plugins = [
     "tests.fixtures.cluster",
     "tests.fixtures.signals",
     "tests.fixtures.spark",
+    "tests.fixtures.unmeasured",
     "tests.fixtures.zookeeper",
 ]
