@@ -1,4 +1,4 @@
-"""What the machine can do at most: its disk, and a bare gRPC round trip."""
+"""What the machine can do at most: its disk, and a bare framed round trip."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import crc32c
-import grpc
 
-from benchmarks.bare_server import ECHO, WRITE
+from benchmarks.bare_server import Ask, BareClient
 from bookie.entry_log_format import RECORD_HEADER_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
 MIB = 1024 * 1024
@@ -71,9 +71,10 @@ def bare_replay_s(path: Path) -> float:
 
 
 @contextmanager
-def bare_server(folder: Path) -> Iterator[str]:
-    """Run the bare server, a process of its own; yield its address."""
-    command = [sys.executable, "-m", "benchmarks.bare_server", str(folder)]
+def served(module: str, folder: Path) -> Iterator[str]:
+    """Run a server, a process of its own; yield its address."""
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", module, str(folder)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -86,17 +87,21 @@ def bare_server(folder: Path) -> Iterator[str]:
             process.wait(timeout=30)
 
 
+def bare_server(folder: Path) -> AbstractContextManager[str]:
+    """Run the bare server; yield its address."""
+    return served("benchmarks.bare_server", folder)
+
+
 async def round_trip_ms(address: str, *, durable: bool, size_bytes: int, count: int) -> float:
     """Return the median time of `count` calls, one after the other, that carry `size_bytes`."""
     payload = os.urandom(size_bytes)
     times = []
-    async with grpc.aio.insecure_channel(address) as channel:
-        method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
-            WRITE if durable else ECHO
-        )
-        await method(payload)
-        for _ in range(count):
-            started = time.perf_counter()
-            await method(payload)
-            times.append(time.perf_counter() - started)
+    client = await BareClient.connect(address)
+    kind = Ask.WRITE if durable else Ask.ECHO
+    await client.ask(kind, payload)
+    for _ in range(count):
+        started = time.perf_counter()
+        await client.ask(kind, payload)
+        times.append(time.perf_counter() - started)
+    client.close()
     return statistics.median(times) * 1000

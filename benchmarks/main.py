@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import bookies, history, logs, spark
+from benchmarks import bookies, history, logs, spark, wire
 from dlcore.sandbox.cluster import Sandbox
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ BOOKIES = 3
 _TABLE_WIDTH = 100
 RESULTS = Path("benchmarks/results.json")
 BENCHMARKS: dict[str, Callable[[Sandbox, Path], list[Figure]]] = {
+    "wire_add": wire.wire_add,
+    "wire_read": wire.wire_read,
     "core_write": logs.core_write,
     "append_latency": logs.append_latency,
     "tail_latency": logs.tail_latency,

@@ -42,8 +42,6 @@ from dlcore.wire.messages import (
 from dlcore.wire.statuses import status_of
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
     from bookie.read_streams import ReadStream
     from bookie.service import BookieService
     from bookie.storage import LedgerStorage
@@ -379,20 +377,19 @@ class Connection(asyncio.BufferedProtocol):
 
     def _read(self, request: ReadLac | ReadEntry) -> None:
         request_id = request.request_id
-        work: Coroutine[Any, Any, Lac | Chunk]
-        if isinstance(request, ReadLac):
-            work = self._read_lac(request)
-        else:
-            work = self._read_entry(request)
-        task = self._loop.create_task(self._answer(request_id, work))
+        task = self._loop.create_task(self._answer(request))
         self._reads[request_id] = task
         task.add_done_callback(partial(self._on_read, request_id))
 
-    async def _answer(self, request_id: int, work: Coroutine[Any, Any, Lac | Chunk]) -> None:
+    async def _answer(self, request: ReadLac | ReadEntry) -> None:
+        answer: Lac | Chunk
         try:
-            answer = await work
+            if isinstance(request, ReadLac):
+                answer = await self._read_lac(request)
+            else:
+                answer = await self._read_entry(request)
         except DLError as error:
-            self._settle(request_id, error)
+            self._settle(request.request_id, error)
         else:
             self._write(self._end.send(answer))
 

@@ -69,9 +69,9 @@ class BookieService:
         self.is_draining = False
         self._storage = storage
 
-    def new_connection(self) -> Connection:
-        """Return the protocol of a connection that was accepted."""
-        return Connection(self, self._storage)
+    def new_connection(self, storage: LedgerStorage | None = None) -> Connection:
+        """Return the protocol of a connection that was accepted, on a view of the storage."""
+        return Connection(self, storage or self._storage)
 
     def _relieve_later(self) -> None:
         if self._relief is None:

@@ -217,7 +217,7 @@ class Namespace:
         completed before this call is, for one round trip more, however many the logs are.
         """
         self._require_open()
-        return await self._followers.take(names, fresh=fresh)
+        return await self._followers.take([validate_log_name(name) for name in names], fresh=fresh)
 
     async def begin_append(
         self,

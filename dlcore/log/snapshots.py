@@ -7,7 +7,6 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from dlcore.errors import LogNotFoundError
-from dlcore.ids import validate_log_name
 from dlcore.log import codec
 from dlcore.log.snapshot import LogFollower
 from dlcore.log.store import persistently
@@ -55,7 +54,7 @@ class LogFollowers:
         return {name: found.get(name) for name in names}
 
     async def _find(self, names: Sequence[str]) -> None:
-        paths = [self._context.paths.log(validate_log_name(name)) for name in names]
+        paths = [self._context.paths.log(name) for name in names]
         if not paths:
             return
         nodes = await persistently(lambda: self._context.logs.fresh_many(paths))

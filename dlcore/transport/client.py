@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from dlcore.config import LedgerClientConfig
     from dlcore.ids import BookieId
     from dlcore.ledger.port import EntryRange
-    from dlcore.transport.connection import Incoming
+    from dlcore.transport.connection import Connect, Incoming
     from dlcore.transport.control import ControlClient
     from dlcore.wire.client_end import Read
     from dlcore.wire.messages import Buffer
@@ -213,6 +213,12 @@ class WireBookieClient:
         if self._control is not None:
             await self._control.aclose()
 
+    async def _connect(self, protocol: asyncio.BufferedProtocol, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        await asyncio.get_running_loop().create_connection(
+            lambda: protocol, host.strip("[]"), int(port), ssl=self._tls
+        )
+
     def _check_open(self, bookie: BookieId) -> None:
         if self._is_closed:
             raise BookieUnavailableError(f"{bookie}: the bookie client is closed")
@@ -224,7 +230,7 @@ class WireBookieClient:
             hello = Hello(
                 PROTOCOL_VERSION, FEATURES, self._cluster_id, bookie.name, bookie.incarnation
             )
-            peer = _Peer(bookie, self._resolve, hello, self._scratch, self._config, self._tls)
+            peer = _Peer(bookie, self._resolve, self._connect, hello, self._scratch, self._config)
             self._peers[bookie] = peer
         return peer.connection(lane)
 
@@ -273,17 +279,17 @@ class _Peer:
         self,
         bookie: BookieId,
         resolve: Resolve,
+        connect: Connect,
         hello: Hello,
         scratch: bytearray,
         config: LedgerClientConfig,
-        tls: ssl.SSLContext | None,
     ) -> None:
         self._bookie = bookie
         self._resolve = resolve
+        self._connect = connect
         self._hello = hello
         self._scratch = scratch
         self._config = config
-        self._tls = tls
         self._backoff = Backoff()
         self._connections: dict[Lane, Connection] = {}
         self._opening: dict[asyncio.Task[None], None] = {}
@@ -331,7 +337,7 @@ class _Peer:
             self._backoff.failed()
             connection.fail(error)
         else:
-            await connection.open(address, self._tls)
+            await connection.open(address, self._connect)
 
 
 @contextmanager

@@ -27,8 +27,7 @@ from dlcore.wire.keepalive import Keepalive
 from dlcore.wire.messages import ADD_FRAMES_MAX, Ping, Pong, WireError, encode, gather
 
 if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from dlcore.config import LedgerClientConfig
     from dlcore.ids import BookieId
@@ -103,6 +102,8 @@ class Incoming:
 
 
 Event: TypeAlias = "ClientEvent[Write, Incoming]"
+Connect: TypeAlias = "Callable[[asyncio.BufferedProtocol, str], Awaitable[None]]"
+"""Connects a protocol to host:port; what goes wrong is an OSError, or an error of the address."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -204,14 +205,11 @@ class Connection(asyncio.BufferedProtocol):
         elif not self.closed.done():
             self.closed.set_result(None)
 
-    async def open(self, address: str, tls: ssl.SSLContext | None) -> None:
+    async def open(self, address: str, connect: Connect) -> None:
         """Connect; what goes wrong breaks the connection."""
-        host, _, port = address.rpartition(":")
         try:
             async with asyncio.timeout(self._config.add_timeout_s):
-                await self._loop.create_connection(
-                    lambda: self, host.strip("[]"), int(port), ssl=tls
-                )
+                await connect(self, address)
         except (OSError, ValueError, OverflowError, TimeoutError) as error:
             reason = str(error) or type(error).__name__
             self._backoff.failed()
@@ -409,9 +407,9 @@ class Connection(asyncio.BufferedProtocol):
         """Fail what waits too long."""
         self._expiry = None
         timeout_s = self._config.add_timeout_s
-        due_s = self._loop.time() - timeout_s
+        now_s = self._loop.time()
         writes = self._end.writes
-        while (oldest := self._oldest()) is not None and oldest.submitted_s <= due_s:
+        while (oldest := self._oldest()) is not None and oldest.submitted_s + timeout_s <= now_s:
             if writes:
                 del writes[next(iter(writes))]
             else:

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from dlcore.clock import Clock
+    from dlcore.ledger.port import BookieClient
     from dlcore.metadata.memory import MemoryStore, MemoryTree
     from dlcore.metadata.paths import NamespacePaths
     from tests.simulation.network import Network
-    from tests.simulation.processes import SimBookieClient
 
 _CONFIG = LedgerClientConfig(
     add_timeout_s=2.0,
@@ -152,7 +152,7 @@ class SimClient:
         *,
         seed: int,
         network: Network,
-        bookies: SimBookieClient,
+        bookies: BookieClient,
         tree: MemoryTree,
         paths: NamespacePaths,
         clock: Clock,
@@ -206,4 +206,5 @@ class SimClient:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
         await self.ledgers.aclose()
+        await self.bookies.aclose()
         await self.store.aclose()

@@ -1,4 +1,4 @@
-"""The client side of simulated connections: a `BookieClient` whose messages cross the network."""
+"""Requests that travel by themselves: lost, late, twice and in any order, more than TCP allows."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class SimBookieClient:
                 self.name,
                 lambda s: s.read_lac(ledger_id, fence=fence),
                 reply,
-                watch=partial(_watch_lac, ledger_id, fence),
+                watch=partial(watch_lac, ledger_id, fence),
                 fence=fence,
             ),
         )
@@ -143,7 +143,7 @@ class SimBookieClient:
                 self.name,
                 lambda s: s.read_entry(ledger_id, entry_id, fence=fence),
                 reply,
-                watch=partial(_watch_entry, ledger_id, entry_id, fence),
+                watch=partial(watch_entry, ledger_id, entry_id, fence),
                 fence=fence,
             ),
         )
@@ -169,7 +169,7 @@ class SimBookieClient:
                 stride=stride,
                 chunk_bytes=READ_CHUNK_BYTES,
             ),
-            partial(_watch_entries, ledger_id, first_entry_id, stride),
+            partial(watch_entries, ledger_id, first_entry_id, stride),
         )
         try:
             while (item := await self._next(stream)) is not None:
@@ -193,7 +193,7 @@ class SimBookieClient:
             lambda storage: follow(
                 storage, ledger_id, first_entry_id=first_entry_id, chunk_bytes=READ_CHUNK_BYTES
             ),
-            partial(_watch_follow, ledger_id, first_entry_id),
+            partial(watch_follow, ledger_id, first_entry_id),
         )
         try:
             while (item := await stream.get()) is not None:
@@ -225,7 +225,7 @@ class SimBookieClient:
 
         result: list[EntryRange] = await self._request(
             bookie,
-            lambda b, reply: b.serve(self.name, work, reply, watch=partial(_watch_list, ledger_id)),
+            lambda b, reply: b.serve(self.name, work, reply, watch=partial(watch_list, ledger_id)),
         )
         return result
 
@@ -233,7 +233,8 @@ class SimBookieClient:
         """Nothing is held open here."""
 
 
-def _watch_lac(ledger_id: int, fence: bool, record: BookieRecord) -> Judge:
+def watch_lac(ledger_id: int, fence: bool, record: BookieRecord) -> Judge:
+    """Return the judge of a LAC read."""
     held = record.held(ledger_id)
     known = record.lacs.get(ledger_id, -1)
 
@@ -248,7 +249,8 @@ def _watch_lac(ledger_id: int, fence: bool, record: BookieRecord) -> Judge:
     return judge
 
 
-def _watch_entry(ledger_id: int, entry_id: int, fence: bool, record: BookieRecord) -> Judge:
+def watch_entry(ledger_id: int, entry_id: int, fence: bool, record: BookieRecord) -> Judge:
+    """Return the judge of a read of an entry."""
     held = (ledger_id, entry_id) in record.acknowledged
 
     def judge(answer: Any) -> None:
@@ -262,7 +264,8 @@ def _watch_entry(ledger_id: int, entry_id: int, fence: bool, record: BookieRecor
     return judge
 
 
-def _watch_entries(ledger_id: int, first_entry_id: int, stride: int, record: BookieRecord) -> Judge:
+def watch_entries(ledger_id: int, first_entry_id: int, stride: int, record: BookieRecord) -> Judge:
+    """Return the judge of a range read."""
     next_entry_id = first_entry_id
     held = record.held(ledger_id)
 
@@ -278,7 +281,8 @@ def _watch_entries(ledger_id: int, first_entry_id: int, stride: int, record: Boo
     return judge
 
 
-def _watch_follow(ledger_id: int, first_entry_id: int, record: BookieRecord) -> Judge:
+def watch_follow(ledger_id: int, first_entry_id: int, record: BookieRecord) -> Judge:
+    """Return the judge of what a follower is sent."""
     next_entry_id = first_entry_id
     held = record.held(ledger_id)
 
@@ -300,7 +304,8 @@ def _watch_follow(ledger_id: int, first_entry_id: int, record: BookieRecord) -> 
     return judge
 
 
-def _watch_list(ledger_id: int, record: BookieRecord) -> Judge:
+def watch_list(ledger_id: int, record: BookieRecord) -> Judge:
+    """Return the judge of a list of entries."""
     held = sorted(record.held(ledger_id))
 
     def judge(answer: Any) -> None:

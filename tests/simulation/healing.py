@@ -225,7 +225,8 @@ def _has_forgotten(bookie: SimBookie, live: set[int]) -> bool:
 
 def _is_idle(bookie: SimBookie) -> bool:
     storage = bookie.storage
-    return storage is not None and not bookie.adds_in_flight and not storage._log.pending_bytes
+    is_quiet = not bookie.adds_in_flight and not bookie.is_read_from
+    return storage is not None and is_quiet and not storage._log.pending_bytes
 
 
 async def _until(condition: Callable[[], bool]) -> None:

@@ -23,6 +23,7 @@ from tests.simulation import (
     mutants_space,
     mutants_stale,
     mutants_storage,
+    mutants_wire,
     mutants_writing,
 )
 from tests.simulation.plan import Plan, draw_plan
@@ -44,6 +45,7 @@ _MODULES = (
     mutants_space,
     mutants_stale,
     mutants_storage,
+    mutants_wire,
     mutants_writing,
 )
 _USUAL = QuorumConfig(ensemble_size=3, write_quorum_size=3, ack_quorum_size=2)
@@ -209,6 +211,10 @@ def _damaged_ends(plan: Plan) -> Plan:
     return replace(_scene("damaged_tail", acks=(2, 3))(plan), storage=storage)
 
 
+def _wire(plan: Plan) -> Plan:
+    return replace(plan, has_wire=True)
+
+
 FOCUSES: dict[str, Callable[[Plan], Plan]] = {
     "any": _any,
     "takeovers": _takeovers,
@@ -238,6 +244,10 @@ FOCUSES: dict[str, Callable[[Plan], Plan]] = {
     "rotten files": _rotten_files,
     "rough links": _scene("rough_links", spares=2, metadata_latency_s=0.2),
     "rough stripes": _rough_stripes,
+    "wire": _wire,
+    "wire and crashes": lambda plan: _wire(_crashes(plan)),
+    "wire and damage": lambda plan: _wire(_scene("damaged_tail", acks=(2, 3))(plan)),
+    "wire and repairs": lambda plan: _wire(_repairs(plan)),
     "torn changes": _scene("torn_change", spares=1, metadata_latency_s=0.2),
 }
 _FOCUS_OF = {
@@ -302,6 +312,10 @@ _FOCUS_OF = {
     mutants_garbage.ids_are_used_twice: "creations",
     mutants_garbage.lost_replies_count_as_success: "lost replies",
     mutants_garbage.metadata_is_overwritten: "any",
+    **dict.fromkeys(mutants_wire.MUTANTS, "wire"),
+    mutants_wire.a_lost_connection_is_a_no: "wire and damage",
+    mutants_wire.adds_are_acknowledged_on_arrival: "wire and crashes",
+    mutants_wire.handshakes_are_not_checked: "wire and repairs",
 }
 BUGS_OF_LIVENESS = {
     "a_file_that_is_full_is_not_synced",
@@ -312,8 +326,10 @@ BUGS_OF_LIVENESS = {
     "fences_refuse_recovery_adds",
     "files_are_deleted_before_that_is_durable",
     "nothing_is_held_back_from_others",
+    "half_open_connections_are_not_noticed",
     "recovery_waits_for_ever",
     "the_last_batch_is_not_written_again",
+    "windows_are_not_given_back",
 }
 """Here it counts that something stands still: a bookie, say, that refuses to start with what it
 finds, because it notices the loss.  All others must break a promise of safety."""
@@ -324,7 +340,8 @@ def focused(focus: str) -> Iterator[None]:
     """Draw plans of this focus."""
 
     def draw(rng: random.Random) -> Plan:
-        return FOCUSES[focus](draw_plan(rng))
+        plan = replace(draw_plan(rng), has_wire=False)
+        return FOCUSES[focus](plan)
 
     with patch("tests.simulation.workload.draw_plan", draw):
         yield

@@ -46,6 +46,20 @@ class Network:
         for _ in range(copies):
             self._loop.call_later(self.delay(source, target), self._arrive, source, target, deliver)
 
+    def carry(self, source: str, target: str, deliver: Callable[[], None]) -> None:
+        """Send what is not lost, once."""
+        if source not in self._dead:
+            delay_s = self.delay(source, target)
+            self._loop.call_later(delay_s, self._arrive, source, target, deliver)
+
+    def is_held(self, source: str) -> bool:
+        """Return whether a process is paused."""
+        return source in self._held
+
+    def hold(self, source: str, action: Callable[[], None]) -> None:
+        """Do something once a paused process goes on."""
+        self._held[source].append(action)
+
     def loses(self, source: str, target: str) -> bool:
         """Decide whether a message sent now is lost."""
         link = (source, target)

@@ -5,6 +5,7 @@ A run in which everything goes wrong at once hides what a few faults would show 
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -68,6 +69,8 @@ class Plan:
     hunt_chance: float
     hunts_by_crash: bool
     writers: int
+    has_wire: bool
+    """Whether requests travel on connections, byte by byte, or each by itself."""
     scene: str = ""
     """What is played in place of the usual writers; see `scenes.py`."""
 
@@ -75,6 +78,9 @@ class Plan:
     def losses_max(self) -> int:
         """How many bookies may lose what they acknowledged."""
         return self.quorum.ack_quorum_size - 1
+
+
+_WIRE_SHARE = 0.5
 
 
 def draw_plan(rng: random.Random) -> Plan:
@@ -107,4 +113,5 @@ def draw_plan(rng: random.Random) -> Plan:
         hunt_chance=rng.choice((0.0, 0.3, 0.6)),
         hunts_by_crash=rng.random() < 0.5,
         writers=rng.choice((1, 1, 2)),
+        has_wire=copy(rng).random() < _WIRE_SHARE,  # drawn without a trace in what comes after
     )

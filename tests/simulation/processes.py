@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from bookie.memory_disk import MemoryDisk
 from bookie.registration import Registrar, confirm_identity, establish_identity
+from bookie.service import BookieService
 from bookie.storage import LedgerStorage, StorageState
 from dlcore.errors import (
     BookieStorageError,
@@ -24,15 +25,23 @@ from dlcore.errors import (
 from dlcore.ledger.digest import decode_frame
 from dlcore.metadata.port import Delete
 from tests.simulation.clients import SESSION_TIMEOUT_S, GatedStore
-from tests.simulation.connections import Reply, SimBookieClient, SimStream, Watch
+from tests.simulation.connections import (
+    READ_CHUNK_BYTES,
+    Reply,
+    SimBookieClient,
+    SimStream,
+    Watch,
+)
 from tests.simulation.housekeeping import Housekeeping
 from tests.simulation.truth import InvariantViolatedError
+from tests.simulation.wire_connections import JudgedStorage, WireSimClient
 
 if TYPE_CHECKING:
     import random
     from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
     from bookie.config import StorageConfig
+    from bookie.connection import Connection
     from dlcore.clock import Clock
     from dlcore.ids import BookieId
     from dlcore.ledger.codec import BookieCookie
@@ -40,6 +49,7 @@ if TYPE_CHECKING:
     from dlcore.metadata.paths import NamespacePaths
     from tests.simulation.network import Network
     from tests.simulation.trace import Trace
+    from tests.simulation.transport import SimTransport
     from tests.simulation.truth import BookieRecord
 
 __all__ = ["BookieSettings", "SimBookie", "SimBookieClient"]
@@ -47,11 +57,15 @@ __all__ = ["BookieSettings", "SimBookie", "SimBookieClient"]
 _REGISTER_PATIENCE_S = 5.0
 _RETRY_S = 0.5
 _PEER_TIMEOUT_S = 2.0
+_CONNECTION_TIMEOUT_S = 4.0
 DISK_BYTES = 1 << 26
 MADE_TO_FAIL = "made to fail"
 """What injected errors say."""
 _OWN_BYTES = 16 << 10
 """What a bookie may have on its way to disk beside entries: marks, fences, garbage."""
+_CONNECTION_BYTES_MAX = 4096
+_SILENCE_S = 3.0
+_REFUSAL_CHANCE = 0.7
 _EXTRA_FILES = 4
 """Handles beyond the limit that a pass of reading or writing may hold for a moment."""
 
@@ -66,6 +80,8 @@ class BookieSettings:
     """Between passes of garbage collection; others are rarer.  0: no housekeeping, no repair."""
     hiding_chance: float
     """How often a look of garbage collection misses a ledger that is there."""
+    has_wire: bool
+    """Whether requests travel on connections, or each by itself."""
 
 
 class SimBookie:
@@ -131,6 +147,9 @@ class SimBookie:
         self._is_paused = False
         self._opening: asyncio.Task[tuple[BookieCookie, LedgerStorage]] | None = None
         self._registrar: Registrar | None = None
+        self._service: BookieService | None = None
+        self._client: SimBookieClient | WireSimClient | None = None
+        self._transports: list[SimTransport] = []
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._burials: dict[asyncio.Task[None], None] = {}
 
@@ -187,6 +206,14 @@ class SimBookie:
         cookie, storage = opening.result()
         self._take_identity(cookie.bookie)
         self.storage = storage
+        self._service = BookieService(
+            storage,
+            bookie=cookie.bookie,
+            cluster_id=self._settings.cluster_id,
+            connection_bytes_max=_CONNECTION_BYTES_MAX,
+            chunk_bytes_max=READ_CHUNK_BYTES,
+            silence_s=_SILENCE_S,
+        )
         self.session = session
         session.hiding_chance = self._settings.hiding_chance
         if self._is_paused:
@@ -199,8 +226,14 @@ class SimBookie:
             return
         self._spawn(self._register(session, storage))
         if self._settings.maintenance_interval_s > 0:
-            client = SimBookieClient(
-                self.name, network=self._network, bookies=self._peers, timeout_s=_PEER_TIMEOUT_S
+            client = self._client = new_bookie_client(
+                self.name,
+                network=self._network,
+                bookies=self._peers,
+                cluster_id=self._settings.cluster_id,
+                rng=self._rng,
+                timeout_s=_PEER_TIMEOUT_S,
+                has_wire=self._settings.has_wire,
             )
             house = Housekeeping(
                 storage,
@@ -315,6 +348,7 @@ class SimBookie:
         self.adds_in_flight = 0
         self.up.clear()
         storage, self.storage = self.storage, None
+        self._hang_up()
         self.disk.crash(keep_cache=keep_cache)
         for task in self._tasks:
             task.cancel()
@@ -329,6 +363,18 @@ class SimBookie:
         if session is not None:
             session.gate.set()
             self._loop.call_later(SESSION_TIMEOUT_S, self._end_session, session)
+
+    def _hang_up(self) -> None:
+        """End all connections with the process."""
+        self._service = None
+        transports, self._transports = self._transports, []
+        if transports:
+            is_told = self._rng.random() < _REFUSAL_CHANCE
+            for transport in transports:
+                transport.vanish(is_told=is_told)
+        client, self._client = self._client, None
+        if client is not None:
+            self._keep(self._loop.create_task(client.aclose()))
 
     def _end_session(self, session: GatedStore) -> None:
         self._keep(self._loop.create_task(session.aclose()))
@@ -379,6 +425,7 @@ class SimBookie:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._registrar is not None:
             _kill(self._registrar)
+        self._hang_up()
         if self.storage is not None:
             await self.storage.aclose()
         await asyncio.gather(*self._burials, return_exceptions=True)
@@ -412,6 +459,41 @@ class SimBookie:
             error = WrongIncarnationError(f"this is {self.bookie}, not {bookie}")
             self._network.send(self.name, client, lambda: reply(error))
         return False
+
+    def accept(self, client: str) -> Connection | None:
+        """Return the protocol of a new connection; None if nobody listens."""
+        if self._service is None or self.storage is None:
+            return None
+        judged = JudgedStorage(self, client, self.storage)
+        return self._service.new_connection(cast("LedgerStorage", judged))
+
+    @property
+    def is_read_from(self) -> bool:
+        """Whether it has not seen the end of some reader yet."""
+        service = self._service
+        return service is not None and any(each._streams for each in service.connections)
+
+    def keep(self, transport: SimTransport) -> None:
+        """Remember a connection that ends with this process."""
+        self._transports = [each for each in self._transports if not each.is_closing()]
+        self._transports.append(transport)
+
+    def refuse(self, client: str, reply: Callable[[], None]) -> None:
+        """A dead process's machine refuses connections; a dead machine is silent."""
+        if self._rng.random() < _REFUSAL_CHANCE:
+            self._network.send(self.name, client, reply)
+
+    def on_add_taken(self, future: asyncio.Future[None]) -> None:
+        """Count an add until it is answered."""
+        life = self._life
+        self.adds_in_flight += 1
+        self._check_bounds()
+
+        def on_done(_: asyncio.Future[None]) -> None:
+            if life == self._life:
+                self.adds_in_flight -= 1
+
+        future.add_done_callback(on_done)
 
     def serve_add(self, client: str, frame: bytes, reply: Reply, *, is_recovery: bool) -> None:
         """Take an add in the order of arrival; answer when it is durable."""
@@ -536,10 +618,8 @@ class SimBookie:
         return True
 
     def _refuse(self, client: str, reply: Reply) -> None:
-        """A dead process's machine refuses connections; a dead machine is silent."""
-        if self._rng.random() < 0.7:
-            error = BookieUnavailableError(f"{self.name}: connection refused")
-            self._network.send(self.name, client, lambda: reply(error))
+        error = BookieUnavailableError(f"{self.name}: connection refused")
+        self.refuse(client, lambda: reply(error))
 
     def _check_bounds(self) -> None:
         """I9: what waits and what is open stays within the limits."""
@@ -571,3 +651,26 @@ def _kill(registrar: Registrar) -> None:
         unsubscribe()
     if registrar._task is not None:
         registrar._task.cancel()
+
+
+def new_bookie_client(
+    name: str,
+    *,
+    network: Network,
+    bookies: Sequence[SimBookie],
+    cluster_id: str,
+    rng: random.Random,
+    timeout_s: float | None,
+    has_wire: bool,
+) -> SimBookieClient | WireSimClient:
+    """Return a client process's way to bookies."""
+    if not has_wire:
+        return SimBookieClient(name, network=network, bookies=bookies, timeout_s=timeout_s)
+    return WireSimClient(
+        name,
+        network=network,
+        bookies=bookies,
+        cluster_id=cluster_id,
+        rng=rng,
+        timeout_s=timeout_s or _CONNECTION_TIMEOUT_S,
+    )

@@ -15,9 +15,8 @@ from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
 from tests.simulation.checkers import Checkers
 from tests.simulation.clients import SimClient
-from tests.simulation.connections import SimBookieClient
 from tests.simulation.network import Network
-from tests.simulation.processes import BookieSettings, SimBookie
+from tests.simulation.processes import BookieSettings, SimBookie, new_bookie_client
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -88,6 +87,7 @@ class World:
         self.clocks: list[SimClock] = []
         self.bookies: list[SimBookie] = []
         self.clients: list[SimClient] = []
+        self.cluster_id = ""
         self.faults: Counter[str] = Counter()
         self.failure: BaseException | None = None
         self._failed = asyncio.Event()
@@ -116,11 +116,13 @@ class World:
         session = self.tree.connect()
         binding = await ensure_namespace(session, self.paths, self.new_clock())
         await session.aclose()
+        self.cluster_id = binding.cluster_id
         settings = BookieSettings(
             storage=plan.storage,
             cluster_id=binding.cluster_id,
             maintenance_interval_s=plan.maintenance_interval_s,
             hiding_chance=plan.hiding_chance,
+            has_wire=plan.has_wire,
         )
         for number in range(plan.quorum.ensemble_size + plan.spare_bookies):
             slow = 50.0 if rng.random() < 0.25 else 1.0
@@ -150,8 +152,14 @@ class World:
             name,
             seed=self.rng.getrandbits(32),
             network=self.network,
-            bookies=SimBookieClient(
-                name, network=self.network, bookies=self.bookies, timeout_s=timeout_s
+            bookies=new_bookie_client(
+                name,
+                network=self.network,
+                bookies=self.bookies,
+                cluster_id=self.cluster_id,
+                rng=self.rng,
+                timeout_s=timeout_s,
+                has_wire=self.plan.has_wire,
             ),
             tree=self.tree,
             paths=self.paths,

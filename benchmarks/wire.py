@@ -1,0 +1,156 @@
+"""Figures of the wire: one client and one bookie, beside a bare framed loop that does nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from benchmarks.bare_server import Ask, BareClient
+from benchmarks.figures import Figure, Target, measure
+from benchmarks.limits import MIB, bare_server, served
+from benchmarks.logs import run
+from benchmarks.wire_server import BOOKIE, CLUSTER_ID
+from dlcore.config import LedgerClientConfig
+from dlcore.ledger.digest import encode_frame
+from dlcore.transport.client import WireBookieClient
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from dlcore.ids import BookieId
+    from dlcore.sandbox.cluster import Sandbox
+
+_RATIO = 0.6
+_SIZES = {"1_kb": (1024, 20_000, 256), "512_kb": (512 * 1024, 400, 16)}
+"""Bytes of an entry, entries of a round, entries in flight."""
+_READ_BYTES = 256 * MIB
+_CHUNKS_AHEAD = 2
+_CONFIG = LedgerClientConfig(add_timeout_s=60.0, read_timeout_s=60.0)
+
+
+def wire_add(_sandbox: Sandbox, folder: Path) -> list[Figure]:
+    """Adds of 1 KB and 512 KB, pipelined, to a real storage that does not sync."""
+    figures = []
+    with bare_server(folder) as bare, served("benchmarks.wire_server", folder / "bookie") as bookie:
+        ledger_ids = itertools.count(1)
+        for name, (size, count, in_flight) in _SIZES.items():
+            figures.append(
+                _beside(
+                    f"wire_add_{name}",
+                    lambda i=ledger_ids, s=size, c=count, f=in_flight: run(  # type: ignore[misc]
+                        _add_rate(bookie, ledger_id=next(i), size=s, count=c, in_flight=f)
+                    ),
+                    lambda s=size, c=count, f=in_flight: run(  # type: ignore[misc]
+                        _bare_add_rate(bare, size=s, count=c, in_flight=f)
+                    ),
+                )
+            )
+    return figures
+
+
+def wire_read(_sandbox: Sandbox, folder: Path) -> list[Figure]:
+    """Range reads of 1 KB and 512 KB entries from the page cache, in chunks of 1 MiB."""
+    figures = []
+    with bare_server(folder) as bare, served("benchmarks.wire_server", folder / "bookie") as bookie:
+        for ledger_id, (name, (size, _, in_flight)) in enumerate(_SIZES.items(), 1):
+            count = _READ_BYTES // size
+            run(_add_rate(bookie, ledger_id=ledger_id, size=size, count=count, in_flight=in_flight))
+            figures.append(
+                _beside(
+                    f"wire_read_{name}",
+                    lambda i=ledger_id, c=count, s=size: run(  # type: ignore[misc]
+                        _read_rate(bookie, ledger_id=i, size=s, count=c)
+                    ),
+                    lambda: run(_bare_read_rate(bare)),
+                )
+            )
+    return figures
+
+
+def _beside(name: str, value: Callable[[], float], limit: Callable[[], float]) -> Figure:
+    target = Target(ratio=_RATIO, is_rate=True)
+    return measure(name=name, unit="MB/s", target=target, value=value, limit=limit)
+
+
+async def _add_rate(
+    address: str, *, ledger_id: int, size: int, count: int, in_flight: int
+) -> float:
+    """Return MB/s of adds."""
+    client = _client_of(address)
+    body = os.urandom(size)
+    frames = [
+        encode_frame(
+            ledger_id=ledger_id,
+            entry_id=entry_id,
+            last_add_confirmed=entry_id - 1,
+            ledger_bytes=(entry_id + 1) * size,
+            body=[body],
+        )
+        for entry_id in range(count)
+    ]
+    pending: deque[asyncio.Future[None]] = deque()
+    started = time.perf_counter()
+    for frame in frames:
+        if len(pending) == in_flight:
+            await pending.popleft()
+        pending.append(client.add_entry(BOOKIE, frame))
+    await asyncio.gather(*pending)
+    seconds = time.perf_counter() - started
+    await client.aclose()
+    return count * size / 1e6 / seconds
+
+
+async def _bare_add_rate(address: str, *, size: int, count: int, in_flight: int) -> float:
+    client = await BareClient.connect(address)
+    body = os.urandom(size)
+    pending: deque[asyncio.Future[int]] = deque()
+    started = time.perf_counter()
+    for _ in range(count):
+        if len(pending) == in_flight:
+            await pending.popleft()
+        pending.append(client.ask(Ask.TAKE, body))
+    await asyncio.gather(*pending)
+    seconds = time.perf_counter() - started
+    client.close()
+    return count * size / 1e6 / seconds
+
+
+async def _read_rate(address: str, *, ledger_id: int, size: int, count: int) -> float:
+    """Return MB/s of a range read."""
+    client = _client_of(address)
+    got = 0
+    started = time.perf_counter()
+    async for frames in client.read_entries(
+        BOOKIE, ledger_id=ledger_id, first_entry_id=0, last_entry_id=count - 1
+    ):
+        got += len(frames)
+    seconds = time.perf_counter() - started
+    assert got == count
+    await client.aclose()
+    return count * size / 1e6 / seconds
+
+
+async def _bare_read_rate(address: str) -> float:
+    client = await BareClient.connect(address)
+    pending: deque[asyncio.Future[int]] = deque()
+    started = time.perf_counter()
+    for _ in range(_READ_BYTES // MIB):
+        if len(pending) == _CHUNKS_AHEAD:
+            assert await pending.popleft() == MIB
+        pending.append(client.ask(Ask.GIVE, b"%d" % MIB))
+    await asyncio.gather(*pending)
+    seconds = time.perf_counter() - started
+    client.close()
+    return _READ_BYTES / 1e6 / seconds
+
+
+def _client_of(address: str) -> WireBookieClient:
+    async def resolve(_: BookieId) -> str:
+        return address
+
+    return WireBookieClient(resolve, cluster_id=CLUSTER_ID, config=_CONFIG)

@@ -1,0 +1,47 @@
+"""A bookie's service on its real storage, with syncs that cost nothing: what is left is the wire.
+
+`python -m benchmarks.wire_server FOLDER` prints its port and serves until its standard input ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+import uvloop
+
+from bookie.config import StorageConfig
+from bookie.disk import RealDisk
+from bookie.service import BookieService
+from bookie.storage import LedgerStorage
+from dlcore.clock import SystemClock
+from dlcore.config import MIB
+from dlcore.ids import BookieId
+
+CLUSTER_ID = "benchmark"
+BOOKIE = BookieId("bookie", "0" * 32)
+
+
+async def serve(folder: Path) -> None:
+    """Serve on a free port until standard input ends."""
+    disk = RealDisk(folder)
+    storage = await LedgerStorage.open(disk, StorageConfig(), clock=SystemClock())
+    service = BookieService(
+        storage, bookie=BOOKIE, cluster_id=CLUSTER_ID, connection_bytes_max=16 * MIB
+    )
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(service.new_connection, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    server.close()
+    await service.aclose(grace_s=0.0)
+    await storage.aclose()
+    await disk.aclose()
+
+
+if __name__ == "__main__":
+    with patch.object(os, "fdatasync", lambda _descriptor: None):
+        uvloop.run(serve(Path(sys.argv[1])))

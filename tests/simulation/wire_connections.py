@@ -1,0 +1,212 @@
+"""Connections as they are: the real client and the real service, joined by simulated TCP.
+
+What a bookie answers is judged where it leaves its storage: `JudgedStorage` is what a connection
+sees of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from dlcore.config import LedgerClientConfig
+from dlcore.errors import DLError
+from dlcore.ledger.digest import decode_frame
+from dlcore.transport.client import WireBookieClient
+from tests.simulation.connections import (
+    READ_CHUNK_BYTES,
+    SimBookieClient,
+    watch_entries,
+    watch_entry,
+    watch_follow,
+    watch_lac,
+)
+from tests.simulation.transport import couple
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Coroutine, Sequence
+
+    from bookie.storage import LedgerStorage
+    from dlcore.ids import BookieId
+    from dlcore.ledger.digest import BytesLike
+    from dlcore.ledger.port import EntryRange, FollowUpdate
+    from tests.simulation.connections import Judge
+    from tests.simulation.network import Network
+    from tests.simulation.processes import SimBookie
+
+
+class WireSimClient(WireBookieClient):
+    """One client process's connections, which give up after `timeout_s`.
+
+    Lists of entries are asked for by themselves: they do not travel on the wire.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        network: Network,
+        bookies: Sequence[SimBookie],
+        cluster_id: str,
+        rng: random.Random,
+        timeout_s: float,
+    ) -> None:
+        super().__init__(
+            self._find,
+            cluster_id=cluster_id,
+            config=LedgerClientConfig(
+                add_timeout_s=timeout_s,
+                read_timeout_s=timeout_s,
+                read_chunk_bytes=READ_CHUNK_BYTES,
+            ),
+        )
+        self.name = name
+        self._by_itself = SimBookieClient(
+            name, network=network, bookies=bookies, timeout_s=timeout_s
+        )
+        self._rng = rng
+        self._network = network
+        self._bookies = bookies
+        self._loop = asyncio.get_running_loop()
+
+    async def _find(self, bookie: BookieId) -> str:
+        return bookie.name
+
+    def _machine(self, name: str) -> SimBookie:
+        return next(each for each in self._bookies if each.name == name)
+
+    async def _connect(self, protocol: asyncio.BufferedProtocol, address: str) -> None:
+        """Connect to the bookie whose name is `address`: a message there and one back."""
+        here = self._machine(address)
+        accepted: asyncio.Future[bool] = self._loop.create_future()
+
+        def answer(*, is_yes: bool) -> None:
+            if not accepted.done():
+                accepted.set_result(is_yes)
+
+        def arrive() -> None:
+            connection = here.accept(self.name)
+            if connection is None:
+                here.refuse(self.name, lambda: answer(is_yes=False))
+                return
+            near, far = couple(
+                self._network,
+                self._rng,
+                protocol,
+                connection,
+                client_name=self.name,
+                bookie_name=here.name,
+            )
+            here.keep(far)
+            connection.connection_made(far)
+
+            def welcome() -> None:
+                if accepted.done():
+                    near.close()
+                else:
+                    protocol.connection_made(near)
+                    answer(is_yes=True)
+
+            self._network.send(here.name, self.name, welcome)
+
+        self._network.send(self.name, here.name, arrive)
+        if not await accepted:
+            raise ConnectionRefusedError(f"{address} refuses connections")
+
+    async def list_entries(self, bookie: BookieId, *, ledger_id: int) -> Sequence[EntryRange]:
+        """Return ranges."""
+        return await self._by_itself.list_entries(bookie, ledger_id=ledger_id)
+
+
+class JudgedStorage:
+    """What one connection sees of a bookie's storage; judges every answer, adds nothing."""
+
+    def __init__(self, bookie: SimBookie, client: str, storage: LedgerStorage) -> None:
+        assert bookie.record is not None
+        self._bookie = bookie
+        self._record = bookie.record
+        self._client = client
+        self._storage = storage
+        self.watch = storage.watch
+
+    def add_entry(self, frame: BytesLike, *, is_recovery: bool = False) -> asyncio.Future[None]:
+        """Add; what is called durable is noted."""
+        header = decode_frame(frame)
+        entry = (header.ledger_id, header.entry_id)
+        was_fenced = header.ledger_id in self._record.fenced
+        future = self._storage.add_entry(frame, is_recovery=is_recovery)
+        self._bookie.on_add_taken(future)
+
+        def on_done(done: asyncio.Future[None]) -> None:
+            if done.exception() is None and self._is_alive:
+                self._record.on_added(entry, is_recovery=is_recovery, was_fenced=was_fenced)
+
+        future.add_done_callback(on_done)
+        return future
+
+    def write_lac(self, ledger_id: int, last_add_confirmed: int) -> asyncio.Future[None]:
+        """Write a LAC; likewise."""
+        future = self._storage.write_lac(ledger_id, last_add_confirmed)
+
+        def on_done(done: asyncio.Future[None]) -> None:
+            if done.exception() is None and self._is_alive:
+                self._record.on_lac_written(ledger_id, last_add_confirmed)
+
+        future.add_done_callback(on_done)
+        return future
+
+    async def read_lac(self, ledger_id: int, *, fence: bool) -> int:
+        """Read the LAC."""
+        judge = watch_lac(ledger_id, fence, self._record)
+        work = self._storage.read_lac(ledger_id, fence=fence)
+        result: int = await self._judged(work, judge, fence=fence)
+        return result
+
+    async def read_entry(self, ledger_id: int, entry_id: int, *, fence: bool) -> memoryview:
+        """Read an entry."""
+        judge = watch_entry(ledger_id, entry_id, fence, self._record)
+        work = self._storage.read_entry(ledger_id, entry_id, fence=fence)
+        result: memoryview = await self._judged(work, judge, fence=fence)
+        return result
+
+    async def read_chunk(
+        self, ledger_id: int, *, first_entry_id: int, stride: int, **more: int
+    ) -> list[memoryview]:
+        """Read a part of a range."""
+        judge = watch_entries(ledger_id, first_entry_id, stride, self._record)
+        work = self._storage.read_chunk(
+            ledger_id, first_entry_id=first_entry_id, stride=stride, **more
+        )
+        result: list[memoryview] = await self._judged(work, judge)
+        return result
+
+    async def follow_chunk(
+        self, ledger_id: int, *, first_entry_id: int, told: FollowUpdate | None, bytes_max: int
+    ) -> FollowUpdate | None:
+        """Read what is new."""
+        judge = watch_follow(ledger_id, first_entry_id, self._record)
+        work = self._storage.follow_chunk(
+            ledger_id, first_entry_id=first_entry_id, told=told, bytes_max=bytes_max
+        )
+        result: FollowUpdate | None = await self._judged(work, judge)
+        return result
+
+    @property
+    def _is_alive(self) -> bool:
+        return self._bookie.storage is self._storage
+
+    async def _judged(
+        self, work: Coroutine[Any, Any, Any], judge: Judge, *, fence: bool = False
+    ) -> Any:
+        try:
+            result = await work
+        except DLError as error:
+            result = error
+        if self._is_alive:
+            judge(result)
+            if fence:
+                self._bookie.on_fence_answered(self._bookie, self._client)
+        if isinstance(result, DLError):
+            raise result
+        return result
