@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 MIB = 1024 * 1024
 _BLOCK = os.urandom(MIB)
 _FILE_HEADER_BYTES = struct.Struct(">12xI")
+_RECORD_MAGIC = b"\xb1\x0c"
 _PAYLOAD_BYTES = struct.Struct(">4xI")
 
 
@@ -62,7 +63,7 @@ def bare_replay_s(path: Path) -> float:
     started = time.perf_counter()
     view = memoryview(path.read_bytes())
     (offset,) = _FILE_HEADER_BYTES.unpack_from(view)
-    while offset < len(view):
+    while view[offset : offset + 2] == _RECORD_MAGIC:  # behind the last one is space ahead
         (payload_bytes,) = _PAYLOAD_BYTES.unpack_from(view, offset)
         offset += RECORD_HEADER_BYTES
         crc32c.crc32c(view[offset : offset + payload_bytes])

@@ -1,5 +1,9 @@
 """The port to one directory of files: what the entry log needs of a disk.
 
+A file that is appended to may be longer on the device than its `size`: space is allocated ahead,
+blocks are written whole, and a created file may be made of a recycled one.  Whoever opens it next
+finds the longer one, and behind the bytes that were written zeros or bytes of an earlier life.
+
 An operation that promises durability has it when it returns.  Every failure of the device is a
 `BookieStorageError`; after a failed write or sync the state of the file is unknown, and the caller
 must not use the file for writing again.  The one exception is `DiskFullError`: nothing was written,
@@ -51,11 +55,11 @@ class DiskFile(Protocol):
 
     @property
     def size(self) -> int:
-        """Bytes in the file, un-synced ones included."""
+        """Bytes in the file as it was created, appended to and cut; else all that there are."""
         ...
 
     async def append(self, buffers: Sequence[BytesLike]) -> None:
-        """Write `buffers` at the end and make them durable: one gathered write, one fdatasync.
+        """Write `buffers` at the end and make them durable; one file at a time is appended to.
 
         Raises:
             DiskFullError: no room for all of them, and none was written.
@@ -63,11 +67,11 @@ class DiskFile(Protocol):
         ...
 
     async def rewrite(self, offset: int, data: BytesLike) -> None:
-        """Write `data` over existing bytes and make them durable."""
+        """Write `data` over existing bytes, or at the end, and make it durable."""
         ...
 
     async def truncate(self, size: int) -> None:
-        """Cut the file to `size` bytes, durably."""
+        """Cut the file to `size` bytes, durably, with all that is behind them."""
         ...
 
     async def read(self, offset: int, size: int) -> memoryview:
@@ -82,12 +86,11 @@ class DiskFile(Protocol):
         """
         ...
 
-    def view(self, offset: int, size: int) -> memoryview:
-        """Return a read-only view of bytes that will not change any more; it outlives `close`."""
-        ...
-
     def close(self) -> None:
-        """Close the file; reads under way are completed first."""
+        """Close the file; reads under way are completed first.
+
+        What is behind the end of a file that was appended to is cut, not durably.
+        """
         ...
 
 
@@ -95,7 +98,7 @@ class Disk(Protocol):
     """One directory, owned by one process."""
 
     def space(self) -> DiskSpace:
-        """Return free and total space."""
+        """Return free and total space; what is allocated ahead or kept for recycling is free."""
         ...
 
     @property
@@ -120,7 +123,10 @@ class Disk(Protocol):
         ...
 
     async def create(self, name: str, content: Sequence[BytesLike]) -> DiskFile:
-        """Create a file that holds `content`; under its name it exists whole or not at all."""
+        """Create a file that begins with `content`; under its name it exists with it or not at all.
+
+        It may be made of a recycled file that nobody has open.
+        """
         ...
 
     def open(self, name: str) -> DiskFile:
@@ -129,6 +135,10 @@ class Disk(Protocol):
 
     async def delete(self, names: Sequence[str]) -> None:
         """Delete files durably; one that does not exist is no error."""
+        ...
+
+    async def recycle(self, names: Sequence[str]) -> None:
+        """Delete files durably; their space may be kept for files that are created later."""
         ...
 
     async def read_file(self, name: str) -> bytes | None:

@@ -118,11 +118,13 @@ class EntryLog:
         opened: OpenedLog,
         *,
         owner: bytes,
+        new_life: Callable[[], str],
         events: EntryLogEvents,
     ) -> None:
         self._disk = disk
         self._config = config
         self._owner = owner
+        self._new_life = new_life
         self._events = events
         self._current = _UnsealedFile(opened.index, opened.position, opened.content)
         self._current.file = opened.file
@@ -402,7 +404,9 @@ class EntryLog:
         self._records_ends[current.index.number] = position.offset
         self._owed_footer_bytes += current.index.footer_bytes
         number = current.index.number + 1
-        content = encode_file_header(number, owner=self._owner, live_files=self._records_ends)
+        content = encode_file_header(
+            number, owner=self._owner, life=self._new_life(), live_files=self._records_ends
+        )
         header = decode_file_header(memoryview(content), number=number, owner=self._owner)
         self._current = _UnsealedFile(
             FileIndex(number),
@@ -478,6 +482,7 @@ class EntryLog:
         )
         size = sum(len(part) for part in footer)
         await self._persist(size, partial(full.file.append, footer))
+        await full.file.truncate(full.file.size)
         await self._events.on_sealed(full.index, full.file, position)
         del self._unsealed[full.index.number]
         self._owed_footer_bytes -= full.index.footer_bytes

@@ -5,13 +5,20 @@ written, each with the place where its records end; so a missing file is noticed
 footer can be made again from the records.  All numbers outside the footer are big-endian.
 
     header:  magic 8s | version u16 | reserved u16 | header bytes u32 | file number u64 | owner 16s
-             | live count u32 | per live file: number u64, records end u64 | crc32c u32
+             | life 16s | live count u32 | per live file: number u64, records end u64 | crc32c u32
     record:  magic u16 | type u8 | reserved u8 | payload bytes u32 | sequence u64
              | file number u64 | offset u32 | batch offset u32 | payload crc32c u32
              | header crc32c u32, then the payload
 
-The record header's checksum starts from the file header's, so that a record of another file or
-another bookie is none here.  An entry's frame carries the checksum of its body; the record repeats
+The record header's checksum starts from the file header's, so that a record of another file, of
+another bookie, or of an earlier life of this file is none here.  A file may be made of a recycled
+one, whose records lie behind the new ones, whole and at the same offsets: each file has a life of
+its own, a random number that its header states.
+
+Behind the last record of a file that is being written come zeros, or bytes of an earlier life, or
+both.  A sealed file ends with its footer.
+
+An entry's frame carries the checksum of its body; the record repeats
 it and covers it with the header's, so the body is summed once.
 
 The batch offset is where the group-committed batch of the record begins.  A batch is written only
@@ -38,7 +45,7 @@ if TYPE_CHECKING:
 FILE_SUFFIX = ".log"
 _FILE_MAGIC = b"DLOGBK\r\n"
 _FILE_VERSION = 1
-_FILE_FIXED = struct.Struct(">8sHHIQ16sI")
+_FILE_FIXED = struct.Struct(">8sHHIQ16s16sI")
 _LIVE_FILE = struct.Struct(">QQ")
 _CRC = struct.Struct(">I")
 _FRAME_CRC_OFFSET = FRAME_HEADER_BYTES - _CRC.size
@@ -124,12 +131,26 @@ def file_header_bytes(live_count: int) -> int:
     return _FILE_FIXED.size + _LIVE_FILE.size * live_count + _CRC.size
 
 
-def encode_file_header(number: int, *, owner: bytes, live_files: dict[int, int]) -> bytes:
-    """Return the header of file `number` while `live_files` (number: records end) are alive."""
+def encode_file_header(
+    number: int, *, owner: bytes, life: str, live_files: dict[int, int]
+) -> bytes:
+    """Return the header of file `number` while `live_files` (number: records end) are alive.
+
+    `life` is 32 random hex digits that no file had before.
+    """
     size = file_header_bytes(len(live_files))
     header = b"".join(
         (
-            _FILE_FIXED.pack(_FILE_MAGIC, _FILE_VERSION, 0, size, number, owner, len(live_files)),
+            _FILE_FIXED.pack(
+                _FILE_MAGIC,
+                _FILE_VERSION,
+                0,
+                size,
+                number,
+                owner,
+                bytes.fromhex(life),
+                len(live_files),
+            ),
             *(_LIVE_FILE.pack(*item) for item in live_files.items()),
         )
     )
@@ -152,7 +173,7 @@ def decode_file_header(view: memoryview, *, number: int, owner: bytes) -> FileHe
     name = file_name(number)
     if len(view) < _FILE_FIXED.size + _CRC.size:
         raise BookieStorageError(f"{name}: {len(view)} bytes are too few for a file header")
-    magic, version, _, size, found, found_owner, count = _FILE_FIXED.unpack_from(view)
+    magic, version, _, size, found, found_owner, _, count = _FILE_FIXED.unpack_from(view)
     if magic != _FILE_MAGIC:
         raise BookieStorageError(f"{name}: not an entry log file, it begins with {magic!r}")
     expected_size = file_header_bytes(count)

@@ -21,6 +21,11 @@ SECTOR_BYTES = 512
 """What a device writes whole or not at all."""
 
 DEFAULT_TOTAL_BYTES = 1 << 40
+_AHEAD_BYTES = 3 * SECTOR_BYTES
+"""Allocated behind the end of a file that is appended to, at a time."""
+_AHEAD_SHARE_OF_FREE = 1 / 64
+_SPARE_SUFFIX = ".spare"
+_SPARES_MAX = 2
 
 
 class _Inode:
@@ -44,6 +49,10 @@ class _Inode:
     def check_readable(self, offset: int, size: int) -> None:
         if self.lost and not self.lost.isdisjoint(_sectors(offset, size)):
             raise BookieStorageError(f"cannot read {size} bytes at offset {offset}: lost sector")
+
+    def allocate(self, size: int) -> None:
+        """Grow to `size` bytes, of zeros."""
+        self.cache.extend(bytes(max(0, size - len(self.cache))))
 
     def truncate(self, size: int) -> None:
         del self.cache[size:]
@@ -121,8 +130,7 @@ class MemoryDisk:
         self.on_crash: Callable[[], None] = lambda: None
         """Called when the crash at `crash_at_step` has happened: the power of the machine is off,
         and whoever runs on it is to be ended."""
-        self.open_files = 0
-        """Handles that the running owner has opened and not closed."""
+        self._open: set[MemoryFile] = set()
 
     def crash(self, *, keep_cache: bool = False) -> None:
         """End the running owner: handles fail from now on.
@@ -157,8 +165,13 @@ class MemoryDisk:
         self._names[name].lost.add(offset // SECTOR_BYTES)
 
     def size_of(self, name: str) -> int:
-        """Return the size of an existing file."""
+        """Return the size of an existing file, with all that is behind its end."""
         return len(self._names[name].cache)
+
+    @property
+    def open_files(self) -> int:
+        """Handles that the running owner has opened and not closed."""
+        return len(self._open)
 
     @property
     def steps(self) -> int:
@@ -166,8 +179,10 @@ class MemoryDisk:
         return self._steps
 
     def space(self) -> DiskSpace:
-        """Return free and total space."""
-        free_bytes = self._room_bytes() + self._held_bytes
+        """Return free and total space; what is allocated ahead or kept for recycling is free."""
+        spare_bytes = sum(len(self._names[name].cache) for name in self._spares())
+        ahead_bytes = sum(file.ahead_bytes for file in self._open)
+        free_bytes = self._room_bytes() + self._held_bytes + spare_bytes + ahead_bytes
         return DiskSpace(free_bytes=free_bytes, total_bytes=self.total_bytes)
 
     def _room_bytes(self) -> int:
@@ -197,22 +212,25 @@ class MemoryDisk:
         return is_held
 
     def names(self) -> list[str]:
-        """Return the names of all files, sorted."""
-        return sorted(self._names)
+        """Return the names of all files, sorted; spares are none."""
+        return sorted(name for name in self._names if not name.endswith(_SPARE_SUFFIX))
 
     async def create(self, name: str, content: Sequence[BytesLike]) -> MemoryFile:
-        """Create a file that holds `content`; under its name it exists whole or not at all."""
+        """Create a file that begins with `content`, of a spare if there is one."""
         if name in self._names:
             raise BookieStorageError(f"cannot create {name}: it exists")
-        await self._place(name, b"".join(content))
-        return self.open(name)
+        data = b"".join(content)
+        spare = self._unused_spare()
+        await self._place(name, data, spare)
+        return self._opened(MemoryFile(self, name, self._names[name], self._generation, len(data)))
 
     def open(self, name: str) -> MemoryFile:
         """Open an existing file for reading and appending."""
         inode = self._names.get(name)
         if inode is None:
             raise BookieStorageError(f"cannot open {name}: no such file")
-        return MemoryFile(self, name, inode, self._generation)
+        size = len(inode.cache)
+        return self._opened(MemoryFile(self, name, inode, self._generation, size))
 
     async def delete(self, names: Sequence[str]) -> None:
         """Delete files durably; one that does not exist is no error."""
@@ -220,6 +238,17 @@ class MemoryDisk:
         await self.step(generation)
         for name in names:
             self._names.pop(name, None)
+        await self.step(generation)
+        self._durable_names = dict(self._names)
+
+    async def recycle(self, names: Sequence[str]) -> None:
+        """Delete files durably, and keep some for files that are created later."""
+        generation = self._generation
+        await self.step(generation)
+        for name in names:
+            inode = self._names.pop(name, None)
+            if inode is not None and len(self._spares()) < _SPARES_MAX:
+                self._names[name + _SPARE_SUFFIX] = inode
         await self.step(generation)
         self._durable_names = dict(self._names)
 
@@ -241,6 +270,8 @@ class MemoryDisk:
 
     async def aclose(self) -> None:
         """Give the directory up; its content stays for the next owner."""
+        for file in list(self._open):
+            file.close()
         self._end_generation()
 
     async def step(self, generation: int) -> None:
@@ -255,16 +286,20 @@ class MemoryDisk:
             await asyncio.sleep(self.latency_s())
             self.check_alive(generation)
 
+    def is_alive(self, generation: int) -> bool:
+        """Return whether the handle's owner has neither crashed nor closed the disk."""
+        return generation == self._generation
+
     def check_alive(self, generation: int) -> None:
         """Raise `BookieStorageError` if the handle's owner is dead."""
-        if generation != self._generation:
+        if not self.is_alive(generation):
             raise BookieStorageError("the disk's owner crashed or closed it")
 
     async def write(self, inode: _Inode, offset: int, data: bytes, generation: int) -> None:
         """Write into the cache and sync, a step each, failing as told."""
         await self.step(generation)
         grown_from = len(inode.cache)
-        if grown_from < offset + len(data) and self._room_bytes() < len(data):
+        if not self._has_room(offset + len(data) - grown_from):
             inode.write(offset, data[: self._rng.randrange(len(data) + 1)])
             await self.step(generation)  # the power may go off before it is cut off again
             inode.truncate(grown_from)
@@ -287,14 +322,38 @@ class MemoryDisk:
             raise BookieStorageError(f"cannot sync: {message}")
         inode.sync()
 
-    def note_closed(self, generation: int) -> None:
+    def note_closed(self, file: MemoryFile) -> None:
         """Count a handle as closed, if it is not of an earlier owner."""
-        if generation == self._generation:
-            self.open_files -= 1
+        self._open.discard(file)
+
+    def ahead_bytes(self) -> int:
+        """Return how much to allocate ahead now."""
+        return _AHEAD_BYTES if self._room_bytes() * _AHEAD_SHARE_OF_FREE >= _AHEAD_BYTES else 0
 
     def _end_generation(self) -> None:
         self._generation += 1
-        self.open_files = 0
+        self._open.clear()
+
+    def _opened(self, file: MemoryFile) -> MemoryFile:
+        self._open.add(file)
+        return file
+
+    def _spares(self) -> list[str]:
+        return [name for name in self._names if name.endswith(_SPARE_SUFFIX)]
+
+    def _unused_spare(self) -> str | None:
+        """Return a spare that no open handle reads any more."""
+        return next((name for name in self._spares() if not self._is_open(self._names[name])), None)
+
+    def _is_open(self, inode: _Inode) -> bool:
+        return any(file.inode is inode for file in self._open)
+
+    def _has_room(self, growth: int) -> bool:
+        """Return whether so many more bytes fit, at the cost of spares if need be."""
+        if growth > self._room_bytes():
+            for name in self._spares():
+                del self._names[name]
+        return growth <= self._room_bytes()
 
     def check_read(self) -> None:
         """Fail a read if told to."""
@@ -308,10 +367,12 @@ class MemoryDisk:
         else:
             self._durable_names[name] = inode
 
-    async def _place(self, name: str, data: bytes) -> None:
+    async def _place(self, name: str, data: bytes, spare: str | None = None) -> None:
         generation = self._generation
-        inode = _Inode()
+        inode = _Inode() if spare is None else self._names[spare]
         await self.write(inode, 0, data, generation)
+        if spare is not None:
+            self._names.pop(spare, None)
         self._names[name] = inode
         await self.step(generation)
         self._durable_names = dict(self._names)
@@ -320,13 +381,16 @@ class MemoryDisk:
 class MemoryFile:
     """An open file of a `MemoryDisk`."""
 
-    def __init__(self, disk: MemoryDisk, name: str, inode: _Inode, generation: int) -> None:
+    def __init__(
+        self, disk: MemoryDisk, name: str, inode: _Inode, generation: int, size: int
+    ) -> None:
         self._disk = disk
         self._name = name
-        self._inode = inode
+        self.inode = inode
         self._generation = generation
+        self._size = size
         self._is_closed = False
-        disk.open_files += 1
+        self._has_appended = False
 
     @property
     def name(self) -> str:
@@ -336,50 +400,68 @@ class MemoryFile:
     @property
     def size(self) -> int:
         """Bytes in the file, un-synced ones included."""
-        return len(self._inode.cache)
+        return self._size
+
+    @property
+    def ahead_bytes(self) -> int:
+        """Bytes behind the end of a file that is appended to."""
+        return max(0, len(self.inode.cache) - self._size) if self._has_appended else 0
 
     async def append(self, buffers: Sequence[BytesLike]) -> None:
-        """Write `buffers` at the end and make them durable."""
+        """Write `buffers` at the end, and zeros up to the end of the sector; make them durable."""
         self._check_open()
-        await self._disk.write(self._inode, self.size, b"".join(buffers), self._generation)
+        self._has_appended = True
+        data = b"".join(buffers)
+        size = self._size + len(data)
+        end = -(-size // SECTOR_BYTES) * SECTOR_BYTES
+        ahead_bytes = self._disk.ahead_bytes()
+        if size > len(self.inode.cache) and ahead_bytes:
+            self.inode.allocate(end + ahead_bytes)
+        padding = bytes(max(0, min(end, len(self.inode.cache)) - size))
+        offset, self._size = self._size, size
+        try:
+            await self._disk.write(self.inode, offset, data + padding, self._generation)
+        except DiskFullError:
+            self._size = offset
+            raise
 
     async def rewrite(self, offset: int, data: BytesLike) -> None:
-        """Write `data` over existing bytes and make them durable."""
+        """Write `data` over existing bytes, or at the end, and make it durable."""
         self._check_open()
-        await self._disk.write(self._inode, offset, bytes(data), self._generation)
+        await self._disk.write(self.inode, offset, bytes(data), self._generation)
+        self._size = max(self._size, offset + len(data))
 
     async def truncate(self, size: int) -> None:
-        """Cut the file to `size` bytes, durably."""
+        """Cut the file to `size` bytes, durably, with all that is behind them."""
         self._check_open()
         await self._disk.step(self._generation)
-        self._inode.truncate(size)
-        await self._disk.sync(self._inode, self._generation)
+        self.inode.truncate(size)
+        await self._disk.sync(self.inode, self._generation)
+        self._size = size
 
     async def read(self, offset: int, size: int) -> memoryview:
         """Return exactly `size` bytes."""
         return self.read_now(offset, size)
 
     def read_now(self, offset: int, size: int) -> memoryview:
-        """Return exactly `size` bytes."""
+        """Return a copy of exactly `size` bytes."""
         self._check_open()
         self._disk.check_alive(self._generation)
         self._disk.check_read()
-        return self.view(offset, size)
-
-    def view(self, offset: int, size: int) -> memoryview:
-        """Return a copy, which therefore never changes."""
-        if offset + size > self.size:
+        if offset + size > len(self.inode.cache):
             raise BookieStorageError(
-                f"{self._name} has {self.size} bytes, not {size} at offset {offset}"
+                f"{self._name} has {len(self.inode.cache)} bytes, not {size} at offset {offset}"
             )
-        self._inode.check_readable(offset, size)
-        return memoryview(bytes(self._inode.cache[offset : offset + size]))
+        self.inode.check_readable(offset, size)
+        return memoryview(bytes(self.inode.cache[offset : offset + size]))
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, and cut what is behind the end if it was appended to."""
         if not self._is_closed:
             self._is_closed = True
-            self._disk.note_closed(self._generation)
+            if self.ahead_bytes > 0 and self._disk.is_alive(self._generation):
+                self.inode.truncate(self._size)
+            self._disk.note_closed(self)
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -110,7 +110,9 @@ class _Replayed:
     footer: Record | None = None
 
 
-async def open_entry_log(disk: Disk, *, owner: bytes, take_sealed: TakeSealed) -> OpenedLog:
+async def open_entry_log(
+    disk: Disk, *, owner: bytes, new_life: Callable[[], str], take_sealed: TakeSealed
+) -> OpenedLog:
     """Replay the directory, repair its end, and return it ready for writing.
 
     What each sealed file says about its ledgers goes to `take_sealed`, oldest file first: all of it
@@ -127,12 +129,12 @@ async def open_entry_log(disk: Disk, *, owner: bytes, take_sealed: TakeSealed) -
             f"{file_name(noted)} is missing: it was the newest file, and held acknowledged entries"
         )
     if not numbers:
-        opened = _new_file(1, owner=owner, sealed=[])
+        opened = _new_file(1, owner=owner, life=new_life(), sealed=[])
         file = await disk.create(file_name(1), [opened.content])  # a data folder holds data
         return await _prepare(disk, replace(opened, file=file), noted=0)
     file = disk.open(file_name(newest))
     try:
-        opened = await _open_with(disk, file, numbers, owner, take_sealed)
+        opened = await _open_with(disk, file, numbers, owner, new_life, take_sealed)
         return await _prepare(disk, opened, noted=noted)
     except BaseException:
         file.close()
@@ -156,7 +158,12 @@ async def _prepare(disk: Disk, opened: OpenedLog, *, noted: int) -> OpenedLog:
 
 
 async def _open_with(
-    disk: Disk, file: DiskFile, numbers: list[int], owner: bytes, take_sealed: TakeSealed
+    disk: Disk,
+    file: DiskFile,
+    numbers: list[int],
+    owner: bytes,
+    new_life: Callable[[], str],
+    take_sealed: TakeSealed,
 ) -> OpenedLog:
     """Replay the directory by its newest file."""
     newest = max(numbers)
@@ -176,6 +183,8 @@ async def _open_with(
     ]
     garbage = [number for number in numbers if number != newest and number not in live]
     if replayed.footer is not None:
+        if file.size > replayed.footer.end:
+            await file.truncate(replayed.footer.end)
         await _write_again(file, replayed.records_end)
         take_sealed(newest, replayed.index.summaries())
         sealed.append(
@@ -188,7 +197,7 @@ async def _open_with(
         )
         file.close()
         await _delete_garbage(disk, garbage)
-        return _new_file(newest + 1, owner=owner, sealed=sealed)
+        return _new_file(newest + 1, owner=owner, life=new_life(), sealed=sealed)
     await _settle_tail(file, replayed)
     await _delete_garbage(disk, garbage)
     position = WritePosition(
@@ -204,10 +213,10 @@ async def _open_with(
     )
 
 
-def _new_file(number: int, *, owner: bytes, sealed: list[SealedFile]) -> OpenedLog:
+def _new_file(number: int, *, owner: bytes, life: str, sealed: list[SealedFile]) -> OpenedLog:
     """Go on in a new file, which is made when there is something to write."""
     live_files = {each.number: each.records_end for each in sealed}
-    content = encode_file_header(number, owner=owner, live_files=live_files)
+    content = encode_file_header(number, owner=owner, life=life, live_files=live_files)
     header = decode_file_header(memoryview(content), number=number, owner=owner)
     return OpenedLog(
         sealed=sealed,
@@ -256,17 +265,18 @@ async def _delete_garbage(disk: Disk, numbers: list[int]) -> None:
     """
     if numbers:
         logger.info("deleting garbage left by a crash files=%s", numbers)
-        await disk.delete([file_name(number) for number in numbers])
+        await disk.recycle([file_name(number) for number in numbers])
 
 
 async def _settle_tail(file: DiskFile, replayed: _Replayed) -> None:
     """Cut what was never acknowledged, and make sure of the last batch.
 
-    The last batch may be in the page cache only, see `_write_again`.
+    With a torn batch goes what was allocated ahead: were a record of the batch left there, the next
+    ones could lead up to it.  The last batch may be in the page cache only, see `_write_again`.
     """
     if file.size > replayed.records_end:
-        logger.warning(
-            "cutting an unacknowledged tail file=%s offset=%d bytes=%d",
+        logger.info(
+            "cutting what is behind the last record file=%s offset=%d bytes=%d",
             file.name,
             replayed.records_end,
             file.size - replayed.records_end,
@@ -317,9 +327,9 @@ async def _make_footer(disk: Disk, file: DiskFile, replayed: _Replayed) -> bool:
     footer = encode_footer_record(
         replayed.index, replayed.header, offset=end, sequence=replayed.sequence
     )
-    size = sum(len(part) for part in footer)
+    data = b"".join(footer)
     try:
-        await write_with_room(disk, size, partial(file.append, footer))
+        await write_with_room(disk, len(data), partial(file.rewrite, end, data))
     except DiskFullError as error:
         logger.warning("%s stays without its footer for now: %s", file.name, error)
         return False

@@ -262,12 +262,10 @@ class Scrubber:
             if number not in self._parts.files:
                 return
             footer = b"".join(buffers)
-            if file.size == part.end + len(footer):
-                await file.rewrite(part.end, footer)
-            else:
+            if file.size != part.end + len(footer):
                 await file.truncate(part.end)
-                append = partial(file.append, [footer])
-                await write_with_room(self._parts.disk, len(footer), append)
+            rewrite = partial(file.rewrite, part.end, footer)
+            await write_with_room(self._parts.disk, len(footer), rewrite)
             self._parts.reader.let_go(number)
             await self._parts.reader.read_footer(number)
         except BookieStorageError as error:

@@ -152,7 +152,7 @@ class SealedFiles:
         doomed = sorted(self._undeleted)
         if doomed:
             await self._log.flush()
-            await self._disk.delete([file_name(number) for number in doomed])
+            await self._disk.recycle([file_name(number) for number in doomed])
             self._undeleted.difference_update(doomed)
             logger.info("dropped files=%s", doomed)
         return dropped

@@ -104,7 +104,12 @@ class LedgerStorage:
         """
         digest = owner_digest(owner)
         ledgers: dict[int, LedgerState] = {}
-        opened = await open_entry_log(disk, owner=digest, take_sealed=partial(note_sealed, ledgers))
+        opened = await open_entry_log(
+            disk,
+            owner=digest,
+            new_life=clock.new_token,
+            take_sealed=partial(note_sealed, ledgers),
+        )
         return cls(disk, config, opened, ledgers, owner=digest, clock=clock)
 
     def __init__(
@@ -126,6 +131,7 @@ class LedgerStorage:
             config,
             opened,
             owner=owner,
+            new_life=clock.new_token,
             events=EntryLogEvents(
                 self._on_durable, self._on_sealed, self._on_failed, self._on_stalled
             ),

@@ -265,7 +265,7 @@ def test_a_storage_that_waits_for_room_can_be_closed() -> None:
             await storage.add_entry(make_frame(1, 0))
             await disk.release(disk.held_bytes)
             disk.fill()
-            waiting = storage.add_entry(make_frame(1, 1))
+            waiting = storage.add_entry(make_frame(1, 1, bytes(5000)))  # more than is ahead
             await until(lambda: storage.stats().is_read_only)
         with pytest.raises(DiskFullError):
             await waiting

@@ -19,7 +19,9 @@ from dlcore.errors import BookieStorageError
 
 OWNER = b"o" * 16
 HEADER = decode_file_header(
-    memoryview(encode_file_header(3, owner=OWNER, live_files={})), number=3, owner=OWNER
+    memoryview(encode_file_header(3, owner=OWNER, life="1" * 32, live_files={})),
+    number=3,
+    owner=OWNER,
 )
 
 entries = st.dictionaries(

@@ -31,8 +31,8 @@ def test_a_power_cut_keeps_synced_bytes_and_tears_the_rest() -> None:
 
         content = asyncio.run(main())
         assert content[:700] == b"A" * 700
-        rest = content[700:]
-        assert set(rest) <= {0, ord("B")}
+        rest = content[700:2200].rstrip(b"\0")
+        assert set(content[700:]) <= {0, ord("B")}
         outcomes.add("lost" if not rest else "torn" if 0 in rest or len(rest) < 1500 else "whole")
     assert outcomes == {"lost", "torn", "whole"}
 
@@ -64,7 +64,9 @@ def test_a_killed_process_leaves_the_cache() -> None:
         with pytest.raises(BookieStorageError, match="Input/output error"):
             await file.append([b"2" * 5000])
         disk.crash(keep_cache=True)
-        assert await disk.read_file("a") == b"1" + b"2" * 5000
+        content = await disk.read_file("a")
+        assert content is not None
+        assert content.rstrip(b"\0") == b"1" + b"2" * 5000
         with pytest.raises(BookieStorageError):
             await file.append([b"3"])
 
@@ -85,7 +87,7 @@ def test_a_failed_sync_is_not_mended_by_the_next_one() -> None:
         content = await disk.read_file("a")
         assert content is not None
         assert content[:5120] != b"2" * 5120
-        assert content[5120:] == b"3" * 512
+        assert content[5120:].rstrip(b"\0") == b"3" * 512
 
     asyncio.run(main())
 
@@ -120,7 +122,7 @@ def test_latency_is_waited_on_the_loop() -> None:
 
 
 def test_a_lost_sector_fails_reads_until_it_is_written() -> None:
-    """Its neighbours can be read; views and small files fail alike."""
+    """Its neighbours can be read; small files fail alike."""
 
     async def main() -> None:
         disk = MemoryDisk()
@@ -131,8 +133,6 @@ def test_a_lost_sector_fails_reads_until_it_is_written() -> None:
         for start in (SECTOR_BYTES - 1, SECTOR_BYTES, 2 * SECTOR_BYTES - 1):
             with pytest.raises(BookieStorageError, match="lost sector"):
                 await file.read(start, 2)
-        with pytest.raises(BookieStorageError, match="lost sector"):
-            file.view(0, 3 * SECTOR_BYTES)
         with pytest.raises(BookieStorageError, match="lost sector"):
             await disk.read_file("a")
         await file.rewrite(SECTOR_BYTES, b"x" * SECTOR_BYTES)

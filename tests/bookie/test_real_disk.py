@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import random
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from bookie import file_calls, real_disk
 from bookie.disk import RealDisk
+from bookie.real_disk import RealFile
+from bookie.recent_bytes import BLOCK_BYTES
 from dlcore.errors import BookieStorageError, ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -138,19 +148,22 @@ def test_only_a_quick_device_is_waited_for_on_the_event_loop(
 ) -> None:
     """Goal: a slow sync holds the loop up once.
 
-    Method: syncs take as long as the test says and tell their thread; the loop's clock is the
+    Method: appends take as long as the test says and tell their thread; the loop's clock is the
     test's, so that a busy machine changes nothing.
     """
     threads: list[int] = []
     now_s = 0.0
     sync_s = 0.0
 
-    def sync(_: int) -> None:
+    append = RealFile._append
+
+    def slow_append(self: RealFile, buffers: Sequence[bytes], offset: int, size: int) -> None:
         nonlocal now_s
+        append(self, buffers, offset, size)
         now_s += sync_s
         threads.append(threading.get_ident())
 
-    monkeypatch.setattr("bookie.real_disk.os.fdatasync", sync)
+    monkeypatch.setattr(RealFile, "_append", slow_append)
 
     async def main() -> None:
         nonlocal sync_s
@@ -168,3 +181,126 @@ def test_only_a_quick_device_is_waited_for_on_the_event_loop(
     here = threading.get_ident()
     on_loop = [thread == here for thread in threads]
     assert on_loop == [False, True, True, False, False, True, False]
+
+
+WAYS = {"direct": (True, True), "allocated": (True, False), "growing": (False, False)}
+
+
+@pytest.fixture(params=list(WAYS))
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """One of the ways to append; the file system may offer less."""
+    can_allocate, is_direct = file_calls.capabilities(tmp_path)
+    wanted = WAYS[request.param]
+    found = wanted[0] and can_allocate, wanted[1] and is_direct
+    monkeypatch.setattr(real_disk, "capabilities", lambda _: found)
+    monkeypatch.setattr(real_disk, "_RECENT_BYTES", 16 * BLOCK_BYTES)
+    monkeypatch.setattr(real_disk, "_ALLOCATE_BYTES", 5 * BLOCK_BYTES)
+    return str(request.param)
+
+
+def test_appends_of_all_sizes_are_read_back_at_once_and_later(way: str, tmp_path: Path) -> None:
+    """Goal: whole blocks are written, and the file holds the bytes, whichever way they go.
+
+    Method: a ring so small that appends go round it, and are written in pieces.
+    """
+    rng = random.Random(way)
+    expected = bytearray(b"head")
+
+    async def write() -> None:
+        disk = RealDisk(tmp_path)
+        file = await disk.create("log", [expected])
+        other = disk.open("log")
+        for number in range(200):
+            size = rng.choice((1, 100, BLOCK_BYTES - 1, BLOCK_BYTES, 70_000))
+            data = rng.randbytes(rng.randrange(size) + 1)
+            cut = rng.randrange(len(data))
+            await file.append([data[:cut], memoryview(data)[cut:]])
+            expected.extend(data)
+            assert file.size == len(expected)
+            start = rng.randrange(len(expected))
+            part = min(len(expected) - start, rng.choice((10, 5000, 100_000)))
+            assert bytes(await file.read(start, part)) == expected[start : start + part]
+            if number % 20 == 0:  # past the ring, through the page cache
+                assert bytes(await other.read(0, len(expected))) == expected
+        await disk.aclose()
+
+    asyncio.run(write())
+    assert (tmp_path / "log").read_bytes() == expected
+
+
+def test_a_short_write_goes_on_aligned(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: a write cut at a block goes on there; within a block it is right or fails for good."""
+    pwritev = os.pwritev
+    allowed = [2 * BLOCK_BYTES, BLOCK_BYTES, 100]
+
+    def short(descriptor: int, buffers: list[memoryview], offset: int, flags: int = 0) -> int:
+        size = allowed.pop(0) if allowed else 1 << 30
+        return pwritev(descriptor, [buffers[0][:size]], offset, flags)
+
+    async def main() -> None:
+        disk = RealDisk(tmp_path)
+        file = await disk.create("log", [b"head"])
+        monkeypatch.setattr(os, "pwritev", short)
+        data = random.Random(1).randbytes(7 * BLOCK_BYTES)
+        try:
+            await file.append([data])
+        except BookieStorageError:
+            assert way == "direct"
+            assert not allowed
+        else:
+            assert (tmp_path / "log").read_bytes()[: len(data) + 4] == b"head" + data
+            assert way != "direct"
+        await disk.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_file_system_is_tried_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: what cannot be done here is found out at the start, and what only seems to be done."""
+    probe = file_calls.capabilities
+    assert probe(tmp_path) in {(True, True), (True, False), (False, False)}
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "not supported")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(file_calls, "fallocate", refuse)
+        assert probe(tmp_path) == (False, False)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwritev", lambda *_: BLOCK_BYTES)
+        assert probe(tmp_path)[1] is False
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_spares_are_given_up_when_the_disk_is_full(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: space that is kept for recycling never makes a write fail."""
+    fallocate = file_calls.fallocate
+
+    def full_with_spares(descriptor: int, offset: int, size: int) -> None:
+        if spares_of(tmp_path):
+            raise OSError(errno.ENOSPC, "no space left on device")
+        fallocate(descriptor, offset, size)
+
+    async def main() -> None:
+        disk = RealDisk(tmp_path)
+        for name in "abcd":
+            (await disk.create(name, [bytes(10_000)])).close()
+        file = await disk.create("log", [b"head"])
+        await disk.recycle(["a", "b", "c", "d"])
+        assert len(spares_of(tmp_path)) == (2 if disk.can_allocate else 0)
+        monkeypatch.setattr(real_disk, "fallocate", full_with_spares)
+        await file.append([b"x"])
+        assert spares_of(tmp_path) == []
+        assert disk.open("log").size > (5 if way == "growing" else 2 * BLOCK_BYTES)
+        await disk.aclose()
+
+    asyncio.run(main())
+
+
+def spares_of(directory: Path) -> list[Path]:
+    """Return the files that are kept for recycling."""
+    return list(directory.glob("*.spare"))

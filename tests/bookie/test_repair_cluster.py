@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 ENTRIES = 40
 DAMAGED_ID = 23
+FILE_BYTES_MAX = "1000"
+"""So small that the damaged entry is in a sealed file: the end of the newest is in memory."""
 
 
 def flip_byte(directory: Path, body: bytes) -> None:
@@ -83,7 +85,9 @@ async def cluster_of(servers: str, root: str, directory: Path) -> AsyncIterator[
     uri = f"distributedlog://{servers}{root}"
     async with AsyncExitStack() as stack:
         processes = {
-            name: await stack.enter_async_context(bookie_process(uri, name, directory / name))
+            name: await stack.enter_async_context(
+                bookie_process(uri, name, directory / name, "--file-bytes-max", FILE_BYTES_MAX)
+            )
             for name in "abc"
         }
         store = await ZooKeeperStore.connect(servers)

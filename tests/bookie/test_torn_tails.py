@@ -37,21 +37,21 @@ FOOTER_STEP = 7
 """A footer is one record: it is whole or torn, wherever it was cut."""
 
 
-async def fill(directory: Path) -> dict[str, bytes]:
+async def fill(directory: Path, *, life: str = "0" * 32, ledger: int = 1) -> dict[str, bytes]:
     """Fill three files, with batches of entries, fences and LACs; return the first two as they are.
 
     The second one is whole, footer and all: a crash may have cut it anywhere before the third was
-    made.
+    made.  Other ledgers, counted from `ledger`, give records of the same sizes.
     """
     disk = RealDisk(directory)
-    storage = await LedgerStorage.open(disk, CONFIG, clock=ManualClock())
+    storage = await LedgerStorage.open(disk, CONFIG, clock=ManualClock(token=life))
     promised = Acknowledged()
     first = 0
     while len(disk.names()) < 4:  # three logs and the note of the newest
-        await promised.add(storage, 1, range(first, first + 3), 8)
-        await promised.fence(storage, 100 + first)
-        await promised.add(storage, 2, range(first, first + 2), 60)
-        await promised.write_lac(storage, 200 + first, 7)
+        await promised.add(storage, ledger, range(first, first + 3), 8)
+        await promised.fence(storage, ledger + 100 + first)
+        await promised.add(storage, ledger + 1, range(first, first + 2), 60)
+        await promised.write_lac(storage, ledger + 200 + first, 7)
         first += 3
     await storage.aclose()
     await disk.aclose()
@@ -87,9 +87,13 @@ def held(records: list[tuple[int, RecordType, memoryview]]) -> Acknowledged:
 
 
 async def check_absent(directory: Path, lost: set[tuple[int, int]]) -> None:
-    """See that what was torn is a proven "no", not unknown: else no ledger could be recovered."""
+    """See that what was torn is a proven "no", not unknown: else no ledger could be recovered.
+
+    Nor is anything there of an earlier life.
+    """
     disk = RealDisk(directory)
     async with open_storage(disk, CONFIG) as storage:
+        assert not {3, 4} & set(storage.ledgers())
         for ledger_id, entry_id in lost:
             try:
                 await storage.read_entry(ledger_id, entry_id, fence=False)
@@ -128,6 +132,40 @@ def test_the_newest_file_is_cut_at_every_byte(tmp_path: Path) -> None:
                 outcome = await whole.check(directory, CONFIG)
                 assert not outcome.is_refused, end
                 assert outcome.unknown == 0, end
+                await check_absent(directory, everything.entries.keys() - whole.entries.keys())
+
+        await asyncio.gather(*(work(tmp_path / f"cut-{number}") for number in range(WORKERS)))
+
+    asyncio.run(main())
+
+
+def test_the_newest_file_ends_at_every_byte_in_its_earlier_life(tmp_path: Path) -> None:
+    """Goal: of a recycled file only what was written in this life is taken, and nothing refused.
+
+    Method: in its earlier life the file had the same number, and records of the same sizes: each
+    one that were taken would be the next one.
+    """
+
+    async def main() -> None:
+        content = await fill(tmp_path / "filled", life="1" * 32)
+        earlier = (await fill(tmp_path / "earlier", life="2" * 32, ledger=3))[NEWEST]
+        newer = content[NEWEST]
+        older = records_of(content["0000000001.log"], 1)
+        records = records_of(newer, 2)
+        assert [end for end, _, _ in records] == [end for end, _, _ in records_of(earlier, 2)]
+        everything = held([*older, *records])
+        cuts = iter(range(records[-6][0], records[-2][0] + RECORD_HEADER_BYTES))
+
+        async def work(directory: Path) -> None:
+            for cut in cuts:
+                recycled = newer[:cut] + earlier[cut:]
+                place(directory, {**content, NEWEST: recycled})
+                pairs = enumerate(zip(newer, recycled, strict=True))
+                same = next(at for at, (new, found) in pairs if new != found)
+                whole = held([*older, *(record for record in records if record[0] <= same)])
+                outcome = await whole.check(directory, CONFIG)
+                assert not outcome.is_refused, cut
+                assert outcome.unknown == 0, cut
                 await check_absent(directory, everything.entries.keys() - whole.entries.keys())
 
         await asyncio.gather(*(work(tmp_path / f"cut-{number}") for number in range(WORKERS)))

@@ -139,7 +139,7 @@ class SyncFaults:
 
 
 def _strace(injection: str) -> list[str]:
-    calls = "fsync,fdatasync"
+    calls = "fsync,fdatasync,pwritev2"  # the last one writes and syncs
     return [
         *("strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={calls}"),
         *("-e", f"inject={calls}:{injection}"),

@@ -70,4 +70,6 @@ def _durable_size(file: str, disk: MemoryDisk, storage: LedgerStorage) -> int:
     newest = max(each.number for each in storage._log.unsealed_indexes())
     if file != file_name(newest):
         return 0  # its footer is on the way
-    return disk.size_of(file) - RECORD_HEADER_BYTES
+    unsealed = storage._log.durable_part(number)
+    assert unsealed is not None
+    return unsealed[1] - RECORD_HEADER_BYTES

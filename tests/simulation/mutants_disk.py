@@ -39,7 +39,7 @@ def failed_syncs_are_tried_again() -> Iterator[None]:
         except BookieStorageError as error:
             if "cannot sync" not in str(error):
                 raise
-            await self._disk.sync(self._inode, self._generation)
+            await self._disk.sync(self.inode, self._generation)
 
     with patch.object(MemoryFile, "append", stubborn):
         yield
@@ -77,7 +77,7 @@ def a_file_that_is_full_is_not_synced() -> Iterator[None]:
     async def write(self: EntryLog, batch: _Batch) -> None:
         target = self._unsealed[batch.file_number]
         if target.file is not None and batch.file_number != self._current.index.number:
-            full.append(target.file._inode)  # type: ignore[attr-defined]  # of a MemoryFile
+            full.append(target.file.inode)  # type: ignore[attr-defined]  # of a MemoryFile
         await write_batch(self, batch)
 
     with (

@@ -107,8 +107,8 @@ def headers_name_no_files() -> Iterator[None]:
     """BOOKKEEPER-636: a new file does not say which other ones are needed."""
     encode = encode_file_header
 
-    def forgetful(number: int, *, owner: bytes, live_files: Any) -> bytes:
-        return encode(number, owner=owner, live_files={})
+    def forgetful(number: int, **about: Any) -> bytes:
+        return encode(number, **{**about, "live_files": {}})
 
     with patch.object(entry_log_module, "encode_file_header", forgetful):
         yield

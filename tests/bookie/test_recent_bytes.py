@@ -1,0 +1,59 @@
+"""The ring of recent bytes against a plain buffer."""
+
+from __future__ import annotations
+
+import mmap
+
+from hypothesis import given, strategies as st
+
+from bookie.recent_bytes import BLOCK_BYTES, RecentBytes, rounded_up
+
+RING_BYTES = 8 * BLOCK_BYTES
+SIZES = st.integers(1, 3 * BLOCK_BYTES) | st.just(BLOCK_BYTES)
+
+
+@given(
+    start=st.integers(0, 5 * BLOCK_BYTES),
+    appends=st.lists(st.lists(SIZES, min_size=1, max_size=4), max_size=12),
+    reads=st.lists(st.tuples(st.integers(0, 2**18), st.integers(0, BLOCK_BYTES)), max_size=30),
+)
+def test_it_writes_and_reads_what_a_file_holds(
+    start: int, appends: list[list[int]], reads: list[tuple[int, int]]
+) -> None:
+    """Goal: every write is whole blocks with the right bytes, and every read is right or refused.
+
+    Method: what is written goes to a buffer that stands for the device.
+    """
+    content = bytearray(b"s" * start)
+    device = bytearray(content)
+    recent = RecentBytes(
+        mmap.mmap(-1, RING_BYTES), content[start - start % BLOCK_BYTES :], len(content)
+    )
+    for number, sizes in enumerate(appends):
+        buffers = [bytes([number * 16 + each + 1]) * size for each, size in enumerate(sizes)]
+        offset, size = len(content), sum(sizes)
+        pieces = 0
+        for at, memory in recent.fill(buffers, offset, size):
+            data = b"".join(memory)
+            assert at % BLOCK_BYTES == len(data) % BLOCK_BYTES == 0
+            assert len(data) <= RING_BYTES // 4
+            device[at : at + len(data)] = data
+            pieces += 1
+        assert (pieces == 1) == recent.is_one_piece(offset, size)
+        content += b"".join(buffers)
+        recent.note_written(len(content))
+        assert device == content + bytes(rounded_up(len(content)) - len(content))
+        check_reads(recent, content, reads)
+
+
+def check_reads(recent: RecentBytes, content: bytearray, reads: list[tuple[int, int]]) -> None:
+    """See that what is there is right, and that the last bytes always are there."""
+    for offset, size in reads:
+        found = recent.read(offset, size)
+        assert found is None or found == content[offset : offset + size]
+        assert found is None or offset + size <= len(content)
+    last = recent.read(max(0, len(content) - 5), min(5, len(content)))
+    assert last is not None
+    assert bytes(last) == content[-5:]
+    overwritten = rounded_up(len(content)) - RING_BYTES - 1
+    assert overwritten < 0 or recent.read(overwritten, 1) is None
