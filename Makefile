@@ -15,7 +15,7 @@ PYTHON_HINT := install it, for example: apt-get install python3 python3-venv
 
 .DEFAULT_GOAL := help
 .SHELLFLAGS := -eu -c
-.PHONY: help install demo test coverage check lint types layers sim model mutants chaos fuzz bench proto proto-check requirements clean
+.PHONY: help install demo test coverage check lint types layers sim model mutants chaos chaos-spark fuzz bench proto proto-check requirements clean
 
 ##@ Use
 
@@ -61,6 +61,9 @@ mutants: $(STAMP) ## Put known bugs back one at a time: a seed of the simulation
 
 chaos: $(STAMP) ## Break real processes, links and disks for SECONDS=n; SEED=n repeats a plan.
 	@$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+chaos-spark: $(STAMP) ## Kill Spark's processes and bookies, cut hosts off, for SECONDS=n; SEED=n.
+	@$(BIN)/python -m tests.chaos_spark --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 fuzz: $(STAMP) ## Feed both ends of the wire with what atheris finds, for SECONDS=n.
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group fuzz

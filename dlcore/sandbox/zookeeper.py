@@ -14,6 +14,7 @@ from dlcore.errors import ConfigurationError, MetadataConnectionError
 from dlcore.sandbox.process import HOST, ChildProcess, PortReservation, Warden, wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import TracebackType
 
 _START_TIMEOUT_S = 60.0
@@ -64,7 +65,8 @@ admin.enableServer=false
 class EmbeddedZooKeeper:
     """One ZooKeeper server on the loopback interface, with its data and log under `data_dir`.
 
-    Without `port` a free one is taken at the first start and kept from then on.
+    Without `port` a free one is taken at the first start and kept from then on.  With `launcher`,
+    words put before its command, it may run elsewhere and listen at `host`.
 
     Raises (from `start`):
         ConfigurationError: Java or PySpark is missing, or the port is taken.
@@ -72,9 +74,17 @@ class EmbeddedZooKeeper:
     """
 
     def __init__(
-        self, data_dir: Path | str, *, port: int | None = None, warden: Warden | None = None
+        self,
+        data_dir: Path | str,
+        *,
+        port: int | None = None,
+        warden: Warden | None = None,
+        host: str = HOST,
+        launcher: Sequence[str] = (),
     ) -> None:
         self._data_dir = Path(data_dir).absolute()
+        self._host = host
+        self._launcher = tuple(launcher)
         self._port = port
         self._given_warden = warden
         self._warden: Warden | None = None
@@ -82,7 +92,7 @@ class EmbeddedZooKeeper:
 
     def __repr__(self) -> str:
         state = "running" if self.is_running else "stopped"
-        return f"<EmbeddedZooKeeper {HOST}:{self._port} {state}>"
+        return f"<EmbeddedZooKeeper {self._host}:{self._port} {state}>"
 
     def __enter__(self) -> EmbeddedZooKeeper:
         self.start()
@@ -100,7 +110,7 @@ class EmbeddedZooKeeper:
     def servers(self) -> str:
         """What a client connects to: ``host:port``."""
         assert self._port is not None
-        return f"{HOST}:{self._port}"
+        return f"{self._host}:{self._port}"
 
     @property
     def pid(self) -> int:
@@ -116,7 +126,7 @@ class EmbeddedZooKeeper:
         """Start the server and wait until it answers."""
         if self.is_running:
             return
-        command = [find_java(), *_JVM_OPTIONS, "-cp", _class_path()]
+        command = [*self._launcher, find_java(), *_JVM_OPTIONS, "-cp", _class_path()]
         self._data_dir.mkdir(parents=True, exist_ok=True)
         if self._given_warden is None and self._warden is None:
             self._warden = Warden()
@@ -137,12 +147,14 @@ class EmbeddedZooKeeper:
             finally:
                 reservation.release()
             if not is_free_choice or attempt == _PORT_ATTEMPTS_MAX:
-                raise ConfigurationError(f"port {reservation.port} of {HOST} is taken")
+                raise ConfigurationError(f"port {reservation.port} of {self._host} is taken")
 
     def _start_and_wait(self, command: list[str], port: int) -> bool:
         """Return whether the server answers; False if its port is taken."""
         config = self._data_dir / "zoo.cfg"
-        config.write_text(_CONFIG.format(data_dir=self._data_dir / "data", port=port, host=HOST))
+        config.write_text(
+            _CONFIG.format(data_dir=self._data_dir / "data", port=port, host=self._host)
+        )
         warden = self._given_warden or self._warden
         assert warden is not None
         child = self._child = ChildProcess(
@@ -162,7 +174,9 @@ class EmbeddedZooKeeper:
 
     def _answers(self, port: int) -> bool:
         with contextlib.suppress(OSError):
-            with socket.create_connection((HOST, port), timeout=_ANSWER_TIMEOUT_S) as connection:
+            with socket.create_connection(
+                (self._host, port), timeout=_ANSWER_TIMEOUT_S
+            ) as connection:
                 connection.sendall(b"conf")
                 answer = b"".join(iter(lambda: connection.recv(4096), b"")).decode()
             return f"dataDir={self._data_dir / 'data'}/" in answer

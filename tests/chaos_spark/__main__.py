@@ -1,0 +1,48 @@
+"""Runs the chaos of Spark: ``python -m tests.chaos_spark --seconds 480 --seed 7``."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import secrets
+import signal
+import sys
+
+from tests.chaos_spark.hosts import enter_namespaces
+from tests.chaos_spark.run import run_chaos
+
+EXIT_INTERRUPTED = 130
+
+
+def main() -> int:
+    """Run; return 1 if a promise was broken."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos_spark", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60, help="of faults (default: 60)")
+    parser.add_argument("--seed", type=int, default=None, help="default: one at random")
+    parser.add_argument("--quiet", action="store_true", help="print the report alone")
+    parser.add_argument("--keep", action="store_true", help="keep all data and logs in any case")
+    arguments = parser.parse_args()
+    logging.disable(logging.CRITICAL)  # what the checker's own connections meet is no news
+    seed = secrets.randbelow(1_000_000) if arguments.seed is None else arguments.seed
+
+    def tell(text: str) -> None:
+        if not arguments.quiet or "kept in" in text:
+            print(text, flush=True)
+
+    # The first process of a namespace is not ended by a signal that it has no handler for.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    tell(f"seed {seed}: starting the cluster")
+    run = run_chaos(seed, seconds=arguments.seconds, tell=tell, keeps=arguments.keep)
+    try:
+        report = asyncio.run(run)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+        return EXIT_INTERRUPTED
+    print(report, flush=True)
+    return int(not report.is_clean)
+
+
+if __name__ == "__main__":
+    enter_namespaces(["-m", "tests.chaos_spark", *sys.argv[1:]])
+    sys.exit(main())

@@ -1,0 +1,253 @@
+"""One run: stream under faults, first in one process, then on a cluster; heal, drain, judge."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from dlcore import DLError
+from tests.chaos.services import Deadline
+from tests.chaos.threads import in_thread
+from tests.chaos_spark.checker import Verdict, judge
+from tests.chaos_spark.cluster import BOOKIES, DRIVER, HOSTS, MASTER, WORKERS, ZOOKEEPER, Cluster
+from tests.chaos_spark.driver import EVEN, ODD, TARGETS, TWICE
+from tests.chaos_spark.hosts import can_have_hosts
+from tests.chaos_spark.plan import CUTS, KILLS, KINDS, make_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tests.chaos_spark.plan import Fault
+
+T = TypeVar("T")
+_LOCAL_SHARE = 0.35
+_WARM_UP_TIMEOUT_S = 240.0
+_DRAIN_TIMEOUT_S = 300.0
+"""Bounds for a busy machine."""
+_LOOK_EVERY_S = 1.0
+_SOMEBODY_TIMEOUT_S = 60.0
+_STARTS_MAX = 3
+"""A driver that nobody kills and that ends more often is broken."""
+_ONLY_ON_CLUSTER = ("kill executor",)
+
+
+@dataclass
+class Report:
+    """What a run did and found."""
+
+    seed: int
+    seconds: float = 0.0
+    faults: Counter[str] = field(default_factory=Counter)
+    nobody_there: Counter[str] = field(default_factory=Counter)
+    has_hosts: bool = False
+    records: int = 0
+    drivers: int = 0
+    drained_s: float = 0.0
+    verdict: Verdict = field(default_factory=Verdict)
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether every promise was kept."""
+        return self.verdict.is_clean and not self.failures
+
+    @property
+    def kills(self) -> int:
+        """How many processes were killed."""
+        return sum(self.faults[kind] for kind in KILLS)
+
+    def __str__(self) -> str:
+        where = "hosts of their own" if self.has_hosts else "one machine"
+        faults = ", ".join(f"{kind} {self.faults[kind]}" for kind in KINDS if self.faults[kind])
+        return "\n".join(
+            [
+                f"seed {self.seed}: {self.seconds:.0f} s of faults, processes on {where}",
+                f"kills {self.kills}; faults: {faults}",
+                f"met nobody: {dict(self.nobody_there) or 'none'}; drivers started {self.drivers}",
+                f"records of the sources {self.records}, checked in all {self.verdict.checked}",
+                str(self.verdict),
+                f"every record in every channel after healing: {self.drained_s:.1f} s",
+                *self.verdict.examples,
+                *(f"FAILED: {each}" for each in self.failures),
+            ]
+        )
+
+
+async def run_chaos(
+    seed: int, *, seconds: float, tell: Callable[[str], None], keeps: bool = False
+) -> Report:
+    """Run and judge; the folder with all data stays when something is wrong, or `keeps`."""
+    folder = Path(tempfile.mkdtemp(prefix="dlog-chaos-spark-"))
+    is_clean = False
+    try:
+        async with Cluster(folder) as cluster:
+            report = await _Run(cluster, seed, seconds, tell).run()
+        is_clean = report.is_clean
+    finally:
+        if is_clean and not keeps:
+            shutil.rmtree(folder)
+        else:
+            tell(f"kept in {folder}")
+    return report
+
+
+class _Run:
+    def __init__(
+        self, cluster: Cluster, seed: int, seconds: float, tell: Callable[[str], None]
+    ) -> None:
+        self._cluster = cluster
+        self._seconds = seconds
+        self._tell = tell
+        self._report = Report(seed=seed, has_hosts=can_have_hosts())
+
+    async def run(self) -> Report:
+        local_s = self._seconds * _LOCAL_SHARE
+        await self._phase(local_s, is_local=True)
+        if not self._report.failures:
+            await self._phase(self._seconds - local_s, is_local=False)
+        if not self._report.failures:
+            await self._judge()
+        return self._report
+
+    async def _phase(self, seconds: float, *, is_local: bool) -> None:
+        report, cluster = self._report, self._cluster
+        where = "in one process" if is_local else "on a cluster"
+        self._tell(f"Spark starts {where}")
+        before = await cluster.count_targets()
+        cluster.start_driver(is_local=is_local)
+
+        driver = cluster.spark[DRIVER]
+
+        async def flows() -> bool:
+            now = await self._counts()
+            has_come = bool(now) and all(now[log] > before[log] for log in TARGETS)
+            return has_come or driver.starts > _STARTS_MAX
+
+        if not await Deadline(_WARM_UP_TIMEOUT_S).wait(flows) or driver.starts > _STARTS_MAX:
+            output = cluster.spark[DRIVER].output[-3000:]
+            report.failures.append(f"no record came through {where}: {output}")
+            return
+        kinds = tuple(
+            kind
+            for kind in KINDS
+            if (cluster.hosts.can_cut or kind not in CUTS)
+            and not (is_local and kind in _ONLY_ON_CLUSTER)
+        )
+        started_s = time.monotonic()
+        async with asyncio.TaskGroup() as group:
+            for fault in make_plan(report.seed * 2 + is_local, seconds=seconds, kinds=kinds):
+                await asyncio.sleep(max(0.0, started_s + fault.at_s - time.monotonic()))
+                group.create_task(self._carry_out(fault))
+        report.seconds += time.monotonic() - started_s
+        report.drivers += cluster.spark[DRIVER].starts
+        if is_local:
+            await cluster.stop_driver()
+
+    async def _counts(self) -> dict[str, int]:
+        await asyncio.sleep(_LOOK_EVERY_S)
+        try:
+            return await self._cluster.count_targets()
+        except DLError:
+            return {}  # some bookie or ZooKeeper is away
+
+    async def _carry_out(self, fault: Fault) -> None:
+        cluster = self._cluster
+        if fault.kind == "kill bookie":
+            name = _choose(fault, BOOKIES)
+            whom: str | None = name
+            async with cluster.bookies[name].turn:
+                await cluster.bookies[name].kill()
+                await asyncio.sleep(fault.lasts_s)
+                cluster.bookies[name].start()
+        elif fault.kind == "pause ZooKeeper":
+            whom = await self._pause_zookeeper(fault)
+        elif fault.kind in CUTS:
+            whom = await self._cut(fault)
+        else:
+            whom = await self._kill(fault)
+        self._tell(f"{fault} {whom or '(nobody there)'}")
+        if whom is None:
+            self._report.nobody_there[fault.kind] += 1
+        else:
+            self._report.faults[fault.kind] += 1
+
+    async def _kill(self, fault: Fault) -> str | None:
+        """Kill one of those that there are, or that come soon after an earlier kill."""
+        whom: list[int] = []
+
+        async def has_killed() -> bool:
+            if pids := self._cluster.processes(fault.kind):
+                pid = _choose(fault, pids)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                    whom.append(pid)
+            return bool(whom)
+
+        await Deadline(_SOMEBODY_TIMEOUT_S).wait(has_killed)
+        return f"process {whom[0]}" if whom else None
+
+    async def _pause_zookeeper(self, fault: Fault) -> str:
+        async with self._cluster.zookeeper_turn:
+            await in_thread(self._cluster.zookeeper.pause)
+            try:
+                await asyncio.sleep(fault.lasts_s)
+            finally:
+                self._cluster.zookeeper.resume()
+        return ZOOKEEPER
+
+    async def _cut(self, fault: Fault) -> str:
+        hosts = self._cluster.hosts
+        used = [h for h in HOSTS if not self._cluster.is_local or h not in (MASTER, *WORKERS)]
+        if fault.kind == "cut off host":
+            name = _choose(fault, used)
+            hosts.cut_off(name)
+            try:
+                await asyncio.sleep(fault.lasts_s)
+            finally:
+                hosts.join(name)
+            return name
+        pairs = [(a, b) for a in used for b in used if a < b]
+        one, other = _choose(fault, pairs)
+        hosts.cut(one, other)
+        try:
+            await asyncio.sleep(fault.lasts_s)
+        finally:
+            hosts.mend(one, other)
+        return f"{one} and {other}"
+
+    async def _judge(self) -> None:
+        report, cluster = self._report, self._cluster
+        healed_s = time.monotonic()
+        self._tell("healed: the sources end")
+        report.records = await cluster.end_sources()
+        wanted = dict.fromkeys(TARGETS, report.records) | {TWICE: 2 * report.records}
+
+        async def is_drained() -> bool:
+            now = await self._counts()
+            if not now:
+                return False
+            halves = now.pop(EVEN) + now.pop(ODD)
+            return halves >= report.records and all(now[log] >= wanted[log] for log in now)
+
+        if not await Deadline(_DRAIN_TIMEOUT_S).wait(is_drained):
+            output = cluster.spark[DRIVER].output[-3000:]
+            report.failures.append(
+                f"not every record came through within {_DRAIN_TIMEOUT_S:g} s after healing, of "
+                f"{report.records} there are {await self._counts()}; the driver: {output}"
+            )
+        report.drained_s = time.monotonic() - healed_s
+        await cluster.stop_driver()
+        report.verdict = judge(cluster.sources, await cluster.read_channels())
+
+
+def _choose(fault: Fault, among: Sequence[T]) -> T:
+    return among[int(fault.choice * len(among)) % len(among)]
