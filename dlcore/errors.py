@@ -51,7 +51,8 @@ is set); ``retriable`` says whether the same call may succeed later without a ch
         ├── WriteCancelledError         a write queued behind one that failed
         ├── InvalidEntryError           an entry's body is not what a log writer writes
         ├── AppendAbortedError          a staged append can no longer commit
-        ├── DuplicateAppendError        one identity used for two different appends
+        ├── DuplicateAppendError        appends of one identity and version overlapped
+        ├── AppendSupersededError       a later run of the appender appends the version already
         └── UnexpectedError             an invariant of the stored state is broken
 """
 
@@ -362,9 +363,15 @@ class AppendAbortedError(LogError):
 
 
 class DuplicateAppendError(LogError):
-    """The same identity and version were used for two different appends in one run."""
+    """Two appends of one run, identity and version overlapped: they have no order to repeat."""
 
     code = 541
+
+
+class AppendSupersededError(LogError):
+    """A later run of the appender has begun to append the same version; this one must not go on."""
+
+    code = 542
 
 
 class UnexpectedError(LogError):

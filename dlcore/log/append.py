@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from dlcore.errors import (
     AppendAbortedError,
+    AppendSupersededError,
     ConfigurationError,
     DLError,
     DuplicateAppendError,
@@ -163,8 +164,9 @@ class StagedAppend:
         Raises:
             AppendAbortedError: it was aborted, staged data is gone, or one of the logs is.
             TransactionTooLargeError: more logs or extents than one transaction takes.
-            DuplicateAppendError: appends of this version overlapped, or another run of the appender
-                has followed this one: whether it was committed cannot be told.
+            DuplicateAppendError: appends of this version overlapped: which of them are committed
+                cannot be told.
+            AppendSupersededError: a later run of the appender appends this version.
             OwnershipAcquireFailedError: a writer owned one of the logs during `lock_timeout_s`.
             EndOfStreamError: one of the logs is sealed.
             TransactionIdOutOfOrderError: the extents' own transaction ids do not follow the log's.
@@ -269,23 +271,25 @@ class StagedAppend:
 
     def _conclude(self, decision: Decision) -> CommitResult:
         """Return the outcome of a decision that is stored."""
+        what = f"append {self._identity!r} version {self._version}"
         match decision.verdict:
             case Verdict.APPEND:
                 return CommitResult(committed=True, already_committed=False, logs=self._logs)
             case Verdict.SKIP:
                 return CommitResult(committed=False, already_committed=True)
             case Verdict.CONFLICTING:
-                why = (
-                    "appends of this version overlapped; they have no order that a repetition "
-                    "could keep, so which of them were committed cannot be told"
+                raise DuplicateAppendError(
+                    f"{what}: appends of this version overlapped; they have no order that a "
+                    "repetition could keep, so which of them were committed cannot be told"
                 )
             case Verdict.SUPERSEDED:
-                why = "a later run of the appender has begun to append this version"
+                raise AppendSupersededError(
+                    f"{what}: a later run of the appender has begun to append this version"
+                )
             case Verdict.KNOWN:
                 raise AssertionError("what is known was decided before")
             case _:
                 assert_never(decision.verdict)
-        raise DuplicateAppendError(f"append {self._identity!r} version {self._version}: {why}")
 
     async def _wait_for_lock(self, locked: _LockedError, *, deadline: float) -> None:
         """Wait until the lock may be free, or raise if the time is up.

@@ -12,6 +12,7 @@ import pytest
 
 from dlcore.errors import (
     AppendAbortedError,
+    AppendSupersededError,
     ConfigurationError,
     DuplicateAppendError,
     EndOfStreamError,
@@ -188,7 +189,7 @@ def test_a_run_that_another_one_followed() -> None:
             append = await namespace.begin_append("job", 5, run=replace(RUN, token=token))
             await append.commit([])
         late = await namespace.begin_append("job", 5, run=RUN)
-        with pytest.raises(DuplicateAppendError, match="later run"):
+        with pytest.raises(AppendSupersededError, match="later run"):
             await late.commit([await stage(namespace, "late")])
         assert await payloads_of(log) == []
 
