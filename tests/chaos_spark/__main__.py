@@ -10,7 +10,7 @@ import signal
 import sys
 
 from tests.chaos_spark.hosts import enter_namespaces
-from tests.chaos_spark.run import run_chaos
+from tests.chaos_spark.run import BOTH, WHERE, run_chaos
 
 EXIT_INTERRUPTED = 130
 
@@ -20,6 +20,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos_spark", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60, help="of faults (default: 60)")
     parser.add_argument("--seed", type=int, default=None, help="default: one at random")
+    parser.add_argument(
+        "--where", choices=WHERE, default=BOTH, help="local[2], a cluster, or one after the other"
+    )
     parser.add_argument("--quiet", action="store_true", help="print the report alone")
     parser.add_argument("--keep", action="store_true", help="keep all data and logs in any case")
     arguments = parser.parse_args()
@@ -33,7 +36,9 @@ def main() -> int:
     # The first process of a namespace is not ended by a signal that it has no handler for.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     tell(f"seed {seed}: starting the cluster")
-    run = run_chaos(seed, seconds=arguments.seconds, tell=tell, keeps=arguments.keep)
+    run = run_chaos(
+        seed, seconds=arguments.seconds, where=arguments.where, tell=tell, keeps=arguments.keep
+    )
     try:
         report = asyncio.run(run)
     except KeyboardInterrupt:

@@ -42,7 +42,7 @@ START_TIMEOUT_S = 120.0
 LOCAL = "local[2,8]"
 _PR_SET_CHILD_SUBREAPER = 36
 _BATCH_RECORDS = 20
-_BATCH_GAP_S = 0.1
+_BATCH_GAP_S = 0.3
 _CLIENT_CONFIG = LedgerClientConfig(add_timeout_s=3.0, read_timeout_s=3.0)
 _LOG_CONFIG = LogConfig(lock_timeout_s=60.0, segment_bytes_max=200_000)
 _BOOKIE_OPTIONS = ("--session-timeout-s", "4", "--watch-parent")
@@ -170,8 +170,11 @@ class Cluster:
 
     def start_driver(self, *, is_local: bool) -> None:
         """Start the driver, and before it the standalone cluster if that is where it shall run."""
+        home = Path(pyspark.__file__).parent
+        core = next(home.glob("jars/spark-core_*.jar"))
         os.environ.update(
-            SPARK_HOME=str(Path(pyspark.__file__).parent),
+            SPARK_HOME=str(home),
+            SPARK_SCALA_VERSION=core.name.split("_")[1].split("-")[0],  # workers ask for it
             PYSPARK_PYTHON=sys.executable,
             PYSPARK_DRIVER_PYTHON=sys.executable,
         )

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ SOURCES = ("source-1", "source-2")
 PLAIN, EVEN, ODD, TWICE, ONCE = "plain", "even", "odd", "twice", "once"
 TARGETS = (PLAIN, EVEN, ODD, TWICE, ONCE)
 _POLL_S = 0.3
+_SETTLING_S_MAX = 30.0
 _SETTINGS = {
     "spark.driver.memory": "640m",
     "spark.executor.memory": "512m",
@@ -51,8 +53,11 @@ _SETTINGS = {
 class Job:
     """The queries of one life of the driver."""
 
-    def __init__(self, spark: SparkSession, uri: str, folder: Path) -> None:
+    def __init__(
+        self, spark: SparkSession, uri: str, folder: Path, stopped: threading.Event
+    ) -> None:
         self._spark = spark
+        self._stopped = stopped
         self._uri = uri
         self._folder = folder
         self._starts: dict[str, Callable[[], StreamingQuery]] = {
@@ -100,7 +105,11 @@ class Job:
         frame.write.format("dlog").options(uri=self._uri, log=log).mode("append").save()
 
     def keep_running(self) -> None:
-        """Start what does not run."""
+        """Start what does not run, one query after the other.
+
+        Spark gives each of a query's first Python processes 10 s, in which many at once on a busy
+        machine do not start.
+        """
         for name, start in self._starts.items():
             query = self._queries.get(name)
             if query is not None and query.isActive:
@@ -108,9 +117,14 @@ class Job:
             if query is not None:
                 print(f"query {name} failed: {_first_lines(query.exception())}", flush=True)
             try:
-                self._queries[name] = start()
+                query = self._queries[name] = start()
             except PySparkException as error:  # for example: no ZooKeeper answers just now
                 print(f"query {name} does not start: {_first_lines(error)}", flush=True)
+                continue
+            until_s = time.monotonic() + _SETTLING_S_MAX
+            while query.isActive and query.lastProgress is None and time.monotonic() < until_s:
+                if self._stopped.wait(_POLL_S):
+                    return
 
     def stop(self) -> None:
         """Stop all queries."""
@@ -120,7 +134,7 @@ class Job:
 
 def _first_lines(error: object) -> str:
     lines = [line for line in str(error).splitlines() if "Error" in line or "Exception" in line]
-    return " | ".join(lines[-3:])[:600]
+    return " | ".join(lines[-3:] or [str(error)])[:600]
 
 
 def main(argument: str) -> None:
@@ -132,7 +146,7 @@ def main(argument: str) -> None:
     network = {"spark.driver.host": work["host"], "spark.driver.bindAddress": work["host"]}
     os.environ["SPARK_LOCAL_IP"] = work["host"]
     spark = start_session(folder / "spark", master=work["master"], options=_SETTINGS | network)
-    job = Job(spark, work["uri"], folder)
+    job = Job(spark, work["uri"], folder, stopped)
     print("driver runs", flush=True)
     while not stopped.wait(_POLL_S):
         job.keep_running()

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tests.chaos_spark.plan import Fault
 
 T = TypeVar("T")
+LOCAL_ONLY, CLUSTER_ONLY, BOTH = WHERE = ("local", "cluster", "both")
 _LOCAL_SHARE = 0.35
 _WARM_UP_TIMEOUT_S = 240.0
 _DRAIN_TIMEOUT_S = 300.0
@@ -83,14 +84,19 @@ class Report:
 
 
 async def run_chaos(
-    seed: int, *, seconds: float, tell: Callable[[str], None], keeps: bool = False
+    seed: int,
+    *,
+    seconds: float,
+    where: str = BOTH,
+    tell: Callable[[str], None],
+    keeps: bool = False,
 ) -> Report:
     """Run and judge; the folder with all data stays when something is wrong, or `keeps`."""
     folder = Path(tempfile.mkdtemp(prefix="dlog-chaos-spark-"))
     is_clean = False
     try:
         async with Cluster(folder) as cluster:
-            report = await _Run(cluster, seed, seconds, tell).run()
+            report = await _Run(cluster, seed, tell).run(seconds, where)
         is_clean = report.is_clean
     finally:
         if is_clean and not keeps:
@@ -101,19 +107,16 @@ async def run_chaos(
 
 
 class _Run:
-    def __init__(
-        self, cluster: Cluster, seed: int, seconds: float, tell: Callable[[str], None]
-    ) -> None:
+    def __init__(self, cluster: Cluster, seed: int, tell: Callable[[str], None]) -> None:
         self._cluster = cluster
-        self._seconds = seconds
         self._tell = tell
         self._report = Report(seed=seed, has_hosts=can_have_hosts())
 
-    async def run(self) -> Report:
-        local_s = self._seconds * _LOCAL_SHARE
-        await self._phase(local_s, is_local=True)
-        if not self._report.failures:
-            await self._phase(self._seconds - local_s, is_local=False)
+    async def run(self, seconds: float, where: str) -> Report:
+        local_s = {LOCAL_ONLY: seconds, CLUSTER_ONLY: 0.0}.get(where, seconds * _LOCAL_SHARE)
+        for is_local, phase_s in ((True, local_s), (False, seconds - local_s)):
+            if phase_s and not self._report.failures:
+                await self._phase(phase_s, is_local=is_local)
         if not self._report.failures:
             await self._judge()
         return self._report
@@ -122,6 +125,8 @@ class _Run:
         report, cluster = self._report, self._cluster
         where = "in one process" if is_local else "on a cluster"
         self._tell(f"Spark starts {where}")
+        if DRIVER in cluster.spark:
+            await cluster.stop_driver()
         before = await cluster.count_targets()
         cluster.start_driver(is_local=is_local)
 
@@ -148,9 +153,7 @@ class _Run:
                 await asyncio.sleep(max(0.0, started_s + fault.at_s - time.monotonic()))
                 group.create_task(self._carry_out(fault))
         report.seconds += time.monotonic() - started_s
-        report.drivers += cluster.spark[DRIVER].starts
-        if is_local:
-            await cluster.stop_driver()
+        report.drivers += driver.starts
 
     async def _counts(self) -> dict[str, int]:
         await asyncio.sleep(_LOOK_EVERY_S)
