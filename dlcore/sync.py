@@ -569,6 +569,10 @@ class StagingWriter(_Blocking):
         """Write rows for `log`: payload (binary), and optionally txid (int64)."""
         self._call(self._writer.write_batch(log, batch))
 
+    def write_batches(self, parts: Sequence[tuple[str, pa.RecordBatch]]) -> None:
+        """Write rows for several logs."""
+        self._call(self._writer.write_batches(parts))
+
     def stage(self) -> list[StagedExtent]:
         """Wait until everything written since the last call is durable; return it, log by log."""
         return self._call(self._writer.stage())

@@ -19,7 +19,7 @@ from dlcore.errors import (
 )
 from dlspark.arrow import batches_by_log
 from dlspark.commit import AppendIdentity, StagedTask, join_messages
-from dlspark.sessions import describe_missing, open_shared_namespace, staging_writer
+from dlspark.sessions import open_shared_namespace, require_log, staging_writer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -51,11 +51,13 @@ def stage_rows(
     """
     with staging_writer(options.uri, append) as writer, _advice_on_txids():
         for batch in batches:
-            for log, rows in batches_by_log(batch, columns, log=options.log):
-                try:
-                    writer.write_batch(log, rows)
-                except LogNotFoundError as error:
-                    raise LogNotFoundError(describe_missing(log, options.uri)) from error
+            parts = list(batches_by_log(batch, columns, log=options.log))
+            try:
+                writer.write_batches(parts)
+            except LogNotFoundError:
+                for log, _ in parts:
+                    require_log(options.uri, log)  # tells how to create the missing one
+                raise
         return StagedTask(append=append, partition_id=partition_id, extents=writer.stage())
 
 

@@ -34,7 +34,7 @@ from dlcore.log.store import UNANSWERED, persistently
 from dlcore.log.transmit import Slice, Transmitter
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
     from types import TracebackType
 
     import pyarrow as pa
@@ -105,6 +105,7 @@ class StagingWriter:
         self._options = ipc_options(config.compression)
         self._logs: dict[str, LogMetadata] = {}
         self._parts: dict[str, _Part] = {}
+        self._queued_bytes = 0
         self._lanes: dict[QuorumConfig, _Lane] = {}
         self._staged_to: dict[int, int] = {}  # of each ledger not settled, the last entry staged
         self._error: DLError | None = None
@@ -112,6 +113,19 @@ class StagingWriter:
 
     def __repr__(self) -> str:
         return f"<StagingWriter identity={self._identity!r} logs={len(self._logs)}>"
+
+    async def write_batches(self, parts: Sequence[tuple[str, pa.RecordBatch]]) -> None:
+        """Write rows for several logs: as `write_batch`, and logs that are new are found at once.
+
+        Where one part is refused, those before it are written: stage or discard them.
+        """
+        self._require_usable()
+        unknown = sorted({log for log, _ in parts if log not in self._logs})
+        if unknown:
+            found = await self._context.logs.find_many(unknown)
+            self._logs.update(zip(unknown, found, strict=True))
+        for log, batch in parts:
+            await self.write_batch(log, batch)
 
     async def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
         """Write rows for `log`: payload (binary), and txid (int64) where they have their own.
@@ -145,7 +159,9 @@ class StagingWriter:
         ]
         part.last_txid = last_txid
         part.transmitter.add_slices(slices)
-        part.queued_bytes += sum(each.size_bytes for each in slices)
+        size_bytes = sum(each.size_bytes for each in slices)
+        part.queued_bytes += size_bytes
+        self._queued_bytes += size_bytes
         self._parts[log] = part
         lane = self._lane_of(metadata)
         if lane.part is None:
@@ -164,7 +180,7 @@ class StagingWriter:
 
     async def _spill(self) -> None:
         """Give the log with the most its turn while too much is waiting."""
-        while sum(part.queued_bytes for part in self._parts.values()) > QUEUED_BYTES_MAX:
+        while self._queued_bytes > QUEUED_BYTES_MAX:
             part = max(self._parts.values(), key=lambda part: part.queued_bytes)
             await self._send_all(part)
 
@@ -208,6 +224,7 @@ class StagingWriter:
         run.records += group.record_count
         run.size_bytes += size
         part.queued_bytes -= group.size_bytes
+        self._queued_bytes -= group.size_bytes
 
     def _answered(self, part: _Part, future: asyncio.Future[int]) -> None:
         if future.cancelled():
@@ -325,6 +342,7 @@ class StagingWriter:
         """Forget what was written since the last `stage`; entries already sent stay unused."""
         self._require_usable()
         self._parts = {}
+        self._queued_bytes = 0
         for lane in self._lanes.values():
             lane.part = None
 

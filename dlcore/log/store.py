@@ -114,11 +114,22 @@ class LogStore:
 
     async def find(self, name: str) -> LogMetadata:
         """Return what is fixed of the log `name`, or raise `LogNotFoundError`."""
-        path = self._paths.log(validate_log_name(name))
-        node = await persistently(lambda: self.fresh(path))
-        if node is None:
-            raise LogNotFoundError(f"log {name!r} does not exist in {self._paths.root}")
-        return codec.decode_log(node.value, path=path)
+        return (await self.find_many([name]))[0]
+
+    async def find_many(self, names: Sequence[str]) -> list[LogMetadata]:
+        """Return what is fixed of each log: one round trip, however many they are.
+
+        Raises:
+            LogNotFoundError: one of them does not exist.
+        """
+        paths = [self._paths.log(validate_log_name(name)) for name in names]
+        nodes = await persistently(lambda: self.fresh_many(paths))
+        found = []
+        for name, path, node in zip(names, paths, nodes, strict=True):
+            if node is None:
+                raise LogNotFoundError(f"log {name!r} does not exist in {self._paths.root}")
+            found.append(codec.decode_log(node.value, path=path))
+        return found
 
     async def read(self, log: LogKey) -> VersionedHead:
         """Return the log's head, with every change that completed before this call.
