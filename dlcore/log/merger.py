@@ -43,6 +43,7 @@ from dlcore.log.merging import (
     plan_swap,
 )
 from dlcore.log.metadata import StagedLedger
+from dlcore.log.segment import adjacent
 from dlcore.log.staged import decode_node, drop, list_staged, read_staged, registration
 from dlcore.log.store import UNANSWERED, persistently, require_change_size
 from dlcore.metadata.port import Create, Delete, Op
@@ -266,7 +267,7 @@ class LogMerger:
         self, parts: Sequence[Extent]
     ) -> AsyncGenerator[tuple[Extent, EntryFrame], None]:
         """Yield the verified entries of extents in order, each with its extent."""
-        for group in _adjacent(parts):
+        for group in adjacent(parts):
             first, last = group[0].first_entry_id, group[-1].last_entry_id
             assert last is not None
             reader = await self._context.ledgers.open_ledger(group[0].ledger_id)
@@ -360,21 +361,6 @@ def _is_there(at: VersionedHead, stored: StoredSegment, *, merges: int) -> bool:
         and head.first_lssn <= stored.lssn
         and head.first_active[0] <= stored.lssn <= head.max_lssn
     )
-
-
-def _adjacent(parts: Sequence[Extent]) -> Iterator[list[Extent]]:
-    """Yield runs of extents that follow one another in their ledger too: one read gets a run."""
-    group: list[Extent] = []
-    for part in parts:
-        if group and (group[-1].ledger_id, (group[-1].last_entry_id or 0) + 1) != (
-            part.ledger_id,
-            part.first_entry_id,
-        ):
-            yield group
-            group = []
-        group.append(part)
-    if group:
-        yield group
 
 
 async def make_list(context: LogContext, identity: str) -> None:

@@ -51,6 +51,11 @@ class ExtentView:
     last_timestamp_ms: int = 0
 
     @property
+    def ledger_id(self) -> int:
+        """The ledger's id."""
+        return self.ledger.ledger_id
+
+    @property
     def entry_count(self) -> int:
         """Number of entries."""
         return self.last_entry_id - self.first_entry_id + 1

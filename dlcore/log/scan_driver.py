@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from dlcore.log.entry import decode_entry_batch, decode_entry_header, with_txid
 from dlcore.log.scan import ExtentView, ScanBatch, ScanRange
+from dlcore.log.segment import adjacent
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from dlcore.ledger.client import LedgerClient
     from dlcore.ledger.digest import EntryFrame
@@ -18,26 +19,11 @@ if TYPE_CHECKING:
 
 async def scan_range(part: ScanRange, ledgers: LedgerClient) -> AsyncGenerator[ScanBatch, None]:
     """Yield the records of one range, entry by entry, from where its metadata says they are."""
-    for group in _adjacent(part.extents):
+    for group in adjacent(part.extents):
         reader = ledgers.open_ledger_of(group[-1].ledger)
         async with aclosing(_read_extents(part, group, reader)) as batches:
             async for batch in batches:
                 yield batch
-
-
-def _adjacent(extents: Sequence[ExtentView]) -> Iterator[list[ExtentView]]:
-    """Yield runs of extents that follow one another in their ledger too: one read gets a run."""
-    group: list[ExtentView] = []
-    for extent in extents:
-        if group and (group[-1].ledger.ledger_id, group[-1].last_entry_id + 1) != (
-            extent.ledger.ledger_id,
-            extent.first_entry_id,
-        ):
-            yield group
-            group = []
-        group.append(extent)
-    if group:
-        yield group
 
 
 async def _read_extents(

@@ -6,12 +6,15 @@ import enum
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
 from dlcore.errors import CorruptMetadataError
 from dlcore.ids import DLSN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 """A number of something, an id, or a time in epoch milliseconds."""
@@ -124,3 +127,40 @@ class LogSegment:
         base = self._entry_ends[index - 1] if index else 0
         records = self._record_ends[index - 1] if index else 0
         return self.extents[index], base, self.start_sequence_id + records
+
+
+class LedgerRun(Protocol):
+    """Entries of one ledger that follow one another; of an open one the last is not known."""
+
+    @property
+    def ledger_id(self) -> int:
+        """The ledger."""
+        ...
+
+    @property
+    def first_entry_id(self) -> int:
+        """The first entry."""
+        ...
+
+    @property
+    def last_entry_id(self) -> int | None:
+        """The last entry."""
+        ...
+
+
+_Run = TypeVar("_Run", bound=LedgerRun)
+
+
+def adjacent(extents: Iterable[_Run]) -> Iterator[list[_Run]]:
+    """Yield groups of extents that follow one another in their ledger too: one read gets each."""
+    group: list[_Run] = []
+    for extent in extents:
+        if group:
+            last = group[-1].last_entry_id
+            assert last is not None
+            if (group[-1].ledger_id, last + 1) != (extent.ledger_id, extent.first_entry_id):
+                yield group
+                group = []
+        group.append(extent)
+    if group:
+        yield group
