@@ -94,8 +94,14 @@ class LedgerClient:
         """
         services = self._services()
         bookies, ledger_id = await asyncio.gather(
-            services.placer.choose_ensemble(quorum), services.ledgers.new_ledger_id()
+            services.placer.choose_ensemble(quorum),
+            services.ledgers.new_ledger_id(),
+            return_exceptions=True,  # a failure leaves none of the two at work
         )
+        if isinstance(bookies, BaseException):
+            raise bookies
+        if isinstance(ledger_id, BaseException):
+            raise ledger_id
         metadata = LedgerMetadata(
             ledger_id=ledger_id,
             quorum=quorum,

@@ -62,6 +62,7 @@ def test_names_of_the_field_are_accepted(name: str) -> None:
         ("a\ue000", "is not allowed"),
         ("a\ud800", "is not allowed"),
         ("a\ufff0", "is not allowed"),
+        ("b\ufffd", "is not allowed"),  # what decoders put in place of bytes that are no text
         ("a\uffff", "is not allowed"),
         ("x" * (LOG_NAME_LENGTH_MAX + 1), "longer than 512 bytes"),
         ("ü" * (LOG_NAME_LENGTH_MAX // 2 + 1), "longer than 512 bytes"),

@@ -144,6 +144,8 @@ def test_the_tree() -> None:
         "staging": PATHS.staging_entry("q/1", 5),
         "staged": PATHS.staged_ledger(5),
         "owner": PATHS.staging_owner("t"),
+        "request": PATHS.upkeep_request("0c"),
+        "upkeep": PATHS.upkeep_lock("a/b"),
     } == {
         "bookie_available": "/dlog/bookies/available/b1",
         "bookie_readonly": "/dlog/bookies/readonly/b1",
@@ -160,4 +162,6 @@ def test_the_tree() -> None:
         "staging": "/dlog/staging/dd/q%2F1/5",
         "staged": "/dlog/ledgers/0/0000/0005/staged",
         "owner": "/dlog/staging-owners/t",
+        "request": "/dlog/upkeep/requests/48/0c",
+        "upkeep": "/dlog/upkeep/locks/a%2Fb",
     }

@@ -24,6 +24,7 @@ from bookie.replay import index_record
 from bookie.scrub import Scrubber
 from bookie.sealed_files import SealedFiles
 from bookie.storage import LedgerStorage
+from bookie.timers import Timers
 from dlcore.ledger.metadata import LedgerMetadata
 from tests.simulation.tested import caught_by
 
@@ -454,7 +455,7 @@ def absence_is_not_proven() -> Iterator[None]:
 @caught_by("bookie/test_explicit_lac.py::test_many_lacs_share_a_flush")
 def every_lac_has_its_own_flush() -> Iterator[None]:
     """Section 1.4: explicit LACs cost as much as entries."""
-    with patch.object(LedgerStorage, "_call_later", lambda self, _, action: action()):
+    with patch.object(Timers, "call_later", lambda _self, _delay_s, action: action()):
         yield
 
 

@@ -78,6 +78,14 @@ def test_the_tests_that_catch_mutants_exist() -> None:
         assert f"def {function.split('[')[0]}(" in (ROOT / file).read_text(), name
 
 
+@pytest.mark.parametrize("name", sorted([*MUTANTS, *TESTED]))
+def test_a_mutant_finds_what_it_changes(name: str) -> None:
+    """What is renamed in the product is renamed here."""
+    apply = MUTANTS[name] if name in MUTANTS else TESTED[name].apply
+    with apply():
+        pass
+
+
 def test_mutants_have_names_of_their_own() -> None:
     """A bug is in the catalogue once."""
     assert not MUTANTS.keys() & TESTED.keys()
