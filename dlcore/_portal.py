@@ -199,6 +199,13 @@ def _spoil_stderr() -> None:
         sys.stderr = _FailingStream(sys.stderr)
 
 
+def _let_pyarrow_finish() -> None:
+    # The first array made by pyarrow imports pandas under a lock of its own.  A thread that does
+    # it is gone in a forked child, which would wait for that lock for ever.
+    if "pyarrow" in sys.modules:
+        sys.modules["pyarrow"].array([])
+
+
 def _start_afresh() -> None:
     # A fork may have happened while another thread held the lock.
     global _shared
@@ -207,7 +214,7 @@ def _start_afresh() -> None:
 
 atexit.register(_spoil_stderr)  # early, so it is called late
 threading._register_atexit(_close_at_exit)  # type: ignore[attr-defined]
-os.register_at_fork(after_in_child=_start_afresh)
+os.register_at_fork(before=_let_pyarrow_finish, after_in_child=_start_afresh)
 
 
 def shared_portal() -> Portal:

@@ -37,7 +37,7 @@ EXIT_TERMINATED = 143
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Example: dlog sandbox --uri-file uri.txt",
 )
-@click.version_option(package_name="dlog", prog_name="dlog")
+@click.version_option(package_name="distributed-dlog", prog_name="dlog")
 @common_options
 def dlog() -> None:
     """Work with replicated logs.
