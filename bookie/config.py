@@ -60,13 +60,22 @@ class GarbageConfig:
     age_ms: int = 10 * 60 * 1000
     """A ledger must look deleted in two passes at least this far apart."""
     brake_share: float = 0.8
-    """A pass in which more than this share of the ledgers looks newly deleted is refused …"""
+    """When more than this share of the ledgers looks deleted at once, they are held back …"""
     brake_count: int = 100
     """… if it is also more than this many ledgers: a small bookie may lose all of them at once."""
+    brake_age_ms: int = 24 * 60 * 60 * 1000
+    """What is held back must look deleted in every pass for so long: time for an operator to find
+    out why, and to restore metadata that vanished by accident.  A restart begins it anew."""
 
     def __post_init__(self) -> None:
         require(
             condition=self.age_ms >= 0, key="age_ms", value=self.age_ms, rule="expected ms >= 0"
+        )
+        require(
+            condition=self.brake_age_ms >= self.age_ms,
+            key="brake_age_ms",
+            value=self.brake_age_ms,
+            rule=f"expected at least age_ms={self.age_ms}",
         )
         require(
             condition=0 < self.brake_share <= 1,

@@ -317,12 +317,14 @@ class BookieServer:
 
     async def _collect_once(self) -> None:
         collector = GarbageCollector(
-            self.storage, store=self._store, paths=self._paths, cluster_id=self._cluster_id
+            self.storage,
+            bookie=self.bookie,
+            store=self._store,
+            paths=self._paths,
+            cluster_id=self._cluster_id,
         )
         report = await collector.collect()
-        if report.refused:
-            logger.warning("garbage collection refused bookie=%s: %s", self.bookie, report.refused)
-        elif report.ledgers_deleted:
+        if report.ledgers_deleted:
             logger.info(
                 "garbage collected bookie=%s ledgers=%d files=%d bytes=%d",
                 self.bookie,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -46,6 +47,7 @@ from dlcore.ledger.port import EntryRange, FollowUpdate
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
 
     from bookie.compaction import CompactionReport
     from bookie.config import StorageConfig
@@ -352,14 +354,19 @@ class LedgerStorage:
         self._state_callbacks.append(callback)
 
     async def collect_garbage(
-        self, is_ledger_deleted: Callable[[int], Awaitable[bool]]
+        self,
+        is_unneeded: Callable[[int], Awaitable[bool]],
+        *,
+        confirm: Callable[[int], AbstractAsyncContextManager[bool]] = lambda _: nullcontext(True),
+        is_released: bool = False,
     ) -> GarbageReport:
-        """Ask about every ledger, and drop files whose ledgers are all proven deleted.
+        """Ask about every ledger, and drop files whose ledgers are all proven unneeded.
 
-        An error of `is_ledger_deleted` ends the pass, and the pass counts for nothing.
+        `confirm` has the last word on each; its context keeps others from coming to need it.
         """
         self._check_open()
-        return await self._upkeep.collect_garbage(is_ledger_deleted)
+        collect = self._upkeep.collect_garbage
+        return await collect(is_unneeded, confirm=confirm, is_released=is_released)
 
     async def compact(self) -> CompactionReport:
         """Move what is needed out of mostly dead sealed files and delete them; see compaction.py.
@@ -376,11 +383,7 @@ class LedgerStorage:
         return report
 
     async def scrub(self) -> ScrubReport:
-        """Read and verify everything stored, once; see scrub.py.
-
-        Raises:
-            BookieUnavailableError: the storage is closed.
-        """
+        """Read and verify everything stored, once; see scrub.py."""
         self._check_open()
         return await self._upkeep.scrub()
 
@@ -389,7 +392,7 @@ class LedgerStorage:
         return self._damage.entries()
 
     def on_damage(self, callback: Callable[[], None]) -> None:
-        """Call `callback` whenever an entry is newly found damaged, from the event loop."""
+        """Call `callback` whenever an entry is newly found damaged."""
         self._damage.on_entry(callback)
 
     def forget_damage(self, ledger_id: int, entry_id: int) -> None:
@@ -501,7 +504,7 @@ class LedgerStorage:
 
     def _known_ledger(self, ledger_id: int) -> LedgerState:
         state = self._ledgers.get(ledger_id)
-        if state is None:
+        if state is None or state.is_deleted:
             self._log.check()
             raise NoSuchLedgerError(f"ledger {ledger_id} is unknown here")
         return state

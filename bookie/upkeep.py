@@ -16,6 +16,7 @@ from bookie.scrub import Scrubber, ScrubReport
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
 
     from bookie.config import StorageConfig
     from bookie.parts import Parts
@@ -54,28 +55,39 @@ class Upkeep:
         self._scrub_lock = asyncio.Lock()
 
     async def collect_garbage(
-        self, is_ledger_deleted: Callable[[int], Awaitable[bool]]
+        self,
+        is_unneeded: Callable[[int], Awaitable[bool]],
+        *,
+        confirm: Callable[[int], AbstractAsyncContextManager[bool]],
+        is_released: bool,
     ) -> GarbageReport:
-        """Ask about every ledger, and drop files whose ledgers are all proven deleted."""
+        """Ask about every ledger, and drop files whose ledgers are all proven unneeded."""
         ledgers = self._parts.ledgers
         async with self._garbage_lock:
             seen = sorted(each for each in ledgers if self._parts.is_live(each))
-            looks_deleted = [each for each in seen if await is_ledger_deleted(each)]
+            looks_deleted = [each for each in seen if await is_unneeded(each)]
             verdict = self._judge.judge(
-                seen=seen, looks_deleted=looks_deleted, now_ms=self._clock.now_ms()
+                seen=seen,
+                looks_deleted=looks_deleted,
+                now_ms=self._clock.now_ms(),
+                is_released=is_released,
             )
-            if verdict.refused:
-                logger.warning("garbage collection refused: %s", verdict.refused)
-            for ledger_id in verdict.deleted:
-                ledgers[ledger_id].is_deleted = True
-            self._parts.damage.forget_ledgers(verdict.deleted)
+            if verdict.held:
+                logger.warning("garbage collection is held back: %s", verdict.held)
+            deleted = set()
+            for ledger_id in sorted(verdict.deleted):
+                async with confirm(ledger_id) as is_certain:
+                    if is_certain and self._parts.is_live(ledger_id):
+                        ledgers[ledger_id].is_deleted = True
+                        deleted.add(ledger_id)
+            self._parts.damage.forget_ledgers(deleted)
             dropped = await self._parts.files.drop_dead()
         return GarbageReport(
             ledgers_seen=len(seen),
-            ledgers_deleted=len(verdict.deleted),
+            ledgers_deleted=len(deleted),
             files_deleted=len(dropped),
             bytes_freed=sum(dropped.values()),
-            refused=verdict.refused,
+            held=verdict.held,
         )
 
     async def compact(self) -> CompactionReport:

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+LOCK_VERSION = 0
+"""Of a lock that a repair took; garbage collection takes the same, as another version."""
 _ATTEMPTS_MAX = 20
 """Lost races and lost replies of one write; each race that is lost shows somebody's success."""
 
@@ -164,10 +166,16 @@ class RepairList:
         node = await self._store.get(path)  # ours, too, if a reply was lost
         return node is not None and node.value == owner.encode()
 
-    async def unlock(self, ledger_id: int) -> None:
-        """Give the lock up; without an answer it goes with the session."""
-        with contextlib.suppress(NoNodeError):
-            await self._store.delete(self._paths.repair_lock(ledger_id))
+    async def unlock(self, ledger_id: int, *, owner: str) -> None:
+        """Give `owner`'s lock up; without an answer it goes with the session.
+
+        One that somebody else has taken since, because our session was lost, stays.
+        """
+        path = self._paths.repair_lock(ledger_id)
+        node = await self._store.get(path)
+        if node is not None and node.value == owner.encode():
+            with contextlib.suppress(NoNodeError, MetadataVersionError):
+                await self._store.delete(path, version=node.version)
 
     async def is_paused(self) -> bool:
         """Whether auto-recovery is paused."""

@@ -20,7 +20,7 @@ from dlcore.errors import (
 )
 from dlcore.ledger.codec import decode_cookie
 from dlcore.ledger.metadata import LedgerState
-from dlcore.metadata.port import Create, Delete
+from dlcore.metadata.port import ANY_VERSION, Create, Delete
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -129,6 +129,22 @@ class Maintenance:
         if cookie is not None:
             await self._delete_cookie(name, incarnation=cookie.incarnation)
         return moved
+
+    async def release_garbage(self, name: str) -> None:
+        """Let a bookie collect what the brake of its garbage collection holds back, once.
+
+        Raises:
+            ConfigurationError: no bookie of that name is known.
+        """
+        cookie = await self._read_cookie(name)
+        if cookie is None:
+            raise ConfigurationError(f"name={name!r}: no bookie of that name has a cookie")
+        path = self._services.paths.garbage_release(name)
+        value = cookie.incarnation.encode()
+        try:
+            await self._services.store.create(path, value, make_parents=True)
+        except NodeExistsError:
+            await self._services.store.put(path, value, version=ANY_VERSION)
 
     async def _require_stopped(self, name: str) -> None:
         for info in await self._services.registry.get_bookies():

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from dlcore.autorecovery.check import Fragment, Held, fragments_of, missing_ranges
 from dlcore.autorecovery.copying import EntryCopier
+from dlcore.autorecovery.listing import LOCK_VERSION
 from dlcore.autorecovery.plan import Refill, RepairPlan, Replace, copy_lanes, plan_repair
 from dlcore.autorecovery.replicas import ask_replica, ask_replicas
 from dlcore.errors import (
@@ -26,6 +27,7 @@ from dlcore.errors import (
     NotEnoughBookiesError,
 )
 from dlcore.ledger.metadata import LedgerState
+from dlcore.metadata.port import Check
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Coroutine, Mapping, Sequence
@@ -74,6 +76,7 @@ class _Round:
     problems: list[str] = field(default_factory=list)
     retry_s: float | None = None
     has_progressed: bool = False
+    lock: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +98,11 @@ class LedgerRepairer:
         self._graces: dict[int, _Grace] = {}  # by ledger
         self._chosen: dict[tuple[int, int, BookieId], BookieId] = {}  # whom a copy was begun for
 
-    async def repair(self, listed: ListedLedger) -> Outcome:
+    async def repair(self, listed: ListedLedger, *, lock: str = "") -> Outcome:
         """Do what can be done for a ledger.
+
+        With `lock`, the path of the caller's repair lock, members are changed only while it is
+        held: what a bookie proved to hold it may drop as soon as nobody holds the lock.
 
         Raises:
             MetadataError: the store failed; whatever was done is kept.
@@ -107,6 +113,7 @@ class LedgerRepairer:
                 if decision is None:
                     break
                 turn, plan = decision
+                turn.lock = lock
                 await self._perform(turn, plan)
             except LedgerNotFoundError:
                 break  # deleted: there is nothing to keep
@@ -198,7 +205,7 @@ class LedgerRepairer:
         except (BookieError, LedgerError):
             self._chosen.pop(key, None)  # another one may do better
             raise
-        if await self._swap(turn.metadata.ledger_id, replace, new):
+        if await self._swap(turn.metadata.ledger_id, replace, new, lock=turn.lock):
             self._chosen.pop(key, None)
         return True  # also if somebody else changed it: then the next round decides anew
 
@@ -255,7 +262,7 @@ class LedgerRepairer:
         for lane in lanes:
             await self._copier.copy(turn.metadata.ledger_id, lane, target=target)
 
-    async def _swap(self, ledger_id: int, replace: Replace, new: BookieId) -> bool:
+    async def _swap(self, ledger_id: int, replace: Replace, new: BookieId, *, lock: str) -> bool:
         """Compare-and-set the ensemble; False if what was copied does not fit what is there now."""
         first = replace.fragment.first_entry_id
         while True:
@@ -276,9 +283,12 @@ class LedgerRepairer:
             if any(info.bookie == replace.old for info in infos):
                 return False  # it is back, with all that it held
             changed = stored.metadata.with_replaced(first_entry_id=first, old=replace.old, new=new)
+            guards = [Check(lock, LOCK_VERSION)] if lock else []
             try:
-                await self._services.ledgers.write(changed, version=stored.version)
-            except MetadataVersionError:
+                await self._services.ledgers.write(changed, version=stored.version, guards=guards)
+            except (MetadataVersionError, LedgerNotFoundError):
+                if lock:
+                    await self._check_lock(lock)
                 continue
             logger.info(
                 "replaced ledger=%d first_entry=%d old=%s new=%s",
@@ -288,6 +298,16 @@ class LedgerRepairer:
                 new,
             )
             return True
+
+    async def _check_lock(self, lock: str) -> None:
+        """Raise if the lock is not a repair's any more."""
+        await self._services.store.sync(lock)
+        node = await self._services.store.get(lock)
+        if node is None or node.version != LOCK_VERSION:
+            raise NotEnoughBookiesError(
+                f"the lock {lock} was lost while entries were copied: what the new member proved "
+                "to hold may be gone"
+            )
 
     async def _end_tail(self, turn: _Round, plan: RepairPlan) -> bool:
         """Recover a ledger whose end is in nobody's hands, after the grace.

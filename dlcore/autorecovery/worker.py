@@ -124,7 +124,7 @@ class Worker:
             try:
                 await self._repair_locked(ledger_id)
             finally:
-                await self._repairs.unlock(ledger_id)
+                await self._repairs.unlock(ledger_id, owner=self._token)
         except DLError as error:
             # Of the metadata store, or about damaged metadata: other ledgers go on.
             logger.warning("repair ledger=%d failed: %s", ledger_id, error)
@@ -135,7 +135,8 @@ class Worker:
         if listed is None:
             return
         try:
-            outcome = await self._repairer.repair(listed)
+            lock = self._services.paths.repair_lock(ledger_id)
+            outcome = await self._repairer.repair(listed, lock=lock)
         except CorruptMetadataError as error:
             outcome = Outcome(reason=str(error))
         if not outcome.is_done:

@@ -86,3 +86,22 @@ def decommission(name: str, timeout_s: float, *, yes: bool) -> None:
     show_done(
         f"decommissioned {name}: {moved} ledgers moved", {"bookie": name, "ledgers_moved": moved}
     )
+
+
+@bookie_group.command("collect", epilog="Example: dlog bookie collect bookie-3 --yes")
+@click.argument("name")
+@confirmed
+@common_options
+def collect(name: str, *, yes: bool) -> None:
+    """Let the bookie NAME collect the garbage that its brake holds back.
+
+    A bookie for which most ledgers look deleted at once keeps them for a day, in case that their
+    metadata vanished by accident; its log says so.  This lets them go with its next passes, once.
+    """
+    confirm(f"Drop what bookie {name} holds of ledgers without metadata?", yes=yes)
+
+    async def release(namespace: Namespace) -> None:
+        await Maintenance(namespace.recovery_services).release_garbage(name)
+
+    run_async(release)
+    show_done(f"bookie {name} will collect what was held back", {"bookie": name})

@@ -26,6 +26,7 @@ from dlcore.metadata.port import (
     Create,
     MetadataStore,
     Op,
+    Put,
     Unsubscribe,
     Versioned,
 )
@@ -155,8 +156,10 @@ class LedgerStore:
             for ledger_id, node, path in zip(ledger_ids, nodes, paths, strict=True)
         ]
 
-    async def write(self, metadata: LedgerMetadata, *, version: int) -> int:
-        """Compare-and-set the ledger's metadata; return the new version.
+    async def write(
+        self, metadata: LedgerMetadata, *, version: int, guards: Sequence[Op] = ()
+    ) -> int:
+        """Compare-and-set the ledger's metadata, if `guards` hold; return the new version.
 
         Raises:
             MetadataVersionError: somebody else changed it: read it and decide again.
@@ -167,6 +170,9 @@ class LedgerStore:
         value = encode_ledger(metadata)
         for attempt in range(1, _ATTEMPTS_MAX + 1):
             try:
+                if guards:
+                    await self._store.multi([*guards, Put(path, value, version)])
+                    return version + 1
                 return await self._store.put(path, value, version=version)
             except NoNodeError as error:
                 raise LedgerNotFoundError(f"ledger {ledger_id} does not exist") from error

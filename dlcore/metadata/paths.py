@@ -3,6 +3,7 @@
 <root>                                          NamespaceBinding
 <root>/bookies/{available,readonly}/<name>      BookieRegistration, ephemeral
 <root>/bookies/cookies/<name>                   BookieCookie
+<root>/bookies/garbage/<name>                   incarnation whose garbage brake was released
 <root>/ledgers/idgen                            the next ledger id, as decimal text
 <root>/ledgers/<high>/<middle>/<low>            LedgerMetadata
     …/staged                                    StagedLedger, of a ledger that several extents share
@@ -142,6 +143,10 @@ class NamespacePaths:
     def cookie(self, name: str) -> str:
         """Cookie of a bookie."""
         return f"{self.cookies}/{escape(name)}"
+
+    def garbage_release(self, name: str) -> str:
+        """Lets the brake of a bookie's garbage collection go once."""
+        return f"{self.root}/bookies/garbage/{escape(name)}"
 
     @property
     def ledgers(self) -> str:

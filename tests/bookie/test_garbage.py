@@ -5,13 +5,13 @@ from __future__ import annotations
 from bookie.config import GarbageConfig
 from bookie.garbage import GarbageJudge
 
-CONFIG = GarbageConfig(age_ms=1000, brake_count=3, brake_share=0.5)
+CONFIG = GarbageConfig(age_ms=1000, brake_count=3, brake_share=0.5, brake_age_ms=10_000)
 
 
 def judge(garbage: GarbageJudge, deleted: set[int], now_ms: int, *, total: int = 100) -> set[int]:
-    """Take one pass that must not be refused."""
+    """Take one pass in which nothing must be held back."""
     verdict = garbage.judge(seen=range(total), looks_deleted=deleted, now_ms=now_ms)
-    assert not verdict.refused
+    assert not verdict.held
     return set(verdict.deleted)
 
 
@@ -50,15 +50,55 @@ def test_a_clock_that_goes_backwards_confirms_nothing() -> None:
     assert judge(one, {1}, 1500) == {1}
 
 
-def test_the_brake_refuses_the_whole_pass() -> None:
-    """Goal: a store that lost its data deletes nothing here, however often it is asked."""
+def test_the_brake_holds_back_what_looks_deleted_at_once() -> None:
+    """Goal: a store that lost its data deletes nothing for long; what it has again is alive."""
     one = GarbageJudge(CONFIG)
-    judge(one, {1}, 0, total=10)
-    for now_ms in (2000, 4000, 6000):
+    for now_ms in (0, 2000, 4000, 9999):
         verdict = one.judge(seen=range(10), looks_deleted=range(6), now_ms=now_ms)
         assert verdict.deleted == frozenset()
-        assert "6 of 10 ledgers look deleted" in verdict.refused
-    assert judge(one, {1}, 8000, total=10) == {1}
+        assert "6 of 10 ledgers looked deleted at once" in verdict.held
+    assert judge(one, set(), 20_000, total=10) == set()
+    assert judge(one, {1}, 30_000, total=10) == set()
+    assert judge(one, {1}, 31_000, total=10) == {1}
+
+
+def test_the_brake_lets_go_of_what_looks_deleted_for_long() -> None:
+    """Goal: 500 of 520 ledgers deleted on purpose are collected in the end, each after its time."""
+    one = GarbageJudge(CONFIG)
+    gone = set(range(500))
+    for now_ms in range(0, 10_000, 1000):
+        looks_deleted = gone if now_ms else gone - {7}
+        verdict = one.judge(seen=range(520), looks_deleted=looks_deleted, now_ms=now_ms)
+        assert not verdict.deleted
+    assert "for 1 s more" in verdict.held
+    verdict = one.judge(seen=range(520), looks_deleted=gone, now_ms=10_000)
+    assert verdict.deleted == gone - {7}
+    verdict = one.judge(seen={7, *range(500, 520)}, looks_deleted={7}, now_ms=10_999)
+    assert not verdict.deleted
+    assert "1 of 21" in verdict.held
+    verdict = one.judge(seen={7, *range(500, 520)}, looks_deleted={7}, now_ms=11_000)
+    assert verdict.deleted == {7}
+    assert not verdict.held
+
+
+def test_many_new_ledgers_do_not_thin_the_brake_out() -> None:
+    """Goal: what was held back once has to wait, though its share is small by now."""
+    one = GarbageJudge(CONFIG)
+    one.judge(seen=range(10), looks_deleted=range(6), now_ms=0)
+    for now_ms in (1000, 5000):
+        verdict = one.judge(seen=range(1000), looks_deleted=range(6), now_ms=now_ms)
+        assert not verdict.deleted
+        assert verdict.held
+    assert judge(one, set(range(6)), 10_000, total=1000) == set(range(6))
+
+
+def test_an_operator_releases_the_brake() -> None:
+    """Goal: what is released needs two looks and the usual age, and nothing more."""
+    one = GarbageJudge(CONFIG)
+    for now_ms, expected in ((0, set()), (999, set()), (1000, set(range(6)))):
+        verdict = one.judge(seen=range(10), looks_deleted=range(6), now_ms=now_ms, is_released=True)
+        assert verdict.deleted == expected
+        assert bool(verdict.held) is not bool(expected)
 
 
 def test_few_ledgers_may_all_be_deleted() -> None:

@@ -559,7 +559,7 @@ def test_garbage_collection_believes_no_mass_deletion_and_no_error() -> None:
             for _ in range(3):
                 clock.now += 5000
                 report = await storage.collect_garbage(all_deleted)
-                assert "5 of 5 ledgers look deleted" in report.refused
+                assert "5 of 5 ledgers looked deleted" in report.held
                 with pytest.raises(MetadataConnectionError):
                     await storage.collect_garbage(unreachable)
             assert disk.names() == names

@@ -90,11 +90,19 @@ class Checkers:
         """Start the record of a bookie's identity."""
         record = self.records[bookie] = BookieRecord(
             bookie,
-            is_exempt=self.is_deleted,
+            is_exempt=partial(self._may_forget, bookie),
             on_fenced=partial(self._on_fenced, bookie),
             on_violation=self._on_violation,
         )
         return record
+
+    def _may_forget(self, bookie: BookieId, ledger_id: int) -> bool:
+        """Return whether the ledger is deleted, or closed without naming the bookie."""
+        history = self._ledgers.get(ledger_id)
+        metadata = None if history is None else history.metadata
+        if self.is_deleted(ledger_id) or metadata is None or metadata.state != CLOSED:
+            return self.is_deleted(ledger_id)
+        return all(bookie not in each.bookies for each in metadata.ensembles)
 
     def is_deleted(self, ledger_id: int) -> bool:
         """Return whether the ledger's metadata was deleted."""

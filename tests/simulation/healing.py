@@ -148,7 +148,7 @@ class Judgement:
             raise InvariantViolatedError(LIVE, f"{bookie.name} is down")
         for ledger_id in world.checkers.live_ledgers():
             held = sorted(record.held(ledger_id))
-            if not held:
+            if not held or record.is_exempt(ledger_id):
                 continue
             try:
                 await self._audit_ledger(storage, ledger_id, held)

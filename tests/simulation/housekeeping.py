@@ -25,6 +25,7 @@ class Housekeeping:
     """The passes over one storage, for as long as its process lives.
 
     Args:
+        on_collected: takes the ledgers that a pass gave up.
         interval_s: between passes of garbage collection; compaction and scrubbing are rarer.
         note: takes what is worth a line of the trace.
     """
@@ -33,6 +34,8 @@ class Housekeeping:
         self,
         storage: LedgerStorage,
         *,
+        bookie: BookieId,
+        on_collected: Callable[[set[int]], None],
         session: GatedStore,
         paths: NamespacePaths,
         cluster_id: str,
@@ -41,6 +44,8 @@ class Housekeeping:
         note: Callable[[str], None],
     ) -> None:
         self._storage = storage
+        self._bookie = bookie
+        self._on_collected = on_collected
         self._session = session
         self._paths = paths
         self._cluster_id = cluster_id
@@ -48,11 +53,11 @@ class Housekeeping:
         self._rng = rng
         self._note = note
 
-    def works(self, bookie: BookieId, client: BookieClient) -> list[Coroutine[Any, Any, None]]:
-        """Return what is to run beside the storage of `bookie`, each until it is cancelled."""
+    def works(self, client: BookieClient) -> list[Coroutine[Any, Any, None]]:
+        """Return what is to run beside the storage, each until it is cancelled."""
         repairer = Repairer(
             self._storage,
-            bookie=bookie,
+            bookie=self._bookie,
             ledgers=LedgerStore(self._session, self._paths),
             client=client,
         )
@@ -75,12 +80,17 @@ class Housekeeping:
         ledgers = self._storage.ledgers()
         self._session.hidden_paths = {self._paths.ledger(each) for each in ledgers}
         report = await GarbageCollector(
-            self._storage, store=self._session, paths=self._paths, cluster_id=self._cluster_id
+            self._storage,
+            bookie=self._bookie,
+            store=self._session,
+            paths=self._paths,
+            cluster_id=self._cluster_id,
         ).collect()
+        self._on_collected(set(ledgers) - set(self._storage.ledgers()))
         if report.ledgers_deleted or report.files_deleted:
             self._note(f"collected {report.ledgers_deleted} ledgers, {report.files_deleted} files")
-        if report.refused:
-            self._note(f"collects nothing: {report.refused}")
+        if report.held:
+            self._note(f"holds back: {report.held}")
 
     async def _compact(self) -> None:
         report = await self._storage.compact()

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from bookie.config import GarbageConfig
 from dlcore.config import QuorumConfig
 from tests.simulation import (
     mutants_bookie,
@@ -155,7 +156,14 @@ def _rotten_files(plan: Plan) -> Plan:
 
 
 def _full_disks(plan: Plan) -> Plan:
-    return replace(_scene("full_disk")(plan), maintenance_interval_s=0.3)
+    """With quick garbage collection: what it needs beside time is room."""
+    storage = replace(
+        _with_small_files(plan).storage,
+        in_flight_bytes_max=1 << 20,
+        garbage=GarbageConfig(age_ms=200, brake_count=2),
+    )
+    scene = _scene("full_disk", metadata_latency_s=0.002, hiding_chance=0.0)
+    return replace(scene(plan), storage=storage, maintenance_interval_s=0.2)
 
 
 def _missed_bookies(plan: Plan) -> Plan:

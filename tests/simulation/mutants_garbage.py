@@ -25,16 +25,17 @@ def one_look_proves_a_deletion() -> Iterator[None]:
     """#870, #876: what one listing leaves out is deleted at once."""
 
     def judge(
-        self: GarbageJudge, *, seen: Collection[int], looks_deleted: Collection[int], now_ms: int
+        _: GarbageJudge, *, looks_deleted: Collection[int], **_more: object
     ) -> GarbageVerdict:
-        return GarbageVerdict(deleted=frozenset(looks_deleted), refused="")
+        return GarbageVerdict(deleted=frozenset(looks_deleted), held="")
 
     async def look_once(self: GarbageCollector, ledger_id: int) -> bool:
         return await self._store.get(self._paths.ledger(ledger_id)) is None
 
     with (
         patch.object(GarbageJudge, "judge", judge),
-        patch.object(GarbageCollector, "_is_ledger_deleted", look_once),
+        patch.object(GarbageCollector, "_is_unneeded", look_once),
+        patch.object(GarbageCollector, "_confirm", lambda *_: contextlib.nullcontext(True)),
     ):
         yield
 

@@ -235,8 +235,11 @@ class SimBookie:
                 timeout_s=_PEER_TIMEOUT_S,
                 has_wire=self._settings.has_wire,
             )
+            assert self.record is not None
             house = Housekeeping(
                 storage,
+                bookie=cookie.bookie,
+                on_collected=self.record.on_collected,
                 session=session,
                 paths=self._paths,
                 cluster_id=self._settings.cluster_id,
@@ -244,7 +247,7 @@ class SimBookie:
                 rng=self._rng,
                 note=self._note,
             )
-            for work in house.works(cookie.bookie, client):
+            for work in house.works(client):
                 self._spawn(work)
 
     async def _open(

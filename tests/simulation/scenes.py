@@ -20,6 +20,7 @@ from tests.simulation.truth import InvariantViolatedError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
+    from bookie.storage import LedgerStorage
     from dlcore.ledger.writer import LedgerWriter
     from tests.simulation.clients import SimClient
     from tests.simulation.processes import SimBookie
@@ -138,9 +139,6 @@ class Act:
             if condition() or self.world.loop.time() > deadline:
                 return
             await asyncio.sleep(poll_s)
-
-
-_FLOODED_LEDGER = 10**6
 
 
 async def late_add(act: Act) -> None:
@@ -467,6 +465,11 @@ async def _create_on(act: Act, client: SimClient) -> None:
             act.world.trace.note(client.name, f"{type(error).__name__}: {error}")
 
 
+async def _write_lac(storage: LedgerStorage, ledger_id: int, lac: int) -> None:
+    with contextlib.suppress(DLError):
+        await storage.write_lac(ledger_id, lac)
+
+
 async def full_disk(act: Act) -> None:
     """Others take all the space of a bookie's disk, and its writer floods it with LACs before.
 
@@ -482,10 +485,10 @@ async def full_disk(act: Act) -> None:
     await act.until(lambda: disk.held_bytes > 0)
     disk.fill(leave_bytes=300 << 10)
     act.world.trace.note(bookie.name, "disk is nearly full")
-    flood = [storage.write_lac(act.ledger_id, -1)]
-    with contextlib.suppress(DLError):
-        flood.extend(storage.write_lac(_FLOODED_LEDGER, lac) for lac in range(8000))
-    await asyncio.gather(*flood, return_exceptions=True)
+    for first in range(0, 3000, 50):
+        await asyncio.gather(
+            *(_write_lac(storage, doomed.ledger_id, first + each) for each in range(50))
+        )
     disk.fill()
     act.world.trace.note(bookie.name, "disk is full")
     if act.rng.random() < 0.5:

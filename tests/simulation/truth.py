@@ -38,8 +38,8 @@ class InvariantViolatedError(AssertionError):
 class BookieRecord:
     """One identity's promises.
 
-    `is_exempt` tells which ledgers it may forget (deleted ones), `on_fenced` is told of every
-    ledger that it fences.
+    `is_exempt` tells which ledgers it may forget (deleted ones, and closed ones that do not name
+    it), `on_fenced` is told of every ledger that it fences.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class BookieRecord:
         """What it called absent in an answer to a fencing request."""
         self.lacs: dict[int, int] = {}
         """The highest explicit LAC of each ledger that it ever called durable."""
-        self._is_exempt = is_exempt
+        self.is_exempt = is_exempt
         self._on_fenced = on_fenced
         self._on_violation = on_violation
 
@@ -79,7 +79,7 @@ class BookieRecord:
     def on_added(self, entry: Entry, *, is_recovery: bool, was_fenced: bool) -> None:
         """It called an add durable; `was_fenced` is from when the add arrived."""
         self.acknowledged.add(entry)
-        if is_recovery or self._is_exempt(entry[0]):
+        if is_recovery or self.is_exempt(entry[0]):
             return
         if was_fenced:
             self._violate("I5 NoAckAfterFence", entry, "fenced the ledger and then accepted")
@@ -102,8 +102,16 @@ class BookieRecord:
 
     def on_lac(self, ledger_id: int, last_add_confirmed: int, known: int) -> None:
         """It told its LAC; `known` is what it had called durable when the request came."""
-        if last_add_confirmed < known and not self._is_exempt(ledger_id):
+        if last_add_confirmed < known and not self.is_exempt(ledger_id):
             self._violate("I7 NoFalseNo", (ledger_id, known), "forgot the LAC")
+
+    def on_collected(self, ledger_ids: Iterable[int]) -> None:
+        """It gave up ledgers as garbage: it holds nothing of them any more."""
+        for ledger_id in ledger_ids:
+            if not self.is_exempt(ledger_id) and self.held(ledger_id):
+                self._violate("I7 NoFalseNo", (ledger_id, 0), "collected what is its own,")
+            self.acknowledged = {each for each in self.acknowledged if each[0] != ledger_id}
+            self.lacs.pop(ledger_id, None)
 
     def held(self, ledger_id: int) -> frozenset[int]:
         """Return the entries of a ledger that it has acknowledged by now."""
@@ -113,7 +121,7 @@ class BookieRecord:
         """It answered "no"; `held` is from before the request came."""
         if fence:
             self.denied.add((ledger_id, entry_id))
-        if held and not self._is_exempt(ledger_id):
+        if held and not self.is_exempt(ledger_id):
             self._violate("I7 NoFalseNo", (ledger_id, entry_id), "denied what it had acknowledged,")
 
     def on_ledger_denied(self, ledger_id: int, held: Iterable[int]) -> None:
@@ -125,7 +133,7 @@ class BookieRecord:
         """It listed what it holds of a ledger, or delivered all that it holds of a range."""
         ranges = list(listed)
         for entry_id in held:
-            if self._is_exempt(ledger_id) or any(entry_id in each for each in ranges):
+            if self.is_exempt(ledger_id) or any(entry_id in each for each in ranges):
                 continue
             self._violate(
                 "I7 NoFalseNo", (ledger_id, entry_id), "left out what it had acknowledged,"

@@ -40,9 +40,12 @@ from tests.fixtures.recovery import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dlcore.ids import BookieId
     from dlcore.ledger.metadata import LedgerMetadata
     from dlcore.ledger.writer import LedgerWriter
+    from dlcore.metadata.port import Op
 
 
 async def with_two_ensembles(cluster: Cluster) -> tuple[LedgerWriter, BookieId]:
@@ -270,7 +273,9 @@ def test_a_ledger_that_changes_between_copy_and_swap_is_decided_anew() -> None:
         source = cluster.member(writer, 1).entries(writer.ledger_id)
         taken: list[BookieId] = []
 
-        async def lose_the_race(metadata: LedgerMetadata, *, version: int) -> int:
+        async def lose_the_race(
+            metadata: LedgerMetadata, *, version: int, guards: Sequence[Op] = ()
+        ) -> int:
             if not taken:
                 chosen = metadata.last_ensemble.bookies[0]
                 other = next(
@@ -285,12 +290,64 @@ def test_a_ledger_that_changes_between_copy_and_swap_is_decided_anew() -> None:
                 changed = before.with_replaced(first_entry_id=0, old=dead, new=other.bookie)
                 await write_metadata(changed, version=stored.version)
                 raise MetadataVersionError("somebody was faster")
-            return await write_metadata(metadata, version=version)
+            return await write_metadata(metadata, version=version, guards=guards)
 
         ledgers.write = lose_the_race  # type: ignore[method-assign]  # a race, at its worst moment
         outcome = await LedgerRepairer(services, QUICK).repair(entry)
         assert outcome.is_done
         metadata = await assert_whole(cluster, writer.ledger_id)
         assert metadata.last_ensemble.bookies[0] == taken[0]
+
+    run(scenario, "ABCDE")
+
+
+def test_a_repair_that_lost_its_lock_changes_nothing() -> None:
+    """Goal: what a bookie proved to hold counts only while its garbage collection is kept away.
+
+    Method: the lock goes, or garbage collection takes it, right before the change is stored.
+    """
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(QuorumConfig())
+        await write(writer, 10)
+        await writer.close()
+        dead = cluster.member(writer, 0).bookie
+        await lose(cluster, dead.name)
+        await publish(cluster, writer.ledger_id, dead.name)
+        services, store = services_of(cluster)
+        ledgers, repairs = services.ledgers, RepairList(store, PATHS, TokenClock())
+        entry = await repairs.read(writer.ledger_id)
+        assert entry is not None
+        lock = PATHS.repair_lock(writer.ledger_id)
+        write_metadata = ledgers.write
+        for is_taken in (False, True):
+            assert await repairs.lock(writer.ledger_id, owner="one")
+
+            async def lose_the_lock(
+                metadata: LedgerMetadata,
+                *,
+                version: int,
+                guards: Sequence[Op] = (),
+                is_taken: bool = is_taken,
+            ) -> int:
+                await store.delete(lock)
+                if is_taken:
+                    await store.create(lock, b"garbage collection", ephemeral=True)
+                    await store.put(lock, b"garbage collection", version=0)
+                return await write_metadata(metadata, version=version, guards=guards)
+
+            ledgers.write = lose_the_lock  # type: ignore[method-assign]
+            outcome = await LedgerRepairer(services, QUICK).repair(entry, lock=lock)
+            assert "was lost while entries were copied" in outcome.reason
+            stored = await ledgers.read(writer.ledger_id, fresh=True)
+            assert stored.metadata.last_ensemble.bookies[0] == dead
+            ledgers.write = write_metadata  # type: ignore[method-assign]
+            if is_taken:
+                await repairs.unlock(writer.ledger_id, owner="one")  # which is not ours any more
+                assert await store.get(lock) is not None
+                await store.delete(lock)
+        assert await repairs.lock(writer.ledger_id, owner="one")
+        outcome = await LedgerRepairer(services, QUICK).repair(entry, lock=lock)
+        assert outcome.is_done
 
     run(scenario, "ABCDE")
