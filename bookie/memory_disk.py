@@ -146,6 +146,10 @@ class MemoryDisk:
             if self._names.get(name) is not self._durable_names.get(name):
                 kept = self._rng.choice((self._names, self._durable_names)).get(name)
                 self._set_durable_name(name, kept)
+        used = {id(i) for n, i in self._durable_names.items() if not n.endswith(_SPARE_SUFFIX)}
+        for name in [n for n in self._durable_names if n.endswith(_SPARE_SUFFIX)]:
+            if id(self._durable_names[name]) in used:  # a rename leaves one name or the other
+                del self._durable_names[name]
         self._names = dict(self._durable_names)
         for name in sorted(self._names):
             self._names[name].lose(self._rng)
@@ -245,11 +249,13 @@ class MemoryDisk:
         """Delete files durably, and keep some for files that are created later."""
         generation = self._generation
         await self.step(generation)
+        kept: dict[str, _Inode] = {}
         for name in names:
             inode = self._names.pop(name, None)
-            if inode is not None and len(self._spares()) < _SPARES_MAX:
-                self._names[name + _SPARE_SUFFIX] = inode
+            if inode is not None and len(self._spares()) + len(kept) < _SPARES_MAX:
+                kept[name + _SPARE_SUFFIX] = inode
         await self.step(generation)
+        self._names.update(kept)  # nobody may write into one whose old name may come back
         self._durable_names = dict(self._names)
 
     async def read_file(self, name: str) -> bytes | None:

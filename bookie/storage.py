@@ -311,11 +311,7 @@ class LedgerStorage:
         return FollowUpdate(frames=frames, last_add_confirmed=confirmed, fenced=fenced)
 
     def list_entries(self, ledger_id: int) -> list[EntryRange]:
-        """Return the ranges of durable entries, ascending.
-
-        Raises:
-            NoSuchLedgerError: it knows nothing of the ledger.
-        """
+        """Return the ranges of durable entries, ascending; NoSuchLedgerError if it knows none."""
         check_id("ledger", ledger_id)
         self._check_open()
         self._known_ledger(ledger_id)

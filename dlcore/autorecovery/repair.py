@@ -205,7 +205,7 @@ class LedgerRepairer:
         except (BookieError, LedgerError):
             self._chosen.pop(key, None)  # another one may do better
             raise
-        if await self._swap(turn.metadata.ledger_id, replace, new, lock=turn.lock):
+        if await self._swap(turn.metadata.ledger_id, replace, new, turn.lock):
             self._chosen.pop(key, None)
         return True  # also if somebody else changed it: then the next round decides anew
 
@@ -262,7 +262,7 @@ class LedgerRepairer:
         for lane in lanes:
             await self._copier.copy(turn.metadata.ledger_id, lane, target=target)
 
-    async def _swap(self, ledger_id: int, replace: Replace, new: BookieId, *, lock: str) -> bool:
+    async def _swap(self, ledger_id: int, replace: Replace, new: BookieId, lock: str) -> bool:
         """Compare-and-set the ensemble; False if what was copied does not fit what is there now."""
         first = replace.fragment.first_entry_id
         while True:

@@ -27,11 +27,15 @@ def garbage_is_judged_without_sync() -> Iterator[None]:
         path = self._paths.ledger(ledger_id)
         return await self._store.get(path) is None and await self._store.get(path) is None
 
+    def believe(*_: object) -> contextlib.nullcontext[bool]:
+        return contextlib.nullcontext(True)
+
     async def trust(self: GarbageCollector) -> None:
         """Ask nothing."""
 
     with (
-        patch.object(GarbageCollector, "_is_ledger_deleted", is_deleted),
+        patch.object(GarbageCollector, "_is_unneeded", is_deleted),
+        patch.object(GarbageCollector, "_confirm", believe),
         patch.object(GarbageCollector, "_check_metadata_is_not_older", trust),
     ):
         yield
@@ -42,7 +46,7 @@ def a_repair_writes_without_a_version() -> Iterator[None]:
     """BOOKKEEPER-584: a swap overwrites what its writer or its recovery stored meanwhile."""
     swap = LedgerRepairer._swap
 
-    async def blind(self: LedgerStore, metadata: LedgerMetadata, *, version: int) -> int:
+    async def blind(self: LedgerStore, metadata: LedgerMetadata, **_more: object) -> int:
         path = self._paths.ledger(metadata.ledger_id)
         return await self._store.put(path, encode_ledger(metadata), version=ANY_VERSION)
 

@@ -170,7 +170,9 @@ def garbage_has_no_age() -> Iterator[None]:
     judge = GarbageJudge.judge
 
     def hasty(self: GarbageJudge, *, now_ms: int, **about: Any) -> Any:
-        self._deleted_since_ms = dict.fromkeys(self._deleted_since_ms, now_ms - 10**9)
+        self._suspicions = {
+            key: each._replace(since_ms=now_ms - 10**9) for key, each in self._suspicions.items()
+        }
         return judge(self, now_ms=now_ms, **about)
 
     with patch.object(GarbageJudge, "judge", hasty):
@@ -183,9 +185,9 @@ def a_suspicion_outlives_its_refutation() -> Iterator[None]:
     judge = GarbageJudge.judge
 
     def grudge(self: GarbageJudge, **about: Any) -> Any:
-        before = dict(self._deleted_since_ms)
+        before = dict(self._suspicions)
         verdict = judge(self, **about)
-        self._deleted_since_ms = {**before, **self._deleted_since_ms}
+        self._suspicions = {**before, **self._suspicions}
         return verdict
 
     with patch.object(GarbageJudge, "judge", grudge):
