@@ -18,6 +18,7 @@ from pathlib import Path
 
 import uvloop
 
+from bookie import collector
 from bookie.server import BookieServer
 from bookie.server_config import BookieConfig, bookie_options
 from dlcore.clock import SystemClock
@@ -122,6 +123,7 @@ async def _serve(config: BookieConfig) -> DLError:
     )
     try:
         async with await BookieServer.start(config, store=store, clock=SystemClock()) as server:
+            collector.install()
             incarnation = server.bookie.incarnation
             sys.stdout.write(
                 f"bookie {config.name} (incarnation {incarnation}) serving on {server.address}\n"

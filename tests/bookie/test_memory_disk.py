@@ -179,3 +179,32 @@ def test_open_handles_are_counted_for_each_owner() -> None:
         assert disk.open_files == 0
 
     asyncio.run(main())
+
+
+def test_a_recycled_file_has_its_new_header_or_not_its_name() -> None:
+    """Goal: power lost between any two steps of a creation leaves no file of an earlier life.
+
+    Method: many seeds, since each decides which sectors and names are kept.
+    """
+    old, new = b"old" * 700, b"new" * 500
+
+    async def main(seed: int, step: int) -> str:
+        disk = MemoryDisk(random.Random(seed))
+        (await disk.create("1", [old])).close()
+        await disk.recycle(["1"])
+        disk.crash_at_step = disk.steps + step
+        try:
+            await disk.create("2", [new])
+        except BookieStorageError:
+            pass
+        else:
+            disk.crash()
+        assert disk.names() in ([], ["2"])
+        content = await disk.read_file("2")
+        if content is None:
+            return "absent"
+        assert content[: len(new)] == new
+        return "recycled" if content[len(new) :] == old[len(new) :] else "fresh"
+
+    outcomes = {asyncio.run(main(seed, step)) for seed in range(30) for step in range(1, 5)}
+    assert outcomes == {"absent", "recycled"}

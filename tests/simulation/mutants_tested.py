@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.simulation import (
     mutants_tested_bookie,
     mutants_tested_client,
+    mutants_tested_files,
     mutants_tested_metadata,
     mutants_tested_repair,
 )
@@ -15,6 +16,7 @@ __all__ = ["MODULES", "TESTED", "Tested"]
 MODULES = (
     mutants_tested_bookie,
     mutants_tested_client,
+    mutants_tested_files,
     mutants_tested_metadata,
     mutants_tested_repair,
 )

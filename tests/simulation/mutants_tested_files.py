@@ -1,0 +1,96 @@
+"""Bugs of how a bookie's files lie on the disk, which tests of the disk catch by name."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from bookie import entry_log as entry_log_module, real_disk as real_disk_module
+from bookie.entry_log_format import encode_file_header
+from bookie.memory_disk import MemoryDisk
+from bookie.real_disk import RealDisk, RealFile
+from bookie.recent_bytes import RecentBytes, rounded_up
+from tests.simulation.tested import caught_by
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from bookie.memory_disk import _Inode
+    from dlcore.ledger.digest import BytesLike
+
+
+@caught_by("bookie/test_torn_tails.py::test_the_newest_file_ends_at_every_byte_in_its_earlier_life")
+def an_earlier_life_is_taken_for_this_one() -> Iterator[None]:
+    """All files have one life: whole records of a recycled file follow the last new one."""
+
+    def lifeless(number: int, **about: Any) -> bytes:
+        return encode_file_header(number, **{**about, "life": "0" * 32})
+
+    with patch.object(entry_log_module, "encode_file_header", lifeless):
+        yield
+
+
+@caught_by("bookie/test_real_disk.py::test_appends_of_all_sizes_are_read_back_at_once_and_later")
+def padding_counts_as_written() -> Iterator[None]:
+    """The next append goes behind the zeros that fill the last block."""
+    append = RealFile.append
+
+    async def padded(self: RealFile, buffers: Sequence[BytesLike]) -> None:
+        await append(self, buffers)
+        self._size = rounded_up(self._size)
+
+    with patch.object(RealFile, "append", padded):
+        yield
+
+
+@caught_by("bookie/test_real_disk.py::test_a_short_write_goes_on_aligned")
+def a_short_write_is_taken_for_a_whole_one() -> Iterator[None]:
+    """What a short write left is never written."""
+
+    def once(descriptor: int, buffers: list[memoryview], offset: int, flags: int = 0) -> None:
+        os.pwritev(descriptor, buffers, offset, flags)
+
+    with patch.object(real_disk_module, "write_all", once):
+        yield
+
+
+@caught_by("contracts/test_disk.py::test_a_file_is_not_used_again_while_somebody_reads_it")
+def a_file_is_recycled_before_its_last_reader_is_done() -> Iterator[None]:
+    """A reader with an open handle is given bytes of another file."""
+
+    def any_spare(self: RealDisk) -> Any:
+        return next(iter(self._spares), None)
+
+    def nobody(self: MemoryDisk, inode: _Inode) -> bool:
+        return False
+
+    with (
+        patch.object(RealDisk, "_unused_spare", any_spare),
+        patch.object(MemoryDisk, "_is_open", nobody),
+    ):
+        yield
+
+
+@caught_by("bookie/test_memory_disk.py::test_a_recycled_file_has_its_new_header_or_not_its_name")
+def the_new_header_is_not_durable_before_the_name() -> Iterator[None]:
+    """Power is lost, and a file of an earlier life stands under a new name."""
+
+    async def unsynced(self: MemoryDisk, inode: _Inode, generation: int) -> None:
+        await self.step(generation)
+
+    with patch.object(MemoryDisk, "sync", unsynced):
+        yield
+
+
+@caught_by("bookie/test_recent_bytes.py::test_it_writes_and_reads_what_a_file_holds")
+def what_the_ring_has_overwritten_is_read() -> Iterator[None]:
+    """A reader far behind is given newer bytes that took the place of the older ones."""
+
+    def careless(self: RecentBytes, offset: int, size: int) -> memoryview | None:
+        if offset < self._first or offset + size > self.end:
+            return None
+        return memoryview(b"".join(self._memory(offset, offset + size)))
+
+    with patch.object(RecentBytes, "read", careless):
+        yield
