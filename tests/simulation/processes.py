@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from bookie.memory_disk import MemoryDisk
 from bookie.registration import Registrar, confirm_identity, establish_identity
-from bookie.service import BookieService
 from bookie.storage import LedgerStorage, StorageState
 from dlcore.errors import (
     BookieStorageError,
@@ -25,23 +24,17 @@ from dlcore.errors import (
 from dlcore.ledger.digest import decode_frame
 from dlcore.metadata.port import Delete
 from tests.simulation.clients import SESSION_TIMEOUT_S, GatedStore
-from tests.simulation.connections import (
-    READ_CHUNK_BYTES,
-    Reply,
-    SimBookieClient,
-    SimStream,
-    Watch,
-)
+from tests.simulation.connections import Reply, SimBookieClient, SimStream, Watch
+from tests.simulation.endings import bury, kill
 from tests.simulation.housekeeping import Housekeeping
 from tests.simulation.truth import InvariantViolatedError
-from tests.simulation.wire_connections import JudgedStorage, WireSimClient
+from tests.simulation.wire_connections import REFUSAL_CHANCE, Listener, new_bookie_client
 
 if TYPE_CHECKING:
     import random
     from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
     from bookie.config import StorageConfig
-    from bookie.connection import Connection
     from dlcore.clock import Clock
     from dlcore.ids import BookieId
     from dlcore.ledger.codec import BookieCookie
@@ -49,23 +42,19 @@ if TYPE_CHECKING:
     from dlcore.metadata.paths import NamespacePaths
     from tests.simulation.network import Network
     from tests.simulation.trace import Trace
-    from tests.simulation.transport import SimTransport
     from tests.simulation.truth import BookieRecord
+    from tests.simulation.wire_connections import WireSimClient
 
 __all__ = ["BookieSettings", "SimBookie", "SimBookieClient"]
 
 _REGISTER_PATIENCE_S = 5.0
 _RETRY_S = 0.5
 _PEER_TIMEOUT_S = 2.0
-_CONNECTION_TIMEOUT_S = 4.0
 DISK_BYTES = 1 << 26
 MADE_TO_FAIL = "made to fail"
 """What injected errors say."""
 _OWN_BYTES = 16 << 10
 """What a bookie may have on its way to disk beside entries: marks, fences, garbage."""
-_CONNECTION_BYTES_MAX = 4096
-_SILENCE_S = 3.0
-_REFUSAL_CHANCE = 0.7
 _EXTRA_FILES = 4
 """Handles beyond the limit that a pass of reading or writing may hold for a moment."""
 
@@ -147,9 +136,9 @@ class SimBookie:
         self._is_paused = False
         self._opening: asyncio.Task[tuple[BookieCookie, LedgerStorage]] | None = None
         self._registrar: Registrar | None = None
-        self._service: BookieService | None = None
+        self.listener: Listener | None = None
+        """Takes connections, while the process serves."""
         self._client: SimBookieClient | WireSimClient | None = None
-        self._transports: list[SimTransport] = []
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._burials: dict[asyncio.Task[None], None] = {}
 
@@ -198,7 +187,7 @@ class SimBookie:
             await session.aclose()
             if life != self._life:
                 if not opening.cancelled() and error is None:
-                    await _bury(opening.result()[1])
+                    await bury(opening.result()[1])
             elif error is not None:
                 await disk.aclose()  # the process ends, and all its handles
                 await self._on_start_failed(error, is_excused=MADE_TO_FAIL in str(error))
@@ -206,14 +195,7 @@ class SimBookie:
         cookie, storage = opening.result()
         self._take_identity(cookie.bookie)
         self.storage = storage
-        self._service = BookieService(
-            storage,
-            bookie=cookie.bookie,
-            cluster_id=self._settings.cluster_id,
-            connection_bytes_max=_CONNECTION_BYTES_MAX,
-            chunk_bytes_max=READ_CHUNK_BYTES,
-            silence_s=_SILENCE_S,
-        )
+        self.listener = Listener(self, storage, cluster_id=self._settings.cluster_id)
         self.session = session
         session.hiding_chance = self._settings.hiding_chance
         if self._is_paused:
@@ -266,7 +248,7 @@ class SimBookie:
         try:
             await confirm_identity(disk, cookie)
         except (DLError, asyncio.CancelledError):
-            await _bury(storage)
+            await bury(storage)
             raise
         return cookie, storage
 
@@ -358,10 +340,10 @@ class SimBookie:
         if self._opening is not None:
             self._opening.cancel()
         if storage is not None:
-            self._keep(self._loop.create_task(_bury(storage)))
+            self._keep(self._loop.create_task(bury(storage)))
         registrar, self._registrar = self._registrar, None
         if registrar is not None:
-            _kill(registrar)
+            kill(registrar)
         session, self.session = self.session, None
         if session is not None:
             session.gate.set()
@@ -369,12 +351,9 @@ class SimBookie:
 
     def _hang_up(self) -> None:
         """End all connections with the process."""
-        self._service = None
-        transports, self._transports = self._transports, []
-        if transports:
-            is_told = self._rng.random() < _REFUSAL_CHANCE
-            for transport in transports:
-                transport.vanish(is_told=is_told)
+        listener, self.listener = self.listener, None
+        if listener is not None:
+            listener.hang_up(self._rng)
         client, self._client = self._client, None
         if client is not None:
             self._keep(self._loop.create_task(client.aclose()))
@@ -427,7 +406,7 @@ class SimBookie:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._registrar is not None:
-            _kill(self._registrar)
+            kill(self._registrar)
         self._hang_up()
         if self.storage is not None:
             await self.storage.aclose()
@@ -463,27 +442,9 @@ class SimBookie:
             self._network.send(self.name, client, lambda: reply(error))
         return False
 
-    def accept(self, client: str) -> Connection | None:
-        """Return the protocol of a new connection; None if nobody listens."""
-        if self._service is None or self.storage is None:
-            return None
-        judged = JudgedStorage(self, client, self.storage)
-        return self._service.new_connection(cast("LedgerStorage", judged))
-
-    @property
-    def is_read_from(self) -> bool:
-        """Whether it has not seen the end of some reader yet."""
-        service = self._service
-        return service is not None and any(each._streams for each in service.connections)
-
-    def keep(self, transport: SimTransport) -> None:
-        """Remember a connection that ends with this process."""
-        self._transports = [each for each in self._transports if not each.is_closing()]
-        self._transports.append(transport)
-
     def refuse(self, client: str, reply: Callable[[], None]) -> None:
         """A dead process's machine refuses connections; a dead machine is silent."""
-        if self._rng.random() < _REFUSAL_CHANCE:
+        if self._rng.random() < REFUSAL_CHANCE:
             self._network.send(self.name, client, reply)
 
     def on_add_taken(self, future: asyncio.Future[None]) -> None:
@@ -638,42 +599,3 @@ class SimBookie:
                     f"{self.disk.open_files} files open of {files_max}",
                 )
             )
-
-
-async def _bury(storage: LedgerStorage) -> None:
-    """Stop the tasks of a storage whose process is dead; its disk refuses everything."""
-    try:
-        await storage.aclose()
-    except DLError:
-        return
-
-
-def _kill(registrar: Registrar) -> None:
-    """End a registrar whose process is dead: nothing is unregistered."""
-    for unsubscribe in registrar._unsubscribe:
-        unsubscribe()
-    if registrar._task is not None:
-        registrar._task.cancel()
-
-
-def new_bookie_client(
-    name: str,
-    *,
-    network: Network,
-    bookies: Sequence[SimBookie],
-    cluster_id: str,
-    rng: random.Random,
-    timeout_s: float | None,
-    has_wire: bool,
-) -> SimBookieClient | WireSimClient:
-    """Return a client process's way to bookies."""
-    if not has_wire:
-        return SimBookieClient(name, network=network, bookies=bookies, timeout_s=timeout_s)
-    return WireSimClient(
-        name,
-        network=network,
-        bookies=bookies,
-        cluster_id=cluster_id,
-        rng=rng,
-        timeout_s=timeout_s or _CONNECTION_TIMEOUT_S,
-    )

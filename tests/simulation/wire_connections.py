@@ -7,8 +7,9 @@ sees of it.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from bookie.service import BookieService
 from dlcore.config import LedgerClientConfig
 from dlcore.errors import DLError
 from dlcore.ledger.digest import decode_frame
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Coroutine, Sequence
 
+    from bookie.connection import Connection
     from bookie.storage import LedgerStorage
     from dlcore.ids import BookieId
     from dlcore.ledger.digest import BytesLike
@@ -34,6 +36,14 @@ if TYPE_CHECKING:
     from tests.simulation.connections import Judge
     from tests.simulation.network import Network
     from tests.simulation.processes import SimBookie
+    from tests.simulation.transport import SimTransport
+
+
+_CONNECTION_TIMEOUT_S = 4.0
+_CONNECTION_BYTES_MAX = 4096
+_SILENCE_S = 3.0
+REFUSAL_CHANCE = 0.7
+"""How often a client is told that a process is gone; else there is silence."""
 
 
 class WireSimClient(WireBookieClient):
@@ -86,10 +96,11 @@ class WireSimClient(WireBookieClient):
                 accepted.set_result(is_yes)
 
         def arrive() -> None:
-            connection = here.accept(self.name)
-            if connection is None:
+            listener = here.listener
+            if listener is None:
                 here.refuse(self.name, lambda: answer(is_yes=False))
                 return
+            connection = listener.accept(self.name)
             near, far = couple(
                 self._network,
                 self._rng,
@@ -98,7 +109,7 @@ class WireSimClient(WireBookieClient):
                 client_name=self.name,
                 bookie_name=here.name,
             )
-            here.keep(far)
+            listener.keep(far)
             connection.connection_made(far)
 
             def welcome() -> None:
@@ -117,6 +128,69 @@ class WireSimClient(WireBookieClient):
     async def list_entries(self, bookie: BookieId, *, ledger_id: int) -> Sequence[EntryRange]:
         """Return ranges."""
         return await self._by_itself.list_entries(bookie, ledger_id=ledger_id)
+
+
+def new_bookie_client(
+    name: str,
+    *,
+    network: Network,
+    bookies: Sequence[SimBookie],
+    cluster_id: str,
+    rng: random.Random,
+    timeout_s: float | None,
+    has_wire: bool,
+) -> SimBookieClient | WireSimClient:
+    """Return a client process's way to bookies."""
+    if not has_wire:
+        return SimBookieClient(name, network=network, bookies=bookies, timeout_s=timeout_s)
+    return WireSimClient(
+        name,
+        network=network,
+        bookies=bookies,
+        cluster_id=cluster_id,
+        rng=rng,
+        timeout_s=timeout_s or _CONNECTION_TIMEOUT_S,
+    )
+
+
+class Listener:
+    """What a bookie process listens with: its service, and the connections that end with it."""
+
+    def __init__(self, bookie: SimBookie, storage: LedgerStorage, *, cluster_id: str) -> None:
+        assert bookie.bookie is not None
+        self._bookie = bookie
+        self._storage = storage
+        self._transports: list[SimTransport] = []
+        self._service = BookieService(
+            storage,
+            bookie=bookie.bookie,
+            cluster_id=cluster_id,
+            connection_bytes_max=_CONNECTION_BYTES_MAX,
+            chunk_bytes_max=READ_CHUNK_BYTES,
+            silence_s=_SILENCE_S,
+        )
+
+    @property
+    def is_read_from(self) -> bool:
+        """Whether it has not seen the end of some reader yet."""
+        return any(each._streams for each in self._service.connections)
+
+    def accept(self, client: str) -> Connection:
+        """Return the protocol of a new connection."""
+        judged = JudgedStorage(self._bookie, client, self._storage)
+        return self._service.new_connection(cast("LedgerStorage", judged))
+
+    def keep(self, transport: SimTransport) -> None:
+        """Remember a connection that ends with the process."""
+        self._transports = [each for each in self._transports if not each.is_closing()]
+        self._transports.append(transport)
+
+    def hang_up(self, rng: random.Random) -> None:
+        """End all connections with the process."""
+        if self._transports:
+            is_told = rng.random() < REFUSAL_CHANCE
+            for transport in self._transports:
+                transport.vanish(is_told=is_told)
 
 
 class JudgedStorage:

@@ -16,7 +16,8 @@ from dlcore.metadata.paths import NamespacePaths
 from tests.simulation.checkers import Checkers
 from tests.simulation.clients import SimClient
 from tests.simulation.network import Network
-from tests.simulation.processes import BookieSettings, SimBookie, new_bookie_client
+from tests.simulation.processes import BookieSettings, SimBookie
+from tests.simulation.wire_connections import new_bookie_client
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
