@@ -1,16 +1,12 @@
 """The blocking face: the same names as the async one, over one background event loop.
 
-Nothing here decides anything: each method runs its async twin on the portal.  Only two things are
-added: `LogWriter.write` buffers records in the calling thread and hands them over in bulk, and
-`scan` fetches ahead while the caller works on what it has.
+Nothing here decides anything: each method runs its async twin on the portal.  Only this is added:
+`LogWriter.write` buffers records in the calling thread and hands them over in bulk.
 
-What is still open when the process exits is closed then, after all threads that are no daemons
-have ended: by `sys.exit`, an error, Ctrl-C, the shutdown of a notebook, the end of a child of
-`multiprocessing`.  Nothing can be done after `os._exit` or a signal's default action.  For SIGTERM,
-``signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))`` makes an exit of it.
-
-What was opened belongs to the process that opened it.  In a child that was forked its use is a
-`ConfigurationError`, and closing it does nothing; a namespace that the child opens is its own.
+What is open when the process exits is closed once all threads that are no daemons have ended, but
+not after `os._exit` or a signal's default action.  For SIGTERM,
+``signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))`` makes an exit of it.  In a forked child
+the use of what its parent opened is a `ConfigurationError`, and closing it does nothing.
 """
 
 from __future__ import annotations
@@ -18,12 +14,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import queue
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dlcore._portal import Portal, close_at_exit, fail_exit, forget, shared_portal
-from dlcore.config import LedgerClientConfig, LogConfig
+from dlcore._prefetch import scan
 from dlcore.errors import DLError, EndOfStreamError
 from dlcore.log.commits import AppendRun
 from dlcore.log.scan import (
@@ -37,12 +32,13 @@ from dlcore.log.scan import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
     from types import TracebackType
 
     import pyarrow as pa
 
     from dlcore import namespace as aio
+    from dlcore.config import LedgerClientConfig, LogConfig
     from dlcore.ids import DLSN
     from dlcore.ledger.metadata import LedgerMetadata
     from dlcore.ledger.registry import BookieInfo
@@ -52,7 +48,6 @@ if TYPE_CHECKING:
     from dlcore.log.segment import LogSegment
     from dlcore.log.staging import StagingWriter as AsyncStaging
     from dlcore.log.writer import AsyncLogWriter
-    from dlcore.namespace import ScanClients
     from dlcore.records import LogRecord, LogRecordWithDLSN
 
 __all__ = [
@@ -84,12 +79,9 @@ _BUFFERED_RECORD_BYTES = 64
 """What a buffered record costs beyond its payload."""
 _TAKEN_RECORDS = 512
 """Records that `LogReader` takes over at once, to spare a thread switch per record."""
-_PREFETCH_BYTES = 16 * 1024 * 1024
-"""`scan` keeps about this much fetched ahead of its caller."""
 _EXIT_FLUSH_S = 10.0
-"""How long a writer that was not closed may take to write what it holds when the process exits."""
 _EXIT_CLOSE_S = 10.0
-"""And how long the closing of its namespace may then take."""
+"""How long at exit a writer may take, and then its namespace."""
 
 
 class _Blocking:
@@ -607,116 +599,3 @@ class StagedAppend(_Blocking):
     def abort(self, extents: Sequence[StagedExtent] | None = None) -> None:
         """Drop what was staged."""
         self._call(self._append.abort(extents))
-
-
-def scan(
-    scans: Sequence[ScanRange],
-    *,
-    uri: str | None = None,
-    config: LedgerClientConfig | None = None,
-) -> Iterator[ScanBatch]:
-    """Yield the records of `scans`, in order, one `ScanBatch` per entry, fetching ahead.
-
-    Bookies are asked directly; the metadata store at `uri` is contacted only after a read failed,
-    to learn where entries and bookies are now.
-
-    Raises:
-        LedgerReadError: no replica could give an entry.
-        AlreadyTruncatedError: records were truncated or deleted since the scan was planned; known
-            only with `uri`.
-    """
-    portal = shared_portal()
-    clients = _scan_clients(portal, config or LedgerClientConfig())
-    return _Prefetched(portal, list(scans), uri, clients)
-
-
-class _SharedScanClients(_Blocking):
-    """Connections that all scans of the process share, so that a scan does not begin with them."""
-
-    def __init__(self, portal: Portal, clients: ScanClients) -> None:
-        super().__init__(portal, clients.aclose)
-        self.portal = portal
-        self.clients = clients
-        close_at_exit(self, clients.aclose)
-
-
-_shared_clients: dict[LedgerClientConfig, _SharedScanClients] = {}
-
-
-def _scan_clients(portal: Portal, config: LedgerClientConfig) -> ScanClients:
-    from dlcore.namespace import ScanClients
-
-    shared = _shared_clients.get(config)
-    if shared is None or shared.portal is not portal:
-        shared = _shared_clients[config] = _SharedScanClients(portal, ScanClients(config))
-    return shared.clients
-
-
-class _Prefetched:
-    """Scan batches fetched on the portal; nobody refers to it but the caller, so it can go."""
-
-    def __init__(
-        self, portal: Portal, scans: list[ScanRange], uri: str | None, clients: ScanClients
-    ) -> None:
-        self._portal = portal
-        self._prefetch = _Prefetch()
-        self._finished = False
-        self._task = portal.submit(self._prefetch.fetch(scans, uri, clients))
-
-    def __iter__(self) -> Iterator[ScanBatch]:
-        return self
-
-    def __next__(self) -> ScanBatch:
-        if self._finished:
-            raise StopIteration
-        prefetch = self._prefetch
-        item = prefetch.items.get()
-        if item is None:
-            self._finished = True
-            raise StopIteration
-        if isinstance(item, BaseException):
-            self._finished = True
-            raise item
-        size_bytes = item.batch.nbytes
-        self._portal.post(lambda: prefetch.taken(size_bytes))
-        return item
-
-    def close(self) -> None:
-        """Stop fetching."""
-        self._finished = True
-        self._task.cancel()
-
-    def __del__(self) -> None:
-        if not self._finished and self._portal.is_usable:
-            self._task.cancel()
-
-
-class _Prefetch:
-    """What crosses from the portal to the caller's thread: at most `_PREFETCH_BYTES` ahead."""
-
-    def __init__(self) -> None:
-        self.items: queue.SimpleQueue[ScanBatch | BaseException | None] = queue.SimpleQueue()
-        self._room = asyncio.Event()
-        self._ahead_bytes = 0
-
-    async def fetch(self, scans: list[ScanRange], uri: str | None, clients: ScanClients) -> None:
-        """Fetch everything; an error, or None at the end, is the last item."""
-        from dlcore.namespace import scan as scan_async
-
-        try:
-            async with contextlib.aclosing(scan_async(scans, uri=uri, clients=clients)) as batches:
-                async for batch in batches:
-                    self._ahead_bytes += batch.batch.nbytes
-                    self.items.put(batch)
-                    while self._ahead_bytes > _PREFETCH_BYTES:
-                        self._room.clear()
-                        await self._room.wait()
-        except Exception as error:  # noqa: BLE001  # raised in the caller's thread
-            self.items.put(error)
-        else:
-            self.items.put(None)
-
-    def taken(self, size_bytes: int) -> None:
-        """Make room."""
-        self._ahead_bytes -= size_bytes
-        self._room.set()

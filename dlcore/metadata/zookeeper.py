@@ -13,13 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import contextlib
 import logging
 import os
-import threading
 import weakref
 from collections import deque
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, assert_never
@@ -43,6 +40,7 @@ from dlcore.errors import (
     NodeNotEmptyError,
     NoNodeError,
 )
+from dlcore.metadata.answers import answer_in_time, in_thread
 from dlcore.metadata.port import (
     ANY_VERSION,
     Check,
@@ -56,7 +54,7 @@ from dlcore.metadata.port import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import Callable, Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -354,7 +352,7 @@ class ZooKeeperStore:
     async def _close(self) -> None:
         if self._reviving is not None:
             await asyncio.wait([self._reviving])
-        await _in_thread(self._stop_client)
+        await in_thread(self._stop_client)
         for request in (*self._outstanding, *self._backlog):
             if not request.reply.done():
                 request.reply.set_exception(
@@ -374,7 +372,7 @@ class ZooKeeperStore:
     # Requests
 
     async def _read(self, what: str, start: Callable[[], Any]) -> Any:
-        async with _answer_in_time(what, self._request_timeout_s):
+        async with answer_in_time(what, self._request_timeout_s):
             for _ in range(_READ_ATTEMPTS_MAX - 1):
                 try:
                     return await self._send(what, start)
@@ -383,7 +381,7 @@ class ZooKeeperStore:
             return await self._send(what, start)
 
     async def _write(self, what: str, start: Callable[[], Any]) -> Any:
-        async with _answer_in_time(what, self._request_timeout_s):
+        async with answer_in_time(what, self._request_timeout_s):
             return await self._send(what, start)
 
     async def _send(self, what: str, start: Callable[[], Any]) -> Any:
@@ -504,7 +502,7 @@ class ZooKeeperStore:
 
     async def _revive(self) -> None:
         logger.error("kazoo's connection thread died, starting another: servers=%s", self._servers)
-        await _in_thread(self._client.start_async)
+        await in_thread(self._client.start_async)
 
     def _set_state(self, state: SessionState) -> None:
         level = logging.INFO if state is SessionState.CONNECTED else logging.WARNING
@@ -561,43 +559,6 @@ def _forget_sessions() -> None:
 
 atexit.register(_end_sessions)
 os.register_at_fork(after_in_child=_forget_sessions)
-
-
-async def _in_thread(work: Callable[[], object]) -> None:
-    """Run `work` in a thread of its own: executors take no more work when a process exits."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-
-    def run() -> None:
-        error: BaseException | None = None
-        try:
-            work()
-        except BaseException as raised:  # noqa: BLE001  # raised again where it is waited for
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the loop ended meanwhile
-            loop.call_soon_threadsafe(finish, error)
-
-    def finish(error: BaseException | None) -> None:
-        if done.cancelled():
-            return
-        if error is None:
-            done.set_result(None)
-        else:
-            done.set_exception(error)
-
-    threading.Thread(target=run, name="zookeeper-stop", daemon=True).start()
-    await done
-
-
-@asynccontextmanager
-async def _answer_in_time(what: str, timeout_s: float) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(timeout_s):
-            yield
-    except TimeoutError:
-        raise MetadataConnectionError(
-            f"{what}: no answer from ZooKeeper within {timeout_s:g} s, result unknown"
-        ) from None
 
 
 def _transaction(client: KazooClient, ops: Sequence[Op]) -> Any:

@@ -25,7 +25,7 @@ from dlcore.errors import (
     WriteError,
 )
 from dlcore.ids import DLSN
-from dlcore.log import store as store_module, writer as writer_module
+from dlcore.log import accepting, store as store_module
 from dlcore.log.segment import SegmentState
 from dlcore.records import LogRecord
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
@@ -452,8 +452,8 @@ def test_a_failed_writer_tells_what_became_of_each_record() -> None:
 
 def test_pending_bytes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the hard bound a write is refused; whoever waits for capacity never gets there."""
-    monkeypatch.setattr(writer_module, "PENDING_BYTES_SOFT", 50_000)
-    monkeypatch.setattr(writer_module, "PENDING_BYTES_MAX", 200_000)
+    monkeypatch.setattr(accepting, "PENDING_BYTES_SOFT", 50_000)
+    monkeypatch.setattr(accepting, "PENDING_BYTES_MAX", 200_000)
 
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
         async with await log.open_writer() as writer:

@@ -1,0 +1,132 @@
+"""Scans of the blocking face: batches fetched on the portal while the caller works on others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+from typing import TYPE_CHECKING
+
+from dlcore._portal import Portal, close_at_exit, shared_portal
+from dlcore.config import LedgerClientConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dlcore.log.scan import ScanBatch, ScanRange
+    from dlcore.namespace import ScanClients
+
+_PREFETCH_BYTES = 16 * 1024 * 1024
+"""`scan` keeps about this much fetched ahead of its caller."""
+
+
+def scan(
+    scans: Sequence[ScanRange],
+    *,
+    uri: str | None = None,
+    config: LedgerClientConfig | None = None,
+) -> Iterator[ScanBatch]:
+    """Yield the records of `scans`, in order, one `ScanBatch` per entry, fetching ahead.
+
+    Bookies are asked directly; the metadata store at `uri` is contacted only after a read failed,
+    to learn where entries and bookies are now.
+
+    Raises:
+        LedgerReadError: no replica could give an entry.
+        AlreadyTruncatedError: records were truncated or deleted since the scan was planned; known
+            only with `uri`.
+    """
+    portal = shared_portal()
+    clients = _scan_clients(portal, config or LedgerClientConfig())
+    return _Prefetched(portal, list(scans), uri, clients)
+
+
+class _SharedScanClients:
+    """Connections that all scans of the process share, so that a scan does not begin with them."""
+
+    def __init__(self, portal: Portal, clients: ScanClients) -> None:
+        self.portal = portal
+        self.clients = clients
+        close_at_exit(self, clients.aclose)
+
+
+_shared_clients: dict[LedgerClientConfig, _SharedScanClients] = {}
+
+
+def _scan_clients(portal: Portal, config: LedgerClientConfig) -> ScanClients:
+    from dlcore.namespace import ScanClients
+
+    shared = _shared_clients.get(config)
+    if shared is None or shared.portal is not portal:
+        shared = _shared_clients[config] = _SharedScanClients(portal, ScanClients(config))
+    return shared.clients
+
+
+class _Prefetched:
+    """Scan batches fetched on the portal; nobody refers to it but the caller, so it can go."""
+
+    def __init__(
+        self, portal: Portal, scans: list[ScanRange], uri: str | None, clients: ScanClients
+    ) -> None:
+        self._portal = portal
+        self._prefetch = _Prefetch()
+        self._finished = False
+        self._task = portal.submit(self._prefetch.fetch(scans, uri, clients))
+
+    def __iter__(self) -> Iterator[ScanBatch]:
+        return self
+
+    def __next__(self) -> ScanBatch:
+        if self._finished:
+            raise StopIteration
+        prefetch = self._prefetch
+        item = prefetch.items.get()
+        if item is None:
+            self._finished = True
+            raise StopIteration
+        if isinstance(item, BaseException):
+            self._finished = True
+            raise item
+        size_bytes = item.batch.nbytes
+        self._portal.post(lambda: prefetch.taken(size_bytes))
+        return item
+
+    def close(self) -> None:
+        """Stop fetching."""
+        self._finished = True
+        self._task.cancel()
+
+    def __del__(self) -> None:
+        if not self._finished and self._portal.is_usable:
+            self._task.cancel()
+
+
+class _Prefetch:
+    """What crosses from the portal to the caller's thread: at most `_PREFETCH_BYTES` ahead."""
+
+    def __init__(self) -> None:
+        self.items: queue.SimpleQueue[ScanBatch | BaseException | None] = queue.SimpleQueue()
+        self._room = asyncio.Event()
+        self._ahead_bytes = 0
+
+    async def fetch(self, scans: list[ScanRange], uri: str | None, clients: ScanClients) -> None:
+        """Fetch everything; an error, or None at the end, is the last item."""
+        from dlcore.namespace import scan as scan_async
+
+        try:
+            async with contextlib.aclosing(scan_async(scans, uri=uri, clients=clients)) as batches:
+                async for batch in batches:
+                    self._ahead_bytes += batch.batch.nbytes
+                    self.items.put(batch)
+                    while self._ahead_bytes > _PREFETCH_BYTES:
+                        self._room.clear()
+                        await self._room.wait()
+        except Exception as error:  # noqa: BLE001  # raised in the caller's thread
+            self.items.put(error)
+        else:
+            self.items.put(None)
+
+    def taken(self, size_bytes: int) -> None:
+        """Make room."""
+        self._ahead_bytes -= size_bytes
+        self._room.set()

@@ -1,0 +1,52 @@
+"""Waiting for what happens outside the event loop: in a thread, or at ZooKeeper."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from dlcore.errors import MetadataConnectionError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+
+async def in_thread(work: Callable[[], object]) -> None:
+    """Run `work` in a thread of its own: executors take no more work when a process exits."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def run() -> None:
+        error: BaseException | None = None
+        try:
+            work()
+        except BaseException as raised:  # noqa: BLE001  # raised again where it is waited for
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop ended meanwhile
+            loop.call_soon_threadsafe(finish, error)
+
+    def finish(error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="zookeeper-stop", daemon=True).start()
+    await done
+
+
+@asynccontextmanager
+async def answer_in_time(what: str, timeout_s: float) -> AsyncIterator[None]:
+    """Raise `MetadataConnectionError`, which names `what`, if the block takes longer."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except TimeoutError:
+        raise MetadataConnectionError(
+            f"{what}: no answer from ZooKeeper within {timeout_s:g} s, result unknown"
+        ) from None
