@@ -172,8 +172,15 @@ class AppendDriver:
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
-        if not task.cancelled():
-            task.result()  # a defect goes to the loop's exception handler
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        # What it was to do is done by nobody: whoever waits for that must not wait for ever.
+        if isinstance(error, DLError):
+            self._advance(self.appender.fail(error))
+            return
+        self._advance(self.appender.fail(DLError(f"a defect ended the writer: {error!r}")))
+        raise error  # for the loop's exception handler
 
     async def _find_replacements(self) -> None:
         failed = self.appender.failed_bookies

@@ -115,14 +115,9 @@ class LedgerStore:
                 if path.rpartition("/")[0] in self._parents:
                     raise  # what is missing is of extra_ops
                 await self._make_parent(path)
-            except NodeExistsError as error:
-                found = await self._find(metadata.ledger_id)
-                if found is None:
-                    raise  # the node that exists is one of extra_ops
-                raise LedgerExistsError(f"ledger {metadata.ledger_id} exists") from error
-            except MetadataConnectionError:
-                found = await self._find(metadata.ledger_id)
-                if found is not None and found.metadata.token == metadata.token:
+            except (NodeExistsError, MetadataConnectionError) as error:
+                found = await self._find_own(metadata, error)
+                if found is not None:
                     return found
                 if attempt == _ATTEMPTS_MAX:
                     raise
@@ -232,6 +227,22 @@ class LedgerStore:
                 return
             if attempt == _ATTEMPTS_MAX or not isinstance(errors[0], MetadataConnectionError):
                 raise errors[0]
+
+    async def _find_own(
+        self, metadata: LedgerMetadata, error: NodeExistsError | MetadataConnectionError
+    ) -> VersionedLedger | None:
+        """Return the ledger if it was created by this creator, whatever `error` says of that.
+
+        A session may send again what it has no reply to, and be told that the node exists.
+        """
+        found = await self._find(metadata.ledger_id)
+        if found is not None and found.metadata.token == metadata.token:
+            return found
+        if isinstance(error, MetadataConnectionError):
+            return None
+        if found is None:
+            raise error  # the node that exists is one of extra_ops
+        raise LedgerExistsError(f"ledger {metadata.ledger_id} exists") from error
 
     async def _find(self, ledger_id: int) -> VersionedLedger | None:
         await self._store.sync(self._paths.ledger(ledger_id))

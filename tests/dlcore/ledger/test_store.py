@@ -153,8 +153,20 @@ def test_extra_operations_join_the_creation() -> None:
         with pytest.raises(LedgerNotFoundError):
             await world.ledgers.read(2)
         with pytest.raises(LedgerExistsError, match="ledger 1 exists"):
-            await world.ledgers.create(ledger(1), extra_ops=[Create("/other")])
+            await world.ledgers.create(ledger(1, token="other"), extra_ops=[Create("/other")])
         assert "/other" not in world.tree.dump()
+
+    play(scenario)
+
+
+def test_a_ledger_that_exists_may_be_the_creators_own() -> None:
+    """Goal: a session may send again what it has no reply to: the token tells whose it is."""
+
+    async def scenario(world: World) -> None:
+        created = await world.ledgers.create(ledger(1))
+        assert await world.ledgers.create(ledger(1)) == created
+        with pytest.raises(LedgerExistsError):
+            await world.ledgers.create(ledger(1, token="another's"))
 
     play(scenario)
 

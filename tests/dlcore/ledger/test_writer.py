@@ -12,13 +12,22 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dlcore.config import QuorumConfig
-from dlcore.errors import DLError, LedgerClosedError, LedgerFencedError, LedgerNotFoundError
+from dlcore.errors import (
+    BookieError,
+    DLError,
+    LedgerClosedError,
+    LedgerFencedError,
+    LedgerNotFoundError,
+)
 from dlcore.ledger.store import LedgerStore
 from tests.fixtures.aio import run
+from tests.fixtures.ledger_cluster import Cluster, run as run_cluster, write
 from tests.fixtures.memory_namespace import MemoryCluster, memory_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+    from dlcore.ids import BookieId
 
 
 async def close_elsewhere(cluster: MemoryCluster, ledger_id: int) -> None:
@@ -75,3 +84,32 @@ def test_a_close_that_comes_too_late_ends_the_writer(
                 await writer.wait_for_capacity()
 
     run(scenario())
+
+
+@pytest.mark.parametrize("error", [BookieError("no bookies today"), RuntimeError("a bug")])
+def test_no_flush_waits_for_a_search_that_failed(error: Exception) -> None:
+    """Goal: whatever ends the search for a replacement ends the writer, and who waits is told.
+
+    Method: a member dies, and the list of bookies raises what is no error of the metadata store.
+    """
+
+    async def scenario(cluster: Cluster) -> None:
+        errors: list[object] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: errors.append(context["exception"]))
+        writer = await cluster.client.create_ledger(QuorumConfig(ack_quorum_size=3))
+        await write(writer, 1)
+
+        async def fail() -> list[BookieId]:
+            raise error
+
+        writer._driver._placer.list_writable = fail  # type: ignore[method-assign]
+        cluster.member(writer, 0).stop()
+        entry = writer.append([b"x"])
+        with pytest.raises(DLError, match=str(error)):
+            await writer.flush()
+        with pytest.raises(DLError, match=str(error)):
+            await entry
+        assert errors == ([] if isinstance(error, DLError) else [error])
+
+    run_cluster(scenario)
