@@ -39,6 +39,7 @@ from dlcore.log.merging import (
     MergeRun,
     StoredSegment,
     merged_extent,
+    plan_fold,
     plan_merge,
     plan_swap,
 )
@@ -109,11 +110,20 @@ class LogMerger:
                 stored = await self._read_segment(at, lssn)
                 run = None if stored is None else self._plan(at, stored)
                 if stored is None or run is None:
+                    await self._fold(at, stored)
                     lssn += 1
                 elif await self._merge_run(at, stored, run):
                     count += 1
             except LogNotFoundError:
                 return count
+
+    async def _fold(self, at: VersionedHead, stored: StoredSegment | None) -> None:
+        """Put the few extents of a completed segment into one node, unless the log changes now."""
+        logs = self._context.logs
+        change = None if stored is None else plan_fold(logs.paths_of(at.log), at, stored)
+        if change is not None:
+            with contextlib.suppress(MetadataVersionError):
+                await logs.apply(change)
 
     # What is stored
 

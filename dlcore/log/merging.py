@@ -197,20 +197,47 @@ def plan_swap(
     """Return the change that puts `merged` in the place of a run; the caller adds the ledgers' ops.
 
     Chunks that the run lies in become one, which stands for all their numbers.  A run that reaches
-    into the end of a completed segment stays there whole, and the chunks before it are fewer.
+    into the end of a completed segment stays there whole, and the chunks before it are fewer.  A
+    completed segment with few extents has no chunks.
     """
+    extents = (*stored.extents[: run.first], merged, *stored.extents[run.end :])
     bounds = list(accumulate((len(chunk.extents) for _, chunk in stored.chunks), initial=0))
-    if run.end > bounds[-1]:
+    if stored.end is not None and len(extents) <= CHUNK_EXTENTS_MAX:
+        ops = _fold(paths, stored, extents)
+    elif run.end > bounds[-1]:
         ops = _swap_end(paths, stored, run, merged, bounds)
     else:
         ops = _swap_chunks(paths, stored, run, merged, bounds)
+    return _changed(paths, at, stored.lssn, ops)
+
+
+def plan_fold(paths: LogPaths, at: VersionedHead, stored: StoredSegment) -> Change | None:
+    """Return the change that puts the few extents of a completed segment into its end.
+
+    None: it has too many, or no chunk.  Readers then get all of the segment from one node.
+    """
+    if stored.end is None or not stored.chunks or len(stored.extents) > CHUNK_EXTENTS_MAX:
+        return None
+    return _changed(paths, at, stored.lssn, _fold(paths, stored, stored.extents))
+
+
+def _changed(paths: LogPaths, at: VersionedHead, lssn: int, ops: Sequence[Op]) -> Change:
     head = replace(
         at.head,
         merges=at.head.merges + 1,
-        merged_lssns=(*at.head.merged_lssns, stored.lssn)[-MERGES_REMEMBERED:],
+        merged_lssns=(*at.head.merged_lssns, lssn)[-MERGES_REMEMBERED:],
     )
     put = Put(paths.head, codec.encode_packed(head), at.version)
     return Change((*ops, put), at.with_head(head))
+
+
+def _fold(paths: LogPaths, stored: StoredSegment, extents: Sequence[Extent]) -> list[Op]:
+    assert stored.end is not None
+    end = replace(stored.end, chunk_count=0, chunked=Totals(), packed=pack(extents))
+    return [
+        *(Delete(paths.chunk(stored.lssn, number)) for number, _ in stored.chunks),
+        Put(paths.segment(stored.lssn), codec.encode_packed(end), ANY_VERSION),
+    ]
 
 
 def _swap_chunks(

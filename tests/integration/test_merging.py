@@ -29,7 +29,7 @@ ROWS = 5
 UNMERGED_MAX = 90
 """A log asks for its upkeep every 64 extents; some lie in the head, some after the last merge."""
 LEDGERS_MAX = 30
-TIME_LIMIT_S = 180
+TIME_LIMIT_S = 300
 _OLD_S = 1.0
 """Longer than the grace of the workers."""
 

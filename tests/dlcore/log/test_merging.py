@@ -15,6 +15,7 @@ from dlcore.log.merging import (
     MergeRun,
     StoredSegment,
     merged_extent,
+    plan_fold,
     plan_merge,
     plan_swap,
     weight_of,
@@ -229,7 +230,8 @@ def test_a_swap_puts_the_merged_extent_in_the_place_of_the_run(seed: int) -> Non
     tail = rng.choice([None, 0, 2, 8]) if sum(counts) > 1 else 8
     stored, nodes = stored_segment(counts, tail, rng)
     extents = list(stored.extents)
-    first = rng.randint(0, len(extents) - 2)
+    low = rng.choice([0, max(0, len(extents) - 12)])
+    first = rng.randint(low, len(extents) - 2)
     run = MergeRun(first=first, end=rng.randint(first + 2, len(extents)))
     merged = merged_extent(extents[run.first : run.end], ledger_id=9_999)
     assert merged.entry_count == sum(each.entry_count for each in extents[run.first : run.end])
@@ -256,3 +258,26 @@ def test_a_swap_puts_the_merged_extent_in_the_place_of_the_run(seed: int) -> Non
     assert codec.decode_head(head.value, path="") == change.after.head
     assert (change.after.head.merges, change.after.head.merged_lssns) == (6, (2, 3, 4, LSSN))
     assert change.after.version == 12
+
+
+@pytest.mark.parametrize(
+    ("counts", "tail", "folds"),
+    [([8, 8, 1], 3, True), ([60], 4, True), ([60], 5, False), ([], 8, False), ([8], None, False)],
+)
+def test_few_extents_of_a_completed_segment_lie_in_one_node(
+    counts: list[int], tail: int | None, *, folds: bool
+) -> None:
+    """Its end; too many stay in chunks, and so do those of the segment in progress."""
+    stored, nodes = stored_segment(counts, tail, random.Random(1))
+    at = VersionedHead(log=LogKey(name="clicks", log_id="1"), head=LogHead(max_lssn=8), version=2)
+    change = plan_fold(PATHS, at, stored)
+    assert (change is not None) is folds
+    if change is not None:
+        for op in change.ops[:-1]:
+            if isinstance(op, Put):
+                nodes[op.path] = op.value
+            else:
+                del nodes[op.path]
+        assert read_nodes(nodes, 0) == (list(stored.extents), 0)
+        assert nodes.keys() == {PATHS.segment(LSSN)}
+        assert (change.after.head.merges, change.after.head.merged_lssns) == (1, (LSSN,))
