@@ -48,6 +48,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_LOST_IDS_MAX = 1_000_000
+"""No backup is older than so many ledgers.  An id beyond was never given to anybody: somebody made
+it up, and it must not stop garbage collection."""
+
 
 class GarbageCollector:
     """Collects the garbage of one storage.
@@ -120,17 +124,19 @@ class GarbageCollector:
             CorruptMetadataError: the next ledger id is missing, or not above every id held here.
         """
         path = self._paths.ledger_idgen
-        highest = max(self._storage.ledgers(), default=-1)  # looked at first: ids rise meanwhile
+        held = self._storage.ledgers()  # looked at first: ids rise meanwhile
         await self._store.sync(path)
         node = await self._store.get(path)
         if node is None or not node.value.isdigit():
             raise CorruptMetadataError(
                 f"{path} does not hold the next ledger id: no ledger counts as deleted"
             )
-        if highest >= int(node.value):
+        next_id = int(node.value)
+        highest = max((each for each in held if each < next_id + _LOST_IDS_MAX), default=-1)
+        if highest >= next_id:
             raise CorruptMetadataError(
                 f"this bookie holds ledger {highest}, but {path} says that the next new ledger is "
-                f"{int(node.value)}: the metadata was restored from an old backup, and no ledger "
+                f"{next_id}: the metadata was restored from an old backup, and no ledger "
                 f"counts as deleted; to go on, set it to more than {highest}"
             )
 
