@@ -8,4 +8,5 @@ pytest_plugins = [
     "tests.fixtures.spark",
     "tests.fixtures.unmeasured",
     "tests.fixtures.zookeeper",
+    "tests.fixtures.metadata_backend",  # after what it imports
 ]

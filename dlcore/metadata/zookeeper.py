@@ -1,4 +1,4 @@
-"""The metadata store on ZooKeeper: the only file that knows kazoo.
+"""The metadata store on ZooKeeper: with `multi_read.py` the only file that knows kazoo.
 
 kazoo works in threads of its own; everything it says is carried to the event loop with
 `call_soon_threadsafe`, and nothing here waits for it.  Requests leave in the order they were made,
@@ -25,8 +25,7 @@ from kazoo import exceptions as kazoo_errors
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
-from kazoo.protocol import serialization
-from kazoo.protocol.states import EventType, KazooState, KeeperState, WatchedEvent, ZnodeStat
+from kazoo.protocol.states import EventType, KazooState, KeeperState, WatchedEvent
 from kazoo.retry import KazooRetry
 
 from dlcore.errors import (
@@ -41,6 +40,7 @@ from dlcore.errors import (
     NoNodeError,
 )
 from dlcore.metadata.answers import answer_in_time, in_thread
+from dlcore.metadata.multi_read import MultiRead
 from dlcore.metadata.port import (
     ANY_VERSION,
     Check,
@@ -62,7 +62,6 @@ _OUTSTANDING_MAX = 100
 """Linux lets about 270 wake-up bytes wait in kazoo's socket pair before a send blocks."""
 _READS_AT_ONCE = 1000
 """Nodes asked for in one request; they are small."""
-_GET_DATA = 4
 _READ_ATTEMPTS_MAX = 4
 _RECONNECT_DELAY_MAX_S = 1.0
 """kazoo's own default grows to an hour."""
@@ -95,46 +94,6 @@ class _Watch:
     callback: Callable[[], None]
     children: bool
     is_due: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _MultiRead:
-    """Many nodes in one request, which ZooKeeper has known since 3.6 and kazoo does not know."""
-
-    paths: tuple[str, ...]
-    type: int = 22
-
-    def serialize(self) -> bytes:
-        parts = bytearray()
-        for path in self.paths:
-            parts += serialization.MultiHeader(_GET_DATA, False, -1).serialize()
-            parts += serialization.write_string(path)
-            parts.append(0)  # no watch
-        return bytes(parts + serialization.multiheader_struct.pack(-1, True, -1))
-
-    @classmethod
-    def deserialize(cls, answer: bytes, offset: int) -> list[Versioned | None]:
-        nodes: list[Versioned | None] = []
-        header, offset = serialization.MultiHeader.deserialize(answer, offset)
-        while not header.done:
-            if header.type == _GET_DATA:
-                value, offset = serialization.read_buffer(answer, offset)
-                stat = ZnodeStat._make(serialization.stat_struct.unpack_from(answer, offset))
-                offset += serialization.stat_struct.size
-                nodes.append(Versioned(value or b"", stat.version, stat.ephemeralOwner != 0))
-            else:
-                (code,) = serialization.int_struct.unpack_from(answer, offset)
-                offset += serialization.int_struct.size
-                if code != kazoo_errors.NoNodeError.code:
-                    raise _failure_of(code)
-                nodes.append(None)
-            header, offset = serialization.MultiHeader.deserialize(answer, offset)
-        return nodes
-
-
-def _failure_of(code: int) -> Exception:
-    error: Exception = kazoo_errors.EXCEPTIONS[code]()
-    return error
 
 
 class ZooKeeperStore:
@@ -227,7 +186,7 @@ class ZooKeeperStore:
     async def _get_some(self, paths: tuple[str, ...]) -> list[Versioned | None]:
         def start() -> Any:
             answer = self._client.handler.async_result()
-            self._client._call(_MultiRead(paths), answer)
+            self._client._call(MultiRead(paths), answer)
             return answer
 
         found: list[Versioned | None] = await self._read(

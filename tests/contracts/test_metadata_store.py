@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,7 +21,7 @@ from dlcore.errors import (
     NodeNotEmptyError,
     NoNodeError,
 )
-from dlcore.metadata.memory import MemoryStore, MemoryTree
+from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.port import (
     ANY_VERSION,
     Check,
@@ -35,82 +35,10 @@ from dlcore.metadata.port import (
 )
 from dlcore.metadata.zookeeper import ZooKeeperStore
 from tests.fixtures.aio import run, until
-from tests.fixtures.zookeeper import expire_session
+from tests.fixtures.metadata_backend import Backend, lagging_tree, play
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from dlcore.sandbox.zookeeper import EmbeddedZooKeeper
-
-
-@dataclass
-class Backend:
-    """One kind of store: how to open a session, and how to let the server end it."""
-
-    root: str
-    servers: str | None
-    tree: MemoryTree = field(default_factory=MemoryTree)
-    opened: list[MetadataStore] = field(default_factory=list)
-
-    async def connect(self) -> MetadataStore:
-        """Open a session on the same tree."""
-        store: MetadataStore
-        if self.servers is None:
-            store = self.tree.connect()
-        else:
-            store = await ZooKeeperStore.connect(
-                self.servers, session_timeout_s=20, connect_timeout_s=60
-            )
-        self.opened.append(store)
-        return store
-
-    async def expire(self, store: MetadataStore) -> None:
-        """Let the session end at the server, and wait for the next one."""
-        token = store.session_token
-        if isinstance(store, MemoryStore):
-            store.expire()
-        else:
-            assert isinstance(store, ZooKeeperStore)
-            assert self.servers is not None
-            await expire_session(store, self.servers)
-        await until(lambda: store.session_token != token)
-
-
-def lagging_tree(seed: int) -> MemoryTree:
-    """Return a tree in memory whose sessions read from servers that are behind."""
-    rng = random.Random(seed)
-    return MemoryTree(
-        latency=lambda: rng.uniform(0.0, 0.002),
-        lag=lambda: rng.choice((0.0, 0.003, 0.03)),
-    )
-
-
-@pytest.fixture(
-    params=["memory", "lagging memory", pytest.param("zookeeper", marks=pytest.mark.integration)]
-)
-def backend(request: pytest.FixtureRequest, zookeeper_root: str) -> Backend:
-    """Each kind of store in turn."""
-    if request.param == "memory":
-        return Backend(zookeeper_root, None)
-    if request.param == "lagging memory":
-        return Backend(zookeeper_root, None, lagging_tree(1))
-    server: EmbeddedZooKeeper = request.getfixturevalue("zookeeper")
-    return Backend(zookeeper_root, server.servers)
-
-
-def play(backend: Backend, scenario: Callable[[MetadataStore, str], Awaitable[None]]) -> None:
-    """Run `scenario` with a session and an existing node to work under; close all sessions."""
-
-    async def main() -> None:
-        store = await backend.connect()
-        try:
-            await store.create(backend.root)
-            await scenario(store, backend.root)
-        finally:
-            for opened in backend.opened:
-                await opened.aclose()
-
-    run(main())
 
 
 @pytest.mark.parametrize("value", [b"", b"text", bytes(range(256)), b"x" * 200_000])

@@ -7,7 +7,6 @@ import pickle
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pytest
 
 from dlcore.errors import (
@@ -25,53 +24,16 @@ from dlcore.ids import DLSN
 from dlcore.log.commits import AppendRun
 from dlcore.metadata.port import Delete
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
+from tests.fixtures.staged_records import batch, ledgers, payloads_of, stage, staged_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dlcore.log.manager import DistributedLogManager
-    from dlcore.log.scan import StagedExtent
-    from dlcore.log.staging import StagingWriter
     from dlcore.metadata.port import Op
-    from dlcore.namespace import Namespace
 
 
 RUN = AppendRun(token="run-1", begun_ns=0)
-
-
-def batch(*payloads: str, txids: list[int] | None = None) -> pa.RecordBatch:
-    """Return a batch, with transaction ids if given."""
-    columns: dict[str, list[int] | list[bytes]] = {"payload": [p.encode() for p in payloads]}
-    if txids is not None:
-        columns["txid"] = txids
-    return pa.record_batch(columns)
-
-
-def staged_nodes(cluster: MemoryCluster) -> list[str]:
-    """Return the ledgers that are listed as staged and not settled."""
-    return [path for path in cluster.tree.dump() if path.count("/") == 5 and "/staging/" in path]
-
-
-def ledgers(cluster: MemoryCluster) -> list[str]:
-    """Return the ledgers' nodes."""
-    return [
-        path
-        for path in cluster.tree.dump()
-        if path.startswith("/dlog/ledgers/0/0000/") and path.count("/") == 5
-    ]
-
-
-async def stage(namespace: Namespace, *payloads: str, log: str = "clicks") -> StagedExtent:
-    """Stage records of their own ledger, as a task would, and leave the ledger open."""
-    writer = await namespace.open_staging_writer(identity="job")
-    await writer.write_batch(log, batch(*payloads))
-    (extent,) = await writer.stage()
-    return extent
-
-
-async def payloads_of(log: DistributedLogManager) -> list[str]:
-    """Return all payloads as text."""
-    return [r.payload.decode() for r in await read_all(log)]
 
 
 def test_extents_of_many_writers_enter_in_the_given_order() -> None:
@@ -607,131 +569,5 @@ def test_wrong_extents_are_refused() -> None:
         with pytest.raises(LogNotFoundError):
             await (await namespace.begin_append("job", 1)).write_batch("nowhere", batch("a"))
         assert await payloads_of(log) == ["a"]
-
-    on_log(body)
-
-
-def test_own_transaction_ids() -> None:
-    """They are kept, and must follow those of the log."""
-
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
-        namespace = cluster.namespaces[0]
-        append = await namespace.begin_append("job", 1)
-        writer = append
-        await writer.write_batch("clicks", batch("a", "b", txids=[3, 7]))
-        with pytest.raises(TransactionIdOutOfOrderError, match="6 is lower than 7"):
-            await writer.write_batch("clicks", batch("c", txids=[6]))
-        with pytest.raises(ConfigurationError, match="mixes"):
-            await writer.write_batch("clicks", batch("c"))
-        await writer.write_batch("clicks", batch("c", txids=[7]))
-        await append.commit()
-        assert [r.txid for r in await read_all(log)] == [3, 7, 7]
-        append = await namespace.begin_append("job", 2)
-        await append.write_batch("clicks", batch("d", txids=[6]))
-        with pytest.raises(TransactionIdOutOfOrderError, match="6, lower than 7"):
-            await append.commit()
-        await append.aclose()
-
-    on_log(body)
-
-
-def test_a_fenced_staging_writer_says_so() -> None:
-    """Its ledger was reaped as a zombie's: what it writes next is refused as a whole."""
-
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
-        namespace = cluster.namespaces[0]
-        writer: StagingWriter = await namespace.open_staging_writer(identity="job")
-        await writer.write_batch("clicks", batch("a"))
-        (extent,) = await writer.stage()
-        await namespace.ledgers.recover_ledger(extent.ledger_id)
-        await writer.write_batch("clicks", batch("b"))
-        with pytest.raises(WriteError, match="fenced"):
-            await writer.stage()
-        with pytest.raises(WriteError):
-            await writer.write_batch("clicks", batch("c"))
-        assert (await (await namespace.begin_append("job", 1)).commit([extent])).committed
-        await writer.aclose()
-        assert await payloads_of(log) == ["a"]
-
-    on_log(body)
-
-
-def test_many_logs_of_one_task() -> None:
-    """They share a ledger; each has one run of entries."""
-
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
-        namespace = cluster.namespaces[0]
-        names = [f"log{number:02}" for number in range(30)]
-        for name in names:
-            await namespace.create_log(name)
-        async with await namespace.open_staging_writer(identity="job") as writer:
-            for version in range(1, 4):
-                for round_number in range(5):
-                    text = f"{version}-{round_number}"
-                    await writer.write_batches([(name, batch(text)) for name in reversed(names)])
-                extents = await writer.stage()
-                assert [extent.log for extent in extents] == names
-                append = await namespace.begin_append("job", version)
-                assert (await append.commit(extents)).committed
-        assert len(ledgers(cluster)) == 1
-        expected = [f"{version}-{number}" for version in range(1, 4) for number in range(5)]
-        for name in names:
-            assert await payloads_of(await namespace.open_log(name)) == expected
-        with pytest.raises(LogNotFoundError, match="'nowhere'"):
-            await writer_of(namespace, [("log01", batch("a")), ("nowhere", batch("a"))])
-
-    on_log(body)
-
-
-async def writer_of(namespace: Namespace, parts: list[tuple[str, pa.RecordBatch]]) -> None:
-    """Write parts with a writer of their own."""
-    async with await namespace.open_staging_writer(identity="job") as writer:
-        await writer.write_batches(parts)
-
-
-def test_more_than_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log with the most gets its turn early: several runs, and the order is kept."""
-    monkeypatch.setattr("dlcore.log.staging.QUEUED_BYTES_MAX", 1000)
-
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
-        namespace = await cluster.open("b", config=replace(CONFIG, entry_bytes=300))
-        for name in ("a", "b", "c"):
-            await namespace.create_log(name)
-        async with await namespace.open_staging_writer(identity="job") as writer:
-            for number in range(40):
-                for name in ("a", "b", "c"):
-                    await writer.write_batch(name, batch(f"{number:0100}"))
-            extents = await writer.stage()
-            assert len(extents) > 6
-            append = await namespace.begin_append("job", 1)
-            assert (await append.commit(extents)).committed
-        for name in ("a", "b", "c"):
-            texts = await payloads_of(await namespace.open_log(name))
-            assert texts == [f"{number:0100}" for number in range(40)]
-
-    on_log(body)
-
-
-def test_ledgers_of_a_writer_are_settled_when_it_has_begun_others() -> None:
-    """Once all that was staged in them is committed; what is not committed stays."""
-
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
-        small = await cluster.open("small", config=replace(CONFIG, segment_bytes_max=1))
-        async with await small.open_staging_writer(identity="job") as writer:
-            kept = []
-            for version in range(1, 5):
-                await writer.write_batch("clicks", batch(f"{version}"))
-                extents = await writer.stage()
-                if version == 2:
-                    kept = extents
-                else:
-                    append = await small.begin_append("job", version)
-                    assert (await append.commit(extents)).committed
-                await small.tidied()
-            open_ledgers = {int(path.rpartition("/")[2]) for path in staged_nodes(cluster)}
-            assert open_ledgers == {kept[0].ledger_id, extents[0].ledger_id}
-        append = await small.begin_append("job", 5)
-        assert (await append.commit(kept)).committed
-        assert await payloads_of(log) == ["1", "3", "4", "2"]
 
     on_log(body)

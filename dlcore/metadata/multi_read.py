@@ -1,0 +1,55 @@
+"""Reading many nodes in one request: ZooKeeper has known it since 3.6, kazoo does not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kazoo import exceptions as kazoo_errors
+from kazoo.protocol import serialization
+from kazoo.protocol.states import ZnodeStat
+
+from dlcore.metadata.port import Versioned
+
+_GET_DATA = 4
+
+
+def _failure_of(code: int) -> Exception:
+    error: Exception = kazoo_errors.EXCEPTIONS[code]()
+    return error
+
+
+@dataclass(frozen=True, slots=True)
+class MultiRead:
+    """A request in the form that kazoo sends and reads; None where there is no node."""
+
+    paths: tuple[str, ...]
+    type: int = 22
+
+    def serialize(self) -> bytes:
+        """Return the request as it is sent."""
+        parts = bytearray()
+        for path in self.paths:
+            parts += serialization.MultiHeader(_GET_DATA, False, -1).serialize()
+            parts += serialization.write_string(path)
+            parts.append(0)  # no watch
+        return bytes(parts + serialization.multiheader_struct.pack(-1, True, -1))
+
+    @classmethod
+    def deserialize(cls, answer: bytes, offset: int) -> list[Versioned | None]:
+        """Return the nodes of an answer."""
+        nodes: list[Versioned | None] = []
+        header, offset = serialization.MultiHeader.deserialize(answer, offset)
+        while not header.done:
+            if header.type == _GET_DATA:
+                value, offset = serialization.read_buffer(answer, offset)
+                stat = ZnodeStat._make(serialization.stat_struct.unpack_from(answer, offset))
+                offset += serialization.stat_struct.size
+                nodes.append(Versioned(value or b"", stat.version, stat.ephemeralOwner != 0))
+            else:
+                (code,) = serialization.int_struct.unpack_from(answer, offset)
+                offset += serialization.int_struct.size
+                if code != kazoo_errors.NoNodeError.code:
+                    raise _failure_of(code)
+                nodes.append(None)
+            header, offset = serialization.MultiHeader.deserialize(answer, offset)
+        return nodes
