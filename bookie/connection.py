@@ -80,6 +80,9 @@ class Connection(asyncio.BufferedProtocol):
         """Whom the client's certificate names, where TLS asked for one."""
         self._is_reading = True
         self._is_write_paused = False
+        self._is_writable = asyncio.Event()
+        self._is_writable.set()
+        self._entry_slots = asyncio.Semaphore(_STEPS_MAX)
         self._stalled_bytes = 0
         self._stalled_s = 0.0
         self._in_flight = 0
@@ -126,11 +129,13 @@ class Connection(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         """Wait: the client does not take what it asked for."""
         self._is_write_paused = True
+        self._is_writable.clear()
         self._stalled_bytes = -1
 
     def resume_writing(self) -> None:
         """Go on."""
         self._is_write_paused = False
+        self._is_writable.set()
         self._release()
         self._advance()
         self._read_on()
@@ -382,16 +387,32 @@ class Connection(asyncio.BufferedProtocol):
         task.add_done_callback(partial(self._on_read, request_id))
 
     async def _answer(self, request: ReadLac | ReadEntry) -> None:
-        answer: Lac | Chunk
         try:
             if isinstance(request, ReadLac):
-                answer = await self._read_lac(request)
+                self._write(self._end.send(await self._read_lac(request)))
             else:
-                answer = await self._read_entry(request)
+                await self._send_entry(request)
         except DLError as error:
             self._settle(request.request_id, error)
-        else:
-            self._write(self._end.send(answer))
+
+    async def _send_entry(self, request: ReadEntry) -> None:
+        """Send one entry, within the budget, once the client has taken what was sent before."""
+        budget = self._service.read_budget
+        async with self._entry_slots:
+            await self._is_writable.wait()
+            held = budget.chunk_bytes(CHUNK_BYTES_MAX)
+            await budget.take(held)
+            try:
+                chunk = await self._read_entry(request)
+                size = len(chunk.frames[0])
+                budget.give(held - size)
+                held = size
+                self._write(self._end.send(chunk))
+                if self._is_write_paused:
+                    self._unsent_bytes += held
+                    held = 0
+            finally:
+                budget.give(held)
 
     def _on_read(self, request_id: int, task: asyncio.Task[None]) -> None:
         self._reads.pop(request_id, None)

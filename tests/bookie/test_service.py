@@ -33,6 +33,7 @@ from dlcore.wire.messages import (
     Lac,
     Message,
     ReadEntries,
+    ReadEntry,
     ReadLac,
     WriteLac,
 )
@@ -250,6 +251,34 @@ def test_one_budget_bounds_what_is_on_its_way_to_all_readers(tmp_path: Path) -> 
             for connection, _ in ends:
                 await connection.__aexit__(None, None, None)
             await client.aclose()
+
+    run(scenario)
+
+
+def test_single_entries_wait_for_a_client_that_takes_nothing(tmp_path: Path) -> None:
+    """Ask for many large entries one by one and read nothing: few of them are in memory."""
+
+    async def scenario() -> None:
+        size, count = 2_000_000, 60
+        async with serve(tmp_path) as served, raw_connection(served.address) as end:
+            frame = frame_of(1, 0, b"x" * size)
+            client = client_of(served)
+            await client.add_entry(BOOKIE, frame)
+            await client.aclose()
+            (connection,) = (each for each in served.service.connections if each._end._last_id == 0)
+            end.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            end.send(*(ReadEntry(number, 1, 0, fence=False) for number in range(1, count + 1)))
+            assert connection._transport is not None
+            while not connection._is_write_paused:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.001)
+            for _ in range(100):
+                assert connection._transport.get_write_buffer_size() < 5 * size
+                await asyncio.sleep(0)
+            end.writer.transport.resume_reading()  # type: ignore[attr-defined]
+            for _ in range(count):
+                chunk = await end.receive()
+                assert isinstance(chunk, Chunk)
+                assert bytes(chunk.frames[0]) == frame
 
     run(scenario)
 
