@@ -6,8 +6,10 @@ slows all of them.
     growing     appended to a file that grows, then fdatasync
     allocated   into blocks from posix_fallocate, never written, then fdatasync
     written     into blocks that were written before, as in a recycled file, then fdatasync
-    direct      the same with O_DIRECT and O_DSYNC: one aligned write, padded to whole blocks
-    direct, allocated   the same into blocks never written
+    direct      into written blocks with O_DIRECT and RWF_DSYNC: one write of whole blocks, which
+                begins with the block that the last one left partly filled; the bookie's way
+    direct, padded      the same, but each commit begins a block
+    direct, allocated   as `direct`, into blocks never written
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -59,50 +61,63 @@ def prepare(path: Path, size: int, *, allocated: bool, written: bool) -> None:
         os.close(descriptor)
 
 
-def commit_all(path: Path, size: int, count: int, times: Times, *, direct: bool) -> None:
+def commit_all(path: Path, size: int, count: int, times: Times, way: Way) -> None:
     """Write `count` commits of `size` bytes, one after the other, each durable before the next."""
-    flags = os.O_WRONLY | (os.O_DIRECT | os.O_DSYNC if direct else 0)
-    stored = -(-size // BLOCK_BYTES) * BLOCK_BYTES if direct else size
-    descriptor = os.open(path, flags)
-    with mmap.mmap(-1, stored) as buffer:
-        buffer.write(os.urandom(stored))
+    descriptor = os.open(path, os.O_WRONLY | (os.O_DIRECT if way.is_direct else 0))
+    end = 0
+    with mmap.mmap(-1, size + 2 * BLOCK_BYTES) as buffer, memoryview(buffer) as memory:
+        memory[:] = os.urandom(len(memory))
         started_kernel_s = resource.getrusage(resource.RUSAGE_SELF).ru_stime
-        for number in range(count):
+        for _ in range(count):
             started_s = time.perf_counter()
-            assert os.pwrite(descriptor, buffer, number * stored) == stored
-            if not direct:
+            if way.is_direct:
+                start = end - end % BLOCK_BYTES
+                stop = -(-(end + size) // BLOCK_BYTES) * BLOCK_BYTES
+                os.pwritev(descriptor, [memory[: stop - start]], start, os.RWF_DSYNC)
+            else:
+                os.pwrite(descriptor, memory[:size], end)
                 os.fdatasync(descriptor)
             times.seconds.append(time.perf_counter() - started_s)
+            end = stop if way.is_padded else end + size
         times.kernel_s += resource.getrusage(resource.RUSAGE_SELF).ru_stime - started_kernel_s
     os.close(descriptor)
 
 
-WAYS: dict[str, tuple[bool, bool, bool]] = {
-    "growing": (False, False, False),
-    "allocated": (True, False, False),
-    "written": (True, True, False),
-    "direct": (True, True, True),
-    "direct, allocated": (True, False, True),
+class Way(NamedTuple):
+    """How a commit is written."""
+
+    is_allocated: bool = False
+    is_written: bool = False
+    is_direct: bool = False
+    is_padded: bool = False
+
+
+WAYS = {
+    "growing": Way(),
+    "allocated": Way(is_allocated=True),
+    "written": Way(is_allocated=True, is_written=True),
+    "direct": Way(is_allocated=True, is_written=True, is_direct=True),
+    "direct, padded": Way(is_allocated=True, is_written=True, is_direct=True, is_padded=True),
+    "direct, allocated": Way(is_allocated=True, is_direct=True),
 }
-"""Whether blocks are allocated, whether they were written, and whether the writes are direct."""
 
 
 def measure(folder: Path, tell: Callable[..., None]) -> None:
     """Measure every way at every size."""
     for size, count in SIZES.items():
-        times = {way: Times() for way in WAYS}
+        times = {name: Times() for name in WAYS}
         stored = -(-size // BLOCK_BYTES) * BLOCK_BYTES
         for number in range(ROUNDS):
-            for way, (allocated, written, direct) in WAYS.items():
-                path = folder / f"{size}-{number}-{way}"
-                prepare(path, stored * count, allocated=allocated, written=written)
-                commit_all(path, size, count, times[way], direct=direct)
+            for name, way in WAYS.items():
+                path = folder / f"{size}-{number}-{name}"
+                prepare(path, stored * count, allocated=way.is_allocated, written=way.is_written)
+                commit_all(path, size, count, times[name], way)
                 path.unlink()
-        for way, taken in times.items():
+        for name, taken in times.items():
             total_bytes = size * count * ROUNDS
             tell(
                 f"{size:,}",
-                way,
+                name,
                 f"{statistics.median(taken.seconds) * 1000:.2f}",
                 f"{statistics.quantiles(taken.seconds, n=100)[98] * 1000:.2f}",
                 f"{total_bytes / 1e6 / sum(taken.seconds):,.0f}",
