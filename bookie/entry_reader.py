@@ -25,6 +25,7 @@ from bookie.entry_log_format import (
     read_record_header,
 )
 from bookie.index import LedgerEntries, SealedIndex, read_footer
+from bookie.listed_ranges import ListedRanges
 from dlcore.errors import BookieStorageError, DigestMismatchError
 from dlcore.ids import INVALID_ENTRY_ID
 from dlcore.ledger.digest import EntryFrame, decode_frame
@@ -190,8 +191,8 @@ class EntryReader:
             first_entry_id = found[-1].entry_id + 1
         return chunk, confirmed
 
-    def durable_ranges(self, ledger_id: int) -> list[tuple[int, int]]:
-        """Return (first, last) of the runs of durable entries of the ledger, ascending."""
+    def durable_ranges(self, ledger_id: int) -> ListedRanges:
+        """Return the runs of durable entries of the ledger, ascending."""
         firsts, lasts = [_NO_IDS], [_NO_IDS]
         for _, number, entries in self._sources(ledger_id, 0, _ENTRY_ID_MAX):
             is_durable = np.array(entries.offsets) < self._log.durable_offset(number)
@@ -202,7 +203,7 @@ class EntryReader:
         first, last = np.concatenate(firsts), np.concatenate(lasts)
         order = np.argsort(first, kind="stable")
         first, last = _joined(first[order], last[order])
-        return list(zip(first.tolist(), last.tolist(), strict=True))
+        return ListedRanges(first, last)
 
     async def prove_absent(self, ledger_id: int, entry_id: int) -> None:
         """Verify every footer that would name the entry, as it is on the disk now.

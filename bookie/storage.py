@@ -43,7 +43,7 @@ from dlcore.errors import (
 )
 from dlcore.ids import INVALID_ENTRY_ID
 from dlcore.ledger.digest import decode_frame
-from dlcore.ledger.port import EntryRange, FollowUpdate
+from dlcore.ledger.port import FollowUpdate
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from bookie.disk_port import Disk, DiskFile
     from bookie.garbage import GarbageReport
     from bookie.index import FileIndex
+    from bookie.listed_ranges import ListedRanges
     from bookie.replay import OpenedLog, WritePosition
     from bookie.scrub import ScrubReport
     from dlcore.clock import Clock
@@ -310,15 +311,12 @@ class LedgerStorage:
         frames = await self._reader.read(locations)
         return FollowUpdate(frames=frames, last_add_confirmed=confirmed, fenced=fenced)
 
-    def list_entries(self, ledger_id: int) -> list[EntryRange]:
+    def list_entries(self, ledger_id: int) -> ListedRanges:
         """Return the ranges of durable entries, ascending; NoSuchLedgerError if it knows none."""
         check_id("ledger", ledger_id)
         self._check_open()
         self._known_ledger(ledger_id)
-        return [
-            EntryRange(first_entry_id=first, last_entry_id=last)
-            for first, last in self._reader.durable_ranges(ledger_id)
-        ]
+        return self._reader.durable_ranges(ledger_id)
 
     def ledgers(self) -> list[int]:
         """Return the ledgers it knows, ascending, without those proven deleted."""
