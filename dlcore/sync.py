@@ -79,8 +79,7 @@ _BUFFERED_RECORD_BYTES = 64
 """What a buffered record costs beyond its payload."""
 _TAKEN_RECORDS = 512
 """Records that `LogReader` takes over at once, to spare a thread switch per record."""
-_EXIT_FLUSH_S = 10.0
-_EXIT_CLOSE_S = 10.0
+_EXIT_FLUSH_S = _EXIT_CLOSE_S = 10.0
 """How long at exit a writer may take, and then its namespace."""
 
 
@@ -346,8 +345,8 @@ class LogWriter(_Blocking):
     `write` buffers in the calling thread; `flush`, `commit`, `close` or a full buffer hand records
     over. An error of a record already handed over is raised by the next call that hands over.
 
-    A writer that is open when its namespace is closed, or when the process exits, is closed then.
-    What cannot be written at exit within 10 s is logged as an error, and the exit status is 120.
+    One that is open when its namespace closes, or at exit, is closed then.  What cannot be written
+    at exit within 10 s is logged as an error, and the exit status is 120.
     """
 
     def __init__(
