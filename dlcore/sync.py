@@ -231,11 +231,7 @@ class Namespace(_Blocking):
     def get_snapshots(
         self, names: Sequence[str], *, fresh: bool = False
     ) -> dict[str, LogSnapshot | None]:
-        """Return what each log holds now; None for those that do not exist.
-
-        Of logs that were asked for before and have not changed nothing is asked; with `fresh` every
-        change that completed before this call is known.
-        """
+        """Return what each log holds now; `fresh` as in the async method, None for no log."""
         return self._call(self._namespace.get_snapshots(names, fresh=fresh))
 
     def get_bookies(self) -> list[BookieInfo]:
