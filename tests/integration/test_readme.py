@@ -1,0 +1,56 @@
+"""The README's blocks, pasted in order by a new user, do what they show."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+WAIT_S = 240
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark]
+
+
+def test_the_blocks_of_the_readme_run_as_they_stand(tmp_path: Path) -> None:
+    """One shell with its sandbox, and the Python blocks in it, one after the other."""
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(bash|python)\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    assert [kind for kind, _ in blocks] == ["bash", "python", "python"]
+    script = ["set -eu -o pipefail"]
+    for kind, text in blocks:
+        script.append(text if kind == "bash" else f".venv/bin/python - <<'END'\n{text}END")
+    script.append(".venv/bin/dlog log count clicks; .venv/bin/dlog log count copy; echo done")
+    environment = {key: value for key, value in os.environ.items() if key != "DLOG_URI"}
+    with (
+        (tmp_path / "errors").open("wb") as errors,
+        subprocess.Popen(
+            ["bash", "-c", "\n".join(script)],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+        ) as shell,
+    ):
+        try:
+            assert shell.stdout is not None
+            lines = []
+            for line in shell.stdout:
+                lines.append(line.strip())
+                if lines[-1] == "done":
+                    break
+            assert shell.wait(WAIT_S) == 0, (tmp_path / "errors").read_text()
+        finally:
+            os.killpg(shell.pid, signal.SIGTERM)  # the sandbox stops what it started
+            assert shell.stdout is not None
+            shell.stdout.read()  # until the last of them has ended
+    assert lines[-3:] == ["6", "5", "done"]
+    assert any("payload=b'1'" in line for line in lines), lines
