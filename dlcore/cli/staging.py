@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dlcore.cli.context import common_options, run_async
+from dlcore.cli.context import common_options, confirm, confirmed, run_async
 from dlcore.cli.output import show_done, show_rows, time_text
 from dlcore.log.upkeep import UpkeepConfig
 
@@ -52,7 +52,7 @@ def list_staged() -> None:
     )
 
 
-@staging_group.command("clean", epilog="Example: dlog staging clean --leftovers-days 0.5")
+@staging_group.command("clean", epilog="Example: dlog staging clean --leftovers-days 0.5 --yes")
 @click.option(
     "--leftovers-days",
     type=click.FloatRange(min=0),
@@ -69,12 +69,18 @@ def list_staged() -> None:
     metavar="DAYS",
     help="How old the record of a commit must be: a replay that is older is not recognised.",
 )
+@confirmed
 @common_options
-def clean(leftovers_days: float, commits_days: float) -> None:
+def clean(leftovers_days: float, commits_days: float, *, yes: bool) -> None:
     """Remove what dead processes staged and never committed, and old records of commits.
 
     The upkeep beside auto-recovery does the same from time to time, with the defaults.
     """
+    confirm(
+        f"Drop what was left over {leftovers_days:g} days ago, and records of commits that are "
+        f"{commits_days:g} days old?",
+        yes=yes,
+    )
 
     async def remove(namespace: Namespace) -> tuple[int, int]:
         return await namespace.clean_staging(

@@ -452,7 +452,7 @@ def test_a_bug_in_the_upkeep_does_not_end_it(
         async with in_process(tmp_path, MemoryTree()) as server:
             calls = 0
 
-            async def broken(_is_deleted: object) -> None:
+            async def broken(*_asked: object, **_options: object) -> None:
                 nonlocal calls
                 calls += 1
                 raise KeyError(calls)

@@ -24,7 +24,6 @@ from dlcore.errors import (
 from dlcore.ledger.digest import decode_frame
 from dlcore.metadata.port import Delete
 from tests.simulation.clients import SESSION_TIMEOUT_S, GatedStore
-from tests.simulation.connections import Reply, SimBookieClient, SimStream, Watch
 from tests.simulation.endings import bury, kill
 from tests.simulation.housekeeping import Housekeeping
 from tests.simulation.truth import InvariantViolatedError
@@ -40,12 +39,11 @@ if TYPE_CHECKING:
     from dlcore.ledger.codec import BookieCookie
     from dlcore.metadata.memory import MemoryTree
     from dlcore.metadata.paths import NamespacePaths
+    from tests.simulation.connections import Reply, SimBookieClient, SimStream, Watch
     from tests.simulation.network import Network
     from tests.simulation.trace import Trace
     from tests.simulation.truth import BookieRecord
     from tests.simulation.wire_connections import WireSimClient
-
-__all__ = ["BookieSettings", "SimBookie", "SimBookieClient"]
 
 _REGISTER_PATIENCE_S = 5.0
 _RETRY_S = 0.5

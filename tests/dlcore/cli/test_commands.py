@@ -145,6 +145,8 @@ def test_segments_ledgers_and_bookies(shell: Shell, log: str, tmp_path: Path) ->
     bookies = {row["name"] for row in rows}
     assert {text.split("/")[0] for text in ledger["ensembles"][0]["bookies"]} <= bookies
     assert len(bookies) == 4
+    released = shell.json("bookie", "collect", rows[0]["name"], "--yes")
+    assert released["bookie"] == rows[0]["name"]
     header, *lines = shell.text("bookie", "list").splitlines()
     assert header.split() == ["name", "address", "rack", "state", "free", "incarnation"]
     assert all("writable" in line and " GiB" in line for line in lines)
@@ -170,6 +172,7 @@ def test_pipes_get_plain_columns(shell: Shell, log: str, tmp_path: Path) -> None
         ["log", "delete", "no-such-log", "--yes"],
         ["segment", "list", "no-such-log"],
         ["ledger", "show", "999999999"],
+        ["bookie", "collect", "no-such-bookie", "--yes"],
     ],
 )
 def test_failures_are_one_line_and_exit_code_1(shell: Shell, arguments: list[str]) -> None:
@@ -307,7 +310,7 @@ def test_staging(shell: Shell) -> None:
         with namespace.begin_append(identity, 1) as append:
             assert append.commit(extents).committed
     assert all(r["identity"] != identity for r in shell.json("staging", "list"))
-    assert shell.json("staging", "clean")["records"] == 0
-    assert "records of commits" in shell.text("staging", "clean", "--commits-days", "0")
+    assert shell.json("staging", "clean", "--yes")["records"] == 0
+    assert "records of commits" in shell.text("staging", "clean", "--commits-days", "0", "--yes")
     with open_namespace(shell.uri) as namespace, namespace.begin_append(identity, 1) as append:
         assert append.commit([]).committed  # its record is gone

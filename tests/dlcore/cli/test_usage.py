@@ -24,12 +24,15 @@ COMMANDS = [
     "autorecovery pause",
     "autorecovery run",
     "autorecovery status",
+    "bookie collect",
     "bookie decommission",
     "bookie list",
     "ledger check",
     "ledger recover",
     "ledger show",
     "sandbox",
+    "staging clean",
+    "staging list",
 ]
 
 
@@ -99,7 +102,14 @@ def test_wrong_use_is_one_line_and_exit_code_2(
 
 
 @pytest.mark.parametrize(
-    "command", ["log delete clicks", "log truncate clicks 1:0:0", "bookie decommission bookie-3"]
+    "command",
+    [
+        "log delete clicks",
+        "log truncate clicks 1:0:0",
+        "bookie decommission bookie-3",
+        "bookie collect bookie-3",
+        "staging clean --leftovers-days 3",
+    ],
 )
 def test_what_destroys_asks_people_and_needs_yes_from_others(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -119,7 +129,8 @@ def test_what_destroys_asks_people_and_needs_yes_from_others(
     monkeypatch.setattr("click.termui.visible_prompt_func", say_no)
     assert run(arguments) == EXIT_INTERRUPTED
     (question,) = questions
-    assert command.split()[2] in question + capsys.readouterr().err
+    named = command.split()[3 if "--" in command else 2]
+    assert named in question + capsys.readouterr().err
 
 
 def test_texts_cannot_move_the_cursor() -> None:

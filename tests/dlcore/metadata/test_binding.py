@@ -9,7 +9,7 @@ import pytest
 
 from dlcore.clock import SystemClock
 from dlcore.errors import ConfigurationError, CorruptMetadataError, MetadataConnectionError
-from dlcore.metadata.binding import ensure_namespace, read_binding
+from dlcore.metadata.binding import LAYOUT_VERSION, ensure_namespace, read_binding
 from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.zookeeper import ZooKeeperStore
@@ -36,7 +36,9 @@ CHILDREN = [
 
 def binding_value(**changes: object) -> bytes:
     """Return a binding as bytes, with `changes`."""
-    message = metadata_pb2.NamespaceBinding(version=1, cluster_id="c" * 32, created_ms=1)
+    message = metadata_pb2.NamespaceBinding(
+        version=LAYOUT_VERSION, cluster_id="c" * 32, created_ms=1
+    )
     for key, value in changes.items():
         setattr(message, key, value)
     return message.SerializeToString()
@@ -125,7 +127,7 @@ def test_a_namespace_may_stand_above_another() -> None:
     ("value", "problem"),
     [
         (b"\xff\xff", "/dlog is not a dlog namespace"),
-        (binding_value(version=2), "/dlog: layout version 2, this release reads 1"),
+        (binding_value(version=1), "/dlog: layout version 1, this release reads 2"),
         (binding_value(cluster_id=""), "/dlog: the cluster id is missing"),
     ],
 )
