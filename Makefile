@@ -7,6 +7,7 @@ STAMP := $(VENV)/.installed
 SEEDS ?= 2000
 SEEDS_MAX ?= 3000
 SECONDS ?= 600
+WORKERS ?= 2
 ONLY ?=
 ARGS ?=
 
@@ -31,11 +32,14 @@ demo: $(STAMP) ## Run the main job on real data: cluster, write, stream, kill a 
 
 ##@ Prove
 
-test: $(STAMP) ## Run all tests. ARGS="-k name" passes options to pytest.
-	@$(BIN)/python -m pytest $(ARGS)
+# Tests that share a SparkSession stay on one worker.
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+
+test: $(STAMP) ## Run all tests, on WORKERS=n processes. ARGS="-k name" passes options to pytest.
+	@$(PYTEST) $(ARGS)
 
 coverage: $(STAMP) ## Run all tests and measure what they run: all of pure modules, most of the rest.
-	@$(BIN)/python -m pytest --cov --cov-report= $(ARGS)
+	@$(PYTEST) --cov --cov-report= $(ARGS)
 	@$(BIN)/python -m tests.coverage_check
 
 check: lint types layers proto-check test ## Run lint, types, layers and proto-check, then all tests.
