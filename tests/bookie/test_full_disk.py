@@ -121,7 +121,8 @@ def test_a_disk_that_others_fill_is_waited_for() -> None:
             await until(lambda: disk.held_bytes == SPACE.held_bytes)
             await disk.release(SPACE.held_bytes)
             disk.fill()
-            waiting = [storage.add_entry(make_frame(1, entry_id)) for entry_id in range(10, 60)]
+            waiting = [storage.add_entry(make_frame(1, 10, bytes(5000)))]  # more than is ahead
+            waiting += [storage.add_entry(make_frame(1, entry_id)) for entry_id in range(11, 60)]
             await until(lambda: states == [StorageState.READ_ONLY])
             for request in (
                 storage.add_entry(make_frame(1, 60)),
