@@ -147,6 +147,9 @@ def test_segments_ledgers_and_bookies(shell: Shell, log: str, tmp_path: Path) ->
     assert len(bookies) == 4
     released = shell.json("bookie", "collect", rows[0]["name"], "--yes")
     assert released["bookie"] == rows[0]["name"]
+    exit_code, _, err = shell.outcome("bookie", "collect", "no-such-bookie", "--yes")
+    assert exit_code == EXIT_USAGE
+    assert "no-such-bookie" in err
     header, *lines = shell.text("bookie", "list").splitlines()
     assert header.split() == ["name", "address", "rack", "state", "free", "incarnation"]
     assert all("writable" in line and " GiB" in line for line in lines)
@@ -172,7 +175,6 @@ def test_pipes_get_plain_columns(shell: Shell, log: str, tmp_path: Path) -> None
         ["log", "delete", "no-such-log", "--yes"],
         ["segment", "list", "no-such-log"],
         ["ledger", "show", "999999999"],
-        ["bookie", "collect", "no-such-bookie", "--yes"],
     ],
 )
 def test_failures_are_one_line_and_exit_code_1(shell: Shell, arguments: list[str]) -> None:
