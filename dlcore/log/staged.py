@@ -27,7 +27,6 @@ from dlcore.errors import (
 )
 from dlcore.log import codec
 from dlcore.log.store import UNANSWERED, persistently
-from dlcore.metadata.paths import BUCKETS, NamespacePaths, unescape
 from dlcore.metadata.port import Check, Create, Delete, Op, Put
 
 if TYPE_CHECKING:
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 
     from dlcore.log.context import LogContext
     from dlcore.log.metadata import StagedLedger
+    from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import Versioned
 
 logger = logging.getLogger(__name__)
@@ -181,13 +181,7 @@ async def _remove_if_empty(context: LogContext, parent: str) -> None:
 
 async def list_identities(context: LogContext) -> list[str]:
     """Return the identities that have ledgers which are not settled."""
-
-    async def children(bucket: str) -> list[str]:
-        path = f"{context.paths.staging}/{bucket}"
-        return await persistently(lambda: context.store.get_children(path)) or []
-
-    lists = await asyncio.gather(*map(children, BUCKETS))
-    return sorted(unescape(name) for names in lists for name in names)
+    return sorted(await context.logs.list_names(context.paths.staging))
 
 
 async def settle_abandoned(

@@ -94,13 +94,18 @@ class LogStore:
     async def list_logs(self, prefix: str | None) -> list[str]:
         """Return the sorted names of the logs that start with `prefix`."""
 
+        names = await self.list_names(self._paths.logs)
+        return sorted(name for name in names if name.startswith(prefix or ""))
+
+    async def list_names(self, parent: str) -> list[str]:
+        """Return the unescaped names of the nodes in all buckets below `parent`."""
+
         async def children(bucket: str) -> list[str]:
-            path = f"{self._paths.logs}/{bucket}"
+            path = f"{parent}/{bucket}"
             return await persistently(lambda: self._store.get_children(path)) or []
 
         lists = await asyncio.gather(*map(children, BUCKETS))
-        names = (unescape(child) for names in lists for child in names)
-        return sorted(name for name in names if name.startswith(prefix or ""))
+        return [unescape(name) for names in lists for name in names]
 
     async def fresh(self, path: str) -> Versioned | None:
         """Return a node as it is now: no write that completed before is missed.  One round trip."""

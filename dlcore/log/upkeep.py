@@ -34,7 +34,7 @@ from dlcore.log.metadata import LogKey, UpkeepRequest
 from dlcore.log.removal import remove_deleted, remove_truncated
 from dlcore.log.staged import list_staged, settle, settle_abandoned
 from dlcore.log.store import persistently
-from dlcore.metadata.paths import BUCKETS, unescape
+from dlcore.metadata.paths import BUCKETS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Mapping
@@ -140,7 +140,7 @@ class LogUpkeep:
 
     async def serve(self) -> int:
         """Serve every log that is asked for now; return how many merges were made."""
-        requests = await self._list_requests()
+        requests = await self._context.logs.list_names(self._context.paths.upkeep_requests)
         self._retries = {each: self._retries[each] for each in requests if each in self._retries}
         now = asyncio.get_running_loop().time()
         requests = [r for r in requests if r not in self._retries or self._retries[r].at <= now]
@@ -177,16 +177,6 @@ class LogUpkeep:
         at = asyncio.get_running_loop().time() + pause_s
         self._retries[log_id] = _Retry(at=at, pause_s=pause_s)
         return pause_s
-
-    async def _list_requests(self) -> list[str]:
-        parent = self._context.paths.upkeep_requests
-
-        async def children(bucket: str) -> list[str]:
-            path = f"{parent}/{bucket}"
-            return await persistently(lambda: self._context.store.get_children(path)) or []
-
-        lists = await asyncio.gather(*map(children, BUCKETS))
-        return [unescape(name) for names in lists for name in names]
 
     async def _serve_log(self, merger: LogMerger, log_id: str) -> int:
         context = self._context
