@@ -363,7 +363,7 @@ class AppendAbortedError(LogError):
 
 
 class DuplicateAppendError(LogError):
-    """Two appends of one run, identity and version overlapped: they have no order to repeat."""
+    """Two appends of one run, identity and version have no order to repeat: threads made them."""
 
     code = 541
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from dlcore.clock import SystemClock
+from dlspark.commit import THREAD_PROPERTY
 from dlspark.source import DistributedLogDataSource
 
 if TYPE_CHECKING:
@@ -34,16 +36,18 @@ def in_batch(
 
     Called in a function that ``foreachBatch`` calls, with ``batch.sparkSession``, it lets threads
     write parts of the micro-batch at the same time: to different logs, because writes to one log
-    need an order.  In a thread that Spark was told nothing of there is neither a session, and with
-    it no ``format("dlog")``, nor the micro-batch, without which a write is not exactly-once.
+    need an order, and calls have none, whichever comes first.  In a thread that Spark was told
+    nothing of there is neither a session, and with it no ``format("dlog")``, nor the micro-batch,
+    without which a write is not exactly-once.
     """
     jvm: Any = session._jvm
-    context = session.sparkContext._jsc.sc()
+    clock, context = SystemClock(), session.sparkContext._jsc.sc()
     properties = context.getLocalProperties().clone()
 
     def run(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         before = context.getLocalProperties()
         context.setLocalProperties(properties.clone())  # Spark changes them while it executes
+        context.setLocalProperty(THREAD_PROPERTY, clock.new_token())
         jvm.SparkSession.setActiveSession(session._jsparkSession)
         try:
             return function(*args, **kwargs)

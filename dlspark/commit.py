@@ -32,6 +32,8 @@ EXECUTION_PROPERTY = "spark.sql.execution.root.id"
 """The outermost SQL execution: of all that happens in a micro-batch, one; a number of its JVM's."""
 APPLICATION_PROPERTIES = ("spark.app.id", "spark.app.startTime")
 """Together these are of one JVM."""
+THREAD_PROPERTY = "dlog.thread"
+"""In a thread that runs `dlspark.in_batch`: which call of it this is."""
 STREAM_SESSION_PROPERTY = "spark.sql.streaming.internal.stateStore.partitions"
 """Spark sets it in the session that it copies for a streaming query, and nowhere else."""
 TASK_PROPERTIES = (
@@ -39,6 +41,7 @@ TASK_PROPERTIES = (
     BATCH_ID_PROPERTY,
     EXECUTION_PROPERTY,
     *APPLICATION_PROPERTIES,
+    THREAD_PROPERTY,
     STREAM_SESSION_PROPERTY,
 )
 _IDENTITY_BYTES_MAX = 200
@@ -51,13 +54,15 @@ class AppendIdentity:
     """Under which identity and version an append commits, once.
 
     `run` tells the runs of a batch apart, in which writes are counted; "" where a version is
-    written once.  `recurs` says that the same tasks soon append under this identity again, so what
-    writes for it is worth keeping open; `is_unique`, that nobody ever will.
+    written once.  `thread` tells the threads of a run apart.  `recurs` says that the same tasks
+    soon append under this identity again, so what writes for it is worth keeping open; `is_unique`,
+    that nobody ever will.
     """
 
     identity: str
     version: int
     run: str = ""
+    thread: str = ""
     recurs: bool = False
     is_unique: bool = False
 
@@ -99,6 +104,7 @@ def batch_identity(
             identity=_with_target(f"stream:{query_id}", options.log),
             version=int(batch_id),
             run="/".join(run),
+            thread=properties.get(THREAD_PROPERTY) or "",
             recurs=True,
         )
     if properties.get(STREAM_SESSION_PROPERTY):

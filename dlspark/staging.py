@@ -74,11 +74,10 @@ def commit_staged(
         begun_ns: when the write began, by the monotonic clock of this machine.
 
     Raises:
-        DuplicateAppendError: writes of one batch to the same target overlapped.
+        DuplicateAppendError: threads wrote to the same target in one batch.
         OwnershipAcquireFailedError: a writer owned one of the logs as long as the options say.
         TransactionIdOutOfOrderError: transaction ids decrease between partitions, or are below
-        those
-            that the log holds.
+            those that the log holds.
     """
     joined = join_messages(messages)
     if joined is None:
@@ -93,7 +92,9 @@ def commit_staged(
         open_shared_namespace(options.uri).begin_append(
             append.identity,
             append.version,
-            run=AppendRun(token=append.run, begun_ns=begun_ns) if append.run else None,
+            run=AppendRun(token=append.run, begun_ns=begun_ns, thread=append.thread)
+            if append.run
+            else None,
             lock_timeout_s=options.lock_timeout_s,
             keep_record=not append.is_unique,
         ) as staged,

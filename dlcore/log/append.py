@@ -279,8 +279,8 @@ class StagedAppend:
                 return CommitResult(committed=False, already_committed=True)
             case Verdict.CONFLICTING:
                 raise DuplicateAppendError(
-                    f"{what}: appends of this version overlapped; they have no order that a "
-                    "repetition could keep, so which of them were committed cannot be told"
+                    f"{what}: threads appended at the same time; their appends have no order "
+                    "that a repetition could keep, so which were committed cannot be told"
                 )
             case Verdict.SUPERSEDED:
                 raise AppendSupersededError(

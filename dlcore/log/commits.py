@@ -7,8 +7,9 @@ committed is skipped, the rest appended.  So each append of a version is committ
 the runs before it ended.
 
 That holds while the appends of a run have an order, and one run at a time appends.  Both are
-watched: two appends of a run that overlap make the version `CONFLICTING` for good, because a
-repetition could take one for the other; and a run that another one has followed is `SUPERSEDED`.
+watched: two appends of a run that overlap, or that threads made which have no order, make the
+version `CONFLICTING` for good, because a repetition could take one for the other; and a run that
+another one has followed is `SUPERSEDED`.
 """
 
 from __future__ import annotations
@@ -30,11 +31,13 @@ class AppendRun:
 
     `token` is unique to the life. `begun_ns` is what the monotonic clock of the machine that
     commits showed before anything of the append was done: an append that begins before the one
-    before it commits overlaps it.
+    before it commits overlaps it.  `thread` names what made the append, in an order of its own:
+    appends of different threads come now in one order, now in another, also where none overlap.
     """
 
     token: str
     begun_ns: int
+    thread: str = ""
 
 
 class Verdict(enum.Enum):
@@ -76,6 +79,7 @@ def decide(
                 token=token,
                 committed=1,
                 run="" if run is None else run.token,
+                thread="" if run is None else run.thread,
                 seen=1,
                 last_ns=now_ns,
             ),
@@ -92,12 +96,18 @@ def decide(
         return Decision(Verdict.SUPERSEDED)
     taken = replace(record, token=token, last_ns=now_ns)
     if run.token == record.run:
-        if run.begun_ns < record.last_ns:
+        if run.thread != record.thread or run.begun_ns < record.last_ns:
             return Decision(Verdict.CONFLICTING, replace(taken, conflicting=True))
         taken = replace(taken, seen=record.seen + 1)
     else:
         followed = (*record.superseded, record.run) if record.run else record.superseded
-        taken = replace(taken, run=run.token, seen=1, superseded=followed[-RUNS_REMEMBERED_MAX:])
+        taken = replace(
+            taken,
+            run=run.token,
+            thread=run.thread,
+            seen=1,
+            superseded=followed[-RUNS_REMEMBERED_MAX:],
+        )
     if taken.seen <= record.committed:
         return Decision(Verdict.SKIP, taken)
     return Decision(Verdict.APPEND, replace(taken, committed=taken.seen))

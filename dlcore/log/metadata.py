@@ -326,10 +326,10 @@ class CommitRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     `token` names the append that wrote this. `committed` appends of the version are in the logs.
     `run` is the run that appended or skipped last ("": of an appender that appends each version
-    once), `seen` how many of the version's appends it has made, and `last_ns` when it began to
-    commit the last one, by its own monotonic clock.  `superseded` are the runs before it, and
-    `conflicting` says that two appends of one run overlapped.  `committed_ms` is the wall clock's
-    time of the last change: records that are old enough go.
+    once), `thread` which of its threads, `seen` how many of the version's appends it has made, and
+    `last_ns` when it began to commit the last one, by its own monotonic clock.  `superseded` are
+    the runs before it, and `conflicting` says that two appends of one run have no order.
+    `committed_ms` is the wall clock's time of the last change: records that are old enough go.
     """
 
     layout: int = LAYOUT
@@ -337,6 +337,7 @@ class CommitRecord(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     committed: Count
     run: str
+    thread: str = ""
     seen: Count
     last_ns: int
     superseded: tuple[str, ...] = ()

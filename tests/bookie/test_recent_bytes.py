@@ -43,17 +43,24 @@ def test_it_writes_and_reads_what_a_file_holds(
         content += b"".join(buffers)
         recent.note_written(len(content))
         assert device == content + bytes(rounded_up(len(content)) - len(content))
-        check_reads(recent, content, reads)
+        check_reads(recent, content, reads, first=start - start % BLOCK_BYTES)
 
 
-def check_reads(recent: RecentBytes, content: bytearray, reads: list[tuple[int, int]]) -> None:
-    """See that what is there is right, and that the last bytes always are there."""
+def check_reads(
+    recent: RecentBytes, content: bytearray, reads: list[tuple[int, int]], *, first: int
+) -> None:
+    """See that what is there is right, and that the last bytes always are there.
+
+    It never held what is before `first`.
+    """
     for offset, size in reads:
         found = recent.read(offset, size)
         assert found is None or found == content[offset : offset + size]
         assert found is None or offset + size <= len(content)
-    last = recent.read(max(0, len(content) - 5), min(5, len(content)))
+    at = max(first, len(content) - 5)
+    last = recent.read(at, len(content) - at)
     assert last is not None
-    assert bytes(last) == content[-5:]
+    assert bytes(last) == content[at:]
+    assert first == 0 or recent.read(first - 1, 1) is None
     overwritten = rounded_up(len(content)) - RING_BYTES - 1
     assert overwritten < 0 or recent.read(overwritten, 1) is None

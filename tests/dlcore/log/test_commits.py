@@ -31,7 +31,13 @@ class Store:
         self.now_ns = 100
 
     def append(
-        self, what: str, run: str = "r", *, version: int = 1, began_before_ns: int = 0
+        self,
+        what: str,
+        run: str = "r",
+        *,
+        version: int = 1,
+        began_before_ns: int = 0,
+        thread: str = "",
     ) -> Verdict:
         """Decide about an append that begins now, or so much earlier, and do what was decided."""
         self.now_ns += 10
@@ -41,7 +47,7 @@ class Store:
             self.record,
             version=version,
             token=f"{what}@{self.now_ns}",
-            run=AppendRun(token=run, begun_ns=begun_ns) if run else None,
+            run=AppendRun(token=run, begun_ns=begun_ns, thread=thread) if run else None,
             now_ns=self.now_ns,
         )
         if decision.verdict is Verdict.APPEND:
@@ -103,6 +109,25 @@ def test_overlap_shows_also_when_both_would_be_skipped() -> None:
     store.append("a", "r1")
     assert store.append("b", "r2") is Verdict.SKIP  # in truth "a"'s place: order was never told
     assert store.append("a", "r2", began_before_ns=15) is Verdict.CONFLICTING
+
+
+def test_threads_that_append_one_after_the_other_end_the_version() -> None:
+    """In the next run the second may come first, and be taken for what is committed."""
+    store = Store()
+    store.append("a", "r1", thread="1")
+    assert store.append("b", "r2", thread="2") is Verdict.SKIP
+    assert store.append("a", "r2", thread="3") is Verdict.CONFLICTING
+    assert store.append("b", "r3", thread="4") is Verdict.CONFLICTING
+    assert store.appended == ["a"]
+
+
+def test_a_thread_keeps_its_order_and_differs_in_the_next_run() -> None:
+    """Its appends are counted like those of a run without threads."""
+    store = Store()
+    store.append("a", "r1", thread="1")
+    verdicts = [store.append(what, "r2", thread="2") for what in "abc"]
+    assert verdicts == [Verdict.SKIP, Verdict.APPEND, Verdict.APPEND]
+    assert store.append("d", "r2", thread="3") is Verdict.CONFLICTING
 
 
 def test_a_run_that_was_followed_cannot_come_back() -> None:

@@ -135,7 +135,7 @@ def test_appends_of_one_version_that_overlap() -> None:
         assert (await append.commit(extents[:1])).committed
         for run in (RUN, replace(RUN, token="run-2")):
             other = await namespace.begin_append("job", 5, run=run)
-            with pytest.raises(DuplicateAppendError, match=r"'job' version 5.*overlapped"):
+            with pytest.raises(DuplicateAppendError, match=r"'job' version 5.*no order"):
                 await other.commit(extents[1:])
         assert await payloads_of(log) == ["a"]
 
@@ -176,7 +176,7 @@ def test_a_lost_reply_of_a_counted_append(kind: str, *, applied: bool) -> None:
         append = await namespace.begin_append("job", 1, run=run)
         cluster.stores["a"].lose_next_reply(applied=applied)
         if kind == "conflict":
-            with pytest.raises(DuplicateAppendError, match="overlapped"):
+            with pytest.raises(DuplicateAppendError, match="no order"):
                 await append.commit([extent])
         else:
             assert (await append.commit([extent])).committed is (kind == "append")
