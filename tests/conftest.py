@@ -4,6 +4,7 @@ from __future__ import annotations
 
 pytest_plugins = [
     "tests.fixtures.cluster",
+    "tests.fixtures.examples",
     "tests.fixtures.signals",
     "tests.fixtures.spark",
     "tests.fixtures.unmeasured",

@@ -47,7 +47,7 @@ def fill(
         index.note_fence(ledger_id)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     entries, st.sets(st.integers(0, 6)), st.integers(0, 5), st.integers(0, 40), st.integers(0, 20)
 )

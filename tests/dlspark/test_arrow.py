@@ -65,7 +65,7 @@ def expected_rows(log: str, part: ScanBatch) -> list[dict[str, Any]]:
     ]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(
         st.tuples(

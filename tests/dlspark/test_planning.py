@@ -107,7 +107,7 @@ def test_partitions_are_picklable_and_readable() -> None:
     assert repr(again) == "DlogPartition(clicks 1:0:0 … 1:5:0)"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     segments=st.lists(st.lists(st.integers(1, 40), max_size=4).map(tuple), min_size=1, max_size=90),
     least=st.none() | st.integers(1, 120),

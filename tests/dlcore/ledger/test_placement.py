@@ -290,7 +290,7 @@ def test_full_bookies_are_chosen_when_nobody_else_is_there() -> None:
         assert set(chosen) == {*bookies("ABCD")}
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(racks=st.text("vwxyz", min_size=20, max_size=20), seed=st.integers(0, 3))
 def test_large_ensembles_come_to_an_end(racks: str, seed: int) -> None:
     """Searching all ways would take for ever; what is found is an ensemble in any case."""

@@ -117,7 +117,7 @@ def plain(message: Message) -> Message:
     return message
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(frames=FRAMES, cuts=st.lists(SIZES, min_size=1, max_size=5), order=st.randoms())
 def test_messages_arrive_whole_however_they_are_cut(
     frames: list[int], cuts: list[int], order: object
@@ -136,7 +136,7 @@ def test_messages_arrive_whole_however_they_are_cut(
     assert [plain(each) for each in got] == [plain(each) for each in sent]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(data=st.binary(max_size=300), cuts=st.lists(st.integers(1, 50), min_size=1, max_size=4))
 def test_any_bytes_are_an_error_or_nothing(data: bytes, cuts: list[int]) -> None:
     """Random bytes, before and behind the handshake, and behind a sound magic: never a crash."""
@@ -160,7 +160,7 @@ def test_any_bytes_are_an_error_or_nothing(data: bytes, cuts: list[int]) -> None
                     break
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     number=st.integers(0, len(MESSAGES) - 1),
     position=st.integers(0, 10_000),
