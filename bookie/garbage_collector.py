@@ -34,6 +34,7 @@ from dlcore.errors import (
 )
 from dlcore.ledger.codec import decode_cookie, decode_ledger
 from dlcore.ledger.metadata import LedgerState
+from dlcore.ledger.store import LedgerStore
 from dlcore.metadata.binding import read_binding
 from dlcore.metadata.port import ANY_VERSION
 
@@ -47,10 +48,6 @@ if TYPE_CHECKING:
     from dlcore.metadata.port import MetadataStore
 
 logger = logging.getLogger(__name__)
-
-_LOST_IDS_MAX = 1_000_000
-"""No backup is older than so many ledgers.  An id beyond was never given to anybody: somebody made
-it up, and it must not stop garbage collection."""
 
 
 class GarbageCollector:
@@ -75,6 +72,7 @@ class GarbageCollector:
         self._bookie = bookie
         self._store = store
         self._paths = paths
+        self._ledgers = LedgerStore(store, paths)
         self._cluster_id = cluster_id
 
     async def collect(self) -> GarbageReport:
@@ -117,27 +115,22 @@ class GarbageCollector:
     async def _check_metadata_is_not_older(self) -> None:
         """Refuse to collect by metadata that knows less than this bookie: a restored backup.
 
-        Every ledger made after the backup would look deleted.  Ids only rise, so one that was never
-        given out gives the backup away.
+        Every ledger made after the backup would look deleted.  Ids only rise, and the storage takes
+        nothing of one that was never given, so holding one gives the backup away.
 
         Raises:
             CorruptMetadataError: the next ledger id is missing, or not above every id held here.
         """
-        path = self._paths.ledger_idgen
-        held = self._storage.ledgers()  # looked at first: ids rise meanwhile
-        await self._store.sync(path)
-        node = await self._store.get(path)
-        if node is None or not node.value.isdigit():
-            raise CorruptMetadataError(
-                f"{path} does not hold the next ledger id: no ledger counts as deleted"
-            )
-        next_id = int(node.value)
-        highest = max((each for each in held if each < next_id + _LOST_IDS_MAX), default=-1)
+        highest = max(self._storage.ledgers(), default=-1)  # looked at first: ids rise meanwhile
+        try:
+            next_id = await self._ledgers.next_ledger_id()
+        except CorruptMetadataError as error:
+            raise CorruptMetadataError(f"{error}: no ledger counts as deleted") from error
         if highest >= next_id:
             raise CorruptMetadataError(
-                f"this bookie holds ledger {highest}, but {path} says that the next new ledger is "
-                f"{next_id}: the metadata was restored from an old backup, and no ledger "
-                f"counts as deleted; to go on, set it to more than {highest}"
+                f"this bookie holds ledger {highest}, but {self._paths.ledger_idgen} says that the "
+                f"next new ledger is {next_id}: the metadata was restored from an old backup, and "
+                f"no ledger counts as deleted; to go on, set it to more than {highest}"
             )
 
     async def _is_unneeded(self, ledger_id: int) -> bool:

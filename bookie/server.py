@@ -16,6 +16,7 @@ from bookie.control import BookieControl
 from bookie.disk import RealDisk
 from bookie.disk_port import DiskSpace
 from bookie.garbage_collector import GarbageCollector
+from bookie.given_ids import GivenIds
 from bookie.registration import Registrar, confirm_identity, establish_identity
 from bookie.repair import Repairer
 from bookie.service import BookieService
@@ -153,6 +154,7 @@ class BookieServer:
             self._config.storage,
             clock=self._clock,
             owner=f"{self._cluster_id}/{self.bookie.incarnation}",
+            given_ids=GivenIds(LedgerStore(self._store, self._paths).next_ledger_id),
         )
         self._running.push_async_callback(self.storage.aclose)
         await confirm_identity(disk, cookie)

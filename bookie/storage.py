@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from bookie.config import StorageConfig
     from bookie.disk_port import Disk, DiskFile
     from bookie.garbage import GarbageReport
+    from bookie.given_ids import GivenIds
     from bookie.index import FileIndex
     from bookie.listed_ranges import ListedRanges
     from bookie.replay import OpenedLog, WritePosition
@@ -96,11 +97,19 @@ class LedgerStorage:
 
     @classmethod
     async def open(
-        cls, disk: Disk, config: StorageConfig, *, clock: Clock, owner: str = ""
+        cls,
+        disk: Disk,
+        config: StorageConfig,
+        *,
+        clock: Clock,
+        owner: str = "",
+        given_ids: GivenIds | None = None,
     ) -> LedgerStorage:
         """Replay `disk` and start the writer task.
 
         `owner` (cluster and incarnation) is bound into every file; files of another are refused.
+        `given_ids`, which is closed with the storage, says of which new ledgers it takes anything;
+        None: of all.
 
         Raises:
             BookieStorageError: data that was acknowledged may be damaged or missing.
@@ -113,7 +122,7 @@ class LedgerStorage:
             new_life=clock.new_token,
             take_sealed=partial(note_sealed, ledgers),
         )
-        return cls(disk, config, opened, ledgers, owner=digest, clock=clock)
+        return cls(disk, config, opened, ledgers, owner=digest, clock=clock, given_ids=given_ids)
 
     def __init__(
         self,
@@ -124,8 +133,10 @@ class LedgerStorage:
         *,
         owner: bytes,
         clock: Clock,
+        given_ids: GivenIds | None,
     ) -> None:
         self._disk = disk
+        self._given_ids = given_ids
         self._config = config
         self._ledgers = ledgers
         self._damage = DamageLog(entries_max=config.damaged_entries_max)
@@ -162,6 +173,8 @@ class LedgerStorage:
         self._upkeep = Upkeep(
             parts, config, owner=owner, clock=clock, is_full=lambda: self._room.is_read_only
         )
+        self._new_ledgers: set[asyncio.Task[None]] = set()
+        """Writes to ledgers that are new here, until their ids are known to be given."""
         self._followers = Followers()
         self._timers = Timers()
         self._state_callbacks: list[Callable[[StorageState], None]] = []
@@ -180,11 +193,12 @@ class LedgerStorage:
     def add_entry(self, frame: BytesLike, *, is_recovery: bool = False) -> asyncio.Future[None]:
         """Accept or refuse `frame` now; the future is done when it is durable or was refused.
 
+        Of a ledger that is new here it may be decided later, once the id is known to be given.
         Adding identical bytes again succeeds; if the held ones are damaged, these replace them.
         Nothing is raised here: the future may hold
         LedgerFencedError, BookieReadOnlyError, BookieOverloadedError, EntryTooLargeError,
-        DigestMismatchError, BadRequestError (other bytes for a held entry), BookieStorageError or
-        BookieUnavailableError.
+        DigestMismatchError, BadRequestError (other bytes for a held entry, or a ledger that was
+        never made), BookieStorageError or BookieUnavailableError.
         """
         try:
             return self._add_entry(frame, is_recovery=is_recovery)
@@ -196,18 +210,24 @@ class LedgerStorage:
     def write_lac(self, ledger_id: int, last_add_confirmed: int) -> asyncio.Future[None]:
         """Remember the LAC and wake followers now; the future is done when it is durable.
 
+        Of a ledger that is new here it may be taken later, as adds are.
+
         The next add may still carry it to disk: for that it waits up to `lac_delay_s`.
 
         Raises:
             BadRequestError: an id out of range.
             BookieReadOnlyError, BookieOverloadedError: there is no room for it now.
-            BookieStorageError: the storage failed; the future may hold it, too.
+            BookieStorageError: the storage failed; the future may hold any of these, too.
         """
         self._check_open()
         self._log.check()
         check_id("ledger", ledger_id)
         if last_add_confirmed != INVALID_ENTRY_ID:
             check_id("entry", last_add_confirmed)
+        if not self._is_given(ledger_id):
+            return self._once_given(
+                ledger_id, partial(self.write_lac, ledger_id, last_add_confirmed)
+            )
         known = self._ledgers.get(ledger_id)
         if known is None or known.is_deleted or last_add_confirmed > known.last_add_confirmed:
             self._check_room(0, Claim.RECOVERY)
@@ -223,6 +243,7 @@ class LedgerStorage:
 
         Raises:
             NoSuchLedgerError: without `fence`, for a ledger it knows nothing of.
+            BadRequestError: the ledger was never made; BookieUnavailableError: that is not known.
             BookieReadOnlyError, BookieOverloadedError: no room for the fence now.
         """
         await self._prepare_read(ledger_id, fence=fence)
@@ -423,6 +444,10 @@ class LedgerStorage:
         self._timers.close()
         self._log.end_waiting()
         try:
+            if self._given_ids is not None:
+                await self._given_ids.aclose()
+            if self._new_ledgers:
+                await asyncio.wait(self._new_ledgers)
             await self._room.aclose()
             if not self._has_failed:
                 self._settle()
@@ -451,6 +476,10 @@ class LedgerStorage:
             )
         entry = decode_frame(frame)
         check_frame(entry)
+        if not self._is_given(entry.ledger_id):
+            return self._once_given(
+                entry.ledger_id, partial(self._add_entry, frame, is_recovery=is_recovery)
+            )
         state = self._ledgers.get(entry.ledger_id)
         if state is not None:
             if not state.accepts(is_recovery=is_recovery):
@@ -464,6 +493,26 @@ class LedgerStorage:
         if self._ledger(entry.ledger_id).note_entry(entry.entry_id, entry.last_add_confirmed):
             self._followers.wake(entry.ledger_id)
         return durable
+
+    def _is_given(self, ledger_id: int) -> bool:
+        """Whether the ledger is known here, or its id is known to be given."""
+        ids = self._given_ids
+        return ledger_id in self._ledgers or ids is None or ids.covers(ledger_id)
+
+    def _once_given(
+        self, ledger_id: int, write: Callable[[], asyncio.Future[None]]
+    ) -> asyncio.Future[None]:
+        """Call `write` when the id is known to be given; writes go on in the order they came."""
+
+        async def wait() -> None:
+            assert self._given_ids is not None
+            await self._given_ids.check(ledger_id)
+            await write()
+
+        task = asyncio.get_running_loop().create_task(wait())
+        self._new_ledgers.add(task)
+        task.add_done_callback(self._new_ledgers.discard)
+        return task
 
     def _check_room(self, size: int, claim: Claim) -> None:
         try:
@@ -480,6 +529,11 @@ class LedgerStorage:
         if not fence:
             return
         self._log.check()
+        if not self._is_given(ledger_id):
+            assert self._given_ids is not None
+            await self._given_ids.check(ledger_id)
+            self._check_open()
+            self._log.check()
         known = self._ledgers.get(ledger_id)
         if known is None or known.is_deleted or not known.fenced:
             self._check_room(0, Claim.FENCE)

@@ -71,6 +71,18 @@ class LedgerStore:
                 self._ids.extend(range(first, first + _IDS_AT_ONCE))
             return self._ids.popleft()
 
+    async def next_ledger_id(self) -> int:
+        """Return the lowest id that nobody was given; none that was given before is missed.
+
+        Raises:
+            CorruptMetadataError: the namespace does not say.
+        """
+        path = self._paths.ledger_idgen
+        node = await self._read_back(path)
+        if node is None:
+            raise CorruptMetadataError(f"{path} does not exist: nobody knows the next ledger id")
+        return _parse_id(node.value, path)
+
     async def _take_ids(self) -> int:
         """Advance the counter past a range of ids; return the first of them."""
         path = self._paths.ledger_idgen

@@ -38,7 +38,7 @@ class Status(IntEnum):
     BAD_REQUEST = 9
     ENTRY_TOO_LARGE = 10
     STORAGE_ERROR = 11
-    SHUTTING_DOWN = 12
+    UNAVAILABLE = 12
 
 
 _ERRORS: dict[int, type[BookieError]] = {
@@ -52,11 +52,11 @@ _ERRORS: dict[int, type[BookieError]] = {
     Status.BAD_REQUEST: BadRequestError,
     Status.ENTRY_TOO_LARGE: EntryTooLargeError,
     Status.STORAGE_ERROR: BookieStorageError,
-    Status.SHUTTING_DOWN: BookieUnavailableError,
+    Status.UNAVAILABLE: BookieUnavailableError,
 }
 _STATUSES: dict[type, Status] = {
     **{error: Status(status) for status, error in _ERRORS.items()},
-    AlreadyClosedError: Status.SHUTTING_DOWN,
+    AlreadyClosedError: Status.UNAVAILABLE,
 }
 
 

@@ -180,19 +180,3 @@ def test_metadata_that_does_not_know_the_bookie_deletes_nothing() -> None:
             assert one.storage.ledgers() == [1]
 
     run(scenario())
-
-
-@pytest.mark.parametrize("made_up", [2**63 - 1, 1000 + 1_000_000])
-def test_an_id_that_nobody_was_given_stops_nothing(made_up: int) -> None:
-    """Goal: one request with an id out of the blue does not end garbage collection for good."""
-
-    async def scenario() -> None:
-        async with bench() as one:
-            await one.storage.add_entry(make_frame(1, 0))
-            await one.storage.read_lac(made_up, fence=True)
-            assert await one.collect() == set()
-            await one.storage.add_entry(make_frame(1000 + 999_999, 0))
-            with pytest.raises(CorruptMetadataError, match="restored from an old backup"):
-                await one.collect()
-
-    run(scenario())

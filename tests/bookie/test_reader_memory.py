@@ -15,6 +15,7 @@ import pytest
 
 from dlcore.config import MIB
 from dlcore.ledger.registry import BookieRegistry
+from dlcore.ledger.store import LedgerStore
 from dlcore.metadata.binding import read_binding
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.zookeeper import ZooKeeperStore
@@ -60,6 +61,7 @@ def test_readers_that_stand_still_cost_their_windows(
             store = await ZooKeeperStore.connect(zookeeper.servers)
             stack.push_async_callback(store.aclose)
             paths = NamespacePaths(zookeeper_root)
+            await LedgerStore(store, paths).new_ledger_id()  # a range of them
             registry = BookieRegistry(store, paths)
             stack.callback(registry.close)
             cluster_id = (await read_binding(store, paths)).cluster_id

@@ -16,6 +16,7 @@ from bookie.server import BookieServer
 from bookie.server_config import BookieConfig
 from dlcore.clock import SystemClock
 from dlcore.errors import (
+    BadRequestError,
     BookieReadOnlyError,
     BookieStorageError,
     BookieUnavailableError,
@@ -23,6 +24,7 @@ from dlcore.errors import (
     CorruptMetadataError,
 )
 from dlcore.ledger.codec import decode_registration
+from dlcore.ledger.store import LedgerStore
 from dlcore.metadata.binding import ensure_namespace, read_binding
 from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
@@ -50,7 +52,10 @@ LEDGER = 5
 async def client_of(
     store: MetadataStore, paths: NamespacePaths, address: str, *, add_timeout_s: float = 30.0
 ) -> AsyncIterator[WireBookieClient]:
-    """Open a client to the bookie at `address`."""
+    """Open a client to the bookie at `address`, in a namespace that has ledgers."""
+    idgen = await store.get(paths.ledger_idgen)
+    if idgen is not None and idgen.value == b"0":
+        await store.put(paths.ledger_idgen, b"%d" % (LEDGER + 2), version=-1)
 
     async def resolve(_bookie: BookieId) -> str:
         return address
@@ -425,12 +430,13 @@ def test_metadata_that_is_older_than_the_data_deletes_nothing(
         tree = MemoryTree()
         async with in_process(tmp_path, tree, garbage=GarbageConfig(age_ms=0)) as server:
             store = tree.connect()
+            await store.put(PATHS.ledger_idgen, b"3", version=-1)
+            for ledger_id in (1, 2):
+                await server.storage.add_entry(frame_of(ledger_id, 0))
             if next_id is None:
                 await store.delete(PATHS.ledger_idgen)
             else:
                 await store.put(PATHS.ledger_idgen, next_id, version=-1)
-            for ledger_id in (1, 2):
-                await server.storage.add_entry(frame_of(ledger_id, 0))
             for _ in range(3):
                 with pytest.raises(CorruptMetadataError, match="no ledger counts as deleted"):
                     await server._collect_once()
@@ -439,6 +445,56 @@ def test_metadata_that_is_older_than_the_data_deletes_nothing(
                 await store.put(PATHS.ledger_idgen, b"3", version=-1)
                 await until(lambda: server.storage.ledgers() == [])
             await store.aclose()
+
+    run(scenario)
+
+
+def test_a_ledger_that_nobody_made_stops_no_garbage_collection(tmp_path: Path) -> None:
+    """Goal: requests with ids out of the blue leave nothing, and garbage goes as before."""
+
+    async def scenario() -> None:
+        tree = MemoryTree()
+        async with in_process(tmp_path, tree, garbage=GarbageConfig(age_ms=0)) as server:
+            store = tree.connect()
+            await store.put(PATHS.ledger_idgen, b"3", version=-1)
+            async with client_of(store, PATHS, server.address) as client:
+                await client.add_entry(server.bookie, frame_of(2, 0))
+                for made_up in (3, 2**63 - 1):
+                    await refuses(client, server.bookie, made_up)
+                await until(lambda: server.storage.ledgers() == [])
+            await store.aclose()
+
+    run(scenario)
+
+
+async def refuses(client: WireBookieClient, bookie: BookieId, ledger_id: int) -> None:
+    """See that a bookie takes nothing of a ledger that nobody made."""
+    reason = f"ledger {ledger_id} was never made"
+    with pytest.raises(BadRequestError, match=reason):
+        await client.read_lac(bookie, ledger_id=ledger_id, fence=True)
+    with pytest.raises(BadRequestError, match=reason):
+        await client.write_lac(bookie, ledger_id=ledger_id, last_add_confirmed=0)
+    with pytest.raises(BadRequestError, match=reason):
+        await client.add_entry(bookie, frame_of(ledger_id, 0), is_recovery=True)
+
+
+@pytest.mark.integration
+def test_ledger_ids_are_checked_against_the_highest_one_given(
+    zookeeper: EmbeddedZooKeeper, zookeeper_root: str, tmp_path: Path
+) -> None:
+    """A real bookie beside a real ZooKeeper: made-up ids are refused, new ones taken at once."""
+
+    async def scenario() -> None:
+        async with (
+            connect(zookeeper, zookeeper_root) as cluster,
+            bookie_process(cluster.uri, "b", tmp_path / "b") as one,
+            cluster.client(one) as client,
+        ):
+            ledgers = LedgerStore(cluster.store, cluster.paths)
+            await refuses(client, one.bookie, 2**63 - 1)
+            for _ in range(20):  # more than are given at once
+                await client.add_entry(one.bookie, frame_of(await ledgers.new_ledger_id(), 0))
+            await refuses(client, one.bookie, await ledgers.next_ledger_id())
 
     run(scenario)
 

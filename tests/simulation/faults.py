@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 from dlcore.errors import DLError
@@ -12,6 +13,7 @@ from tests.simulation.processes import MADE_TO_FAIL
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from bookie.storage import LedgerStorage
     from dlcore.ledger.writer import LedgerWriter
     from tests.simulation.clients import GatedStore, SimClient
     from tests.simulation.processes import SimBookie
@@ -58,6 +60,7 @@ class Chaos:
             "full disk": self._full_disk,
             "clock jump": self._clock_jump,
             "deletion": self._deletion,
+            "made-up ledger": self._made_up_ledger,
         }
         for bookie in world.bookies:
             bookie.on_fence_answered = self._hunt
@@ -173,6 +176,18 @@ class Chaos:
             await janitor.ledgers.delete_ledger(ledger_id)
         except DLError as error:
             self._world.trace.note(janitor.name, f"{type(error).__name__}: {error}")
+
+    async def _made_up_ledger(self) -> None:
+        """Somebody asks a bookie to fence a ledger that nobody made."""
+        bookie = self._some_bookie()
+        storage, ledger_id = bookie.storage, self._rng.choice((1 << 20, 2**63 - 1))
+        if storage is not None:
+            self._note("made-up ledger", bookie.name, f"is to fence {ledger_id}")
+            self._world.spawn(self._fence(storage, ledger_id))
+
+    async def _fence(self, storage: LedgerStorage, ledger_id: int) -> None:
+        with contextlib.suppress(DLError):
+            await storage.read_lac(ledger_id, fence=True)
 
     # Network
 

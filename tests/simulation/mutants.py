@@ -110,6 +110,16 @@ def _garbage(plan: Plan) -> Plan:
     )
 
 
+def _lost_disks(plan: Plan) -> Plan:
+    """Disks that are lost, one soon after the other, and bookies that start on the new ones."""
+    return replace(_repairs(plan), faults=("lost disk",), fault_interval_s=0.1)
+
+
+def _made_up_ledgers(plan: Plan) -> Plan:
+    """Ids that nobody was given, beside ledgers that are deleted."""
+    return replace(_garbage(plan), faults=("deletion", "made-up ledger"))
+
+
 def _repairs(plan: Plan) -> Plan:
     """Disks that are lost, and auto-recovery that makes good for them while a writer writes."""
     return replace(
@@ -243,6 +253,8 @@ FOCUSES: dict[str, Callable[[Plan], Plan]] = {
     "full disks": _full_disks,
     "late closes": _scene("late_close"),
     "lost replies": _lost_replies,
+    "lost disks": _lost_disks,
+    "made-up ledgers": _made_up_ledgers,
     "many files": _many_files,
     "lonely fences": _lonely_fences,
     "missed bookies": _missed_bookies,
@@ -290,13 +302,14 @@ _FOCUS_OF = {
     mutants_client.the_writer_takes_its_ledger_back: "busy takeovers",
     mutants_client.write_sets_count_from_the_ensemble: "rough stripes",
     mutants_disk.a_damaged_footer_is_read_as_empty: "damaged footers",
-    mutants_disk.an_empty_disk_keeps_the_identity: "any",
+    mutants_disk.an_empty_disk_keeps_the_identity: "lost disks",
     mutants_disk.damage_is_taken_for_a_torn_tail: "damaged ends of large files",
     mutants_disk.marks_are_not_written: "damaged ends of large files",
     mutants_recovery.compaction_drops_damaged_entries: "rotten files",
     mutants_recovery.compaction_forgets_fences_and_lacs: "garbage",
     mutants_recovery.compaction_moves_nothing: "garbage",
     mutants_recovery.the_last_ensemble_of_an_open_ledger_is_changed: "missed bookies",
+    mutants_garbage.any_ledger_id_is_believed: "made-up ledgers",
     mutants_garbage.files_without_entries_are_garbage: "lonely fences",
     mutants_stale.a_lac_read_asks_a_replaced_ensemble: "moved LACs",
     mutants_stale.a_repair_writes_without_a_version: "contested swaps",
@@ -320,6 +333,8 @@ _FOCUS_OF = {
     mutants_garbage.ids_are_used_twice: "creations",
     mutants_garbage.lost_replies_count_as_success: "lost replies",
     mutants_garbage.metadata_is_overwritten: "any",
+    mutants_garbage.new_ledgers_are_judged_by_an_old_look: "creations",
+    mutants_garbage.new_ledgers_are_judged_without_sync: "creations",
     **dict.fromkeys(mutants_wire.MUTANTS, "wire"),
     mutants_wire.a_lost_connection_is_a_no: "wire and damage",
     mutants_wire.adds_are_acknowledged_on_arrival: "wire and crashes",
@@ -329,6 +344,7 @@ BUGS_OF_LIVENESS = {
     "a_file_that_is_full_is_not_synced",
     "a_full_disk_ends_the_log",
     "a_start_needs_room",
+    "any_ledger_id_is_believed",
     "copies_come_from_where_the_fragment_starts",
     "directories_are_not_synced",
     "fences_refuse_recovery_adds",

@@ -8,8 +8,14 @@ from unittest.mock import patch
 
 from bookie.garbage import GarbageJudge, GarbageVerdict
 from bookie.garbage_collector import GarbageCollector
+from bookie.given_ids import GivenIds
 from bookie.sealed_files import SealedFiles
-from dlcore.errors import LedgerExistsError, MetadataConnectionError, MetadataVersionError
+from dlcore.errors import (
+    BadRequestError,
+    LedgerExistsError,
+    MetadataConnectionError,
+    MetadataVersionError,
+)
 from dlcore.ledger.codec import encode_ledger
 from dlcore.ledger.store import LedgerStore, VersionedLedger
 
@@ -153,12 +159,49 @@ def ids_are_used_twice() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def any_ledger_id_is_believed() -> Iterator[None]:
+    """One fence with an id that nobody was given ends garbage collection for good."""
+    with patch.object(GivenIds, "covers", lambda *_: True):
+        yield
+
+
+@contextlib.contextmanager
+def new_ledgers_are_judged_by_an_old_look() -> Iterator[None]:
+    """An id above those that were given at the last look is refused without another."""
+    check = GivenIds.check
+
+    async def hasty(self: GivenIds, ledger_id: int) -> None:
+        if self._next_id and not self.covers(ledger_id):
+            raise BadRequestError(f"ledger {ledger_id} was never made")
+        await check(self, ledger_id)
+
+    with patch.object(GivenIds, "check", hasty):
+        yield
+
+
+@contextlib.contextmanager
+def new_ledgers_are_judged_without_sync() -> Iterator[None]:
+    """The next id is read from a server that is behind the one that gave it."""
+
+    async def read(self: LedgerStore) -> int:
+        node = await self._store.get(self._paths.ledger_idgen)
+        assert node is not None
+        return int(node.value)
+
+    with patch.object(LedgerStore, "next_ledger_id", read):
+        yield
+
+
 MUTANTS = (
+    any_ledger_id_is_believed,
     files_are_deleted_before_that_is_durable,
     files_are_dropped_with_their_first_ledger,
     files_without_entries_are_garbage,
     ids_are_used_twice,
     lost_replies_count_as_success,
     metadata_is_overwritten,
+    new_ledgers_are_judged_by_an_old_look,
+    new_ledgers_are_judged_without_sync,
     one_look_proves_a_deletion,
 )

@@ -30,7 +30,7 @@ DISK_FAULTS = (
     "lost disk",
     "full disk",
 )
-OTHER_FAULTS = ("clock jump", "deletion")
+OTHER_FAULTS = ("clock jump", "deletion", "made-up ledger")
 CLASSIC_FAULTS = (
     "bookie dies",
     "bookie pauses",

@@ -9,10 +9,12 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from bookie.given_ids import GivenIds
 from bookie.memory_disk import MemoryDisk
 from bookie.registration import Registrar, confirm_identity, establish_identity
 from bookie.storage import LedgerStorage, StorageState
 from dlcore.errors import (
+    BadRequestError,
     BookieStorageError,
     BookieUnavailableError,
     ConfigurationError,
@@ -22,6 +24,7 @@ from dlcore.errors import (
     WrongIncarnationError,
 )
 from dlcore.ledger.digest import decode_frame
+from dlcore.ledger.store import LedgerStore
 from dlcore.metadata.port import Delete
 from tests.simulation.clients import SESSION_TIMEOUT_S, GatedStore
 from tests.simulation.endings import bury, kill
@@ -69,6 +72,24 @@ class BookieSettings:
     """How often a look of garbage collection misses a ledger that is there."""
     has_wire: bool
     """Whether requests travel on connections, or each by itself."""
+
+
+class JudgedIds(GivenIds):
+    """What a bookie knows of ledger ids; it may refuse none whose ledger was made."""
+
+    def __init__(self, bookie: SimBookie, ledgers: LedgerStore) -> None:
+        super().__init__(ledgers.next_ledger_id)
+        self._bookie = bookie
+
+    async def check(self, ledger_id: int) -> None:
+        """Check, and judge a refusal."""
+        was_made = self._bookie.is_made(ledger_id)
+        try:
+            await super().check(ledger_id)
+        except BadRequestError as error:
+            if was_made:
+                self._bookie.on_false_no(f"refused a new ledger: {error}")
+            raise
 
 
 class SimBookie:
@@ -242,6 +263,7 @@ class SimBookie:
             self._settings.storage,
             clock=self._clock,
             owner=f"{cluster_id}/{cookie.incarnation}",
+            given_ids=JudgedIds(self, LedgerStore(session, self._paths)),
         )
         try:
             await confirm_identity(disk, cookie)
@@ -250,17 +272,21 @@ class SimBookie:
             raise
         return cookie, storage
 
+    def is_made(self, ledger_id: int) -> bool:
+        """Whether the ledger has metadata right now."""
+        return self._tree._find(self._paths.ledger(ledger_id)) is not None
+
+    def on_false_no(self, what: str) -> None:
+        """It denied what is true."""
+        self._on_violation(InvariantViolatedError("I7 NoFalseNo", f"{self.name} {what}"))
+
     def _take_identity(self, bookie: BookieId) -> None:
         self.is_without_its_disk = False
         if self.bookie != bookie or self.record is None:
             self.bookie = bookie
             self.record = self._new_record(bookie)
         if self.record.is_lost:
-            self._on_violation(
-                InvariantViolatedError(
-                    "I7 NoFalseNo", f"{self.name} took an empty disk for its old one"
-                )
-            )
+            self.on_false_no("took an empty disk for its old one")
 
     async def _on_start_failed(self, error: BaseException, *, is_excused: bool) -> None:
         self._note(f"does not start: {type(error).__name__}: {error}")
