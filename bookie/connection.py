@@ -14,6 +14,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from bookie.eager import start
 from bookie.read_streams import FollowStream, RangeStream
 from dlcore.errors import BadRequestError, BookieOverloadedError, BookieUnavailableError, DLError
 from dlcore.wire.bookie_end import BookieEnd
@@ -93,6 +94,7 @@ class Connection(asyncio.BufferedProtocol):
         self._reads: dict[int, asyncio.Task[None]] = {}
         self._streams: dict[int, ReadStream] = {}
         self._queue: deque[ReadStream] = deque()
+        self._is_advance_due = False
         self._steps: dict[asyncio.Task[None], None] = {}
         self._unsent_bytes = 0
         self._is_draining = service.is_draining
@@ -363,8 +365,8 @@ class Connection(asyncio.BufferedProtocol):
         durable, self._durable = self._durable, []
         failed, self._failed = self._failed, []
         buffers: list[Buffer] = []
-        for start in range(0, len(durable), DURABLE_IDS_MAX):
-            buffers += self._end.send(Durable(durable[start : start + DURABLE_IDS_MAX]))
+        for at in range(0, len(durable), DURABLE_IDS_MAX):
+            buffers += self._end.send(Durable(durable[at : at + DURABLE_IDS_MAX]))
         for each in failed:
             buffers += self._end.send(each)
         self._write(buffers)
@@ -477,26 +479,48 @@ class Connection(asyncio.BufferedProtocol):
             return
         stream.is_queued = True
         self._queue.append(stream)
-        self._advance()
+        self._advance_soon()
+
+    def _advance_soon(self) -> None:
+        """Advance in the next turn of the loop: what is new until then goes into one message."""
+        if not self._is_advance_due:
+            self._is_advance_due = True
+            self._loop.call_soon(self._advance)
 
     def _advance(self) -> None:
-        while self._queue and len(self._steps) < _STEPS_MAX and not self._is_write_paused:
+        """Take a step with each stream that waits now."""
+        self._is_advance_due = False
+        for _ in range(len(self._queue)):
+            if len(self._steps) >= _STEPS_MAX or self._is_write_paused:
+                return
             stream = self._queue.popleft()
-            if stream.request_id in self._streams:
-                task = self._loop.create_task(self._step(stream))
+            if stream.request_id not in self._streams:
+                continue
+            try:
+                task = start(self._step(stream))
+            except Exception as error:  # noqa: BLE001  # told to the client
+                self._on_stepped(stream, error)
+                continue
+            if task is None:
+                self._on_stepped(stream, None)
+            else:
                 self._steps[task] = None
                 task.add_done_callback(partial(self._on_step, stream))
 
     def _on_step(self, stream: ReadStream, task: asyncio.Task[None]) -> None:
         del self._steps[task]
+        self._on_stepped(stream, None if task.cancelled() else task.exception())
+        if self._queue:
+            self._advance_soon()
+
+    def _on_stepped(self, stream: ReadStream, error: BaseException | None) -> None:
         stream.is_queued = False
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if error is not None:
             if not isinstance(error, DLError):
                 logger.error("a read failed unexpectedly", exc_info=error)
             self._end_stream(stream, error)
         elif stream.request_id in self._streams:
             self._enqueue(stream)
-        self._advance()
 
     async def _step(self, stream: ReadStream) -> None:
         """Send a stream's next message."""

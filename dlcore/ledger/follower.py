@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dlcore.errors import BookieUnavailableError, DigestMismatchError, DLError, MetadataError
 from dlcore.ledger.digest import EntryFrame, decode_frame
 from dlcore.ledger.metadata import LedgerState
+from dlcore.ledger.quorum import first_followed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -42,30 +43,46 @@ class FollowStep:
 
 
 class _Subscription:
-    """The stream of updates from one bookie."""
+    """The stream of updates from one bookie; the next one is asked for when one was taken."""
 
-    def __init__(self, bookie: BookieId, updates: AsyncIterator[FollowUpdate]) -> None:
+    def __init__(
+        self,
+        bookie: BookieId,
+        updates: AsyncIterator[FollowUpdate],
+        on_news: Callable[[], None],
+    ) -> None:
         self.bookie = bookie
         self._updates = updates
-        self.task = self._fetch()
+        self._on_news = on_news
+        self._update: FollowUpdate | None = None
+        self._is_taken = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._fetch())
+        self._task.add_done_callback(lambda _: on_news())
 
-    def _fetch(self) -> asyncio.Task[FollowUpdate | None]:
-        async def fetch() -> FollowUpdate | None:
-            return await anext(self._updates, None)
+    async def _fetch(self) -> None:
+        async for update in self._updates:
+            self._update = update
+            self._on_news()
+            await self._is_taken.wait()
+            self._is_taken.clear()
 
-        return asyncio.get_running_loop().create_task(fetch())
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to take."""
+        return self._update is not None or self._task.done()
 
     def take(self) -> FollowUpdate:
-        """Return the update that arrived and start waiting for the next one."""
-        update = self.task.result()
+        """Return the update that arrived, or raise the error that ended the stream."""
+        update, self._update = self._update, None
         if update is None:
+            self._task.result()
             raise BookieUnavailableError(f"{self.bookie} ended the stream")
-        self.task = self._fetch()
+        self._is_taken.set()
         return update
 
     async def aclose(self) -> None:
         """End the request."""
-        await _end(self.task)
+        await _end(self._task)
         close = getattr(self._updates, "aclose", None)
         if close is not None:
             await close()
@@ -93,26 +110,27 @@ class LedgerFollower:
         self._last_add_confirmed = -1
         self._subscription: _Subscription | None = None
         self._asking: asyncio.Task[tuple[int, BookieId | None]] | None = None
-        self._position = self._ledger_id  # whom to follow next: modulo the ensemble's size
+        # Whom to follow next, modulo the ensemble's size.
+        self._position = first_followed(self._ledger_id, self._reader.metadata.quorum.ensemble_size)
         self._failures = 0  # in a row
         self._backoff_s = _BACKOFF_S
-        self._metadata_changed = asyncio.Event()
+        self._news = asyncio.Event()
+        self._is_stale = False  # the metadata is to be read again
         self._is_fenced = False
 
     async def steps(self) -> AsyncGenerator[FollowStep, None]:
         """Yield steps until the ledger's end."""
         unsubscribe = (
-            self._ledgers.watch(self._ledger_id, self._metadata_changed.set)
+            self._ledgers.watch(self._ledger_id, self._metadata_changed)
             if self._ledgers is not None
             else None
         )
-        wake = self._loop.create_task(self._wait_for_metadata())
         is_first = True
         try:
             while not self._reader.is_closed:
-                entries = await self._next_entries(wake)
-                if wake.done():
-                    wake = self._loop.create_task(self._wait_for_metadata())
+                entries = await self._next_entries()
+                if self._is_stale:
+                    self._is_stale = False
                     await self._refresh()
                 if entries is None:
                     continue
@@ -127,13 +145,12 @@ class LedgerFollower:
         finally:
             if unsubscribe is not None:
                 unsubscribe()
-            await _end(wake)
             await self._stop_asking()
             await self._unsubscribe()
 
-    async def _wait_for_metadata(self) -> None:
-        await self._metadata_changed.wait()
-        self._metadata_changed.clear()
+    def _metadata_changed(self) -> None:
+        self._is_stale = True
+        self._news.set()
 
     async def _refresh(self) -> None:
         """Read the metadata again; follow another bookie if the present one was replaced."""
@@ -147,31 +164,34 @@ class LedgerFollower:
         if self._subscription is not None and self._subscription.bookie not in members:
             await self._unsubscribe()
 
-    async def _next_entries(self, wake: asyncio.Task[None]) -> Sequence[EntryFrame] | None:
+    async def _next_entries(self) -> Sequence[EntryFrame] | None:
         """Wait for news, and return the entries that came with it; None if there was nothing."""
         if self._subscription is None:
             self._subscribe()
         subscription = self._subscription
         assert subscription is not None
-        awaited: set[asyncio.Task[Any]] = {subscription.task, wake}
-        if self._asking is not None:
-            awaited.add(self._asking)
-        done, _ = await asyncio.wait(
-            awaited, timeout=_SILENCE_S, return_when=asyncio.FIRST_COMPLETED
-        )
-        if subscription.task in done:
+        asking = self._asking
+        try:
+            async with asyncio.timeout(_SILENCE_S):
+                await self._news.wait()
+        except TimeoutError:
+            if asking is None:
+                self._asking = self._loop.create_task(self._ask_others(subscription.bookie))
+                self._asking.add_done_callback(lambda _: self._news.set())
+            return None
+        # Cleared once nothing is left to take: each round takes one thing.
+        if subscription.has_news:
             return await self._take_update(subscription)
-        if self._asking is not None and self._asking in done:
-            return await self._take_answers(self._asking)
-        if not done and self._asking is None:
-            self._asking = self._loop.create_task(self._ask_others(subscription.bookie))
+        if asking is not None and asking.done():
+            return await self._take_answers(asking)
+        self._news.clear()
         return None
 
     def _subscribe(self) -> None:
         members = self._reader.metadata.last_ensemble.bookies
         bookie = members[self._position % len(members)]
         updates = self._bookies.follow(bookie, ledger_id=self._ledger_id, first_entry_id=self._next)
-        self._subscription = _Subscription(bookie, updates)
+        self._subscription = _Subscription(bookie, updates, self._news.set)
 
     async def _take_update(self, subscription: _Subscription) -> Sequence[EntryFrame] | None:
         try:
@@ -185,7 +205,7 @@ class LedgerFollower:
         self._last_add_confirmed = max(self._last_add_confirmed, update.last_add_confirmed)
         if update.fenced and not self._is_fenced:
             self._is_fenced = True
-            self._metadata_changed.set()
+            self._is_stale = True
         return self._verify(subscription.bookie, update)
 
     def _verify(self, bookie: BookieId, update: FollowUpdate) -> Sequence[EntryFrame]:

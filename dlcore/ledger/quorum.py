@@ -26,3 +26,8 @@ def is_covered(quorum: QuorumConfig, known: AbstractSet[int]) -> bool:
         sum(position not in known for position in write_set(quorum, first)) < quorum.ack_quorum_size
         for first in range(quorum.ensemble_size)
     )
+
+
+def first_followed(ledger_id: int, ensemble_size: int) -> int:
+    """Return the position of the bookie that followers turn to first; it hears of a LAC first."""
+    return ledger_id % ensemble_size

@@ -23,7 +23,7 @@ from dlcore.ledger.append_driver import METADATA_PATIENCE_S, AppendDriver
 from dlcore.ledger.digest import FRAME_HEADER_BYTES, BytesLike
 from dlcore.ledger.lac import LacPublisher
 from dlcore.ledger.metadata import LedgerMetadata, LedgerState
-from dlcore.ledger.quorum import is_covered
+from dlcore.ledger.quorum import first_followed, is_covered
 from dlcore.ledger.store import VersionedLedger
 
 if TYPE_CHECKING:
@@ -36,8 +36,9 @@ logger = logging.getLogger(__name__)
 _LAC_DELAY_S = 0.01
 """While adds are in flight the LAC waits this long for a next add to carry it."""
 _LAC_TURNS = 8
-"""Turns of the event loop left to callers that append in answer to their acknowledgement: the way
-up through a log's writer and back takes some, and an explicit LAC costs as much as an add."""
+"""Turns of the event loop in which an append counts as an answer to the acknowledgement before it:
+the way up through a log's writer and back takes some.  Where callers answer, the LAC waits for that
+append, since an explicit one costs as much as an add; else it is sent at once."""
 _BACKOFF_S = 0.1
 _BACKOFF_S_MAX = 2.0
 
@@ -76,7 +77,9 @@ class LedgerWriter:
             on_fenced=self._on_fenced,
         )
         self._lac_carried = -1  # the highest LAC that an add took along
-        self._lac_timer: asyncio.TimerHandle | asyncio.Handle | None = None
+        self._lac_timer: asyncio.TimerHandle | None = None
+        self._turns: asyncio.Handle | None = None
+        self._is_answered = False  # callers append in answer to an acknowledgement
         self._futures: deque[asyncio.Future[int]] = deque()
         self._closed: LedgerMetadata | None = None
         self._close_lock = asyncio.Lock()
@@ -138,6 +141,10 @@ class LedgerWriter:
             return future
         self._futures.append(future)
         self._lac_carried = self._appender.last_add_confirmed
+        if self._turns is not None:
+            self._turns.cancel()
+            self._turns = None
+            self._is_answered = True
         self._driver.perform(self._appender.append(body))
         return future
 
@@ -306,25 +313,28 @@ class LedgerWriter:
             raise _copy(self._appender.error)
 
     def _on_confirmed(self, first_entry_id: int, last_entry_id: int) -> None:
+        if self._appender.is_idle:
+            if not self._is_answered:
+                self._send_lac()
+            self._await_answer(_LAC_TURNS)
+        elif self._lac_timer is None:
+            self._lac_timer = self._loop.call_later(_LAC_DELAY_S, self._send_lac_if_news)
         for entry_id in range(first_entry_id, last_entry_id + 1):
             future = self._futures.popleft()
             if not future.done():  # its caller may have cancelled it
                 future.set_result(entry_id)
-        if self._lac_timer is not None and self._appender.is_idle:
-            self._lac_timer.cancel()  # it may be the longer wait, of a time with adds in flight
-            self._lac_timer = None
-        if self._lac_timer is None:
-            self._wait_for_carrier(_LAC_TURNS)
 
-    def _wait_for_carrier(self, turns: int) -> None:
-        """Give the next add a chance to carry the LAC; with none in sight send it."""
-        self._lac_timer = None
-        if not self._appender.is_idle:
-            self._lac_timer = self._loop.call_later(_LAC_DELAY_S, self._send_lac_if_news)
-        elif turns > 0:
-            self._lac_timer = self._loop.call_soon(self._wait_for_carrier, turns - 1)
-        else:
-            self._send_lac_if_news()
+    def _await_answer(self, turns: int) -> None:
+        """Give an add that answers the acknowledgement the chance to carry the LAC.
+
+        Whether one came now says whether it is worth waiting the next time.
+        """
+        if turns > 0:
+            self._turns = self._loop.call_soon(self._await_answer, turns - 1)
+            return
+        self._turns = None
+        self._is_answered = False
+        self._send_lac_if_news()
 
     def _send_lac_if_news(self) -> None:
         self._lac_timer = None
@@ -332,7 +342,9 @@ class LedgerWriter:
             self._send_lac()
 
     def _send_lac(self) -> None:
-        self._lac.publish(self.last_add_confirmed, self._appender.metadata.last_ensemble.bookies)
+        bookies = self._appender.metadata.last_ensemble.bookies
+        first = first_followed(self.ledger_id, len(bookies))
+        self._lac.publish(self.last_add_confirmed, bookies[first:] + bookies[:first])
 
     def _on_fenced(self, error: LedgerFencedError) -> None:
         self._fenced(error)
@@ -355,6 +367,9 @@ class LedgerWriter:
         if self._lac_timer is not None:
             self._lac_timer.cancel()
             self._lac_timer = None
+        if self._turns is not None:
+            self._turns.cancel()
+            self._turns = None
 
 
 def _set_error(future: asyncio.Future[int], error: DLError) -> None:

@@ -159,7 +159,10 @@ class Connection(asyncio.BufferedProtocol):
     def write_lac(self, ledger_id: int, last_add_confirmed: int) -> asyncio.Future[None]:
         """Queue an explicit LAC behind all earlier writes."""
         lac = (ledger_id, last_add_confirmed)
-        return self._submit(Write(self._loop.create_future(), self._loop.time(), lac=lac))
+        future = self._submit(Write(self._loop.create_future(), self._loop.time(), lac=lac))
+        if len(self._queue) == 1:
+            self._flush()  # it shares its message with nobody
+        return future
 
     def read(self, request: Read) -> Incoming:
         """Send a read, and return where its answers come in."""

@@ -264,14 +264,14 @@ def a_follower_passes_over_damage() -> Iterator[None]:
         yield
 
 
-@caught_by(f"{_LEDGER}/test_client.py::test_publishing_waits_for_enough_bookies")
+@caught_by(f"{_LEDGER}/test_lac.py::test_publishing_waits_for_enough_bookies")
 def publishing_does_not_wait() -> Iterator[None]:
     """Section 1.4: a LAC counts as published when it is sent."""
     with patch.object(LedgerWriter, "_is_published", lambda *_: True):
         yield
 
 
-@caught_by(f"{_LEDGER}/test_client.py::test_the_lac_is_told_without_a_following_entry")
+@caught_by(f"{_LEDGER}/test_lac.py::test_the_lac_is_told_without_a_following_entry")
 def a_lac_waits_for_the_next_entry() -> Iterator[None]:
     """Section 1.4: readers see an entry when another one follows it."""
     with patch.object(LacPublisher, "publish", lambda *_: None):

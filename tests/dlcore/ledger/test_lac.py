@@ -1,0 +1,75 @@
+"""How readers learn the LAC: with the next add, by itself, or by publishing it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from dlcore.config import QuorumConfig
+from dlcore.errors import NotEnoughBookiesError
+from tests.fixtures.ledger_cluster import CONFIG, Cluster, run, write
+
+
+def test_the_lac_is_told_without_a_following_entry() -> None:
+    """A reader sees the last entry one round trip after its ack; published, surely."""
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(QuorumConfig())
+        await writer.publish_lac()  # nothing yet: nothing to tell
+        reader = await cluster.client.open_ledger(writer.ledger_id)
+        assert await reader.read_last_add_confirmed() == -1
+        await write(writer, 3)
+        await writer.publish_lac()
+        assert await reader.read_last_add_confirmed() == 2
+        await write(writer, 1)
+        await asyncio.sleep(0.001)
+        assert await reader.read_last_add_confirmed() == 3
+        await writer.close()
+        await writer.publish_lac()
+
+    run(scenario)
+
+
+def test_the_lac_goes_with_the_ack_unless_callers_answer_acks() -> None:
+    """An explicit LAC costs as much as an add: whoever appends one by one has none between."""
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(QuorumConfig())
+        member = cluster.member(writer, 0)
+        await write(writer, 1)
+        assert member.read_lac(writer.ledger_id, fence=False) == 0
+        await write(writer, 1)
+        before = member.requests
+        for _ in range(10):
+            await write(writer, 1)
+        assert member.requests == before + 10
+        await asyncio.sleep(0.01)  # no further answer
+        assert member.read_lac(writer.ledger_id, fence=False) == 11
+        await write(writer, 1)
+        assert member.read_lac(writer.ledger_id, fence=False) == 12
+        await writer.abandon()
+
+    run(scenario)
+
+
+def test_publishing_waits_for_enough_bookies() -> None:
+    """With 3/3/2 two must accept: a LAC read that reaches coverage meets one of them."""
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(QuorumConfig())
+        await write(writer, 1)
+        await asyncio.sleep(0.1)  # the LAC is told
+        await write(writer, 1)
+        await write(writer, 1)  # in answer, so the LAC waits for another answer
+        for position in (0, 1):
+            cluster.member(writer, position).is_silent = True
+        with pytest.raises(NotEnoughBookiesError, match="too few bookies accepted the LAC 2"):
+            await writer.publish_lac()
+        cluster.member(writer, 0).is_silent = False
+        await writer.publish_lac()  # it is tried again by itself
+        cluster.member(writer, 1).is_silent = False
+        await writer.abandon()
+
+    run(scenario, "ABC", replace(CONFIG, add_timeout_s=3.0))
