@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import statistics
 import struct
 import subprocess
 import sys
 import time
+from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -18,12 +20,14 @@ from benchmarks.bare_server import Ask, BareClient
 from bookie.entry_log_format import RECORD_HEADER_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
 MIB = 1024 * 1024
 _BLOCK = os.urandom(MIB)
+_BLOCKS_IN_FLIGHT = 8
+_CHUNKS_AHEAD = 2
 _FILE_HEADER_BYTES = struct.Struct(">12xI")
 _RECORD_MAGIC = b"\xb1\x0c"
 _PAYLOAD_BYTES = struct.Struct(">4xI")
@@ -91,6 +95,37 @@ def served(module: str, folder: Path) -> Iterator[str]:
 def bare_server(folder: Path) -> AbstractContextManager[str]:
     """Run the bare server; yield its address."""
     return served("benchmarks.bare_server", folder)
+
+
+async def bare_write_rate(addresses: Sequence[str], *, total_bytes: int) -> float:
+    """Return MB/s of sending the same bytes to each of the servers, which sum and write them."""
+    clients = [await BareClient.connect(address) for address in addresses]
+    waiting: deque[asyncio.Future[list[int]]] = deque()
+    started = time.perf_counter()
+    for _ in range(total_bytes // MIB):
+        if len(waiting) == _BLOCKS_IN_FLIGHT:
+            await waiting.popleft()
+        waiting.append(asyncio.gather(*(client.ask(Ask.STORE, _BLOCK) for client in clients)))
+    await asyncio.gather(*waiting)
+    seconds = time.perf_counter() - started
+    for client in clients:
+        client.close()
+    return total_bytes / 1e6 / seconds
+
+
+async def bare_read_rate(address: str, *, total_bytes: int) -> float:
+    """Return MB/s of reading chunks from a server's memory, two on their way at a time."""
+    client = await BareClient.connect(address)
+    waiting: deque[asyncio.Future[int]] = deque()
+    started = time.perf_counter()
+    for _ in range(total_bytes // MIB):
+        if len(waiting) == _CHUNKS_AHEAD:
+            assert await waiting.popleft() == MIB
+        waiting.append(client.ask(Ask.GIVE, b"%d" % MIB))
+    await asyncio.gather(*waiting)
+    seconds = time.perf_counter() - started
+    client.close()
+    return total_bytes / 1e6 / seconds
 
 
 async def round_trip_ms(address: str, *, durable: bool, size_bytes: int, count: int) -> float:

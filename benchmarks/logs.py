@@ -6,7 +6,7 @@ import asyncio
 import os
 import statistics
 import time
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -16,7 +16,14 @@ import pyarrow as pa
 import uvloop
 
 from benchmarks.figures import Figure, Target, measure
-from benchmarks.limits import MIB, bare_server, disk_rate, round_trip_ms
+from benchmarks.limits import (
+    MIB,
+    bare_read_rate,
+    bare_server,
+    bare_write_rate,
+    disk_rate,
+    round_trip_ms,
+)
 from dlcore.config import LogConfig, QuorumConfig
 from dlcore.ids import DLSN
 from dlcore.namespace import open_namespace as open_namespace_async
@@ -40,6 +47,10 @@ RECORD_BYTES = 1024
 _BATCH_RECORDS = 1024
 _LATENCY_COUNT = 300
 MEMORY_MB_MAX = 300
+GRPC_WRITE_CPU_S = 13.5
+"""What client and bookies used per GB of user data, written three times, with entries on gRPC."""
+GRPC_READ_CPU_S = 3.0
+"""What client and bookies used per GB of user data read, with entries on gRPC."""
 
 
 def record_batches(*, total_bytes: int, record_bytes: int) -> list[pa.RecordBatch]:
@@ -78,21 +89,31 @@ def drop_log(uri: str, name: str) -> None:
 
 
 def core_write(sandbox: Sandbox, folder: Path) -> list[Figure]:
-    """1 KB records through one writer, beside the disk's rate divided by the copies."""
+    """1 KB records through one writer, beside the disk's rate divided by the copies, or, where that
+    is lower, that of bare servers, one per copy, which sum and write the same bytes.
+    """
     batches = record_batches(total_bytes=WRITE_BYTES, record_bytes=RECORD_BYTES)
+    cpu: list[float] = []
 
     def value() -> float:
+        before = cpu_s(sandbox)
         name, seconds = write_log(sandbox.uri, batches)
+        cpu.append(cpu_s(sandbox) - before)
         drop_log(sandbox.uri, name)
         return WRITE_BYTES / 1e6 / seconds
 
-    figure = measure(
-        name="core_write",
-        unit="MB/s",
-        target=Target(ratio=0.5, is_rate=True),
-        value=value,
-        limit=lambda: disk_rate(folder, WRITE_BYTES * COPIES) / COPIES,
-    )
+    with ExitStack() as stack:
+        servers = [stack.enter_context(bare_server(folder / f"bare-{i}")) for i in range(COPIES)]
+        figure = measure(
+            name="core_write",
+            unit="MB/s",
+            target=Target(ratio=0.75, is_rate=True),
+            value=value,
+            limit=lambda: min(
+                disk_rate(folder, WRITE_BYTES * COPIES) / COPIES,
+                run(bare_write_rate(servers, total_bytes=WRITE_BYTES)),
+            ),
+        )
     memory = Figure(
         name="bookie_peak_memory",
         unit="MB",
@@ -100,7 +121,69 @@ def core_write(sandbox: Sandbox, folder: Path) -> list[Figure]:
         limit=float(MEMORY_MB_MAX),
         target=Target(ratio=1.0, is_rate=False),
     )
-    return [figure, memory]
+    return [figure, _cpu_figure("core_write_cpu", cpu, limit=GRPC_WRITE_CPU_S), memory]
+
+
+def core_read(sandbox: Sandbox, folder: Path) -> list[Figure]:
+    """1 KB records as Arrow batches, from one log's end to the other, beside bare framed reads."""
+    batches = record_batches(total_bytes=WRITE_BYTES, record_bytes=RECORD_BYTES)
+    log, _ = write_log(sandbox.uri, batches)
+    del batches
+    cpu: list[float] = []
+
+    def value() -> float:
+        before = cpu_s(sandbox)
+        rate = _read_rate(sandbox.uri, log)
+        cpu.append(cpu_s(sandbox) - before)
+        return rate
+
+    with bare_server(folder) as server:
+        figure = measure(
+            name="core_read",
+            unit="MB/s",
+            target=Target(ratio=0.6, is_rate=True),
+            value=value,
+            limit=lambda: run(bare_read_rate(server, total_bytes=WRITE_BYTES)),
+        )
+    drop_log(sandbox.uri, log)
+    return [figure, _cpu_figure("core_read_cpu", cpu, limit=GRPC_READ_CPU_S)]
+
+
+def _read_rate(uri: str, name: str) -> float:
+    """Return MB/s of reading all batches of a log."""
+    count = WRITE_BYTES // RECORD_BYTES
+    with (
+        open_namespace(uri) as namespace,
+        namespace.open_log(name, config=CONFIG) as log,
+        log.open_reader(dlsn=DLSN.INITIAL) as reader,
+    ):
+        started = time.perf_counter()
+        while count > 0:
+            batch = reader.read_batch()
+            assert batch is not None
+            count -= batch.num_rows
+        seconds = time.perf_counter() - started
+    return WRITE_BYTES / 1e6 / seconds
+
+
+def _cpu_figure(name: str, cpu: list[float], *, limit: float) -> Figure:
+    return Figure(
+        name=name,
+        unit="s/GB",
+        value=statistics.median(cpu[1:]) / (WRITE_BYTES / 1e9),  # the first one was the warming up
+        limit=limit,
+        target=Target(ratio=0.5, is_rate=False),
+    )
+
+
+def cpu_s(sandbox: Sandbox) -> float:
+    """Return the CPU seconds that this process and the bookies have used, in user and kernel."""
+    ticks = 0
+    for bookie in sandbox.bookies:
+        # Behind the name, which is in brackets, field 14 is the user's time and 15 the kernel's.
+        fields = Path(f"/proc/{bookie.pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def peak_memory_mb(pid: int) -> float:

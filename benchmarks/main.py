@@ -30,6 +30,7 @@ BENCHMARKS: dict[str, Callable[[Sandbox, Path], list[Figure]]] = {
     "wire_add": wire.wire_add,
     "wire_read": wire.wire_read,
     "core_write": logs.core_write,
+    "core_read": logs.core_read,
     "append_latency": logs.append_latency,
     "tail_latency": logs.tail_latency,
     "spark_batch_read": spark.batch_read,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.bare_server import Ask, BareClient
 from benchmarks.figures import Figure, Target, measure
-from benchmarks.limits import MIB, bare_server, served
+from benchmarks.limits import MIB, bare_read_rate, bare_server, served
 from benchmarks.logs import run
 from benchmarks.wire_server import BOOKIE, CLUSTER_ID
 from dlcore.config import LedgerClientConfig
@@ -29,7 +29,6 @@ _RATIO = 0.6
 _SIZES = {"1_kb": (1024, 20_000, 256), "512_kb": (512 * 1024, 400, 16)}
 """Bytes of an entry, entries of a round, entries in flight."""
 _READ_BYTES = 256 * MIB
-_CHUNKS_AHEAD = 2
 _CONFIG = LedgerClientConfig(add_timeout_s=60.0, read_timeout_s=60.0)
 
 
@@ -66,7 +65,7 @@ def wire_read(_sandbox: Sandbox, folder: Path) -> list[Figure]:
                     lambda i=ledger_id, c=count, s=size: run(  # type: ignore[misc]
                         _read_rate(bookie, ledger_id=i, size=s, count=c)
                     ),
-                    lambda: run(_bare_read_rate(bare)),
+                    lambda: run(bare_read_rate(bare, total_bytes=_READ_BYTES)),
                 )
             )
     return figures
@@ -133,20 +132,6 @@ async def _read_rate(address: str, *, ledger_id: int, size: int, count: int) -> 
     assert got == count
     await client.aclose()
     return count * size / 1e6 / seconds
-
-
-async def _bare_read_rate(address: str) -> float:
-    client = await BareClient.connect(address)
-    pending: deque[asyncio.Future[int]] = deque()
-    started = time.perf_counter()
-    for _ in range(_READ_BYTES // MIB):
-        if len(pending) == _CHUNKS_AHEAD:
-            assert await pending.popleft() == MIB
-        pending.append(client.ask(Ask.GIVE, b"%d" % MIB))
-    await asyncio.gather(*pending)
-    seconds = time.perf_counter() - started
-    client.close()
-    return _READ_BYTES / 1e6 / seconds
 
 
 def _client_of(address: str) -> WireBookieClient:
