@@ -9,10 +9,12 @@ import secrets
 import signal
 import sys
 
+from tests.chaos.parent import interrupt_at_end_of_stdin
 from tests.chaos_spark.hosts import enter_namespaces
 from tests.chaos_spark.run import BOTH, WHERE, run_chaos
 
 EXIT_INTERRUPTED = 130
+ONE_MACHINE = "--one-machine"
 
 
 def main() -> int:
@@ -22,6 +24,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="default: one at random")
     parser.add_argument(
         "--where", choices=WHERE, default=BOTH, help="local[2], a cluster, or one after the other"
+    )
+    parser.add_argument(
+        ONE_MACHINE, action="store_true", help="no hosts of their own, even where they can be had"
+    )
+    parser.add_argument(
+        "--watch-parent", action="store_true", help="stop when standard input reaches its end"
     )
     parser.add_argument("--quiet", action="store_true", help="print the report alone")
     parser.add_argument("--keep", action="store_true", help="keep all data and logs in any case")
@@ -33,6 +41,8 @@ def main() -> int:
         if not arguments.quiet or "kept in" in text:
             print(text, flush=True)
 
+    if arguments.watch_parent:
+        interrupt_at_end_of_stdin()
     # The first process of a namespace is not ended by a signal that it has no handler for.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     tell(f"seed {seed}: starting the cluster")
@@ -49,5 +59,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    enter_namespaces(["-m", "tests.chaos_spark", *sys.argv[1:]])
+    if ONE_MACHINE not in sys.argv:
+        enter_namespaces(["-m", "tests.chaos_spark", *sys.argv[1:]])
     sys.exit(main())

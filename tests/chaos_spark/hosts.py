@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,12 +90,16 @@ class Machine:
 
 
 class Hosts(Machine):
-    """Network namespaces on one switch; `folder` takes a file of their names."""
+    """Network namespaces on one switch; `folder` takes a file of their names.
+
+    Cuts at one place may overlap: the last one that ends mends it.
+    """
 
     can_cut = True
 
     def __init__(self, folder: Path) -> None:
         self._numbers: dict[str, int] = {}
+        self._cuts: Counter[tuple[str, ...]] = Counter()
         _run("ip", "link", "set", "lo", "up")
         _run("mount", "-t", "tmpfs", "run", "/run")  # where `ip netns` keeps its names
         _run("ip", "link", "add", _SWITCH, "type", "bridge")
@@ -128,19 +133,26 @@ class Hosts(Machine):
 
     def cut_off(self, name: str) -> None:
         """Pull the cable of a host."""
+        self._cuts[name,] += 1
         _run("ip", "link", "set", f"cable{self._numbers[name]}", "down")
 
     def join(self, name: str) -> None:
         """Put the cable back."""
-        _run("ip", "link", "set", f"cable{self._numbers[name]}", "up")
+        self._cuts[name,] -= 1
+        if self._cuts[name,] == 0:
+            _run("ip", "link", "set", f"cable{self._numbers[name]}", "up")
 
     def cut(self, one: str, other: str) -> None:
         """Let nothing through between two hosts; each side drops what it sends."""
+        self._cuts[one, other] += 1
         for here, there in ((one, other), (other, one)):
-            _run("ip", "-n", here, "route", "add", "blackhole", f"{self.address(there)}/32")
+            _run("ip", "-n", here, "route", "replace", "blackhole", f"{self.address(there)}/32")
 
     def mend(self, one: str, other: str) -> None:
         """Let everything through again."""
+        self._cuts[one, other] -= 1
+        if self._cuts[one, other]:
+            return
         for here, there in ((one, other), (other, one)):
             _run("ip", "-n", here, "route", "delete", "blackhole", f"{self.address(there)}/32")
 

@@ -12,8 +12,8 @@ _WEIGHTS = {
     "kill driver": 2,
     "kill JVM": 2,
     "kill executor": 5,
-    "kill Python worker": 8,
-    "kill bookie": 5,
+    "kill Python worker": 12,
+    "kill bookie": 7,
     "pause ZooKeeper": 2,
     "cut off host": 2,
     "cut link": 2,
@@ -25,7 +25,7 @@ _LASTS_S = {
     "cut off host": (1.0, 14.0),
     "cut link": (1.0, 14.0),
 }
-_GAP_S = (1.5, 5.5)
+_GAP_S = (0.8, 3.6)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ LOCAL_ONLY, CLUSTER_ONLY, BOTH = WHERE = ("local", "cluster", "both")
 _LOCAL_SHARE = 0.35
 _WARM_UP_TIMEOUT_S = 240.0
 _DRAIN_TIMEOUT_S = 300.0
+_HEALED_TIMEOUT_S = 120.0
 """Bounds for a busy machine."""
 _LOOK_EVERY_S = 1.0
 _SOMEBODY_TIMEOUT_S = 60.0
@@ -50,6 +51,8 @@ class Report:
     faults: Counter[str] = field(default_factory=Counter)
     nobody_there: Counter[str] = field(default_factory=Counter)
     has_hosts: bool = False
+    passed: int = 0
+    """Records that came to the targets while there were faults."""
     records: int = 0
     drivers: int = 0
     drained_s: float = 0.0
@@ -74,6 +77,7 @@ class Report:
                 f"seed {self.seed}: {self.seconds:.0f} s of faults, processes on {where}",
                 f"kills {self.kills}; faults: {faults}",
                 f"met nobody: {dict(self.nobody_there) or 'none'}; drivers started {self.drivers}",
+                f"records that reached a target under faults {self.passed}",
                 f"records of the sources {self.records}, checked in all {self.verdict.checked}",
                 str(self.verdict),
                 f"every record in every channel after healing: {self.drained_s:.1f} s",
@@ -98,6 +102,9 @@ async def run_chaos(
         async with Cluster(folder) as cluster:
             report = await _Run(cluster, seed, tell).run(seconds, where)
         is_clean = report.is_clean
+    except asyncio.CancelledError:
+        is_clean = True  # interrupted: nothing to keep
+        raise
     finally:
         if is_clean and not keeps:
             shutil.rmtree(folder)
@@ -110,6 +117,7 @@ class _Run:
     def __init__(self, cluster: Cluster, seed: int, tell: Callable[[str], None]) -> None:
         self._cluster = cluster
         self._tell = tell
+        self._killed: set[int] = set()
         self._report = Report(seed=seed, has_hosts=can_have_hosts())
 
     async def run(self, seconds: float, where: str) -> Report:
@@ -127,7 +135,7 @@ class _Run:
         self._tell(f"Spark starts {where}")
         if DRIVER in cluster.spark:
             await cluster.stop_driver()
-        before = await cluster.count_targets()
+        before = await self._counted()
         cluster.start_driver(is_local=is_local)
 
         driver = cluster.spark[DRIVER]
@@ -147,20 +155,29 @@ class _Run:
             if (cluster.hosts.can_cut or kind not in CUTS)
             and not (is_local and kind in _ONLY_ON_CLUSTER)
         )
+        begun = await self._counted()
         started_s = time.monotonic()
         async with asyncio.TaskGroup() as group:
             for fault in make_plan(report.seed * 2 + is_local, seconds=seconds, kinds=kinds):
                 await asyncio.sleep(max(0.0, started_s + fault.at_s - time.monotonic()))
                 group.create_task(self._carry_out(fault))
         report.seconds += time.monotonic() - started_s
+        report.passed += (await self._counted()).total() - begun.total()
         report.drivers += driver.starts
 
-    async def _counts(self) -> dict[str, int]:
+    async def _counts(self) -> Counter[str]:
         await asyncio.sleep(_LOOK_EVERY_S)
         try:
-            return await self._cluster.count_targets()
+            return Counter(await self._cluster.count_targets())
         except DLError:
-            return {}  # some bookie or ZooKeeper is away
+            return Counter()  # some bookie or ZooKeeper is away
+
+    async def _counted(self) -> Counter[str]:
+        """Return the counts while nothing is broken, when they are there for sure."""
+        async with asyncio.timeout(_HEALED_TIMEOUT_S):
+            while not (counts := await self._counts()):
+                continue
+        return counts
 
     async def _carry_out(self, fault: Fault) -> None:
         cluster = self._cluster
@@ -188,8 +205,10 @@ class _Run:
         whom: list[int] = []
 
         async def has_killed() -> bool:
-            if pids := self._cluster.processes(fault.kind):
+            pids = [p for p in self._cluster.processes(fault.kind) if p not in self._killed]
+            if pids:
                 pid = _choose(fault, pids)
+                self._killed.add(pid)  # dying takes a while
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                     whom.append(pid)
