@@ -202,19 +202,22 @@ class Namespace(_Blocking):
         identity: str,
         version: int,
         *,
+        staged_as: str | None = None,
         run: AppendRun | None = None,
         lock_timeout_s: float | None = None,
         keep_record: bool = True,
     ) -> StagedAppend:
         """Begin an atomic append to any number of logs; (identity, version) commits once.
 
-        With a `run`, each of its appends of the version commits once.  Without `keep_record`, for
-        an identity of one append only, nothing of it is kept.
+        It commits what was staged as `staged_as`, by default as its own identity.  With a `run`,
+        each of its appends of the version commits once.  Without `keep_record`, for an identity of
+        one append only, nothing of it is kept.
         """
         append = self._call(
             self._namespace.begin_append(
                 identity,
                 version,
+                staged_as=staged_as,
                 run=run,
                 lock_timeout_s=lock_timeout_s,
                 keep_record=keep_record,
@@ -223,7 +226,7 @@ class Namespace(_Blocking):
         return StagedAppend(self._portal, append)
 
     def open_staging_writer(self, *, identity: str) -> StagingWriter:
-        """Open a writer whose records enter logs when an append of `identity` commits them."""
+        """Open a writer whose records enter logs when an append staged as `identity` commits."""
         return StagingWriter(
             self._portal, self._call(self._namespace.open_staging_writer(identity=identity))
         )

@@ -54,26 +54,31 @@ class AppendIdentity:
     """Under which identity and version an append commits, once.
 
     `run` tells the runs of a batch apart, in which writes are counted; "" where a version is
-    written once.  `thread` tells the threads of a run apart.  `recurs` says that the same tasks
-    soon append under this identity again, so what writes for it is worth keeping open; `is_unique`,
-    that nobody ever will.
+    written once.  `thread` tells the threads of a run apart.  `stream` names the streaming query
+    that writes, whose writes to all targets are staged under one name, since the same tasks soon
+    write again; "" where nobody knows of any.  `is_unique` says that nobody will append under this
+    identity again.
     """
 
     identity: str
     version: int
     run: str = ""
     thread: str = ""
-    recurs: bool = False
+    stream: str = ""
     is_unique: bool = False
+
+    @property
+    def staged_as(self) -> str:
+        """Under which identity its tasks stage."""
+        return self.stream or self.identity
 
 
 def stream_identity(options: WriteOptions, properties: Mapping[str, str | None]) -> AppendIdentity:
     """Return the identity of a streaming sink's batch, from the local properties of its task."""
     query_id, batch_id = _require(properties, QUERY_ID_PROPERTY, BATCH_ID_PROPERTY)
+    stream = _name_stream(query_id)
     return AppendIdentity(
-        identity=_with_target(f"stream:{query_id}", options.log),
-        version=int(batch_id),
-        recurs=True,
+        identity=_with_target(stream, options.log), version=int(batch_id), stream=stream
     )
 
 
@@ -86,13 +91,15 @@ def batch_identity(
         ConfigurationError: it is a write of a micro-batch's rows in a thread that does not know
             which micro-batch; repeated, it would write twice.
     """
+    in_stream = properties.get(QUERY_ID_PROPERTY)
     if options.transaction is not None:
         # What was written to one log says nothing of another.
         return AppendIdentity(
             identity=_with_target(f"txn:{options.transaction.app_id}", options.log),
             version=options.transaction.version,
+            stream=_name_stream(in_stream) if in_stream else "",
         )
-    if properties.get(QUERY_ID_PROPERTY):
+    if in_stream:
         query_id, batch_id, *run = _require(
             properties,
             QUERY_ID_PROPERTY,
@@ -100,12 +107,13 @@ def batch_identity(
             *APPLICATION_PROPERTIES,
             EXECUTION_PROPERTY,
         )
+        stream = _name_stream(query_id)
         return AppendIdentity(
-            identity=_with_target(f"stream:{query_id}", options.log),
+            identity=_with_target(stream, options.log),
             version=int(batch_id),
             run="/".join(run),
             thread=properties.get(THREAD_PROPERTY) or "",
-            recurs=True,
+            stream=stream,
         )
     if properties.get(STREAM_SESSION_PROPERTY):
         raise ConfigurationError(
@@ -127,6 +135,10 @@ def _require(properties: Mapping[str, str | None], *names: str) -> list[str]:
             f"{dict(properties)}: this version of Spark is not supported"
         )
     return found
+
+
+def _name_stream(query_id: str) -> str:
+    return f"stream:{query_id}"
 
 
 def _with_target(appender: str, log: str | None) -> str:

@@ -1,9 +1,9 @@
 """What this process keeps open between calls of Spark: namespaces and staging writers.
 
 Spark pickles readers and writers and forks the processes that run them, so neither holds a
-connection: they ask here, when they are called.  Everything is keyed by process id; a forked child
-sees nothing of its parent's.  `dlcore.sync` is imported at first use, because what lies below it
-must not be loaded in a process that Spark forks from.
+connection: they ask here, when they are called.  A forked child has nothing of its parent's, and
+begins anew.  `dlcore.sync` is imported at first use, because what lies below it must not be loaded
+in a process that Spark forks from.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections import OrderedDict
-from dataclasses import dataclass
+import time
 from typing import TYPE_CHECKING
 
 from dlcore.errors import DLError, LogNotFoundError
@@ -23,55 +22,62 @@ if TYPE_CHECKING:
     from dlcore.sync import Namespace, StagingWriter
     from dlspark.commit import AppendIdentity
 
-WRITERS_KEPT_MAX = 64
-"""Staging writers a process keeps open, one for each identity, whatever the number of its logs; the
-one unused for longest is closed for another."""
+WRITER_IDLE_NS_MAX = 600 * 10**9
+"""A staging writer unused for so long is closed: its query has stopped, or rests.  A process keeps
+one for each streaming query that it writes for, whatever its targets and batches."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _WriterKey:
-    """Whose staging writer it is."""
+class _Kept:
+    """What is open; `lock` guards the two dicts."""
 
-    pid: int
-    uri: str
-    identity: str
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.namespaces: dict[str, Namespace] = {}
+        self.writers: dict[tuple[str, str], tuple[StagingWriter, int]] = {}
+        """By URI and staging identity: a writer that nobody uses now, and since when."""
+        self.known_logs: set[tuple[str, str]] = set()
 
 
-_lock = threading.RLock()
-_namespaces: dict[tuple[int, str], Namespace] = {}
-_writers: OrderedDict[_WriterKey, StagingWriter] = OrderedDict()
-_known_logs: set[tuple[int, str, str]] = set()
+_kept = _Kept()
+
+
+def _start_afresh() -> None:
+    # A fork may have happened while another thread held the lock.
+    global _kept
+    _kept = _Kept()
+
+
+os.register_at_fork(after_in_child=_start_afresh)
 
 
 def open_shared_namespace(uri: str) -> Namespace:
     """Return this process's namespace at `uri`, opened at the first call."""
     from dlcore.sync import open_namespace
 
-    with _lock:
-        key = (os.getpid(), uri)
-        if key not in _namespaces:
-            _namespaces[key] = open_namespace(uri)
-        return _namespaces[key]
+    with _kept.lock:
+        if uri not in _kept.namespaces:
+            _kept.namespaces[uri] = open_namespace(uri)
+        return _kept.namespaces[uri]
 
 
 def close_shared_namespace(uri: str) -> None:
     """Close this process's namespace at `uri`, if it is open."""
-    with _lock:
-        namespace = _namespaces.pop((os.getpid(), uri), None)
-        for key in [key for key in _writers if (key.pid, key.uri) == (os.getpid(), uri)]:
-            _close_quietly(_writers.pop(key))
+    with _kept.lock:
+        namespace = _kept.namespaces.pop(uri, None)
+        writers = [_kept.writers.pop(key)[0] for key in list(_kept.writers) if key[0] == uri]
+    for writer in writers:
+        _close_quietly(writer)
     if namespace is not None:
         namespace.close()
 
 
 def require_log(uri: str, log: str) -> None:
     """Raise `LogNotFoundError` unless `log` exists; a log once found is not looked up again."""
-    key = (os.getpid(), uri, log)
-    if key in _known_logs:
+    if (uri, log) in _kept.known_logs:
         return
     if not open_shared_namespace(uri).log_exists(log):
         raise LogNotFoundError(describe_missing(log, uri))
-    _known_logs.add(key)
+    _kept.known_logs.add((uri, log))
 
 
 def describe_missing(log: str, uri: str) -> str:
@@ -83,15 +89,15 @@ def describe_missing(log: str, uri: str) -> str:
 def staging_writer(uri: str, append: AppendIdentity) -> Iterator[StagingWriter]:
     """Lend a staging writer for any logs; what an interrupted use did not stage is dropped.
 
-    The writer of an append that recurs stays open for the next use in this process, so that the
-    number of ledgers does not grow with the number of micro-batches.
+    That of a streaming query stays open for the next use in this process, whatever its target, so
+    that the number of ledgers grows with neither micro-batches nor targets.
     """
-    key = _WriterKey(pid=os.getpid(), uri=uri, identity=append.identity)
-    keep = append.recurs
-    with _lock:
-        writer = _writers.pop(key, None)
+    key = (uri, append.staged_as)
+    keep = bool(append.stream)
+    with _kept.lock:
+        writer, _ = _kept.writers.pop(key, (None, 0))
     if writer is None:
-        writer = open_shared_namespace(uri).open_staging_writer(identity=append.identity)
+        writer = open_shared_namespace(uri).open_staging_writer(identity=append.staged_as)
     try:
         yield writer
     except BaseException:
@@ -103,7 +109,7 @@ def staging_writer(uri: str, append: AppendIdentity) -> Iterator[StagingWriter]:
         writer.close()
 
 
-def _give_up(key: _WriterKey, writer: StagingWriter, *, keep: bool) -> None:
+def _give_up(key: tuple[str, str], writer: StagingWriter, *, keep: bool) -> None:
     if not keep:
         _close_quietly(writer, delete=True)
         return
@@ -117,13 +123,15 @@ def _give_up(key: _WriterKey, writer: StagingWriter, *, keep: bool) -> None:
         _put_back(key, writer)
 
 
-def _put_back(key: _WriterKey, writer: StagingWriter) -> None:
-    with _lock:
+def _put_back(key: tuple[str, str], writer: StagingWriter) -> None:
+    now_ns = time.monotonic_ns()
+    with _kept.lock:
         # Another task of this process may have used one of its own meanwhile.
-        other = _writers.pop(key, None)
-        _writers[key] = writer
-        unused = [] if other is None else [other]
-        unused += [_writers.popitem(last=False)[1] for _ in range(len(_writers) - WRITERS_KEPT_MAX)]
+        unused = [_kept.writers.pop(key)[0]] if key in _kept.writers else []
+        _kept.writers[key] = (writer, now_ns)
+        for idle, (_, since_ns) in list(_kept.writers.items()):
+            if now_ns - since_ns > WRITER_IDLE_NS_MAX:
+                unused.append(_kept.writers.pop(idle)[0])
     for other in unused:
         _close_quietly(other)
 

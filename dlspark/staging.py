@@ -92,6 +92,7 @@ def commit_staged(
         open_shared_namespace(options.uri).begin_append(
             append.identity,
             append.version,
+            staged_as=append.staged_as,
             run=AppendRun(token=append.run, begun_ns=begun_ns, thread=append.thread)
             if append.run
             else None,
@@ -127,7 +128,9 @@ def abort_staged(
     if append is None:
         return
     namespace = open_shared_namespace(uri)
-    with namespace.begin_append(append.identity, append.version) as staged:
+    with namespace.begin_append(
+        append.identity, append.version, staged_as=append.staged_as
+    ) as staged:
         staged.abort(extents)
     logger.info("append=%s version=%d aborted", append.identity, append.version)
 

@@ -112,18 +112,21 @@ class StagedAppend:
         identity: str,
         version: int,
         *,
+        staged_as: str,
         run: AppendRun | None,
         lock_timeout_s: float,
         config: LogConfig,
         keep_record: bool = True,
     ) -> None:
         check_identity(identity)
+        check_identity(staged_as)
         if not 0 <= version < 2**63:
             raise ConfigurationError(f"version={version}: expected 0 … 2**63-1")
         self._context = context
         self._owner = owner
         self._identity = identity
         self._version = version
+        self._staged_as = staged_as
         self._run = run
         self._lock_timeout_s = lock_timeout_s
         self._keep_record = keep_record
@@ -152,7 +155,7 @@ class StagedAppend:
         """
         self._require_alive()
         if self._writer is None:
-            self._writer = StagingWriter(self._context, self._owner, self._identity, self._config)
+            self._writer = StagingWriter(self._context, self._owner, self._staged_as, self._config)
         await self._writer.write_batch(log, batch)
 
     async def commit(self, extents: Sequence[StagedExtent] | None = None) -> CommitResult:
@@ -176,7 +179,7 @@ class StagedAppend:
         if self._result is None:
             if extents is None:
                 extents = await self._stage_own()
-            _check_extents(extents, self._identity)
+            _check_extents(extents, self._staged_as)
             # Remembered here too, for the record that tells of it may be removed now.
             self._result = await self._commit(extents)
             await self._context.tidier.submit(f"tidying after {self!r}", self._tidy)
@@ -235,8 +238,8 @@ class StagedAppend:
     async def _look(self, extents: Sequence[StagedExtent]) -> _Found:
         """Read the record, registrations, heads and locks: one round trip, however many they are.
 
-        The first time also which ledgers are listed under the identity: what is among them and
-        nobody fills any more can be settled once this append is decided.
+        The first time also which ledgers are listed where it stages: what is among them and nobody
+        fills any more can be settled once this append is decided.
         """
         paths = self._context.paths
         ledger_ids = sorted({extent.ledger_id for extent in extents})
@@ -252,7 +255,7 @@ class StagedAppend:
             if self._listed is not None:
                 return await self._context.logs.fresh_many(wanted), self._listed
             return await asyncio.gather(
-                self._context.logs.fresh_many(wanted), list_staged(self._context, self._identity)
+                self._context.logs.fresh_many(wanted), list_staged(self._context, self._staged_as)
             )
 
         (record, *nodes), self._listed = await persistently(read)
@@ -398,7 +401,7 @@ class StagedAppend:
         for node in (await read_staged(self._context, ledger_ids)).values():
             if not node.staged.owner and not node.staged.extents:
                 await drop(self._context, node)
-        await settle(self._context, await list_staged(self._context, self._identity))
+        await settle(self._context, await list_staged(self._context, self._staged_as))
 
     async def _tidy(self) -> None:
         """Close what is not needed once the append is decided."""
@@ -455,12 +458,13 @@ def check_identity(identity: str) -> None:
         )
 
 
-def _check_extents(extents: Sequence[StagedExtent], identity: str) -> None:
+def _check_extents(extents: Sequence[StagedExtent], staged_as: str) -> None:
     taken: dict[int, list[StagedExtent]] = {}
     for extent in extents:
-        if extent.identity != identity:
+        if extent.identity != staged_as:
             raise ConfigurationError(
-                f"an extent staged for {extent.identity!r} cannot be committed by {identity!r}"
+                f"an extent staged as {extent.identity!r} cannot be committed by an append that is "
+                f"staged as {staged_as!r}"
             )
         for other in taken.setdefault(extent.ledger_id, []):
             if _overlap(extent, other.first_entry_id, other.last_entry_id):

@@ -268,8 +268,9 @@ class StagingWriter:
     async def _next_ledger(self, lane: _Lane) -> LedgerWriter:
         if lane.ledger is not None:
             await self._guarded(lane.ledger.flush)
-            await self._finish(lane)
+            # Before this one is finished, of which other appends may be about to commit something.
             await self._settle_committed()
+            await self._finish(lane)
         for _ in range(_CREATE_ATTEMPTS_MAX):
             await asyncio.gather(self._owner.ensure(), self._make_parent())
             try:

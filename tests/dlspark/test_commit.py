@@ -44,7 +44,7 @@ OUTSIDE = dict.fromkeys(TASK_PROPERTIES)
 def test_stream_is_identified_by_query_target_and_batch() -> None:
     """It writes a batch once, so that its runs need not be told apart."""
     assert stream_identity(OPTIONS, IN_A_BATCH) == AppendIdentity(
-        identity="stream:q>clicks", version=7, recurs=True
+        identity="stream:q>clicks", version=7, stream="stream:q"
     )
     assert stream_identity(BY_COLUMN, IN_A_BATCH).identity == "stream:q><column>"
 
@@ -79,14 +79,14 @@ def test_plain_write_has_an_identity_of_its_own() -> None:
     one, two = (batch_identity(OPTIONS, OUTSIDE, token=token) for token in "ab")
     assert one.identity != two.identity
     assert one.is_unique
-    assert not one.recurs
+    assert one.staged_as == one.identity
 
 
 def test_write_inside_foreach_batch_belongs_to_the_batch() -> None:
     """The token does not matter, the target does; a query may change from one sink to the other."""
     one, two = (batch_identity(OPTIONS, IN_A_BATCH, token=token) for token in "ab")
     assert one == two
-    assert (one.version, one.run, one.recurs) == (7, "a/a/12", True)
+    assert (one.version, one.run) == (7, "a/a/12")
     assert one.identity == stream_identity(OPTIONS, IN_A_BATCH).identity
     assert batch_identity(BY_COLUMN, IN_A_BATCH, token="a").identity != one.identity
 
@@ -107,6 +107,17 @@ def test_users_own_transaction_wins() -> None:
     )
     found = batch_identity(options, IN_A_BATCH, token="a")
     assert (found.identity, found.version, found.run) == ("txn:job>clicks", 4, "")
+
+
+def test_what_a_query_writes_is_staged_under_one_name() -> None:
+    """Whatever its targets, its sink, or the users' own transactions; outside of it nothing is."""
+    named = replace(OPTIONS, transaction=Transaction(app_id="job", version=4))
+    found = [
+        stream_identity(OPTIONS, IN_A_BATCH),
+        *(batch_identity(each, IN_A_BATCH, token="a") for each in (OPTIONS, BY_COLUMN, named)),
+    ]
+    assert {append.staged_as for append in found} == {"stream:q"}
+    assert not batch_identity(named, OUTSIDE, token="a").stream
 
 
 def test_users_own_transaction_is_of_one_log() -> None:

@@ -7,7 +7,7 @@ away.  Method: a namespace that only notes what is asked of its writers.
 from __future__ import annotations
 
 import contextlib
-import os
+import time
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -15,7 +15,12 @@ import pytest
 from dlcore.errors import LogNotFoundError, WriteError
 from dlspark import sessions
 from dlspark.commit import AppendIdentity
-from dlspark.sessions import WRITERS_KEPT_MAX, close_shared_namespace, require_log, staging_writer
+from dlspark.sessions import (
+    WRITER_IDLE_NS_MAX,
+    close_shared_namespace,
+    require_log,
+    staging_writer,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,15 +73,15 @@ class NotedNamespace:
 def namespace() -> Iterator[NotedNamespace]:
     """Put a namespace in the place of this process's own."""
     made_up = NotedNamespace()
-    sessions._namespaces[os.getpid(), URI] = cast("Any", made_up)
+    sessions._kept.namespaces[URI] = cast("Any", made_up)
     yield made_up
     close_shared_namespace(URI)
     assert made_up.is_closed
 
 
-def stream(identity: str = "stream:q", run: str = "r") -> AppendIdentity:
+def stream(target: str = "clicks", run: str = "r", name: str = "stream:q") -> AppendIdentity:
     """Return the identity of a stream's batch."""
-    return AppendIdentity(identity=identity, version=0, run=run, recurs=True)
+    return AppendIdentity(identity=f"{name}>{target}", version=0, run=run, stream=name)
 
 
 ONCE = AppendIdentity(identity="write:t", version=0, is_unique=True)
@@ -93,10 +98,11 @@ def use(append: AppendIdentity, *, fails: bool = False) -> NotedWriter:
 
 @pytest.mark.usefixtures("namespace")
 def test_batches_share_a_writer() -> None:
-    """One for each identity, whatever the logs."""
+    """One for each query, whatever its targets."""
     first = use(stream())
     assert use(stream(run="another batch's")) is first
-    assert use(stream(identity="stream:other")) is not first
+    assert use(stream("views")) is first
+    assert use(stream(name="stream:other")) is not first
     assert first.calls == []
 
 
@@ -126,12 +132,17 @@ def test_a_writer_of_one_write_ends_with_its_task() -> None:
 
 
 @pytest.mark.usefixtures("namespace")
-def test_writers_kept_are_bounded() -> None:
-    """The one unused for longest goes first."""
-    writers = [use(stream(f"stream:{number}")) for number in range(WRITERS_KEPT_MAX)]
-    use(stream("stream:0"))
-    use(stream("stream:more"))
-    assert [writer.calls for writer in writers[:2]] == [[], ["close"]]
+def test_writers_of_queries_that_have_stopped_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once they were unused for long; those in use stay, however many."""
+    writers = [use(stream(name=f"stream:{number}")) for number in range(200)]
+    later_ns = time.monotonic_ns() + WRITER_IDLE_NS_MAX // 2
+    monkeypatch.setattr(time, "monotonic_ns", lambda: later_ns)
+    assert [use(stream(name=f"stream:{number}")) for number in range(100)] == writers[:100]
+    assert all(writer.calls == [] for writer in writers)
+    later_ns += WRITER_IDLE_NS_MAX // 2 + 10**9
+    use(stream(name="stream:0"))
+    assert all(writer.calls == [] for writer in writers[:100])
+    assert all(writer.calls == ["close"] for writer in writers[100:])
 
 
 def test_logs_are_looked_up_until_they_are_there(namespace: NotedNamespace) -> None:
@@ -154,15 +165,3 @@ def test_tasks_that_run_at_once() -> None:
     assert inner is not outer
     assert inner.calls == ["close"]
     assert use(stream()) is outer
-
-
-def test_another_process_has_nothing_of_this_one(
-    namespace: NotedNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A forked child neither uses nor closes what its parent opened."""
-    writer = use(stream())
-    with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(os, "getpid", lambda: -1)
-        close_shared_namespace(URI)
-    assert not namespace.is_closed
-    assert use(stream()) is writer

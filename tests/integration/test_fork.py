@@ -99,6 +99,26 @@ PROGRAMS = {
             assert [each.get(100) for each in results] == [0] * (count // 10)
         finish()
     """,
+    "children of a process that opens what Spark's tasks share": """
+        from dlspark.sessions import close_shared_namespace, open_shared_namespace
+
+        def open_and_close():
+            while not stop.is_set():
+                open_shared_namespace(uri)
+                close_shared_namespace(uri)
+
+        opening = threading.Thread(target=open_and_close)
+        opening.start()
+        for _ in range(count // 10):
+            pid = os.fork()
+            if pid == 0:
+                found = log in open_shared_namespace(uri).get_logs()
+                close_shared_namespace(uri)
+                sys.exit(0 if found else 3)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        finish()
+        opening.join()
+    """,
     "children that use what they inherited": """
         def refused(action):
             try:

@@ -76,7 +76,7 @@ def test_killed_driver(logs: LogBench, tmp_path: Path) -> None:
     run_into_pause(logs, source, target, tmp_path, "before-commit")
     assert logs.payloads(target) == []
     query_id = json.loads((tmp_path / "checkpoint" / "metadata").read_text())["id"]
-    identity = f"stream:{query_id}>{target}"
+    identity = f"stream:{query_id}"
     staged_first, _ = list_staged(logs.uri, identity)
     assert staged_first
     run_into_pause(logs, source, target, tmp_path, "after-commit")

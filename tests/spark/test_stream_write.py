@@ -346,8 +346,7 @@ def test_a_sink_waits_for_a_writer(logs: LogBench, tmp_path: Path) -> None:
         assert "waited 0.7 s" in message
         assert "lockTimeoutMs" in message
         query = start(logs, frame, tmp_path, log=target, lockTimeoutMs="120000")
-        identity = f"stream:{query.id}>{target}"
-        wait_until(lambda: list_staged(logs.uri, identity)[0], timeout_s=TIMEOUT_S)
+        wait_until(lambda: list_staged(logs.uri, f"stream:{query.id}")[0], timeout_s=TIMEOUT_S)
     wait_for(logs, query, target, 11)
     stop(query)
     assert logs.payloads(target) == [b"first", *as_bytes(range(10))]

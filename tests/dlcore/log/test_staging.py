@@ -556,7 +556,7 @@ def test_wrong_extents_are_refused() -> None:
         extent = await stage(namespace, "a")
         with pytest.raises(ConfigurationError, match="given twice"):
             await (await namespace.begin_append("job", 1)).commit([extent, extent])
-        with pytest.raises(ConfigurationError, match="staged for 'job'"):
+        with pytest.raises(ConfigurationError, match="staged as 'job'"):
             await (await namespace.begin_append("other", 1)).commit([extent])
         await (await namespace.begin_append("job", 1)).commit([extent])
         with pytest.raises(AppendAbortedError, match="already"):

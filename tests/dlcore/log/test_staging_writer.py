@@ -96,6 +96,42 @@ def test_many_logs_of_one_task() -> None:
     on_log(body)
 
 
+def test_appends_of_many_identities_share_a_ledger() -> None:
+    """Also one that fails stays apart; what a dead process left there the next append settles."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        driver, task = cluster.namespaces[0], await cluster.open("task")
+        names = [f"log{number:02}" for number in range(30)]
+        for name in names:
+            await driver.create_log(name)
+        writer = await task.open_staging_writer(identity="stream")
+        for version in range(1, 4):
+            for name in names:
+                await writer.write_batch(name, batch(f"{version}"))
+                extents = await writer.stage()
+                append = await driver.begin_append(f">{name}", version, staged_as="stream")
+                assert (await append.commit(extents)).committed
+                repeated = await driver.begin_append(f">{name}", version, staged_as="stream")
+                assert (await repeated.commit(extents)).already_committed
+        assert len(ledgers(cluster)) == 1
+        for name in names:
+            assert await payloads_of(await driver.open_log(name)) == ["1", "2", "3"]
+        for staged_as in (None, "other"):
+            append = await driver.begin_append(">clicks", 1, staged_as=staged_as)
+            with pytest.raises(ConfigurationError, match="staged as 'stream' cannot"):
+                await append.commit(extents)
+        assert len(staged_nodes(cluster)) == 1
+        cluster.stores["task"].expire()
+        await task._owner.aclose()
+        await cluster.stores["task"].aclose()
+        append = await driver.begin_append(">clicks", 1, staged_as="stream")
+        await append.commit([])
+        await driver.tidied()
+        assert staged_nodes(cluster) == []
+
+    on_log(body)
+
+
 async def writer_of(namespace: Namespace, parts: list[tuple[str, pa.RecordBatch]]) -> None:
     """Write parts with a writer of their own."""
     async with await namespace.open_staging_writer(identity="job") as writer:
@@ -126,15 +162,16 @@ def test_more_than_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ledgers_of_a_writer_are_settled_when_it_has_begun_others() -> None:
-    """Once all that was staged in them is committed; what is not committed stays."""
+    """Once what was staged last in them is committed; the one filled last may be about to be."""
 
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
         small = await cluster.open("small", config=replace(CONFIG, segment_bytes_max=1))
         async with await small.open_staging_writer(identity="job") as writer:
-            kept = []
-            for version in range(1, 5):
+            kept, staged = [], []
+            for version in range(1, 6):
                 await writer.write_batch("clicks", batch(f"{version}"))
                 extents = await writer.stage()
+                staged.append(extents[0].ledger_id)
                 if version == 2:
                     kept = extents
                 else:
@@ -142,9 +179,9 @@ def test_ledgers_of_a_writer_are_settled_when_it_has_begun_others() -> None:
                     assert (await append.commit(extents)).committed
                 await small.tidied()
             open_ledgers = {int(path.rpartition("/")[2]) for path in staged_nodes(cluster)}
-            assert open_ledgers == {kept[0].ledger_id, extents[0].ledger_id}
-        append = await small.begin_append("job", 5)
+            assert open_ledgers == {staged[1], *staged[3:]}
+        append = await small.begin_append("job", 6)
         assert (await append.commit(kept)).committed
-        assert await payloads_of(log) == ["1", "3", "4", "2"]
+        assert await payloads_of(log) == ["1", "3", "4", "5", "2"]
 
     on_log(body)
