@@ -224,11 +224,10 @@ class StreamOffset:
         """
         step = _Step(self)
         for log in sorted(self.logs.keys() | views.keys()):
-            known = self.logs.get(log)
             if log in views:
-                step.take(log, known, views[log])
-            elif known is not None:
-                step.keep(log, known)
+                step.take(log, self.logs.get(log), views[log])
+            else:
+                step.keep(log, self.logs[log])
         moved = StreamOffset(logs=step.logs, init=step.init)
         return (self if moved.logs == self.logs else moved), step.losses
 

@@ -57,15 +57,6 @@ class ActiveSegment:
         self.bytes_pushed = 0
         self._acked: _Acknowledged | None = None
 
-    def __repr__(self) -> str:
-        ledger_id = self.ledger.ledger_id
-        return f"<ActiveSegment {self.lssn} ledger={ledger_id} entries={self.entries_pushed}>"
-
-    @property
-    def timestamp_ms(self) -> int:
-        """The write time of the last entry pushed."""
-        return self._timestamp_ms
-
     @property
     def entries_acknowledged(self) -> int:
         """Entries known to be durable."""

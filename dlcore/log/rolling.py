@@ -12,8 +12,6 @@ class RollingPolicy:
     size_bytes_max: int
     age_max_ms: int
 
-    def should_roll(self, *, entry_count: int, size_bytes: int, age_ms: int) -> bool:
-        """Return whether the next entry goes to another segment; an empty one is never left."""
-        if entry_count == 0:
-            return False
+    def should_roll(self, *, size_bytes: int, age_ms: int) -> bool:
+        """Return whether the next entry goes to another segment than one that has some already."""
         return size_bytes >= self.size_bytes_max or age_ms >= self.age_max_ms

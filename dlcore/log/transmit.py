@@ -213,12 +213,6 @@ class Transmitter(Generic[_Ticket]):
         """Whether a group is complete; `next_group` gives it."""
         return bool(self._sealed)
 
-    def drop_queued(self) -> None:
-        """Forget what was accepted and not sent."""
-        self.seal()
-        self.pending_bytes -= sum(group.memory_bytes for group in self._sealed)
-        self._sealed.clear()
-
     @property
     def has_next(self) -> bool:
         """Whether a group should be sent now."""

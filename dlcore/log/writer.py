@@ -305,7 +305,6 @@ class AsyncLogWriter(Acceptor):
 
     def _should_roll(self, active: ActiveSegment) -> bool:
         return self._policy.should_roll(
-            entry_count=active.entries_pushed,
             size_bytes=active.bytes_pushed,
             age_ms=self._context.clock.now_ms() - active.started_ms,
         )

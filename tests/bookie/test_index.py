@@ -210,3 +210,21 @@ def test_both_copies_of_an_entry_are_found_the_newer_one_last() -> None:
         assert list(found.between(0, 9, 1)) == [(1, 10, 5)]
     assert sealed.columns().offsets.tolist() == [10, 20, 40, 30]
     assert sealed.columns().ledger_ids.tolist() == [1, 1, 1, 1]
+
+
+def test_compaction_finds_ledgers_rows_and_columns_of_each_other() -> None:
+    """Each ledger's part of the columns is its own, also one that has no entry."""
+    index = FileIndex(3)
+    fill(index, {(9, 4): (60, 61, 1), (1, 2): (50, 51, 0), (9, 5): (70, 71, 4)}, {5})
+    index.note_lac(7, 12)
+    sealed = read_at_100(b"".join(encode_footer_record(index, HEADER, offset=100, sequence=0)))
+    assert sealed is not None
+    assert sealed.ledger_ids() == [1, 5, 7, 9]
+    parts = {ledger_id: (part.start, part.stop) for ledger_id, part in sealed.ledger_rows()}
+    assert parts == {1: (0, 1), 5: (1, 1), 7: (1, 1), 9: (1, 3)}
+    for columns, order in ((sealed.columns(), [1, 9, 9]), (index.columns(), [9, 9, 1])):
+        assert columns.ledger_ids.tolist() == order
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        assert sorted(rows) == [(1, 2, 50, 51), (9, 4, 60, 61), (9, 5, 70, 71)]
+    assert [index.last_add_confirmed(each) for each in (1, 5, 7, 8, 9)] == [0, -1, 12, -1, 4]
+    assert [index.is_fenced(each) for each in (1, 5, 7, 8)] == [False, True, False, False]

@@ -64,3 +64,30 @@ def check_reads(
     assert first == 0 or recent.read(first - 1, 1) is None
     overwritten = rounded_up(len(content)) - RING_BYTES - 1
     assert overwritten < 0 or recent.read(overwritten, 1) is None
+
+
+def test_bytes_that_are_being_overwritten_are_not_read() -> None:
+    """An append says what it will overwrite before it does; only then are the new bytes there."""
+    recent = RecentBytes(mmap.mmap(-1, RING_BYTES), b"", 0)
+    for offset in range(0, RING_BYTES, BLOCK_BYTES):
+        list(recent.fill([bytes([offset // BLOCK_BYTES]) * BLOCK_BYTES], offset, BLOCK_BYTES))
+        recent.note_written(offset + BLOCK_BYTES)
+    assert recent.read(0, 1) == memoryview(b"\0")
+    next(recent.fill([b"n" * 10], RING_BYTES, 10))
+    assert recent.read(0, 1) is None
+    assert recent.read(BLOCK_BYTES, 1) == memoryview(b"\1")
+    assert recent.read(RING_BYTES, 10) is None  # not durable yet
+    recent.note_written(RING_BYTES + 10)
+    assert recent.read(RING_BYTES, 10) == memoryview(b"n" * 10)
+
+
+def test_an_append_longer_than_a_piece_is_several_writes() -> None:
+    """Each begins where the one before it ended, and the last one is padded."""
+    recent = RecentBytes(mmap.mmap(-1, RING_BYTES), b"", 0)
+    size = 2 * BLOCK_BYTES + 5
+    assert not recent.is_one_piece(0, size)
+    written = [(offset, b"".join(memory)) for offset, memory in recent.fill([b"x" * size], 0, size)]
+    assert written == [
+        (0, b"x" * 2 * BLOCK_BYTES),
+        (2 * BLOCK_BYTES, b"x" * 5 + bytes(BLOCK_BYTES - 5)),
+    ]

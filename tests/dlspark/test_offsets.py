@@ -15,7 +15,9 @@ import pytest
 
 from dlcore.errors import AlreadyTruncatedError, ConfigurationError, LogNotFoundError
 from dlcore.ids import DLSN
+from dlcore.log.scan import ExtentView, LogSnapshot, SegmentView
 from dlspark.offsets import LogPosition, LogView, StreamOffset
+from tests.fixtures.ledgers import metadata_of
 
 
 def view(
@@ -278,3 +280,64 @@ def test_random_walk_reads_every_record_once(seed: int) -> None:
         for entry in range(count)
     ]
     assert sorted(seen) == sorted(every)
+
+
+def snapshot(first: DLSN, end: DLSN, *segments: tuple[int, int, int, int]) -> LogSnapshot:
+    """Return a snapshot with segments (lssn, first sequence id, entries, records)."""
+    views = []
+    for lssn, start, entries, records in segments:
+        extent = ExtentView(
+            ledger=metadata_of((0, "ABC")),
+            first_entry_id=0,
+            last_entry_id=entries - 1,
+            base_entry_id=0,
+            start_sequence_id=start,
+            record_count=records,
+            size_bytes=1,
+            first_txid=0,
+            last_txid=0,
+        )
+        views.append(SegmentView(lssn=lssn, start_sequence_id=start, extents=(extent,)))
+    return LogSnapshot(log="clicks", log_id="i", first=first, end=end, segments=tuple(views))
+
+
+@pytest.mark.parametrize(
+    ("first", "end", "counts"),
+    [
+        (DLSN(2, 0, 0), DLSN(3, 4, 0), (20, 58)),
+        (DLSN(2, 3, 0), DLSN(3, 0, 0), (50, 50)),  # the end of a segment, and a beginning
+        (DLSN(2, 1, 0), DLSN(3, 4, 2), (None, None)),  # within entries
+        (DLSN(1, 0, 0), DLSN(4, 0, 0), (None, None)),  # of segments that are not there
+    ],
+)
+def test_records_before_a_position_are_counted_where_segments_tell(
+    first: DLSN, end: DLSN, counts: tuple[int | None, int | None]
+) -> None:
+    """Where they do not, nothing is read to find out."""
+    found = LogView.of(snapshot(first, end, (2, 20, 3, 30), (3, 50, 4, 8)))
+    assert (found.log_id, found.first, found.end) == ("i", first, end)
+    assert (found.first_sequence_id, found.end_sequence_id) == counts
+    assert not found.is_empty
+    assert LogView.of(snapshot(first, first)).is_empty
+
+
+def test_a_new_log_whose_first_records_are_gone_is_a_loss() -> None:
+    """It was written and truncated between two batches: the query has missed records."""
+    start = initial(a="1:0:0")
+    moved, losses = start.advanced({"b": view("2:9:0", first="2:3:0", counts=(30, 90))})
+    (loss,) = losses
+    assert str(loss) == (
+        "log 'b': records from 1:0:0 up to 2:3:0 (exclusive) were truncated; it holds "
+        "2:3:0 … 2:9:0 (exclusive)"
+    )
+    assert loss.error is AlreadyTruncatedError
+    assert as_text(start.ranges_to(moved)) == ["b 2:3:0-2:9:0"]
+    assert moved.logs["a"] == start.logs["a"]
+
+
+def test_a_log_that_is_followed_and_was_never_there_is_nothing() -> None:
+    """Deleted before the query heard of it."""
+    start = initial(a="1:0:0")
+    moved, losses = start.advanced({"a": view("1:0:0"), "b": None})
+    assert moved is start
+    assert losses == []

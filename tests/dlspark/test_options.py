@@ -203,3 +203,18 @@ def test_wrong_write_options(options: dict[str, str], mode: Mode, words: list[st
         WriteOptions.parse(LOG | options, mode)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_each_log_of_a_batch_may_have_bounds_of_its_own() -> None:
+    """Only bounds of one log and one kind are compared."""
+    options = {
+        "uri": URI,
+        "logs": "clicks,views",
+        "startingOffsets": '{"clicks": "3:0:0", "views": "earliest"}',
+        "endingOffsets": '{"clicks": "3:0:0", "views": "1:0:0"}',
+    }
+    parsed = ReadOptions.parse(options, Mode.BATCH)
+    assert parsed.start == PositionsByLog({"clicks": DLSN(3, 0, 0), "views": Edge.EARLIEST})
+    assert parsed.end == PositionsByLog({"clicks": DLSN(3, 0, 0), "views": DLSN(1, 0, 0)})
+    mixed = parse(startingOffsets='{"clicks": "3:0:0"}', endingTxid="1")
+    assert mixed.end == TxidBound(1)

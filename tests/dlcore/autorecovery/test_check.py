@@ -108,3 +108,14 @@ def test_no_answer_is_unknown_and_never_missing() -> None:
     assert not c.is_complete
     answers_of_c = {bookie("C"): Unknown("no route")}
     assert check_ledger(metadata, answers_of_c)[2].unknown == "no route"
+
+
+def test_what_a_bookie_holds_behind_a_fragment_is_of_no_account() -> None:
+    """It may be of a later ensemble of the same ledger."""
+    quorum = quorum_of(3, 3, 2)
+    ensemble = metadata_of((0, "ABC"), state=LedgerState.CLOSED, last_entry_id=9)
+    (fragment,) = fragments_of(ensemble)
+    assert missing_ranges(quorum, fragment, 0, ranges_of(0, 1, 2, 12, 13)) == (
+        EntryRange(first_entry_id=3, last_entry_id=9),
+    )
+    assert missing_ranges(quorum, fragment, 0, ranges_of(*range(10), 40)) == ()

@@ -303,3 +303,14 @@ def test_large_ensembles_come_to_an_end(racks: str, seed: int) -> None:
         rng=random.Random(seed),
     )
     assert len(set(chosen)) == 18
+
+
+def test_of_several_replacements_those_that_keep_an_enforced_rule_are_made() -> None:
+    """The first ones: all at once would leave every write set in one rack."""
+    topology = topology_of("xyxxx", config=ENFORCED)
+    rng = random.Random(0)
+    for positions, chosen_positions in (([0, 1], {0}), ([1], set()), ([0, 2], {0, 2})):
+        chosen = choose_replacements(
+            bookies("DE"), ensemble=bookies("ABC"), positions=positions, topology=topology, rng=rng
+        )
+        assert chosen.keys() == chosen_positions

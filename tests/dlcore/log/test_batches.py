@@ -13,14 +13,18 @@ from dlcore.errors import (
     LogRecordTooLongError,
     TransactionIdOutOfOrderError,
 )
-from dlcore.ids import TXID_MAX
+from dlcore.ids import DLSN, TXID_MAX
 from dlcore.log.batches import (
+    READ_SCHEMA,
     RECORD_OVERHEAD_BYTES,
     batch_of,
     byte_log_batch,
     check_txids,
     cut,
     first_row_not_less,
+    payload_offsets,
+    read_batch,
+    read_batch_of,
 )
 from dlcore.log.entry import (
     BYTE_LOG_SCHEMA,
@@ -29,6 +33,7 @@ from dlcore.log.entry import (
     encode_entry,
     ipc_options,
 )
+from dlcore.records import LogRecordWithDLSN
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -147,3 +152,34 @@ def test_searching_a_transaction_id() -> None:
     assert [first_row_not_less(batch, txid) for txid in (0, 1, 2, 3, 4, 5, 6)] == [
         0, 0, 1, 1, 3, 3, 4,
     ]  # fmt: skip
+
+
+def test_rows_are_read_with_their_positions() -> None:
+    """As a batch of one entry, and as records that were taken one by one: the same rows."""
+    batch = batch_of([5, 5, 7], [b"a", b"", b"c"])
+    rows = read_batch(
+        batch, lssn=3, entry_id=8, first_slot=1, sequence_id=40, timestamp_ms=1_700_000_000_123
+    )
+    records = [
+        LogRecordWithDLSN(
+            txid=txid,
+            payload=payload,
+            dlsn=DLSN(3, 8, 1 + row),
+            sequence_id=40 + row,
+            timestamp_ms=1_700_000_000_123,
+        )
+        for row, (txid, payload) in enumerate([(5, b"a"), (5, b""), (7, b"c")])
+    ]
+    assert rows.schema == READ_SCHEMA
+    assert read_batch_of(records).equals(rows)
+    assert rows.column(0).to_pylist() == [3, 3, 3]
+    assert rows.column(2).to_pylist() == [1, 2, 3]
+    assert rows.column(4).to_pylist() == [40, 41, 42]
+    assert read_batch_of([]).schema == READ_SCHEMA
+
+
+def test_nothing_is_cut_to_nothing() -> None:
+    """Arrow gives an empty column no buffer of offsets, or any."""
+    for empty in (batch_of([], []), batch_of([1, 2], [b"a", b"b"]).slice(2)):
+        assert payload_offsets(empty).tolist() == [0]
+        assert cut(empty, entry_bytes=100) == []

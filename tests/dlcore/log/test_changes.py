@@ -16,6 +16,7 @@ from dlcore.errors import EndOfStreamError, TransactionIdOutOfOrderError, Unexpe
 from dlcore.ids import DLSN, TXID_MAX
 from dlcore.log import codec
 from dlcore.log.changes import (
+    Piece,
     SegmentLimits,
     plan_append,
     plan_complete,
@@ -387,3 +388,28 @@ def test_random_changes(seed: int) -> None:
     left = {segment.lssn for segment in world.tree.state.segments}
     gone = [e.ledger_id for n, each in world.segments.items() if n not in left for e in each]
     assert world.released == Counter(gone)
+
+
+def test_a_deleted_log_goes_with_its_open_segment() -> None:
+    """Which has no node as long as it has no chunk: only the head is written, and forgets it."""
+    tree = written(7)
+    tree.apply(plan_start(PATHS, tree.at, ledger_id=8, now_ms=4))
+    *ops, put = plan_delete(NAMESPACE, LOG, tree.at)[:1]
+    assert not ops
+    assert isinstance(put, Put)
+    head = codec.decode_head(put.value, path="")
+    at = VersionedHead(log=LOG, head=head, version=tree.at.version + 1)
+    extents = (tree.state.segments[-1].extents,)
+    pieces = [
+        Piece(lssn=1, chunk=None, extents=(final(7),)),
+        Piece(lssn=2, chunk=None, extents=extents[0], has_node=False),
+    ]
+    change = plan_remove(PATHS, at, pieces, [Delete("/released")])
+    assert kinds_of(change) == [
+        (Delete, PATHS.segment(1)),
+        (Delete, "/released"),
+        (Put, PATHS.head),
+    ]
+    after = change.after.head
+    assert (after.first_lssn, after.first_chunk, after.segment) == (3, 0, None)
+    assert after.first_active == (3, 0, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,16 @@ def entry(compression: str = "none") -> bytes:
         options=ipc_options(compression),
     )
     return b"".join(parts)
+
+
+def with_header(header: EntryHeader) -> bytes:
+    """Return an entry of `BATCH` whose header says something else of its records."""
+    parts = move_entry(
+        entry(), records_before=header.records_before, floor_ms=0, assigned_txid=None
+    )
+    head = bytearray(parts[0])
+    struct.pack_into(">I", head, 4, header.record_count)
+    return bytes(head) + bytes(parts[1])
 
 
 def decode(body: bytes) -> tuple[EntryHeader, pa.RecordBatch]:
@@ -80,3 +91,18 @@ def test_flags_that_are_not_known_are_refused() -> None:
     body[1] = 2
     with pytest.raises(InvalidEntryError, match="flags 0x2"):
         decode_entry_header(bytes(body))
+
+
+def test_an_entry_that_is_none_is_refused() -> None:
+    """Its checksum held: so it was written like that, by another version or a defect."""
+    body = entry()
+    with pytest.raises(InvalidEntryError, match="entry body of 10 bytes is shorter than its head"):
+        decode_entry_header(body[:10])
+    for records, before in ((0, 40), (3, -1)):
+        header = replace(HEADER, record_count=records, records_before=before)
+        with pytest.raises(InvalidEntryError, match=f"entry with {records} records, {before} be"):
+            decode_entry_header(with_header(header))
+    with pytest.raises(InvalidEntryError, match="an entry's Arrow batch does not parse"):
+        decode_entry_batch(body[:-20], HEADER)
+    with pytest.raises(InvalidEntryError, match="has 3 records, its header says 4"):
+        decode_entry_batch(body, replace(HEADER, record_count=4))

@@ -14,6 +14,7 @@ from dlcore.log.merging import (
     MergePolicy,
     MergeRun,
     StoredSegment,
+    lssn_to_merge,
     merged_extent,
     plan_fold,
     plan_merge,
@@ -25,6 +26,7 @@ from dlcore.log.metadata import (
     Chunk,
     LogHead,
     LogKey,
+    OpenSegment,
     SegmentEnd,
     Totals,
     VersionedHead,
@@ -281,3 +283,28 @@ def test_few_extents_of_a_completed_segment_lie_in_one_node(
         assert read_nodes(nodes, 0) == (list(stored.extents), 0)
         assert nodes.keys() == {PATHS.segment(LSSN)}
         assert (change.after.head.merges, change.after.head.merged_lssns) == (1, (LSSN,))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "asks_for"),
+    [
+        ((3, None), (3, 0), None),  # the log's first append
+        ((3, 7), (3, 7), None),
+        ((3, 6), (3, 7), None),
+        ((3, 7), (3, 8), 3),  # once in eight chunks
+        ((3, 7), (3, 25), 3),
+        ((3, 8), (3, 15), None),
+        ((3, 2), (4, 0), 3),  # completed: what it has is all that it will have
+        ((3, 2), (6, 0), 3),
+    ],
+)
+def test_a_commit_asks_for_upkeep_when_a_segment_is_completed_or_has_grown(
+    before: tuple[int, int | None], after: tuple[int, int | None], asks_for: int | None
+) -> None:
+    """By what was there before it and after it, not by a look at the log."""
+
+    def head(max_lssn: int, chunks: int | None) -> LogHead:
+        segment = OpenSegment(created_ms=1, start_sequence_id=0, chunk_count=chunks or 0)
+        return LogHead(max_lssn=max_lssn, segment=None if chunks is None else segment)
+
+    assert lssn_to_merge(head(*before), head(*after)) == asks_for

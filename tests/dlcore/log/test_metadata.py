@@ -17,6 +17,7 @@ from dlcore.log.metadata import (
     CommitRecord,
     LockHolder,
     LogHead,
+    LogState,
     OpenSegment,
     SegmentEnd,
     StagedLedger,
@@ -24,7 +25,7 @@ from dlcore.log.metadata import (
     pack,
     unpack,
 )
-from dlcore.log.segment import Extent
+from dlcore.log.segment import Extent, LogSegment, SegmentState
 from tests.fixtures.log_states import LOG
 
 if TYPE_CHECKING:
@@ -57,6 +58,21 @@ END = SegmentEnd(
     packed=pack([EXTENT]),
 )
 CHUNK = Chunk(first_entry_id=0, first_sequence_id=0, packed=pack([EXTENT]))
+
+
+def state_of(lssns: tuple[int, ...], open_at: tuple[int, ...]) -> LogState:
+    """Return a view of a log whose last segment is 3, with these segments."""
+    segments = tuple(
+        LogSegment(
+            lssn=lssn,
+            state=SegmentState.IN_PROGRESS if lssn in open_at else SegmentState.COMPLETED,
+            created_ms=1,
+            start_sequence_id=0,
+            extents=(),
+        )
+        for lssn in lssns
+    )
+    return LogState(log=LOG, head=LogHead(max_lssn=3), version=1, segments=segments)
 
 
 def numbers(top: int = 2**63 - 1) -> st.SearchStrategy[int]:
@@ -186,3 +202,41 @@ def test_no_entry_is_committed_twice(offers: list[tuple[int, int]]) -> None:
     assert staged.released(count).extents == 0
     with pytest.raises(UnexpectedError, match="are counted"):
         staged.released(count + 1)
+
+
+@pytest.mark.parametrize(
+    ("lssns", "open_at", "message"),
+    [
+        ((1, 3), (), r"log 'clicks': its segments are \[1, 3\], expected consecutive.*up to 3"),
+        ((1, 2), (), r"its segments are \[1, 2\].*up to 3"),
+        ((2, 3), (2, 3), r"log 'clicks': segments \[2\] are in progress, not the last"),
+    ],
+)
+def test_a_view_of_a_log_that_contradicts_itself_is_refused(
+    lssns: tuple[int, ...], open_at: tuple[int, ...], message: str
+) -> None:
+    """Nothing is read by it: whoever made it missed a segment."""
+    with pytest.raises(UnexpectedError, match=message):
+        state_of(lssns, open_at)
+
+
+def test_a_view_may_leave_out_segments_at_its_front() -> None:
+    """They are not asked for then."""
+    state = state_of((2, 3), (3,))
+    assert state.name == "clicks"
+    assert [state.segment(lssn) for lssn in (1, 2, 3, 4)] == [None, *state.segments, None]
+    assert state_of((), ()).segment(1) is None
+
+
+def test_of_many_committed_ranges_the_lowest_gaps_close() -> None:
+    """What lies in a closed gap counts as committed: refused rather than doubled."""
+    staged = STAGED
+    for number in range(COMMITTED_RUNS_MAX + 1):
+        after = staged.with_committed([(10 * number, 10 * number)])
+        assert after is not None
+        staged = after
+    assert len(staged.committed) == COMMITTED_RUNS_MAX
+    assert staged.committed[:2] == ((0, 10), (20, 20))
+    assert staged.with_committed([(5, 6)]) is None
+    assert staged.with_committed([(15, 16)]) is not None
+    assert staged.extents == COMMITTED_RUNS_MAX + 1

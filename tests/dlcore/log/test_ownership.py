@@ -125,3 +125,29 @@ def test_final_states_are_final(seed: int) -> None:
             assert not machine.is_owner
         if rng.random() < 0.02:
             machine.release()
+
+
+def test_a_log_that_moved_on_denies_only_whom_it_left_behind() -> None:
+    """Found while the lock is taken back: an owner and one who still waits hear nothing of it."""
+    machine = owned()
+    assert machine.handle(LogMoved()) == []
+    assert machine.handle(SessionExpired()) == [Suspended()]
+    assert machine.handle(SessionResumed()) == [TryLock(guarded=True)]
+    assert machine.handle(LogMoved()) == [Denied("")]
+    assert machine.state is OwnershipState.DENIED
+    waiting = Ownership(waits=True)
+    waiting.start()
+    assert waiting.handle(LogMoved()) == []
+    assert waiting.state is OwnershipState.ACQUIRING
+
+
+def test_releasing_ends_it() -> None:
+    """Nothing follows, whatever comes late; what it tried may have left a node."""
+    machine = Ownership(waits=True)
+    machine.start()
+    machine.attempted("t1")
+    machine.release()
+    for event in (LockTaken(), LockChanged(), SessionExpired(), SessionResumed(), LogMoved()):
+        assert machine.handle(event) == []
+    assert machine.state is OwnershipState.RELEASED
+    assert machine.has_attempted

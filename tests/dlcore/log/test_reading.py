@@ -17,6 +17,7 @@ from dlcore.log.changes import (
     plan_start,
     plan_truncate,
 )
+from dlcore.log.metadata import LogState
 from dlcore.log.reading import EndOfStream, FollowExtent, ReadCursor, ReadExtent, WaitForChange
 from tests.fixtures.log_states import PATHS, Tree, final, removable, staged, written
 
@@ -278,3 +279,29 @@ def test_random_changes_and_reads(seed: int) -> None:
         entries = [entry for each, entry in delivered if each == ledger]
         assert entries == list(range(entries[0], entries[0] + len(entries)))
         assert entries[0] == (0 if ledger in world.pushed else 6)
+
+
+def test_a_segment_that_vanished_is_not_passed_over() -> None:
+    """A state that begins later than the reader stands, although nothing was truncated."""
+    state = written(7, 8).state
+    later = LogState(
+        log=state.log, head=state.head, version=state.version, segments=state.segments[1:]
+    )
+    with pytest.raises(UnexpectedError, match="log 'clicks': segment 1 is missing before 2"):
+        cursor_at(DLSN.INITIAL).plan(later)
+
+
+def test_whether_truncated_records_were_read_is_not_guessed() -> None:
+    """Truncated into a segment that the state leaves out: nobody can tell that all was read."""
+    tree = written(7, 8)
+    cursor = cursor_at(DLSN.INITIAL, skips_truncated=False)
+    step = cursor.plan(tree.state)
+    assert isinstance(step, ReadExtent)
+    deliver_all(cursor, step)
+    change = plan_truncate(PATHS, tree.at, DLSN(2, 1, 0))
+    assert change is not None
+    state = tree.apply(change).state
+    head = state.head
+    without = LogState(log=state.log, head=head, version=state.version, segments=())
+    with pytest.raises(AlreadyTruncatedError, match=r"position 1:3:0 was truncated away, .*2:1:0"):
+        cursor.plan(without)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -13,6 +14,7 @@ from dlcore.errors import ConfigurationError
 from dlcore.ids import DLSN, BookieId
 from dlcore.ledger.metadata import Ensemble, LedgerMetadata, LedgerState
 from dlcore.log.scan import ExtentView, LogSnapshot, ScanRange, SegmentView
+from tests.fixtures.log_states import staged
 
 BOOKIES = tuple(BookieId(f"bookie-{i}", f"{i:032x}") for i in range(4))
 
@@ -193,3 +195,30 @@ def test_a_split_needs_a_number() -> None:
     (part, *_) = SNAPSHOT.scans(SNAPSHOT.first, SNAPSHOT.end)
     with pytest.raises(ConfigurationError, match="entries_per_part=0"):
         part.split(0)
+
+
+def test_extents_outside_of_a_range_have_no_part_of_it() -> None:
+    """And sums are those of the extents."""
+    segment = snapshot_of([3, 4]).segments[0]
+    first, second = segment.extents
+    assert (segment.entry_count, segment.record_count, segment.size_bytes) == (7, 70, 700)
+    assert first.clipped(first=3, end=7) is None
+    assert second.clipped(first=0, end=3) is None
+    assert second.clipped(first=5, end=5) is None
+    assert second.clipped(first=0, end=7) is second
+    part = second.clipped(first=4, end=6)
+    assert part is not None
+    assert (part.first_entry_id, part.last_entry_id, part.base_entry_id) == (6, 7, 4)
+    assert (part.record_count, part.size_bytes) == (20, 200)
+    assert (first.ledger_id, second.ledger_id) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"record_count": 0}, {"first_entry_id": -1}, {"first_entry_id": 8}]
+)
+def test_a_staged_extent_that_holds_nothing_is_refused(wrong: dict[str, int]) -> None:
+    """It comes from another process, and would be appended to a log."""
+    with pytest.raises(ConfigurationError, match="not a staged extent"):
+        replace(staged(7), **wrong)  # type: ignore[arg-type]  # any field
+    assert not staged(7).has_txids
+    assert staged(7, txids=(0, 0)).has_txids

@@ -15,7 +15,7 @@ from dlcore.errors import (
 )
 from dlcore.ids import TXID_MAX
 from dlcore.log.batches import batch_of
-from dlcore.log.transmit import Slice, Transmitter, checked_payload
+from dlcore.log.transmit import Slice, Transmitter, Unwritten, checked_payload
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -164,3 +164,30 @@ def test_batches_and_records_concatenate_without_copying_small_parts() -> None:
     batch: pa.RecordBatch = batch_of([1], [b"a"])
     transmitter.add_slices([Slice(batch, 1, 1, 13)])
     assert transmitter.next_group().batch() is batch
+
+
+def test_transaction_ids_are_integers() -> None:
+    """A text or a float is no id; it would be refused by Arrow much later."""
+    for txid in ("5", 5.0, None):
+        with pytest.raises(ConfigurationError, match=f"txid={txid!r}: expected an integer"):
+            checked_payload(txid, b"", last_txid=0)  # type: ignore[arg-type]
+
+
+def test_what_was_not_written_is_told_in_words() -> None:
+    """Of the queue in the order of writing: in flight, waiting, and not full yet."""
+    transmitter: Transmitter[str] = Transmitter(entry_bytes=300)
+    assert transmitter.unacknowledged() is None
+    transmitter.add_record(5, b"a")
+    assert str(transmitter.unacknowledged()) == "1 record, transaction id 5"
+    transmitter.next_group()
+    transmitter.add_record(7, b"b" * 250)
+    transmitter.add_record(9, b"c" * 250)
+    transmitter.add_record(9, b"d")
+    unwritten = transmitter.unacknowledged()
+    assert unwritten == Unwritten(4, 5, 9)
+    assert str(unwritten) == "4 records, transaction ids 5 to 9"
+    transmitter.acknowledged()
+    more = Unwritten.of(batch_of([11, 12, 30], [b"", b"", b""]))
+    joined = Unwritten.joined([transmitter.unacknowledged(), None, more])
+    assert joined == Unwritten(6, 7, 30)
+    assert Unwritten.joined([None]) is None
