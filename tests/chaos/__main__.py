@@ -9,6 +9,7 @@ import secrets
 import sys
 
 from tests.chaos.disks import enter_mount_namespace
+from tests.chaos.parent import interrupt_at_end_of_stdin
 from tests.chaos.plan import KINDS
 from tests.chaos.run import plan_of, run_chaos
 
@@ -21,6 +22,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60, help="of faults (default: 60)")
     parser.add_argument("--seed", type=int, action="append", help="default: one at random")
     parser.add_argument("--plan", action="store_true", help="print the plan and do nothing")
+    parser.add_argument(
+        "--watch-parent", action="store_true", help="stop when standard input reaches its end"
+    )
     parser.add_argument("--quiet", action="store_true", help="print the reports alone")
     parser.add_argument("--keep", action="store_true", help="keep all data and logs in any case")
     parser.add_argument(
@@ -28,6 +32,8 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)  # what the checker's own connections meet is no news
+    if arguments.watch_parent:
+        interrupt_at_end_of_stdin()
     kinds = arguments.only or KINDS
     seeds = arguments.seed or [secrets.randbelow(1_000_000)]
     has_failed = False

@@ -16,41 +16,62 @@ from tests.chaos.services import REPOSITORY
 
 SEED = 2
 SECONDS = 22
+COMMAND = [sys.executable, "-m", "tests.chaos", "--watch-parent", "--seed", str(SEED)]
 
 
 @pytest.mark.integration
 @pytest.mark.timeout(900)  # the run has bounds of its own, for a very busy machine
-def test_nothing_is_lost_doubled_or_out_of_order() -> None:
+def test_nothing_is_lost_doubled_or_out_of_order(tmp_path: Path) -> None:
     """The run itself judges; here it is checked that it did what it should."""
-    command = [sys.executable, "-m", "tests.chaos", "--seed", str(SEED), "--seconds", str(SECONDS)]
-    run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-5000:]
-    assert "lost 0, doubled 0, out of order 0\n" in run.stdout
-    assert run.stderr == ""
-    told = dict(re.findall(r"^(faults|not possible here): (.*)$", run.stdout, re.MULTILINE))
+    errors = tmp_path / "errors"
+    with (
+        errors.open("w") as stderr,
+        subprocess.Popen(
+            [*COMMAND, "--seconds", str(SECONDS)],
+            cwd=REPOSITORY,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        ) as run,
+    ):
+        assert run.stdout is not None
+        output = run.stdout.read()
+    assert run.returncode == 0, output[-5000:] + errors.read_text()[-5000:]
+    assert "lost 0, doubled 0, out of order 0\n" in output
+    assert errors.read_text() == ""
+    told = dict(re.findall(r"^(faults|not possible here): (.*)$", output, re.MULTILINE))
     done = {kind for kind in KINDS if re.search(rf"\b{kind} \d", told["faults"])}
     impossible = {kind for kind in KINDS if kind in told["not possible here"]}
     assert done | impossible == set(KINDS)
-    counts = re.search(r"appended (\d+), acknowledged (\d+), read back (\d+)", run.stdout)
+    counts = re.search(r"appended (\d+), acknowledged (\d+), read back (\d+)", output)
     assert counts is not None
     appended, acknowledged, read = map(int, counts.groups())
     assert appended >= read >= acknowledged > 100
 
 
 @pytest.mark.integration
-def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
-    """Ctrl-C in the middle of faults: every process ends, and the folder is gone."""
-    command = [sys.executable, "-m", "tests.chaos", "--seed", str(SEED), "--seconds", "60"]
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+@pytest.mark.parametrize("why", ["Ctrl-C", "its parent is gone"])
+def test_an_interrupt_leaves_nothing_behind(tmp_path: Path, why: str) -> None:
+    """In the middle of faults: every process ends, and the folder is gone."""
     with subprocess.Popen(
-        command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, env=environment
+        [*COMMAND, "--seconds", "60"],
+        cwd=REPOSITORY,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
     ) as run:
+        assert run.stdin is not None
         assert run.stdout is not None
         for line in run.stdout:
             if "kill" in line or "pause" in line:
                 break
         assert processes_that_name(tmp_path)
-        run.send_signal(signal.SIGINT)
+        if why == "Ctrl-C":
+            run.send_signal(signal.SIGINT)
+        else:
+            run.stdin.close()
         assert run.stdout.read().endswith("interrupted\n")
     assert run.returncode == 130
     assert processes_that_name(tmp_path) == []
