@@ -18,6 +18,7 @@ from bookie.eager import start
 from bookie.read_streams import FollowStream, RangeStream
 from dlcore.errors import BadRequestError, BookieOverloadedError, BookieUnavailableError, DLError
 from dlcore.wire.bookie_end import BookieEnd
+from dlcore.wire.frames import total_bytes
 from dlcore.wire.keepalive import Keepalive
 from dlcore.wire.messages import (
     CHUNK_BYTES_MAX,
@@ -531,7 +532,7 @@ class Connection(asyncio.BufferedProtocol):
             message = await stream.advance(held)
             if message is None or stream.request_id not in self._streams:
                 return
-            size = sum(map(len, message.frames))
+            size = total_bytes(message.frames)
             budget.give(held - size)
             held = size
             if isinstance(message, Chunk) and message.is_last:

@@ -32,11 +32,11 @@ from bookie.entry_log_format import (
     encode_record_header,
     file_header_bytes,
     file_name,
-    frame_crc,
 )
 from bookie.index import FileIndex, encode_footer_record
 from bookie.replay import NOTE_BYTES, WritePosition, note_newest
 from dlcore.errors import BookieStorageError, BookieUnavailableError
+from dlcore.ledger.digest import frame_check
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -171,7 +171,11 @@ class EntryLog:
 
     def is_durable(self, location: Location) -> bool:
         """Return whether the record at `location` survives a crash."""
-        return (location.file_number, location.offset) < self._durable
+        return self.is_durable_at(location.file_number, location.offset)
+
+    def is_durable_at(self, number: int, offset: int) -> bool:
+        """Return whether the record around `offset` of file `number` survives a crash."""
+        return (number, offset) < self._durable
 
     def durable_offset(self, number: int) -> int:
         """Return the offset in file `number` below which everything is durable."""
@@ -197,7 +201,10 @@ class EntryLog:
     def copy_entry(self, frame: EntryFrame) -> None:
         """Accept a verified frame of which nobody waits to hear; `flush` makes it durable."""
         current = self._append(
-            RecordType.ENTRY, frame.data, payload_crc=frame_crc(frame.data), ledger=frame.ledger_id
+            RecordType.ENTRY,
+            frame.data,
+            payload_crc=frame_check(frame.data),
+            ledger=frame.ledger_id,
         )
         current.index.add_entry(
             ledger_id=frame.ledger_id,

@@ -18,8 +18,8 @@ its own, a random number that its header states.
 Behind the last record of a file that is being written come zeros, or bytes of an earlier life, or
 both.  A sealed file ends with its footer.
 
-An entry's frame carries the checksum of its body; the record repeats
-it and covers it with the header's, so the body is summed once.
+An entry's frame carries a check of its own, which stands for the payload's CRC32C in its record; so
+the body is summed once.
 
 The batch offset is where the group-committed batch of the record begins.  A batch is written only
 when the one before it is durable.  So a record whose batch begins behind an unreadable place proves
@@ -37,10 +37,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import crc32c
 
 from dlcore.errors import BookieStorageError
-from dlcore.ledger.digest import FRAME_HEADER_BYTES, BytesLike
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from dlcore.ledger.digest import BytesLike
 
 FILE_SUFFIX = ".log"
 _FILE_MAGIC = b"DLOGBK\r\n"
@@ -48,7 +49,6 @@ _FILE_VERSION = 1
 _FILE_FIXED = struct.Struct(">8sHHIQ16s16sI")
 _LIVE_FILE = struct.Struct(">QQ")
 _CRC = struct.Struct(">I")
-_FRAME_CRC_OFFSET = FRAME_HEADER_BYTES - _CRC.size
 
 _RECORD = struct.Struct(">HBBIQQIII")
 _RECORD_MAGIC = 0xB10C
@@ -263,12 +263,6 @@ def find_record_after(
             return record
         position = data.find(_RECORD_MAGIC_BYTES, position + 1)
     return None
-
-
-def frame_crc(frame: BytesLike) -> int:
-    """Return the checksum that an entry's frame carries."""
-    (checksum,) = _CRC.unpack_from(frame, _FRAME_CRC_OFFSET)
-    return int(checksum)
 
 
 def encode_fence(ledger_id: int) -> bytes:

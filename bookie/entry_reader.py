@@ -26,9 +26,10 @@ from bookie.entry_log_format import (
 )
 from bookie.index import LedgerEntries, SealedIndex, read_footer
 from bookie.listed_ranges import ListedRanges
+from bookie.small_entries import EntryRun, first_run, joined
 from dlcore.errors import BookieStorageError, DigestMismatchError
 from dlcore.ids import INVALID_ENTRY_ID
-from dlcore.ledger.digest import EntryFrame, decode_frame
+from dlcore.ledger.digest import EntryFrame, decode_frame, is_sound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -38,12 +39,15 @@ if TYPE_CHECKING:
     from bookie.damage import DamageLog
     from bookie.disk_port import Disk, DiskFile
     from bookie.ledger_state import LedgerState
+    from dlcore.wire.frames import FrameRun
 
 _GAP_BYTES_MAX = 16 * 1024
 """Frames this close in a file are read together: copying a gap is cheaper than another call."""
 _RUN_BYTES_MAX = 4 * 1024 * 1024
 _ENTRY_ID_MAX = 2**63 - 1
 _NO_IDS = np.array([], np.int64)
+_RUN_ENTRIES_MAX = 4096
+"""Small entries looked up, read and sent together."""
 _LOOKUP_COUNT = 256
 """Entries looked up at a time while a chunk is filled."""
 
@@ -165,6 +169,35 @@ class EntryReader:
             if not found:
                 break
         return chunk
+
+    def find_run(self, ledger_id: int, wanted: range, *, bytes_max: int) -> EntryRun | None:
+        """Return where the first `wanted` entries are, if they are many small neighbours.
+
+        None: they are not, or more than one file may hold them; `find_all` finds them all.
+        """
+        sources = self._sources(ledger_id, wanted.start, wanted.stop - 1)
+        source = next(sources, None)
+        if source is None:
+            return None
+        _, number, entries = source
+        newer = next(sources, None)
+        columns = entries.columns_between(wanted.start, wanted.stop - 1, _RUN_ENTRIES_MAX)
+        run = first_run(*columns, wanted=wanted, bytes_max=bytes_max, file_number=number)
+        is_alone = newer is None or run is None or run.entry_ids[-1] < newer[0]
+        return run if is_alone else None
+
+    async def read_run(self, ledger_id: int, run: EntryRun) -> FrameRun | None:
+        """Return the verified frames of a run that is durable; None if not all can be had."""
+        file = self._file(run.file_number)
+        if file is None:
+            return None
+        start = int(run.offsets[0])
+        try:
+            data = await file.read(start, int(run.offsets[-1] + run.sizes[-1]) - start)
+        except BookieStorageError:
+            return None
+        frames = joined(data, run)
+        return frames if is_sound(frames, ledger_id=ledger_id, entry_ids=run.entry_ids) else None
 
     def find_confirmed(
         self, ledger_id: int, first_entry_id: int, *, bytes_max: int

@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from bookie.entry_log_format import frame_crc
 from bookie.space import Claim
 from dlcore.errors import BadRequestError, BookieStorageError, LedgerFencedError
+from dlcore.ledger.digest import frame_check
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -67,7 +67,7 @@ class HeldEntries:
             if frame is not None:
                 break
             checksum = await parts.reader.stated_checksum(held)
-            if checksum is not None and checksum != frame_crc(entry.data):
+            if checksum is not None and checksum != frame_check(entry.data):
                 break
             replacement = self._replacements.get((entry.ledger_id, entry.entry_id))
             if replacement is not None:

@@ -102,6 +102,22 @@ class LedgerEntries(NamedTuple):
             strict=True,
         )
 
+    def columns_between(
+        self, first_entry_id: int, last_entry_id: int, count_max: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return ids, offsets and sizes of the first `count_max` entries of the range.
+
+        They are copies: an array of which there is a view cannot grow.
+        """
+        start = bisect.bisect_left(self.entry_ids, first_entry_id)
+        end = bisect.bisect_right(self.entry_ids, last_entry_id, start)
+        part = slice(start, min(end, start + count_max))
+        return (
+            np.array(self.entry_ids[part], np.int64),
+            np.array(self.offsets[part], np.int64),
+            np.array(self.sizes[part], np.int64),
+        )
+
 
 class EntryColumns(NamedTuple):
     """All entries of one sealed file; equal lengths, by ledger and entry."""

@@ -37,6 +37,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
+import numpy as np
+
 from bookie.disk_port import DiskFullError, DiskSpace
 from bookie.file_calls import (
     allocated_bytes,
@@ -162,7 +164,8 @@ class RealFile:
         recent = None if self._recent is None else self._recent.read(offset, size)
         if recent is not None:
             return recent
-        buffer = bytearray(size)
+        # Not zeroed: it is handed out only once every byte was read.
+        buffer = np.empty(size, np.uint8).data
         self._uses += 1
         try:
             with _device_errors("read", self._path):
@@ -172,7 +175,7 @@ class RealFile:
         finally:
             self._uses -= 1
             self._close_when_unused()
-        return memoryview(buffer).toreadonly()
+        return buffer.toreadonly()
 
     def read_now(self, offset: int, size: int) -> memoryview:
         """Return exactly `size` bytes, waiting for the device."""
@@ -265,7 +268,7 @@ class RealFile:
             self._disk.give_ring(self._recent.ring)
             self._recent = None
 
-    def _read_cached(self, buffer: bytearray, offset: int) -> int:
+    def _read_cached(self, buffer: memoryview, offset: int) -> int:
         try:
             return os.preadv(self._descriptor, [buffer], offset, os.RWF_NOWAIT)
         except OSError as error:
@@ -273,7 +276,7 @@ class RealFile:
                 return 0
             raise
 
-    def _read_rest(self, buffer: bytearray, offset: int, done: int) -> None:
+    def _read_rest(self, buffer: bytearray | memoryview, offset: int, done: int) -> None:
         with memoryview(buffer) as view:
             while done < len(buffer):
                 count = os.preadv(self._descriptor, [view[done:]], offset + done)

@@ -28,7 +28,6 @@ from bookie.entry_log_format import (
     file_name,
     file_number,
     find_record_after,
-    frame_crc,
     read_record_header,
     stated_header_size,
 )
@@ -39,7 +38,7 @@ from bookie.index import (
     read_footer,
 )
 from dlcore.errors import BookieStorageError, DigestMismatchError
-from dlcore.ledger.digest import decode_frame
+from dlcore.ledger.digest import decode_frame, frame_check
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -449,7 +448,7 @@ def _index_entry(index: FileIndex, record: Record, payload: memoryview) -> bool:
         frame = decode_frame(payload)
     except DigestMismatchError:
         return False
-    if frame_crc(payload) != record.payload_crc:
+    if frame_check(payload) != record.payload_crc:
         return False
     index.add_entry(
         ledger_id=frame.ledger_id,

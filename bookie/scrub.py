@@ -31,14 +31,13 @@ from bookie.entry_log_format import (
     RecordType,
     decode_file_header,
     file_name,
-    frame_crc,
     read_record_header,
 )
 from bookie.entry_reader import read_run
 from bookie.index import FileIndex, encode_footer_record
 from bookie.replay import index_record, read_header
 from dlcore.errors import BookieStorageError, DigestMismatchError
-from dlcore.ledger.digest import EntryFrame, decode_frame
+from dlcore.ledger.digest import EntryFrame, decode_frame, frame_check
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -352,7 +351,7 @@ def _is_intact(record: Record, payload: memoryview) -> bool:
         decode_frame(payload)
     except DigestMismatchError:
         return False
-    return frame_crc(payload) == record.payload_crc
+    return frame_check(payload) == record.payload_crc
 
 
 def _location(number: int, columns: EntryColumns, row: int) -> Location:

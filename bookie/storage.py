@@ -46,7 +46,7 @@ from dlcore.ledger.digest import decode_frame
 from dlcore.ledger.port import FollowUpdate
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from bookie.compaction import CompactionReport
@@ -272,7 +272,7 @@ class LedgerStorage:
         last_entry_id: int,
         stride: int = 1,
         bytes_max: int,
-    ) -> list[memoryview]:
+    ) -> Sequence[memoryview]:
         """Return the verified frames of entries first, first + stride, … ≤ last, as many as fit.
 
         They have at most `bytes_max` bytes, or are one frame; they end before the first entry that
@@ -291,6 +291,13 @@ class LedgerStorage:
             )
         wanted = range(first_entry_id, last_entry_id + 1, stride)
         self._check_open()
+        run = self._reader.find_run(ledger_id, wanted, bytes_max=bytes_max)
+        if run is not None:
+            if not self._log.is_durable_at(run.file_number, run.last_offset):
+                await self._log.flush()
+            frames = await self._reader.read_run(ledger_id, run)
+            if frames is not None:
+                return frames
         while not (chunk := self._reader.find_all(ledger_id, wanted, bytes_max=bytes_max)):
             await self._prove_absent(ledger_id, first_entry_id)
             self._check_open()

@@ -1,40 +1,64 @@
 """The frame around every entry: ids, LAC and a CRC32C over header and body.
 
 The client builds a frame once; it travels, is stored and is read back verbatim, and every hand it
-passes through verifies it.  Layout, big-endian, 48 bytes, then the body:
+passes through verifies it.  Layout, big-endian, a header of 40 bytes, the body, 8 bytes at the end:
 
     magic u16 | version u8 | reserved u8 | body size u32 | ledger id i64 | entry id i64
-    | last add confirmed i64 | ledger bytes up to and with this body i64 | reserved u32 | crc32c u32
+    | last add confirmed i64 | ledger bytes up to and with this body i64
+    body
+    reserved u32 | check 4 bytes
 
-The checksum covers the 44 bytes before it and the body.
+The check is such that the CRC32C of the whole frame is 0: so is that of any frames one after the
+other, and one pass verifies as many as lie in one buffer.  As a number, of little-endian bytes, it
+is the CRC32C of all before it, xor 0x9be09bab.
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import crc32c
+import numpy as np
 
 from dlcore.errors import DigestMismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-FRAME_HEADER_BYTES = 48
-_HEADER = struct.Struct(">HBBIqqqqI")
-_CRC = struct.Struct(">I")
+    from numpy.typing import NDArray
+
+    from dlcore.wire.frames import FrameRun
+
+_HEADER = struct.Struct(">HBBIqqqq")
+_RESERVED = bytes(4)
+_CHECK = struct.Struct("<I")
+_CHECK_XOR = 0x9BE09BAB
+_TAIL_BYTES = len(_RESERVED) + _CHECK.size
+FRAME_BYTES = _HEADER.size + _TAIL_BYTES
+"""What a frame has beside its body."""
 _MAGIC = 0xD106
 _VERSION = 1
+_HEADERS = np.dtype(
+    [
+        ("magic", ">u2"),
+        ("version", "u1"),
+        ("reserved", "u1"),
+        ("body_bytes", ">u4"),
+        ("ledger_id", ">i8"),
+        ("entry_id", ">i8"),
+        ("last_add_confirmed", ">i8"),
+        ("ledger_bytes", ">i8"),
+    ]
+)
+_HEADER_POSITIONS = np.arange(_HEADER.size)
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
 """Read-only use of a contiguous buffer; Arrow buffers are passed as memoryviews."""
 
 
-@dataclass(frozen=True, slots=True)
-class EntryFrame:
-    """A verified frame; `body` is a view into `data`, which is header and body as stored."""
+class EntryFrame(NamedTuple):
+    """A verified frame; `body` is a view into `data`, which is the whole frame as stored."""
 
     ledger_id: int
     entry_id: int
@@ -58,12 +82,19 @@ def encode_frame(
     """
     size = sum(memoryview(part).nbytes for part in body)
     header = _HEADER.pack(
-        _MAGIC, _VERSION, 0, size, ledger_id, entry_id, last_add_confirmed, ledger_bytes, 0
+        _MAGIC, _VERSION, 0, size, ledger_id, entry_id, last_add_confirmed, ledger_bytes
     )
     checksum = crc32c.crc32c(header)
     for part in body:
         checksum = crc32c.crc32c(part, checksum)
-    return b"".join((header, _CRC.pack(checksum), *body))
+    checksum = crc32c.crc32c(_RESERVED, checksum)
+    return b"".join((header, *body, _RESERVED, _CHECK.pack(checksum ^ _CHECK_XOR)))
+
+
+def frame_check(frame: BytesLike) -> int:
+    """Return the check of a frame, a number that depends on each of its bytes."""
+    (check,) = _CHECK.unpack_from(frame, len(frame) - _CHECK.size)
+    return int(check)
 
 
 def decode_frame(
@@ -75,32 +106,88 @@ def decode_frame(
         DigestMismatchError: damaged bytes, or a frame of another entry.
     """
     view = memoryview(data)
-    if view.nbytes < FRAME_HEADER_BYTES:
+    if view.nbytes < FRAME_BYTES:
         raise DigestMismatchError(
-            f"entry frame of {view.nbytes} bytes is shorter than its header of {FRAME_HEADER_BYTES}"
+            f"entry frame of {view.nbytes} bytes, without a body it has {FRAME_BYTES}"
         )
-    magic, version, _, size, ledger, entry, lac, ledger_bytes, _ = _HEADER.unpack_from(view)
+    magic, version, _, size, ledger, entry, lac, ledger_bytes = _HEADER.unpack_from(view)
     if magic != _MAGIC or version != _VERSION:
         raise DigestMismatchError(
             f"not an entry frame: magic {magic:#06x} version {version}, "
             f"expected {_MAGIC:#06x} version {_VERSION}"
         )
-    body = view[FRAME_HEADER_BYTES:]
+    body = view[_HEADER.size : -_TAIL_BYTES]
     if body.nbytes != size:
         raise DigestMismatchError(
             f"entry {ledger}:{entry} says it has {size} body bytes but {body.nbytes} are there"
         )
-    checksum = crc32c.crc32c(body, crc32c.crc32c(view[: _HEADER.size]))
-    (expected,) = _CRC.unpack_from(view, _HEADER.size)
-    if checksum != expected:
+    if crc32c.crc32c(view):
+        stated = frame_check(view)
+        found = crc32c.crc32c(view[: -_CHECK.size]) ^ _CHECK_XOR
         raise DigestMismatchError(
-            f"entry {ledger}:{entry} has CRC32C {checksum:#010x}, its header says {expected:#010x}"
+            f"entry {ledger}:{entry} has the check {found:#010x}, it says {stated:#010x}"
         )
-    _check_identity("ledger", ledger, ledger_id)
-    _check_identity("entry", entry, entry_id)
+    if ledger_id is not None and ledger != ledger_id:
+        raise DigestMismatchError(f"the frame is of ledger {ledger}, expected ledger {ledger_id}")
+    if entry_id is not None and entry != entry_id:
+        raise DigestMismatchError(f"the frame is of entry {entry}, expected entry {entry_id}")
     return EntryFrame(ledger, entry, lac, ledger_bytes, body, data)
 
 
-def _check_identity(kind: str, found: int, wanted: int | None) -> None:
-    if wanted is not None and found != wanted:
-        raise DigestMismatchError(f"the frame is of {kind} {found}, expected {kind} {wanted}")
+def is_sound(run: FrameRun, *, ledger_id: int, entry_ids: NDArray[np.int64]) -> bool:
+    """Return whether the frames of `run` are those of `entry_ids` of the ledger, each intact.
+
+    It takes no step per frame; `decode_frame` tells which one is damaged.
+    """
+    return _sound_headers(run, ledger_id, entry_ids) is not None
+
+
+def decode_run(
+    run: FrameRun, *, ledger_id: int, first_entry_id: int, stride: int
+) -> list[EntryFrame] | None:
+    """Return the frames of entries first, first + stride, … if each is intact, else None."""
+    last = first_entry_id + stride * (len(run) - 1)
+    if last >= 2**63:
+        return None
+    entry_ids = np.arange(first_entry_id, last + 1, stride)
+    headers = _sound_headers(run, ledger_id, entry_ids)
+    if headers is None:
+        return None
+    payload, bounds = run.payload, run.bounds.tolist()
+    return [
+        EntryFrame(
+            ledger_id,
+            entry_id,
+            last_add_confirmed,
+            ledger_bytes,
+            payload[start + _HEADER.size : end - _TAIL_BYTES],
+            payload[start:end],
+        )
+        for entry_id, last_add_confirmed, ledger_bytes, start, end in zip(
+            entry_ids.tolist(),
+            headers["last_add_confirmed"].tolist(),
+            headers["ledger_bytes"].tolist(),
+            bounds[:-1],
+            bounds[1:],
+            strict=True,
+        )
+    ]
+
+
+def _sound_headers(
+    run: FrameRun, ledger_id: int, entry_ids: NDArray[np.int64]
+) -> NDArray[Any] | None:
+    """Return the headers of frames that are all sound, else None."""
+    body_bytes = np.diff(run.bounds) - FRAME_BYTES
+    if not len(run) or body_bytes.min() < 0 or crc32c.crc32c(run.payload):
+        return None
+    data = np.frombuffer(run.payload, np.uint8)
+    headers = data[run.bounds[:-1, None] + _HEADER_POSITIONS].view(_HEADERS)[:, 0]
+    is_sound = (
+        (headers["magic"] == _MAGIC)
+        & (headers["version"] == _VERSION)
+        & (headers["body_bytes"] == body_bytes)
+        & (headers["ledger_id"] == ledger_id)
+        & (headers["entry_id"] == entry_ids)
+    )
+    return headers if is_sound.all() else None

@@ -15,7 +15,7 @@ from dlcore.errors import (
     NoSuchEntryError,
     NoSuchLedgerError,
 )
-from dlcore.ledger.digest import EntryFrame, decode_frame
+from dlcore.ledger.digest import EntryFrame, decode_frame, decode_run
 from dlcore.ledger.read import (
     CloseStream,
     Deliver,
@@ -25,6 +25,7 @@ from dlcore.ledger.read import (
     ReadLane,
     plan_lanes,
 )
+from dlcore.wire.frames import FrameRun
 
 if TYPE_CHECKING:
     from dlcore.config import LedgerClientConfig, QuorumConfig
@@ -227,8 +228,18 @@ class RangeRead:
         self, lane: _Lane, stream: _Stream, frames: _Frames
     ) -> tuple[list[EntryFrame], DLError | None]:
         """Return the good entries at the head of a chunk, and what is wrong with the next one."""
-        entries: list[EntryFrame] = []
         stride = lane.machine.stride
+        if isinstance(frames, FrameRun):
+            sound = decode_run(
+                frames,
+                ledger_id=self._ledger_id,
+                first_entry_id=stream.next_entry_id,
+                stride=stride,
+            )
+            if sound is not None:
+                stream.next_entry_id += stride * len(sound)
+                return sound, None
+        entries: list[EntryFrame] = []
         for frame in frames:
             try:
                 entries.append(

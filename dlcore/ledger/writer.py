@@ -20,7 +20,7 @@ from dlcore.errors import (
 )
 from dlcore.ledger.append import LedgerAppender
 from dlcore.ledger.append_driver import METADATA_PATIENCE_S, AppendDriver
-from dlcore.ledger.digest import FRAME_HEADER_BYTES, BytesLike
+from dlcore.ledger.digest import FRAME_BYTES, BytesLike
 from dlcore.ledger.lac import LacPublisher
 from dlcore.ledger.metadata import LedgerMetadata, LedgerState
 from dlcore.ledger.quorum import first_followed, is_covered
@@ -153,7 +153,7 @@ class LedgerWriter:
             return self._appender.error
         if self._is_closing:
             return LedgerClosedError(f"ledger {self.ledger_id} was closed by this writer")
-        size = FRAME_HEADER_BYTES + sum(memoryview(part).nbytes for part in body)
+        size = FRAME_BYTES + sum(memoryview(part).nbytes for part in body)
         if size > ENTRY_SIZE_BYTES_MAX:
             return EntryTooLargeError(
                 f"an entry of {size} bytes, the limit is {ENTRY_SIZE_BYTES_MAX}"

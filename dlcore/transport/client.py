@@ -356,7 +356,7 @@ def _check_size(bookie: BookieId, size: int) -> None:
         )
     if size < ENTRY_BYTES_MIN:
         raise DigestMismatchError(
-            f"{bookie}: an entry frame of {size} bytes, its header alone has {ENTRY_BYTES_MIN}"
+            f"{bookie}: an entry frame of {size} bytes, without a body it has {ENTRY_BYTES_MIN}"
         )
 
 

@@ -12,12 +12,16 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, assert_never
 
 import crc32c
+import numpy as np
 
 from dlcore.config import ENTRY_SIZE_BYTES_MAX, MIB
 from dlcore.errors import BadRequestError
+from dlcore.wire.frames import FrameRun, total_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
 
 Buffer: TypeAlias = bytes | memoryview
 
@@ -31,7 +35,7 @@ _CRC_OFFSET = HEADER.size - 4
 _CRC = struct.Struct(">I")
 
 ENTRY_BYTES_MIN = 48
-"""The header of an entry frame: nothing shorter can be one."""
+"""An entry frame without a body: nothing shorter can be one."""
 ADD_FRAMES_MAX = 256
 """Entries in one ADD: so many, refused or stored, delay no other client for long."""
 ADD_BYTES_MAX = ENTRY_SIZE_BYTES_MAX + MIB
@@ -48,6 +52,8 @@ REQUEST_ID_MAX = 2**63 - 1
 _TEXT_BYTES_MAX = 1024
 _JOIN_BYTES = 8192
 """Buffers below this size are copied together: cheaper than a vector each."""
+_RUN_FRAMES_MIN = 16
+"""So many frames or more are split without a step for each."""
 _CONNECTION_ID = 0
 """Stands for the connection itself where a message is about no request."""
 
@@ -221,7 +227,7 @@ Message: TypeAlias = _WithoutPayload | Add | Durable | Chunk | Update
 
 def cost_of(message: Chunk | Update) -> int:
     """Return what a message takes of its reader's window."""
-    return MESSAGE_BYTES + sum(map(len, message.frames))
+    return MESSAGE_BYTES + total_bytes(message.frames)
 
 
 class WireError(BadRequestError):
@@ -372,6 +378,10 @@ def _head(
 def _with_frames(
     kind: Kind, flag: bool, request_id: int, fields: bytes, frames: Sequence[Buffer]
 ) -> list[Buffer]:
+    if isinstance(frames, FrameRun):
+        fields += np.diff(frames.bounds).astype(">u4").tobytes()
+        payload = frames.payload
+        return [_head(kind, flag, request_id, fields, payload_bytes=len(payload)), payload]
     sizes = [len(frame) for frame in frames]
     fields += struct.pack(f">{len(sizes)}I", *sizes)
     return [_head(kind, flag, request_id, fields, payload_bytes=sum(sizes)), *frames]
@@ -470,10 +480,12 @@ def decode(header: Header, fields: Buffer, payload: memoryview) -> Message:
         raise WireError(f"{header.kind.name} with wrong fields: {error}") from error
 
 
-def _split(sizes: Buffer, payload: memoryview, *, bytes_min: int) -> list[memoryview]:
+def _split(sizes: Buffer, payload: memoryview, *, bytes_min: int) -> Sequence[memoryview]:
     """Return the entry frames in a payload, whose sizes the fields tell."""
     if len(sizes) % _SIZE_BYTES:
         raise WireError(f"{len(sizes)} bytes of entry sizes: expected a multiple of {_SIZE_BYTES}")
+    if len(sizes) >= _SIZE_BYTES * _RUN_FRAMES_MIN:
+        return _split_run(np.frombuffer(sizes, ">u4"), payload, bytes_min=bytes_min)
     frames: list[memoryview] = []
     start = 0
     for size in struct.unpack(f">{len(sizes) // _SIZE_BYTES}I", sizes):
@@ -485,6 +497,17 @@ def _split(sizes: Buffer, payload: memoryview, *, bytes_min: int) -> list[memory
     if start != len(payload):
         raise WireError(f"entries of {start} bytes in a payload of {len(payload)} bytes")
     return frames
+
+
+def _split_run(
+    sizes: NDArray[np.uint32], payload: memoryview, *, bytes_min: int
+) -> Sequence[memoryview]:
+    smallest, total = int(sizes.min()), int(sizes.sum(dtype=np.int64))
+    if smallest < bytes_min:
+        raise WireError(f"an entry of {smallest} bytes: expected at least {bytes_min}")
+    if total != len(payload):
+        raise WireError(f"entries of {total} bytes in a payload of {len(payload)} bytes")
+    return FrameRun.of_sizes(payload, sizes)
 
 
 def _decode_add(header: Header, fields: Buffer, payload: memoryview) -> Message:

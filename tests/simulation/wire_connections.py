@@ -246,13 +246,13 @@ class JudgedStorage:
 
     async def read_chunk(
         self, ledger_id: int, *, first_entry_id: int, stride: int, **more: int
-    ) -> list[memoryview]:
+    ) -> Sequence[memoryview]:
         """Read a part of a range."""
         judge = watch_entries(ledger_id, first_entry_id, stride, self._record)
         work = self._storage.read_chunk(
             ledger_id, first_entry_id=first_entry_id, stride=stride, **more
         )
-        result: list[memoryview] = await self._judged(work, judge)
+        result: Sequence[memoryview] = await self._judged(work, judge)
         return result
 
     async def follow_chunk(

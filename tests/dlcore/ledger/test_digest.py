@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import crc32c
+import numpy as np
 import pytest
 
 from dlcore.errors import DigestMismatchError
-from dlcore.ledger.digest import FRAME_HEADER_BYTES, decode_frame, encode_frame
+from dlcore.ledger.digest import FRAME_BYTES, decode_frame, decode_run, encode_frame, is_sound
+from dlcore.wire.frames import FrameRun
 
 FRAME = encode_frame(
     ledger_id=3,
@@ -34,9 +37,10 @@ def test_the_layout_is_what_is_stored_on_disks() -> None:
         "0000000000000011"
         "0000000000000010"
         "00000000000003e8"
-        "00000000" + FRAME[44:48].hex() + "616263"
+        "616263"
+        "00000000" + FRAME[-4:].hex()
     )
-    assert len(FRAME) == FRAME_HEADER_BYTES + 3
+    assert len(FRAME) == FRAME_BYTES + 3
 
 
 def test_an_empty_body_is_an_entry() -> None:
@@ -69,3 +73,66 @@ def test_a_frame_of_another_entry_says_which() -> None:
         decode_frame(FRAME, ledger_id=4)
     with pytest.raises(DigestMismatchError, match="entry 17, expected entry 18"):
         decode_frame(FRAME, entry_id=18)
+
+
+FRAMES = [
+    encode_frame(
+        ledger_id=3,
+        entry_id=10 + 2 * number,
+        last_add_confirmed=number,
+        ledger_bytes=100 * number,
+        body=[bytes([number]) * number],
+    )
+    for number in range(5)
+]
+
+
+def run_of(frames: list[bytes]) -> FrameRun:
+    """Return frames in one buffer."""
+    sizes = np.array([len(frame) for frame in frames], np.int64)
+    return FrameRun.of_sizes(memoryview(b"".join(frames)), sizes)
+
+
+def test_the_checksum_of_frames_is_zero() -> None:
+    """Of one, and of any number of them in a row: so one pass verifies them."""
+    assert crc32c.crc32c(FRAME) == 0
+    assert crc32c.crc32c(b"".join(FRAMES)) == 0
+
+
+def test_many_frames_are_decoded_as_each_of_them() -> None:
+    """With the ids that are expected."""
+    found = decode_run(run_of(FRAMES), ledger_id=3, first_entry_id=10, stride=2)
+    assert found == [decode_frame(frame) for frame in FRAMES]
+    assert is_sound(run_of(FRAMES), ledger_id=3, entry_ids=np.arange(10, 20, 2))
+
+
+@pytest.mark.parametrize(
+    ("ledger_id", "first", "stride"), [(4, 10, 2), (3, 9, 2), (3, 10, 1), (3, 2**63 - 6, 2)]
+)
+def test_frames_of_other_entries_are_no_run(ledger_id: int, first: int, stride: int) -> None:
+    """A valid frame in the wrong place is damage too."""
+    assert decode_run(run_of(FRAMES), ledger_id=ledger_id, first_entry_id=first, stride=stride) is (
+        None
+    )
+
+
+def test_every_flipped_bit_of_a_run_is_found() -> None:
+    """In each frame of it."""
+    data = b"".join(FRAMES)
+    sizes = np.array([len(frame) for frame in FRAMES])
+    for bit in range(len(data) * 8):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        run = FrameRun.of_sizes(memoryview(damaged), sizes)
+        assert decode_run(run, ledger_id=3, first_entry_id=10, stride=2) is None
+
+
+def test_frames_cut_in_the_wrong_places_are_found() -> None:
+    """Their bytes are sound, all together; not so what each is said to be."""
+    data = memoryview(b"".join(FRAMES))
+    sizes = np.array([len(frame) for frame in FRAMES])
+    for change in ([1, -1, 0, 0, 0], [0, 0, 0, 8, -8], [-49, 49, 0, 0, 0]):
+        run = FrameRun.of_sizes(data, sizes + np.array(change))
+        assert decode_run(run, ledger_id=3, first_entry_id=10, stride=2) is None
+    assert decode_run(run_of(FRAMES[::-1]), ledger_id=3, first_entry_id=10, stride=2) is None
+    assert decode_run(run_of([]), ledger_id=3, first_entry_id=10, stride=2) is None

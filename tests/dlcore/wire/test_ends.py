@@ -14,7 +14,7 @@ from dlcore.errors import (
     NoSuchEntryError,
 )
 from dlcore.ids import BookieId
-from dlcore.ledger.digest import FRAME_HEADER_BYTES
+from dlcore.ledger.digest import FRAME_BYTES
 from dlcore.wire.assembly import SCRATCH_BYTES, Assembly
 from dlcore.wire.bookie_end import BookieEnd
 from dlcore.wire.client_end import (
@@ -224,7 +224,7 @@ def test_a_big_payload_is_received_in_place() -> None:
 
 def test_the_shortest_entry_is_the_header_of_a_frame() -> None:
     """The wire knows no more of entries than this."""
-    assert ENTRY_BYTES_MIN == FRAME_HEADER_BYTES
+    assert ENTRY_BYTES_MIN == FRAME_BYTES
 
 
 def test_request_ids_only_ascend() -> None:

@@ -1,0 +1,62 @@
+"""Entry frames one after the other in one buffer, without an object for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, overload
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+
+class FrameRun(Sequence[memoryview]):
+    """Frames in one buffer; each becomes a view when it is asked for.
+
+    Args:
+        payload: the frames, without gaps.
+        bounds: where each begins, and where the last one ends: 0 … len(payload), ascending.
+    """
+
+    __slots__ = ("bounds", "payload")
+
+    def __init__(self, payload: memoryview, bounds: NDArray[np.int64]) -> None:
+        self.payload = payload
+        self.bounds = bounds
+
+    @classmethod
+    def of_sizes(cls, payload: memoryview, sizes: NDArray[np.integer]) -> FrameRun:
+        """Return the frames of these sizes, which make up the payload."""
+        bounds = np.zeros(len(sizes) + 1, np.int64)
+        np.cumsum(sizes, out=bounds[1:])
+        assert bounds[-1] == len(payload)
+        return cls(payload, bounds)
+
+    def __repr__(self) -> str:
+        return f"<FrameRun frames={len(self)} bytes={len(self.payload)}>"
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> memoryview: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[memoryview]: ...
+    def __getitem__(self, index: int | slice) -> memoryview | list[memoryview]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        position = range(len(self))[index]
+        return self.payload[int(self.bounds[position]) : int(self.bounds[position + 1])]
+
+    def __iter__(self) -> Iterator[memoryview]:
+        payload = self.payload
+        return (payload[start:end] for start, end in pairwise(self.bounds.tolist()))
+
+
+def total_bytes(frames: Sequence[bytes | memoryview]) -> int:
+    """Return the bytes of all frames."""
+    return len(frames.payload) if isinstance(frames, FrameRun) else sum(map(len, frames))
