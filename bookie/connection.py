@@ -95,7 +95,7 @@ class Connection(asyncio.BufferedProtocol):
         self._reads: dict[int, asyncio.Task[None]] = {}
         self._streams: dict[int, ReadStream] = {}
         self._queue: deque[ReadStream] = deque()
-        self._is_advance_due = False
+        self._is_advancing = False
         self._steps: dict[asyncio.Task[None], None] = {}
         self._unsent_bytes = 0
         self._is_draining = service.is_draining
@@ -480,39 +480,42 @@ class Connection(asyncio.BufferedProtocol):
             return
         stream.is_queued = True
         self._queue.append(stream)
-        self._advance_soon()
-
-    def _advance_soon(self) -> None:
-        """Advance in the next turn of the loop: what is new until then goes into one message."""
-        if not self._is_advance_due:
-            self._is_advance_due = True
-            self._loop.call_soon(self._advance)
+        self._advance()
 
     def _advance(self) -> None:
-        """Take a step with each stream that waits now."""
-        self._is_advance_due = False
+        """Take a step with each stream that waits; for the next one others have their turn."""
+        if self._is_advancing:
+            return
+        self._is_advancing = True
         for _ in range(len(self._queue)):
-            if len(self._steps) >= _STEPS_MAX or self._is_write_paused:
-                return
-            stream = self._queue.popleft()
-            if stream.request_id not in self._streams:
-                continue
-            try:
-                task = start(self._step(stream))
-            except Exception as error:  # noqa: BLE001  # told to the client
-                self._on_stepped(stream, error)
-                continue
-            if task is None:
-                self._on_stepped(stream, None)
-            else:
-                self._steps[task] = None
-                task.add_done_callback(partial(self._on_step, stream))
+            if self._can_advance:
+                self._start_step(self._queue.popleft())
+        self._is_advancing = False
+        if self._queue and self._can_advance:
+            self._loop.call_soon(self._advance)
+
+    @property
+    def _can_advance(self) -> bool:
+        return len(self._steps) < _STEPS_MAX and not self._is_write_paused
+
+    def _start_step(self, stream: ReadStream) -> None:
+        if stream.request_id not in self._streams:
+            return
+        try:
+            task = start(self._step(stream))
+        except Exception as error:  # noqa: BLE001  # told to the client
+            self._on_stepped(stream, error)
+            return
+        if task is None:
+            self._on_stepped(stream, None)
+        else:
+            self._steps[task] = None
+            task.add_done_callback(partial(self._on_step, stream))
 
     def _on_step(self, stream: ReadStream, task: asyncio.Task[None]) -> None:
         del self._steps[task]
         self._on_stepped(stream, None if task.cancelled() else task.exception())
-        if self._queue:
-            self._advance_soon()
+        self._advance()
 
     def _on_stepped(self, stream: ReadStream, error: BaseException | None) -> None:
         stream.is_queued = False

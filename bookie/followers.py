@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -9,10 +10,11 @@ if TYPE_CHECKING:
 
 
 class Followers:
-    """Callbacks that are told of every change of a ledger; nothing is queued for anybody."""
+    """Callbacks that are told of changes of a ledger; nothing is queued for anybody."""
 
     def __init__(self) -> None:
         self._callbacks: dict[int, dict[Callable[[], None], None]] = {}
+        self._to_wake: dict[int, None] = {}
 
     def watch(self, ledger_id: int, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` at every change of the ledger, until what is returned is called."""
@@ -29,6 +31,19 @@ class Followers:
     def ledgers(self) -> KeysView[int]:
         """Return the ledgers that are followed."""
         return self._callbacks.keys()
+
+    def wake_soon(self, ledger_id: int) -> None:
+        """Tell the ledger's followers in the next turn of the loop, once for all that is new."""
+        if ledger_id not in self._callbacks:
+            return
+        if not self._to_wake:
+            asyncio.get_running_loop().call_soon(self._wake_due)
+        self._to_wake[ledger_id] = None
+
+    def _wake_due(self) -> None:
+        to_wake, self._to_wake = self._to_wake, {}
+        for ledger_id in to_wake:
+            self.wake(ledger_id)
 
     def wake(self, ledger_id: int) -> None:
         """Tell the ledger's followers."""

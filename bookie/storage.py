@@ -498,7 +498,7 @@ class LedgerStorage:
         self._check_room(len(frame), Claim.RECOVERY if is_recovery else Claim.ADD)
         durable = self._log.append_entry(entry)
         if self._ledger(entry.ledger_id).note_entry(entry.entry_id, entry.last_add_confirmed):
-            self._followers.wake(entry.ledger_id)
+            self._followers.wake_soon(entry.ledger_id)
         return durable
 
     def _is_given(self, ledger_id: int) -> bool:
@@ -584,7 +584,7 @@ class LedgerStorage:
 
     def _on_durable(self, ledger_ids: set[int]) -> None:
         for ledger_id in self._followers.ledgers() & ledger_ids:
-            self._followers.wake(ledger_id)
+            self._followers.wake_soon(ledger_id)
         self._settle_later()
         self._watch_space()
 

@@ -43,7 +43,7 @@ class FollowStep:
 
 
 class _Subscription:
-    """The stream of updates from one bookie; the next one is asked for when one was taken."""
+    """The stream of updates from one bookie, one at a time."""
 
     def __init__(
         self,
@@ -55,7 +55,8 @@ class _Subscription:
         self._updates = updates
         self._on_news = on_news
         self._update: FollowUpdate | None = None
-        self._is_taken = asyncio.Event()
+        self._is_in_use = False
+        self._is_used = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._fetch())
         self._task.add_done_callback(lambda _: on_news())
 
@@ -63,8 +64,8 @@ class _Subscription:
         async for update in self._updates:
             self._update = update
             self._on_news()
-            await self._is_taken.wait()
-            self._is_taken.clear()
+            await self._is_used.wait()
+            self._is_used.clear()
 
     @property
     def has_news(self) -> bool:
@@ -77,8 +78,14 @@ class _Subscription:
         if update is None:
             self._task.result()
             raise BookieUnavailableError(f"{self.bookie} ended the stream")
-        self._is_taken.set()
+        self._is_in_use = True
         return update
+
+    def go_on(self) -> None:
+        """Ask for the next update, if one was taken: it is used."""
+        if self._is_in_use:
+            self._is_in_use = False
+            self._is_used.set()
 
     async def aclose(self) -> None:
         """End the request."""
@@ -116,6 +123,9 @@ class LedgerFollower:
         self._backoff_s = _BACKOFF_S
         self._news = asyncio.Event()
         self._is_stale = False  # the metadata is to be read again
+        self._is_silent = False
+        self._heard_s = self._loop.time()
+        self._ticker: asyncio.TimerHandle | None = None
         self._is_fenced = False
 
     async def steps(self) -> AsyncGenerator[FollowStep, None]:
@@ -125,6 +135,8 @@ class LedgerFollower:
             if self._ledgers is not None
             else None
         )
+        self._heard_s = self._loop.time()
+        self._listen()
         is_first = True
         try:
             while not self._reader.is_closed:
@@ -145,6 +157,8 @@ class LedgerFollower:
         finally:
             if unsubscribe is not None:
                 unsubscribe()
+            assert self._ticker is not None
+            self._ticker.cancel()
             await self._stop_asking()
             await self._unsubscribe()
 
@@ -170,22 +184,33 @@ class LedgerFollower:
             self._subscribe()
         subscription = self._subscription
         assert subscription is not None
-        asking = self._asking
-        try:
-            async with asyncio.timeout(_SILENCE_S):
-                await self._news.wait()
-        except TimeoutError:
-            if asking is None:
-                self._asking = self._loop.create_task(self._ask_others(subscription.bookie))
-                self._asking.add_done_callback(lambda _: self._news.set())
-            return None
-        # Cleared once nothing is left to take: each round takes one thing.
-        if subscription.has_news:
-            return await self._take_update(subscription)
-        if asking is not None and asking.done():
-            return await self._take_answers(asking)
+        subscription.go_on()
+        await self._news.wait()
         self._news.clear()
+        self._heard_s = self._loop.time()
+        is_silent, self._is_silent = self._is_silent, False
+        asking = self._asking
+        is_answered = asking is not None and asking.done()
+        if subscription.has_news:
+            if is_answered:
+                self._news.set()  # its turn comes next
+            return await self._take_update(subscription)
+        if is_answered:
+            assert asking is not None
+            return await self._take_answers(asking)
+        if is_silent and asking is None:
+            self._asking = self._loop.create_task(self._ask_others(subscription.bookie))
+            self._asking.add_done_callback(lambda _: self._news.set())
         return None
+
+    def _listen(self) -> None:
+        """Take note when there is no news for long."""
+        now_s = self._loop.time()
+        if now_s >= self._heard_s + _SILENCE_S:
+            self._heard_s = now_s
+            self._is_silent = True
+            self._news.set()
+        self._ticker = self._loop.call_at(self._heard_s + _SILENCE_S, self._listen)
 
     def _subscribe(self) -> None:
         members = self._reader.metadata.last_ensemble.bookies

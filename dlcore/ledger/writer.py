@@ -39,6 +39,9 @@ _LAC_TURNS = 8
 """Turns of the event loop in which an append counts as an answer to the acknowledgement before it:
 the way up through a log's writer and back takes some.  Where callers answer, the LAC waits for that
 append, since an explicit one costs as much as an add; else it is sent at once."""
+_LAC_SPREAD_S = 0.001
+"""To the bookie that followers turn to first, that is; the others are told so much later unless an
+add told them: messages to all would delay each other, and what the first one pushes."""
 _BACKOFF_S = 0.1
 _BACKOFF_S_MAX = 2.0
 
@@ -200,7 +203,7 @@ class LedgerWriter:
         self._raise_if_failed()
         if lac < 0:
             return
-        self._send_lac()
+        self._send_lac(to_all=True)
         try:
             async with asyncio.timeout(self._services.config.add_timeout_s):
                 await self._driver.wait_until(lambda: self._is_published(lac) or self._is_over)
@@ -315,7 +318,7 @@ class LedgerWriter:
     def _on_confirmed(self, first_entry_id: int, last_entry_id: int) -> None:
         if self._appender.is_idle:
             if not self._is_answered:
-                self._send_lac()
+                self._send_lac(to_all=False)
             self._await_answer(_LAC_TURNS)
         elif self._lac_timer is None:
             self._lac_timer = self._loop.call_later(_LAC_DELAY_S, self._send_lac_if_news)
@@ -333,18 +336,23 @@ class LedgerWriter:
             self._turns = self._loop.call_soon(self._await_answer, turns - 1)
             return
         self._turns = None
-        self._is_answered = False
-        self._send_lac_if_news()
+        if self._is_answered:
+            self._is_answered = False
+            self._send_lac(to_all=False)
+        if self._lac_timer is not None:
+            self._lac_timer.cancel()  # it may be the longer wait, of a time with adds in flight
+        self._lac_timer = self._loop.call_later(_LAC_SPREAD_S, self._send_lac_if_news)
 
     def _send_lac_if_news(self) -> None:
         self._lac_timer = None
         if self.last_add_confirmed > self._lac_carried and not self._is_over:
-            self._send_lac()
+            self._send_lac(to_all=True)
 
-    def _send_lac(self) -> None:
+    def _send_lac(self, *, to_all: bool) -> None:
         bookies = self._appender.metadata.last_ensemble.bookies
-        first = first_followed(self.ledger_id, len(bookies))
-        self._lac.publish(self.last_add_confirmed, bookies[first:] + bookies[:first])
+        if not to_all:
+            bookies = (bookies[first_followed(self.ledger_id, len(bookies))],)
+        self._lac.publish(self.last_add_confirmed, bookies)
 
     def _on_fenced(self, error: LedgerFencedError) -> None:
         self._fenced(error)
