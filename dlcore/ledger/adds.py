@@ -1,9 +1,8 @@
-"""Adds on their way to bookies: sending, time-outs, and patience with overloaded bookies."""
+"""Adds on their way to bookies: sending, and patience with overloaded bookies."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 from dlcore.errors import BookieOverloadedError, BookieUnavailableError, DLError
@@ -31,16 +30,16 @@ class AnswerCallback(Protocol):
 class SentAdd:
     """One entry on its way to one bookie."""
 
-    __slots__ = ("attempts", "bookie", "deadline", "entry_id", "frame", "future", "position")
+    __slots__ = ("attempts", "bookie", "entry_id", "frame", "future", "position", "retry_until_s")
 
     def __init__(
-        self, *, entry_id: int, position: int, bookie: BookieId, frame: bytes, deadline: float
+        self, *, entry_id: int, position: int, bookie: BookieId, frame: bytes, retry_until_s: float
     ) -> None:
         self.entry_id = entry_id
         self.position = position
         self.bookie = bookie
         self.frame = frame
-        self.deadline = deadline
+        self.retry_until_s = retry_until_s
         self.attempts = 0
         self.future: asyncio.Future[None] | None = None
 
@@ -51,9 +50,13 @@ class SentAdd:
 
 
 class AddSender:
-    """Sends adds and reports every answer exactly once, also the one that never came.
+    """Sends adds and reports every answer exactly once; that one comes in time is the port's duty.
 
-    A single timer serves all adds: they share one time-out, so their deadlines ascend.
+    Args:
+        bookies: where to send.
+        on_answer: told.
+        patience_s: how long an overloaded bookie is asked again.
+        is_recovery: whether these are recovery adds.
     """
 
     def __init__(
@@ -61,48 +64,39 @@ class AddSender:
         bookies: BookieClient,
         *,
         on_answer: AnswerCallback,
-        timeout_s: float,
+        patience_s: float,
         is_recovery: bool,
     ) -> None:
         self._bookies = bookies
         self._on_answer = on_answer
-        self._timeout_s = timeout_s
+        self._patience_s = patience_s
         self._is_recovery = is_recovery
         self._loop = asyncio.get_running_loop()
-        self._sent: deque[SentAdd] = deque()
-        self._timer: asyncio.TimerHandle | None = None
+        self._sent: dict[SentAdd, None] = {}
 
     def send(self, effect: SendAdd) -> None:
         """Send one entry to its targets."""
-        deadline = self._loop.time() + self._timeout_s
+        retry_until_s = self._loop.time() + self._patience_s
         for position, bookie in effect.targets:
             sent = SentAdd(
                 entry_id=effect.entry_id,
                 position=position,
                 bookie=bookie,
                 frame=effect.frame,
-                deadline=deadline,
+                retry_until_s=retry_until_s,
             )
-            self._sent.append(sent)
+            self._sent[sent] = None
             self._attempt(sent)
-        if self._timer is None:
-            self._timer = self._loop.call_at(deadline, self._expire)
 
     def drop(self, bookies: Collection[BookieId]) -> None:
         """Give up every add to `bookies` without a report."""
-        for sent in self._sent:
-            if sent.bookie in bookies:
-                self._finish(sent)
-        self._forget_finished()
+        for sent in [each for each in self._sent if each.bookie in bookies]:
+            self._finish(sent)
 
     def close(self) -> None:
         """Give up everything without a report."""
-        for sent in self._sent:
+        for sent in list(self._sent):
             self._finish(sent)
-        self._sent.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
     def _attempt(self, sent: SentAdd) -> None:
         if sent.is_over:
@@ -124,38 +118,19 @@ class AddSender:
                 return
             if isinstance(error, BookieOverloadedError):
                 pause = min(_OVERLOAD_DELAY_S * 2 ** (sent.attempts - 1), _OVERLOAD_DELAY_S_MAX)
-                if self._loop.time() + pause < sent.deadline:
+                if self._loop.time() + pause < sent.retry_until_s:
                     self._loop.call_later(pause, self._attempt, sent)
                     return
             self._finish(sent)
-            self._forget_finished()
             self._on_answer(sent, error)
 
         return on_done
 
     def _finish(self, sent: SentAdd) -> None:
+        del self._sent[sent]
         sent.frame = b""
         if sent.future is not None and not sent.future.done():
             sent.future.cancel()
-
-    def _forget_finished(self) -> None:
-        while self._sent and self._sent[0].is_over:
-            self._sent.popleft()
-
-    def _expire(self) -> None:
-        self._timer = None
-        now = self._loop.time()
-        late: list[SentAdd] = []
-        while self._sent and (self._sent[0].is_over or self._sent[0].deadline <= now):
-            sent = self._sent.popleft()
-            if not sent.is_over:
-                self._finish(sent)
-                late.append(sent)
-        if self._sent:
-            self._timer = self._loop.call_at(self._sent[0].deadline, self._expire)
-        for sent in late:
-            message = f"{sent.bookie} did not answer within {self._timeout_s} s"
-            self._on_answer(sent, BookieUnavailableError(message))
 
 
 def _error_of(future: asyncio.Future[None]) -> DLError | None:

@@ -78,7 +78,7 @@ class AppendDriver:
         self._sender = AddSender(
             services.bookies,
             on_answer=self._on_answer,
-            timeout_s=services.config.add_timeout_s,
+            patience_s=services.config.add_timeout_s,
             is_recovery=is_recovery,
         )
         self._tasks: dict[asyncio.Task[None], None] = {}  # a set that keeps its order

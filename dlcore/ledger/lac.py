@@ -32,13 +32,11 @@ class LacPublisher:
         bookies: BookieClient,
         *,
         ledger_id: int,
-        timeout_s: float,
         on_accepted: Callable[[], None],
         on_fenced: Callable[[LedgerFencedError], None],
     ) -> None:
         self._bookies = bookies
         self._ledger_id = ledger_id
-        self._timeout_s = timeout_s
         self._on_accepted = on_accepted
         self._on_fenced = on_fenced
         self._loop = asyncio.get_running_loop()
@@ -83,13 +81,9 @@ class LacPublisher:
             self._on_failed(bookie, error)
             return
         self._out[bookie] = future
-        timer = self._loop.call_later(self._timeout_s, future.cancel)
-        future.add_done_callback(partial(self._on_done, bookie, self._wanted, timer))
+        future.add_done_callback(partial(self._on_done, bookie, self._wanted))
 
-    def _on_done(
-        self, bookie: BookieId, sent: int, timer: asyncio.TimerHandle, future: asyncio.Future[None]
-    ) -> None:
-        timer.cancel()
+    def _on_done(self, bookie: BookieId, sent: int, future: asyncio.Future[None]) -> None:
         del self._out[bookie]
         error = None if future.cancelled() else future.exception()
         if self._is_closed:

@@ -41,7 +41,9 @@ class BookieClient(Protocol):
     """Requests to any bookie; connections are opened at first use and shared.
 
     Every method may raise `BookieUnavailableError`, `WrongIncarnationError` (another bookie answers
-    there) and `BookieStorageError`.  Frames come back as the bookie sent them: the caller verifies.
+    there) and `BookieStorageError`.  An add or a LAC that is not answered within the add time-out
+    fails with `BookieUnavailableError`: nobody above has a timer for it.  Frames come back as the
+    bookie sent them: the caller verifies.
     """
 
     def add_entry(

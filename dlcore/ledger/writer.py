@@ -75,7 +75,6 @@ class LedgerWriter:
         self._lac = LacPublisher(
             services.bookies,
             ledger_id=versioned.metadata.ledger_id,
-            timeout_s=services.config.add_timeout_s,
             on_accepted=self._driver.notify,
             on_fenced=self._on_fenced,
         )

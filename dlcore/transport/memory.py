@@ -184,7 +184,8 @@ def _check_at_least(lowest: int, **values: int) -> None:
 class MemoryBookieClient:
     """A `BookieClient` of the given bookies; every answer takes one turn of the loop."""
 
-    def __init__(self, bookies: Iterable[MemoryBookie]) -> None:
+    def __init__(self, bookies: Iterable[MemoryBookie], *, add_timeout_s: float = 5.0) -> None:
+        self._add_timeout_s = add_timeout_s
         self._bookies = {each.bookie: each for each in bookies}
         self._is_closed = False
 
@@ -194,6 +195,7 @@ class MemoryBookieClient:
         """Store `frame`."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._is_silent(bookie):
+            self._expire_later(bookie, future)
             return future
         try:
             self._reach(bookie).add_entry(frame, is_recovery=is_recovery)
@@ -209,6 +211,7 @@ class MemoryBookieClient:
         """Tell the bookie the LAC."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._is_silent(bookie):
+            self._expire_later(bookie, future)
             return future
         try:
             self._reach(bookie).write_lac(ledger_id, last_add_confirmed)
@@ -291,6 +294,16 @@ class MemoryBookieClient:
 
     def _is_silent(self, bookie: BookieId) -> bool:
         return bookie in self._bookies and self._bookies[bookie].is_silent
+
+    def _expire_later(self, bookie: BookieId, future: asyncio.Future[None]) -> None:
+        error = BookieUnavailableError(f"{bookie} did not answer within {self._add_timeout_s} s")
+
+        def expire() -> None:
+            if not future.done():
+                future.set_exception(error)
+
+        timer = asyncio.get_running_loop().call_later(self._add_timeout_s, expire)
+        future.add_done_callback(lambda _: timer.cancel())
 
     async def _contact(self, bookie: BookieId) -> MemoryBookie:
         await asyncio.sleep(0)

@@ -58,7 +58,7 @@ class SimStream:
 class SimBookieClient:
     """One client process's `BookieClient`: requests and answers travel over the network.
 
-    With `timeout_s` it gives up by itself, as a real connection does; ledger clients do so anyway.
+    It gives up after `timeout_s`, as a real connection does.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class SimBookieClient:
         *,
         network: Network,
         bookies: Sequence[SimBookie],
-        timeout_s: float | None = None,
+        timeout_s: float,
     ) -> None:
         self.name = name
         self._timeout_s = timeout_s
@@ -97,10 +97,9 @@ class SimBookieClient:
                 serve(here, reply)
 
         self._network.send(self.name, here.name, arrive)
-        if self._timeout_s is not None:
-            silence = BookieUnavailableError(f"{bookie} did not answer")
-            timer = self._loop.call_later(self._timeout_s, reply, silence)
-            future.add_done_callback(lambda _: timer.cancel())
+        silence = BookieUnavailableError(f"{bookie} did not answer")
+        timer = self._loop.call_later(self._timeout_s, reply, silence)
+        future.add_done_callback(lambda _: timer.cancel())
         return future
 
     def add_entry(

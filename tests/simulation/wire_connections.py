@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tests.simulation.transport import SimTransport
 
 
-_CONNECTION_TIMEOUT_S = 4.0
+CONNECTION_TIMEOUT_S = 4.0
 _CONNECTION_BYTES_MAX = 4096
 _SILENCE_S = 3.0
 REFUSAL_CHANCE = 0.7
@@ -137,7 +137,7 @@ def new_bookie_client(
     bookies: Sequence[SimBookie],
     cluster_id: str,
     rng: random.Random,
-    timeout_s: float | None,
+    timeout_s: float,
     has_wire: bool,
 ) -> SimBookieClient | WireSimClient:
     """Return a client process's way to bookies."""
@@ -149,7 +149,7 @@ def new_bookie_client(
         bookies=bookies,
         cluster_id=cluster_id,
         rng=rng,
-        timeout_s=timeout_s or _CONNECTION_TIMEOUT_S,
+        timeout_s=timeout_s,
     )
 
 

@@ -17,7 +17,7 @@ from tests.simulation.checkers import Checkers
 from tests.simulation.clients import SimClient
 from tests.simulation.network import Network
 from tests.simulation.processes import BookieSettings, SimBookie
-from tests.simulation.wire_connections import new_bookie_client
+from tests.simulation.wire_connections import CONNECTION_TIMEOUT_S, new_bookie_client
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -147,8 +147,8 @@ class World:
         for bookie in self.bookies:
             await bookie.registered.wait()
 
-    def new_client(self, name: str, *, timeout_s: float | None = None) -> SimClient:
-        """Start a client process; with `timeout_s` its connections give up by themselves."""
+    def new_client(self, name: str, *, timeout_s: float = CONNECTION_TIMEOUT_S) -> SimClient:
+        """Start a client process, whose connections give up after `timeout_s`."""
         client = SimClient(
             name,
             seed=self.rng.getrandbits(32),
