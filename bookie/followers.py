@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,9 +9,14 @@ if TYPE_CHECKING:
 
 
 class Followers:
-    """Callbacks that are told of changes of a ledger; nothing is queued for anybody."""
+    """Callbacks that are told of changes of a ledger; nothing is queued for anybody.
 
-    def __init__(self) -> None:
+    Args:
+        call_soon: calls its argument in the next turn of the loop.
+    """
+
+    def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
+        self._call_soon = call_soon
         self._callbacks: dict[int, dict[Callable[[], None], None]] = {}
         self._to_wake: dict[int, None] = {}
 
@@ -37,7 +41,7 @@ class Followers:
         if ledger_id not in self._callbacks:
             return
         if not self._to_wake:
-            asyncio.get_running_loop().call_soon(self._wake_due)
+            self._call_soon(self._wake_due)
         self._to_wake[ledger_id] = None
 
     def _wake_due(self) -> None:

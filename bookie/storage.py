@@ -175,7 +175,7 @@ class LedgerStorage:
         )
         self._new_ledgers: set[asyncio.Task[None]] = set()
         """Writes to ledgers that are new here, until their ids are known to be given."""
-        self._followers = Followers()
+        self._followers = Followers(asyncio.get_running_loop().call_soon)
         self._timers = Timers()
         self._state_callbacks: list[Callable[[StorageState], None]] = []
         self._is_closing = False
