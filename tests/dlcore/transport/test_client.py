@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,7 @@ from dlcore.wire.messages import (
     Update,
     WriteLac,
 )
+from tests.fixtures.freezer import Freezer
 from tests.fixtures.raw_wire import WELCOME, RawEnd, Script, raw_bookie
 from tests.fixtures.served_bookie import BOOKIE, CLIENT, CLUSTER_ID, frame_of, run, serve
 
@@ -385,50 +386,6 @@ def test_a_follow_stream_that_the_bookie_ends_is_unavailable() -> None:
             assert isinstance(script.received[0], Follow)
 
     run(scenario)
-
-
-class Freezer:
-    """Forwards bytes between a client and `target` until told to stop: a partition."""
-
-    def __init__(self, target: str) -> None:
-        self._target = target
-        self._flows = asyncio.Event()
-        self._flows.set()
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def freeze(self) -> None:
-        """Let nothing pass any more; connections stay open."""
-        self._flows.clear()
-
-    @asynccontextmanager
-    async def listen(self) -> AsyncIterator[str]:
-        """Accept connections at the address yielded."""
-        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        try:
-            yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        finally:
-            server.close()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-            await server.wait_closed()
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        host, port = self._target.split(":")
-        far_reader, far_writer = await asyncio.open_connection(host, int(port))
-        for source, sink in ((reader, far_writer), (far_reader, writer)):
-            self._tasks.add(asyncio.create_task(self._forward(source, sink)))
-
-    async def _forward(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        try:
-            while data := await source.read(2**16):
-                await self._flows.wait()
-                sink.write(data)
-                await sink.drain()
-        finally:
-            sink.transport.abort()
-            with suppress(OSError):
-                await sink.wait_closed()
 
 
 def test_a_frozen_bookie_is_noticed_by_its_follower(tmp_path: Path) -> None:
