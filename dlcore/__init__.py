@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dlcore.config import LedgerClientConfig, LogConfig, QuorumConfig
 from dlcore.errors import DLError
 from dlcore.ids import DLSN, BookieId
-from dlcore.log.commits import AppendRun
+from dlcore.log.commits import AppendRun, SharedStaging
 from dlcore.log.scan import (
     CommitResult,
     ExtentView,
@@ -51,6 +51,7 @@ __all__ = [
     "ScanBatch",
     "ScanRange",
     "SegmentView",
+    "SharedStaging",
     "StagedAppend",
     "StagedExtent",
     "StagingWriter",

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from dlcore.ledger.metadata import LedgerMetadata
     from dlcore.ledger.port import BookieClient
-    from dlcore.log.commits import AppendRun
+    from dlcore.log.commits import AppendRun, SharedStaging
     from dlcore.log.scan import LogSnapshot, ScanBatch, ScanRange
     from dlcore.metadata.port import MetadataStore
 
@@ -224,7 +224,7 @@ class Namespace:
         identity: str,
         version: int,
         *,
-        staged_as: str | None = None,
+        shared: SharedStaging | None = None,
         run: AppendRun | None = None,
         lock_timeout_s: float | None = None,
         keep_record: bool = True,
@@ -234,8 +234,8 @@ class Namespace:
         Args:
             identity: who appends, across restarts: 1 … 200 bytes.
             version: which append of that identity; versions that were committed are not again.
-            staged_as: the identity whose staging writers made what it commits; None for its own.
-                Appends to many targets share it, and so share ledgers.
+            shared: where what it commits was staged, together with that of other identities; None
+                for what was staged under its own.
             run: the appender's present life, for one that appends a version several times, one
                 append after the other, and repeats them in the same order; without it a version is
                 appended once.
@@ -250,7 +250,7 @@ class Namespace:
             self._owner,
             identity,
             version,
-            staged_as=identity if staged_as is None else staged_as,
+            shared=shared,
             run=run,
             lock_timeout_s=(
                 self._context.config.lock_timeout_s if lock_timeout_s is None else lock_timeout_s
@@ -260,7 +260,7 @@ class Namespace:
         )
 
     async def open_staging_writer(self, *, identity: str) -> StagingWriter:
-        """Open a writer whose records enter logs when an append staged as `identity` commits."""
+        """Open a writer whose records enter logs when an append that finds them there commits."""
         self._require_open()
         check_identity(identity)
         return StagingWriter(self._context, self._owner, identity, self._context.config)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dlcore._portal import Portal, close_at_exit, fail_exit, forget, shared_portal
 from dlcore._prefetch import scan
 from dlcore.errors import DLError, EndOfStreamError
-from dlcore.log.commits import AppendRun
+from dlcore.log.commits import AppendRun, SharedStaging
 from dlcore.log.scan import (
     CommitResult,
     ExtentView,
@@ -62,6 +62,7 @@ __all__ = [
     "ScanBatch",
     "ScanRange",
     "SegmentView",
+    "SharedStaging",
     "StagedAppend",
     "StagedExtent",
     "StagingWriter",
@@ -202,22 +203,22 @@ class Namespace(_Blocking):
         identity: str,
         version: int,
         *,
-        staged_as: str | None = None,
+        shared: SharedStaging | None = None,
         run: AppendRun | None = None,
         lock_timeout_s: float | None = None,
         keep_record: bool = True,
     ) -> StagedAppend:
         """Begin an atomic append to any number of logs; (identity, version) commits once.
 
-        It commits what was staged as `staged_as`, by default as its own identity.  With a `run`,
-        each of its appends of the version commits once.  Without `keep_record`, for an identity of
-        one append only, nothing of it is kept.
+        It commits what was staged under its own identity, or is `shared` with others.  With a
+        `run`, each of its appends of the version commits once.  Without `keep_record`, for an
+        identity of one append only, nothing of it is kept.
         """
         append = self._call(
             self._namespace.begin_append(
                 identity,
                 version,
-                staged_as=staged_as,
+                shared=shared,
                 run=run,
                 lock_timeout_s=lock_timeout_s,
                 keep_record=keep_record,
@@ -226,7 +227,7 @@ class Namespace(_Blocking):
         return StagedAppend(self._portal, append)
 
     def open_staging_writer(self, *, identity: str) -> StagingWriter:
-        """Open a writer whose records enter logs when an append staged as `identity` commits."""
+        """Open a writer whose records enter logs when an append that finds them there commits."""
         return StagingWriter(
             self._portal, self._call(self._namespace.open_staging_writer(identity=identity))
         )

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import WriterCommitMessage
 
+from dlcore import SharedStaging
 from dlcore.errors import ConfigurationError, UnexpectedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from dlcore.sync import StagedExtent
-    from dlspark.options import WriteOptions
+    from dlspark.options import Transaction, WriteOptions
 
 QUERY_ID_PROPERTY = "sql.streaming.queryId"
 BATCH_ID_PROPERTY = "streaming.sql.batchId"
@@ -54,31 +55,31 @@ class AppendIdentity:
     """Under which identity and version an append commits, once.
 
     `run` tells the runs of a batch apart, in which writes are counted; "" where a version is
-    written once.  `thread` tells the threads of a run apart.  `stream` names the streaming query
-    that writes, whose writes to all targets are staged under one name, since the same tasks soon
-    write again; "" where nobody knows of any.  `is_unique` says that nobody will append under this
-    identity again.
+    written once.  `thread` tells the threads of a run apart.  `shared` is where a streaming query
+    stages for all its targets, since the same tasks soon write again; its rounds are the batches.
+    `is_unique` says that nobody will append under this identity again.
     """
 
     identity: str
     version: int
     run: str = ""
     thread: str = ""
-    stream: str = ""
+    shared: SharedStaging | None = None
     is_unique: bool = False
 
     @property
     def staged_as(self) -> str:
         """Under which identity its tasks stage."""
-        return self.stream or self.identity
+        return self.identity if self.shared is None else self.shared.identity
 
 
 def stream_identity(options: WriteOptions, properties: Mapping[str, str | None]) -> AppendIdentity:
     """Return the identity of a streaming sink's batch, from the local properties of its task."""
     query_id, batch_id = _require(properties, QUERY_ID_PROPERTY, BATCH_ID_PROPERTY)
-    stream = _name_stream(query_id)
     return AppendIdentity(
-        identity=_with_target(stream, options.log), version=int(batch_id), stream=stream
+        identity=_with_target(_name_stream(query_id), options.log),
+        version=int(batch_id),
+        shared=SharedStaging(identity=_name_stream(query_id), round=batch_id),
     )
 
 
@@ -91,15 +92,8 @@ def batch_identity(
         ConfigurationError: it is a write of a micro-batch's rows in a thread that does not know
             which micro-batch; repeated, it would write twice.
     """
-    in_stream = properties.get(QUERY_ID_PROPERTY)
-    if options.transaction is not None:
-        # What was written to one log says nothing of another.
-        return AppendIdentity(
-            identity=_with_target(f"txn:{options.transaction.app_id}", options.log),
-            version=options.transaction.version,
-            stream=_name_stream(in_stream) if in_stream else "",
-        )
-    if in_stream:
+    transaction = options.transaction
+    if properties.get(QUERY_ID_PROPERTY):
         query_id, batch_id, *run = _require(
             properties,
             QUERY_ID_PROPERTY,
@@ -107,14 +101,18 @@ def batch_identity(
             *APPLICATION_PROPERTIES,
             EXECUTION_PROPERTY,
         )
-        stream = _name_stream(query_id)
+        shared = SharedStaging(identity=_name_stream(query_id), round=batch_id)
+        if transaction is not None:
+            return _transaction_identity(transaction, options.log, shared=shared)
         return AppendIdentity(
-            identity=_with_target(stream, options.log),
+            identity=_with_target(_name_stream(query_id), options.log),
             version=int(batch_id),
             run="/".join(run),
             thread=properties.get(THREAD_PROPERTY) or "",
-            stream=stream,
+            shared=shared,
         )
+    if transaction is not None:
+        return _transaction_identity(transaction, options.log)
     if properties.get(STREAM_SESSION_PROPERTY):
         raise ConfigurationError(
             "rows of a micro-batch are written in a thread that does not know of which: the write "
@@ -124,6 +122,17 @@ def batch_identity(
             "txnVersion"
         )
     return AppendIdentity(identity=f"write:{token}", version=0, is_unique=True)
+
+
+def _transaction_identity(
+    transaction: Transaction, log: str | None, *, shared: SharedStaging | None = None
+) -> AppendIdentity:
+    # What was written to one log says nothing of another.
+    return AppendIdentity(
+        identity=_with_target(f"txn:{transaction.app_id}", log),
+        version=transaction.version,
+        shared=shared,
+    )
 
 
 def _require(properties: Mapping[str, str | None], *names: str) -> list[str]:

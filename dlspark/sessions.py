@@ -93,7 +93,7 @@ def staging_writer(uri: str, append: AppendIdentity) -> Iterator[StagingWriter]:
     that the number of ledgers grows with neither micro-batches nor targets.
     """
     key = (uri, append.staged_as)
-    keep = bool(append.stream)
+    keep = append.shared is not None
     with _kept.lock:
         writer, _ = _kept.writers.pop(key, (None, 0))
     if writer is None:

@@ -92,7 +92,7 @@ def commit_staged(
         open_shared_namespace(options.uri).begin_append(
             append.identity,
             append.version,
-            staged_as=append.staged_as,
+            shared=append.shared,
             run=AppendRun(token=append.run, begun_ns=begun_ns, thread=append.thread)
             if append.run
             else None,
@@ -128,9 +128,7 @@ def abort_staged(
     if append is None:
         return
     namespace = open_shared_namespace(uri)
-    with namespace.begin_append(
-        append.identity, append.version, staged_as=append.staged_as
-    ) as staged:
+    with namespace.begin_append(append.identity, append.version, shared=append.shared) as staged:
         staged.abort(extents)
     logger.info("append=%s version=%d aborted", append.identity, append.version)
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from dlcore.config import LogConfig
     from dlcore.ids import DLSN
-    from dlcore.log.commits import AppendRun
+    from dlcore.log.commits import AppendRun, SharedStaging
     from dlcore.log.context import LogContext
     from dlcore.log.metadata import CommitRecord, LockHolder, VersionedHead
     from dlcore.log.owner import StagingOwner
@@ -112,13 +112,14 @@ class StagedAppend:
         identity: str,
         version: int,
         *,
-        staged_as: str,
+        shared: SharedStaging | None,
         run: AppendRun | None,
         lock_timeout_s: float,
         config: LogConfig,
         keep_record: bool = True,
     ) -> None:
         check_identity(identity)
+        staged_as = identity if shared is None else shared.identity
         check_identity(staged_as)
         if not 0 <= version < 2**63:
             raise ConfigurationError(f"version={version}: expected 0 … 2**63-1")
@@ -127,6 +128,7 @@ class StagedAppend:
         self._identity = identity
         self._version = version
         self._staged_as = staged_as
+        self._round = "" if shared is None else shared.round
         self._run = run
         self._lock_timeout_s = lock_timeout_s
         self._keep_record = keep_record
@@ -393,15 +395,18 @@ class StagedAppend:
         """Give the append up: it can never commit.
 
         Drops what this append's writers staged, and of `extents` those whose process is gone or has
-        closed its writer; a writer that lives drops its own.
+        closed its writer; a writer that lives drops its own.  Of what is shared, what an earlier
+        round found left.
         """
         self._aborted = True
         await self.aclose()
-        ledger_ids = sorted({extent.ledger_id for extent in extents or ()})
-        for node in (await read_staged(self._context, ledger_ids)).values():
-            if not node.staged.owner and not node.staged.extents:
-                await drop(self._context, node)
-        await settle(self._context, await list_staged(self._context, self._staged_as))
+        if not self._round:
+            ledger_ids = sorted({extent.ledger_id for extent in extents or ()})
+            for node in (await read_staged(self._context, ledger_ids)).values():
+                if not node.staged.owner and not node.staged.extents:
+                    await drop(self._context, node)
+        listed = await list_staged(self._context, self._staged_as)
+        await settle(self._context, listed, in_round=self._round)
 
     async def _tidy(self) -> None:
         """Close what is not needed once the append is decided."""
@@ -409,7 +414,7 @@ class StagedAppend:
             await self._writer.aclose()
             # Committed and closed by us: nothing more of it can follow.
             self._listed = [*(self._listed or ()), *(e.ledger_id for e in self._staged)]
-        await settle(self._context, sorted(set(self._listed or ())))
+        await settle(self._context, sorted(set(self._listed or ())), in_round=self._round)
         if self._result is not None and self._result.committed:
             await ask_for_upkeep(self._context, self._to_merge)
             if not self._keep_record:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from dlcore.errors import ConfigurationError
 from dlcore.log.metadata import CommitRecord
 
 RUNS_REMEMBERED_MAX = 16
@@ -38,6 +39,23 @@ class AppendRun:
     token: str
     begun_ns: int
     thread: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedStaging:
+    """Where appends of several identities find what was staged for all of them, in shared ledgers.
+
+    `identity` is that of the staging writers.  `round` tells which appends may run side by side:
+    all of one round are decided or given up when the next one begins.  So what a dead process
+    staged is kept from the round that finds it so until the next one.
+    """
+
+    identity: str
+    round: str
+
+    def __post_init__(self) -> None:
+        if not self.round:
+            raise ConfigurationError("round='': expected a text that tells rounds apart")
 
 
 class Verdict(enum.Enum):

@@ -352,7 +352,8 @@ class StagedLedger(msgspec.Struct, frozen=True, kw_only=True):
     extents of logs that refer to it, `committed` are the entry ids that were given to logs, as
     ranges: none of them is given twice.  Once it is `settled` no more of it is committed: it is not
     listed under its identity any more, and goes with its last extent: if that was merged into
-    another ledger, some time after `released_ms`.
+    another ledger, some time after `released_ms`.  `left_in` is the round of appends, of those that
+    share what is staged, which found that nobody fills it.
     """
 
     layout: int = LAYOUT
@@ -364,6 +365,7 @@ class StagedLedger(msgspec.Struct, frozen=True, kw_only=True):
     committed: tuple[tuple[Count, Count], ...] = ()
     settled: bool = False
     released_ms: Count = 0
+    left_in: str = ""
 
     def with_committed(self, extents: Sequence[tuple[int, int]]) -> StagedLedger | None:
         """Return it with extents (first and last entry id) more; None if one was committed before.

@@ -118,9 +118,17 @@ async def list_staged(context: LogContext, identity: str) -> list[int]:
 
 
 async def settle(
-    context: LogContext, ledger_ids: Sequence[int], *, created_before_ms: int | None = None
+    context: LogContext,
+    ledger_ids: Sequence[int],
+    *,
+    created_before_ms: int | None = None,
+    in_round: str = "",
 ) -> int:
-    """Settle those of the ledgers that nobody fills any more; return how many."""
+    """Settle those of the ledgers that nobody fills any more; return how many.
+
+    In a round of appends that share them, those that an earlier round found so: the others may
+    hold what an append beside this one is about to commit.
+    """
     count = 0
     nodes = await read_staged(context, ledger_ids)
     # Read after the registrations: a registration is only made while its owner's node exists.
@@ -128,12 +136,25 @@ async def settle(
     for node in nodes.values():
         staged = node.staged
         is_young = created_before_ms is not None and staged.created_ms >= created_before_ms
-        if not staged.settled and staged.owner not in owners and not is_young:
+        if staged.settled or staged.owner in owners or is_young:
+            continue
+        if in_round and staged.left_in in ("", in_round):
+            await _note_left(context, node, in_round)
+        else:
             count += await drop(context, node)
     identities = {node.staged.identity for node in nodes.values()}
     for identity in identities:
         await _remove_if_empty(context, context.paths.staging_of(identity))
     return count
+
+
+async def _note_left(context: LogContext, node: StagedNode, in_round: str) -> None:
+    if node.staged.left_in:
+        return
+    try:
+        await context.store.multi([node.put(replace(node.staged, left_in=in_round))])
+    except (MetadataVersionError, NoNodeError, *UNANSWERED) as error:
+        logger.info("staged ledger=%d: that it was left: %s", node.staged.ledger_id, error)
 
 
 async def drop(context: LogContext, node: StagedNode) -> bool:

@@ -107,7 +107,7 @@ class StagingWriter:
         self._parts: dict[str, _Part] = {}
         self._queued_bytes = 0
         self._lanes: dict[QuorumConfig, _Lane] = {}
-        self._staged_to: dict[int, int] = {}  # of each ledger not settled, the last entry staged
+        self._staged: dict[int, int] = {}  # of each ledger not settled, how many entries in extents
         self._error: DLError | None = None
         self._closed = False
 
@@ -240,6 +240,7 @@ class StagingWriter:
         if run is None:
             return
         lane = self._lane_of(part.log)
+        self._staged[run.ledger.ledger_id] += run.ledger.last_add_pushed + 1 - run.first_entry_id
         part.extents.append(
             StagedExtent(
                 log=part.log.name,
@@ -268,9 +269,8 @@ class StagingWriter:
     async def _next_ledger(self, lane: _Lane) -> LedgerWriter:
         if lane.ledger is not None:
             await self._guarded(lane.ledger.flush)
-            # Before this one is finished, of which other appends may be about to commit something.
-            await self._settle_committed()
             await self._finish(lane)
+            await self._settle_committed()
         for _ in range(_CREATE_ATTEMPTS_MAX):
             await asyncio.gather(self._owner.ensure(), self._make_parent())
             try:
@@ -283,7 +283,7 @@ class StagingWriter:
                 continue  # the parent was removed as empty, or the session was lost
             lane.ledger = ledger
             lane.started_ms = self._context.clock.now_ms()
-            self._staged_to[ledger.ledger_id] = -1
+            self._staged[ledger.ledger_id] = 0
             return ledger
         raise WriteError(
             f"staging for {self._identity!r}: {_CREATE_ATTEMPTS_MAX} attempts to create a ledger "
@@ -310,12 +310,12 @@ class StagingWriter:
     async def _settle_committed(self) -> None:
         """Settle ledgers filled before of which all that was staged is committed."""
         filled = {lane.ledger.ledger_id for lane in self._lanes.values() if lane.ledger is not None}
-        nodes = await read_staged(self._context, [i for i in self._staged_to if i not in filled])
+        nodes = await read_staged(self._context, [i for i in self._staged if i not in filled])
         for ledger_id, node in nodes.items():
-            last = self._staged_to[ledger_id]
-            if any(start <= last <= end for start, end in node.staged.committed):
+            committed = sum(end + 1 - start for start, end in node.staged.committed)
+            if committed >= self._staged[ledger_id]:
                 await drop(self._context, node)
-                del self._staged_to[ledger_id]
+                del self._staged[ledger_id]
 
     # Staging
 
@@ -334,14 +334,14 @@ class StagingWriter:
                 await self._guarded(lane.ledger.flush)
         parts, self._parts = self._parts, {}
         extents = [extent for log in sorted(parts) for extent in parts[log].extents]
-        for extent in extents:
-            last = self._staged_to[extent.ledger_id]
-            self._staged_to[extent.ledger_id] = max(last, extent.last_entry_id)
         return extents
 
     async def discard(self) -> None:
         """Forget what was written since the last `stage`; entries already sent stay unused."""
         self._require_usable()
+        for part in self._parts.values():
+            for extent in part.extents:
+                self._staged[extent.ledger_id] -= extent.last_entry_id + 1 - extent.first_entry_id
         self._parts = {}
         self._queued_bytes = 0
         for lane in self._lanes.values():
@@ -373,9 +373,9 @@ class StagingWriter:
         self._closed = True
         for lane in self._lanes.values():
             await self._finish(lane)
-        nodes = await read_staged(self._context, sorted(self._staged_to))
+        nodes = await read_staged(self._context, sorted(self._staged))
         for ledger_id, node in nodes.items():
-            if delete or self._staged_to[ledger_id] < 0:
+            if delete or self._staged[ledger_id] == 0:
                 await drop(self._context, node)
             else:
                 await self._disown(ledger_id)

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 from pyspark.sql.datasource import WriterCommitMessage
 
+from dlcore import SharedStaging
 from dlcore.errors import ConfigurationError, UnexpectedError
 from dlcore.log.append import check_identity
 from dlspark.commit import (
@@ -44,7 +45,9 @@ OUTSIDE = dict.fromkeys(TASK_PROPERTIES)
 def test_stream_is_identified_by_query_target_and_batch() -> None:
     """It writes a batch once, so that its runs need not be told apart."""
     assert stream_identity(OPTIONS, IN_A_BATCH) == AppendIdentity(
-        identity="stream:q>clicks", version=7, stream="stream:q"
+        identity="stream:q>clicks",
+        version=7,
+        shared=SharedStaging(identity="stream:q", round="7"),
     )
     assert stream_identity(BY_COLUMN, IN_A_BATCH).identity == "stream:q><column>"
 
@@ -116,8 +119,9 @@ def test_what_a_query_writes_is_staged_under_one_name() -> None:
         stream_identity(OPTIONS, IN_A_BATCH),
         *(batch_identity(each, IN_A_BATCH, token="a") for each in (OPTIONS, BY_COLUMN, named)),
     ]
+    assert {append.shared for append in found} == {SharedStaging(identity="stream:q", round="7")}
     assert {append.staged_as for append in found} == {"stream:q"}
-    assert not batch_identity(named, OUTSIDE, token="a").stream
+    assert batch_identity(named, OUTSIDE, token="a").shared is None
 
 
 def test_users_own_transaction_is_of_one_log() -> None:

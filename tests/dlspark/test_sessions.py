@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from dlcore import SharedStaging
 from dlcore.errors import LogNotFoundError, WriteError
 from dlspark import sessions
 from dlspark.commit import AppendIdentity
@@ -81,7 +82,8 @@ def namespace() -> Iterator[NotedNamespace]:
 
 def stream(target: str = "clicks", run: str = "r", name: str = "stream:q") -> AppendIdentity:
     """Return the identity of a stream's batch."""
-    return AppendIdentity(identity=f"{name}>{target}", version=0, run=run, stream=name)
+    shared = SharedStaging(identity=name, round="0")
+    return AppendIdentity(identity=f"{name}>{target}", version=0, run=run, shared=shared)
 
 
 ONCE = AppendIdentity(identity="write:t", version=0, is_unique=True)

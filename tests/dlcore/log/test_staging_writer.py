@@ -13,6 +13,7 @@ from dlcore.errors import (
     TransactionIdOutOfOrderError,
     WriteError,
 )
+from dlcore.log.commits import SharedStaging
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all
 from tests.fixtures.staged_records import batch, ledgers, payloads_of, staged_nodes
 
@@ -96,8 +97,39 @@ def test_many_logs_of_one_task() -> None:
     on_log(body)
 
 
+@pytest.mark.parametrize("first_is_committed", [True, False])
+def test_ledgers_that_are_filled_between_two_stages(*, first_is_committed: bool) -> None:
+    """What was not handed out yet is not settled, whatever became of what was."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        small = await cluster.open(
+            "small", config=replace(CONFIG, entry_bytes=300, segment_bytes_max=1500)
+        )
+        async with await small.open_staging_writer(identity="job") as writer:
+            await writer.write_batch("clicks", batch(*(f"{n:0100}" for n in range(50, 100))))
+            await writer.discard()
+            await writer.write_batch("clicks", batch("first"))
+            first = await writer.stage()
+            if first_is_committed:
+                await (await small.begin_append("job", 1)).commit(first)
+            await writer.write_batch("clicks", batch(*(f"{n:0100}" for n in range(50))))
+            extents = await writer.stage()
+            assert len({extent.ledger_id for extent in extents}) > 2
+            if not first_is_committed:
+                await (await small.begin_append("job", 1)).commit(first)
+            assert (await (await small.begin_append("job", 2)).commit(extents)).committed
+        assert await payloads_of(log) == ["first", *(f"{n:0100}" for n in range(50))]
+
+    on_log(body)
+
+
+def shared(round_number: int, identity: str = "stream") -> SharedStaging:
+    """Return where the appends of a round find what was staged."""
+    return SharedStaging(identity=identity, round=str(round_number))
+
+
 def test_appends_of_many_identities_share_a_ledger() -> None:
-    """Also one that fails stays apart; what a dead process left there the next append settles."""
+    """Each commits once; of what was staged elsewhere they commit nothing."""
 
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
         driver, task = cluster.namespaces[0], await cluster.open("task")
@@ -109,25 +141,53 @@ def test_appends_of_many_identities_share_a_ledger() -> None:
             for name in names:
                 await writer.write_batch(name, batch(f"{version}"))
                 extents = await writer.stage()
-                append = await driver.begin_append(f">{name}", version, staged_as="stream")
+                append = await driver.begin_append(f">{name}", version, shared=shared(version))
                 assert (await append.commit(extents)).committed
-                repeated = await driver.begin_append(f">{name}", version, staged_as="stream")
+                repeated = await driver.begin_append(f">{name}", version, shared=shared(version))
                 assert (await repeated.commit(extents)).already_committed
         assert len(ledgers(cluster)) == 1
         for name in names:
             assert await payloads_of(await driver.open_log(name)) == ["1", "2", "3"]
-        for staged_as in (None, "other"):
-            append = await driver.begin_append(">clicks", 1, staged_as=staged_as)
+        for elsewhere in (None, shared(1, "other")):
+            append = await driver.begin_append(">clicks", 1, shared=elsewhere)
             with pytest.raises(ConfigurationError, match="staged as 'stream' cannot"):
                 await append.commit(extents)
+        with pytest.raises(ConfigurationError, match="round=''"):
+            SharedStaging(identity="stream", round="")
+        await writer.aclose()
+
+    on_log(body)
+
+
+@pytest.mark.parametrize("closes", [True, False], ids=["closes", "dies"])
+def test_what_a_process_left_is_kept_for_its_round(*, closes: bool) -> None:
+    """Appends beside one do not take it away; a later round does, of what nobody committed."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        driver, task = cluster.namespaces[0], await cluster.open("task")
+        writer = await task.open_staging_writer(identity="stream")
+        await writer.write_batch("clicks", batch("late"))
+        (late,) = await writer.stage()
+        await writer.write_batch("clicks", batch("never"))
+        await writer.stage()
+        if closes:
+            await writer.aclose()
+        else:
+            cluster.stores["task"].expire()
+            await task._owner.aclose()
+            await cluster.stores["task"].aclose()
+        beside = await driver.begin_append(">other", 1, shared=shared(1))
+        await beside.commit([])
+        await (await driver.begin_append(">failed", 1, shared=shared(1))).abort([late])
+        await driver.tidied()
+        append = await driver.begin_append(">clicks", 1, shared=shared(1))
+        assert (await append.commit([late])).committed
+        await driver.tidied()
         assert len(staged_nodes(cluster)) == 1
-        cluster.stores["task"].expire()
-        await task._owner.aclose()
-        await cluster.stores["task"].aclose()
-        append = await driver.begin_append(">clicks", 1, staged_as="stream")
-        await append.commit([])
+        await (await driver.begin_append(">other", 2, shared=shared(2))).commit([])
         await driver.tidied()
         assert staged_nodes(cluster) == []
+        assert await payloads_of(log) == ["late"]
 
     on_log(body)
 
@@ -162,16 +222,15 @@ def test_more_than_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ledgers_of_a_writer_are_settled_when_it_has_begun_others() -> None:
-    """Once what was staged last in them is committed; the one filled last may be about to be."""
+    """Once all that was staged in them is committed; what is not committed stays."""
 
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
         small = await cluster.open("small", config=replace(CONFIG, segment_bytes_max=1))
         async with await small.open_staging_writer(identity="job") as writer:
-            kept, staged = [], []
-            for version in range(1, 6):
+            kept = []
+            for version in range(1, 5):
                 await writer.write_batch("clicks", batch(f"{version}"))
                 extents = await writer.stage()
-                staged.append(extents[0].ledger_id)
                 if version == 2:
                     kept = extents
                 else:
@@ -179,9 +238,9 @@ def test_ledgers_of_a_writer_are_settled_when_it_has_begun_others() -> None:
                     assert (await append.commit(extents)).committed
                 await small.tidied()
             open_ledgers = {int(path.rpartition("/")[2]) for path in staged_nodes(cluster)}
-            assert open_ledgers == {staged[1], *staged[3:]}
-        append = await small.begin_append("job", 6)
+            assert open_ledgers == {kept[0].ledger_id, extents[0].ledger_id}
+        append = await small.begin_append("job", 5)
         assert (await append.commit(kept)).committed
-        assert await payloads_of(log) == ["1", "3", "4", "5", "2"]
+        assert await payloads_of(log) == ["1", "3", "4", "2"]
 
     on_log(body)
