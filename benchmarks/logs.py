@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from dlcore.log.reader import AsyncLogReader
     from dlcore.log.writer import AsyncLogWriter
     from dlcore.sandbox.cluster import Sandbox
+    from dlcore.sync import DistributedLogManager as BlockingLogManager
 
 COPIES = 3
 CONFIG = LogConfig(quorum=QuorumConfig.of_replication_factor(COPIES))
@@ -133,10 +134,11 @@ def core_read(sandbox: Sandbox, folder: Path) -> list[Figure]:
     cpu: list[float] = []
 
     def value() -> float:
-        before = cpu_s(sandbox)
-        rate = _read_rate(sandbox.uri, log)
-        cpu.append(cpu_s(sandbox) - before)
-        return rate
+        with open_namespace(sandbox.uri) as namespace, namespace.open_log(log) as manager:
+            started, before = time.perf_counter(), cpu_s(sandbox)
+            _read_to_its_end(manager)
+            cpu.append(cpu_s(sandbox) - before)
+            return WRITE_BYTES / 1e6 / (time.perf_counter() - started)
 
     with bare_server(folder) as server:
         figure = measure(
@@ -150,21 +152,13 @@ def core_read(sandbox: Sandbox, folder: Path) -> list[Figure]:
     return [figure, _cpu_figure("core_read_cpu", cpu, limit=GRPC_READ_CPU_S)]
 
 
-def _read_rate(uri: str, name: str) -> float:
-    """Return MB/s of reading all batches of a log."""
+def _read_to_its_end(log: BlockingLogManager) -> None:
     count = WRITE_BYTES // RECORD_BYTES
-    with (
-        open_namespace(uri) as namespace,
-        namespace.open_log(name, config=CONFIG) as log,
-        log.open_reader(dlsn=DLSN.INITIAL) as reader,
-    ):
-        started = time.perf_counter()
+    with log.open_reader(dlsn=DLSN.INITIAL) as reader:
         while count > 0:
             batch = reader.read_batch()
             assert batch is not None
             count -= batch.num_rows
-        seconds = time.perf_counter() - started
-    return WRITE_BYTES / 1e6 / seconds
 
 
 def _cpu_figure(name: str, cpu: list[float], *, limit: float) -> Figure:

@@ -78,8 +78,6 @@ _BUFFER_BYTES = 1024 * 1024
 """`LogWriter.write` hands records over when this much is buffered."""
 _BUFFERED_RECORD_BYTES = 64
 """What a buffered record costs beyond its payload."""
-_TAKEN_RECORDS = 512
-"""Records that `LogReader` takes over at once, to spare a thread switch per record."""
 _EXIT_FLUSH_S = _EXIT_CLOSE_S = 10.0
 """How long at exit a writer may take, and then its namespace."""
 
@@ -499,7 +497,8 @@ class LogReader(_Blocking):
     def __init__(self, portal: Portal, reader: AsyncLogReader) -> None:
         super().__init__(portal, reader.aclose)
         self._reader = reader
-        self._records: deque[LogRecordWithDLSN] = deque()  # taken over from the reader in bulk
+        self._batches: deque[pa.RecordBatch] = deque()  # taken over from the reader in bulk
+        self._records: deque[LogRecordWithDLSN] = deque()  # of the batch before these
 
     def read_next(self, *, non_blocking: bool = False) -> LogRecordWithDLSN | None:
         """Return the next record, or None when every readable record has been returned.
@@ -510,8 +509,7 @@ class LogReader(_Blocking):
             EndOfStreamError: the log is sealed, and all of it was read.
         """
         if not self._records:
-            taken = self._take(_TAKEN_RECORDS, non_blocking=non_blocking)
-            self._records.extend(taken)
+            self._refill(non_blocking=non_blocking)
         return self._records.popleft() if self._records else None
 
     def read_bulk(self, count: int) -> list[LogRecordWithDLSN]:
@@ -519,8 +517,7 @@ class LogReader(_Blocking):
         records: list[LogRecordWithDLSN] = []
         while len(records) < count:
             if not self._records:
-                wanted = max(count - len(records), _TAKEN_RECORDS)
-                self._records.extend(self._take_unless_ended(wanted, ended_is_error=not records))
+                self._refill_unless_ended(ended_is_error=not records)
             if not self._records:
                 break
             while self._records and len(records) < count:
@@ -535,18 +532,27 @@ class LogReader(_Blocking):
             records = list(self._records)
             self._records.clear()
             return read_batch_of(records)
-        return self._call(self._reader.read_batch(until_caught_up=True))
+        if not self._batches:
+            self._take(non_blocking=False)
+        return self._batches.popleft() if self._batches else None
 
-    def _take(self, count: int, *, non_blocking: bool) -> list[LogRecordWithDLSN]:
-        return self._call(self._reader.take(count, non_blocking=non_blocking))
+    def _take(self, *, non_blocking: bool) -> None:
+        self._batches.extend(self._call(self._reader.take_batches(non_blocking=non_blocking)))
 
-    def _take_unless_ended(self, count: int, *, ended_is_error: bool) -> list[LogRecordWithDLSN]:
+    def _refill(self, *, non_blocking: bool) -> None:
+        from dlcore.log.batches import records_of_read
+
+        if not self._batches:
+            self._take(non_blocking=non_blocking)
+        if self._batches:
+            self._records.extend(records_of_read(self._batches.popleft()))
+
+    def _refill_unless_ended(self, *, ended_is_error: bool) -> None:
         try:
-            return self._take(count, non_blocking=False)
+            self._refill(non_blocking=False)
         except EndOfStreamError:
             if ended_is_error:
                 raise
-            return []
 
 
 class StagingWriter(_Blocking):

@@ -14,13 +14,12 @@ from dlcore.errors import (
     LogRecordTooLongError,
     TransactionIdOutOfOrderError,
 )
-from dlcore.ids import TXID_MAX
+from dlcore.ids import DLSN, TXID_MAX
 from dlcore.log.entry import BYTE_LOG_SCHEMA
+from dlcore.records import LogRecordWithDLSN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from dlcore.records import LogRecordWithDLSN
 
 RECORD_OVERHEAD_BYTES = 12
 """What a record costs in an entry beyond its payload: its transaction id and its offset."""
@@ -181,18 +180,61 @@ def read_batch(
 ) -> pa.RecordBatch:
     """Return rows of one entry with all columns of `READ_SCHEMA`."""
     count = batch.num_rows
-    rows = np.arange(count, dtype=np.int64)
-    timestamp = pa.array(np.full(count, timestamp_ms, np.int64)).cast(READ_SCHEMA.field(5).type)
+    numbers = np.empty((5, count), np.int64)
+    numbers[0] = lssn
+    numbers[1] = entry_id
+    numbers[2] = np.arange(first_slot, first_slot + count)
+    numbers[3] = numbers[2] + (sequence_id - first_slot)
+    numbers[4] = timestamp_ms
     columns = [
-        pa.array(np.full(count, lssn, np.int64)),
-        pa.array(np.full(count, entry_id, np.int64)),
-        pa.array(rows + first_slot),
+        *(_over(row, pa.int64()) for row in numbers[:3]),
         batch.column(0),
-        pa.array(rows + sequence_id),
-        timestamp,
+        _over(numbers[3], pa.int64()),
+        _over(numbers[4], READ_SCHEMA.field("timestamp").type),
         batch.column(1),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=READ_SCHEMA)
+
+
+def _over(numbers: np.ndarray[Any, np.dtype[np.int64]], kind: pa.DataType) -> pa.Array:
+    # pyarrow's own conversions of numpy arrays cost as much as all else that is done per entry.
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
+
+
+def records_of(
+    batch: pa.RecordBatch,
+    *,
+    lssn: int,
+    entry_id: int,
+    first_slot: int,
+    sequence_id: int,
+    timestamp_ms: int,
+) -> list[LogRecordWithDLSN]:
+    """Return rows of one entry as records."""
+    rows = zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
+    return [
+        LogRecordWithDLSN(
+            dlsn=DLSN(lssn, entry_id, first_slot + row),
+            txid=txid,
+            sequence_id=sequence_id + row,
+            timestamp_ms=timestamp_ms,
+            payload=payload,
+        )
+        for row, (txid, payload) in enumerate(rows)
+    ]
+
+
+def records_of_read(batch: pa.RecordBatch) -> list[LogRecordWithDLSN]:
+    """Return what `read_batch` returned, at least one row, as records."""
+    lssn, entry_id, slot_id, _, sequence_id, timestamp, _ = (column[0] for column in batch.columns)
+    return records_of(
+        batch.select(["txid", "payload"]),
+        lssn=lssn.as_py(),
+        entry_id=entry_id.as_py(),
+        first_slot=slot_id.as_py(),
+        sequence_id=sequence_id.as_py(),
+        timestamp_ms=timestamp.value,
+    )
 
 
 def read_batch_of(records: Sequence[LogRecordWithDLSN]) -> pa.RecordBatch:

@@ -77,6 +77,7 @@ class Fetcher:
         self._changed = asyncio.Event()
         self._room = asyncio.Event()
         self._news = asyncio.Event()
+        self._times_idle = 0
         self.error: DLError | None = None
         self.has_ended = False
         self._is_closed = False
@@ -100,14 +101,20 @@ class Fetcher:
         return entry
 
     async def wait(self) -> None:
-        """Wait for an entry, an error, the end, or for `aclose`.
+        """Wait for an entry, an error, the end, for `aclose`, or until all that is known is read.
 
         Raises:
             MetadataConnectionError, BookieUnavailableError: the cluster has been gone for
                 `read_unavailable_timeout_s`; it may be waited for again.
         """
-        began = self._loop.time()
-        while not (self._entries or self.error or self.has_ended or self._is_closed):
+        began, times_idle = self._loop.time(), self._times_idle
+        while not (
+            self._entries
+            or self.error
+            or self.has_ended
+            or self._is_closed
+            or self._times_idle > times_idle
+        ):
             silent_since = self._silent_since()
             deadline = (
                 None
@@ -150,7 +157,12 @@ class Fetcher:
         self._bookies_heard_at = self._loop.time()
 
     async def has_more(self) -> bool:
-        """Return whether a record is readable now that was not taken, looking at the log afresh."""
+        """Return whether a record is readable now that was not taken.
+
+        The log is looked at afresh, unless more of it is known to be there.
+        """
+        if isinstance(self._cursor.copy().plan(self._state), ReadExtent):
+            return True  # unless it is truncated in this moment: then `wait` returns without it
         state = await self._reread()
         if self._entries or self.error is not None or self.has_ended:
             return True
@@ -224,6 +236,8 @@ class Fetcher:
                 raise  # not explained by truncation or recovery
 
     async def _next_state(self) -> None:
+        self._times_idle += 1
+        self._news.set()
         await self._changed.wait()
         await self._refresh()
 

@@ -7,11 +7,9 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dlcore.errors import AlreadyClosedError, ConfigurationError, EndOfStreamError
-from dlcore.ids import DLSN
-from dlcore.log.batches import first_row_not_less, read_batch
+from dlcore.errors import AlreadyClosedError, ConfigurationError, DLError, EndOfStreamError
+from dlcore.log.batches import first_row_not_less, read_batch, records_of
 from dlcore.log.entry import decode_entry_batch, with_txid
-from dlcore.records import LogRecordWithDLSN
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -20,8 +18,12 @@ if TYPE_CHECKING:
 
     from dlcore.log.context import LogContext
     from dlcore.log.fetch import FetchedEntry, Fetcher
+    from dlcore.records import LogRecordWithDLSN
 
 logger = logging.getLogger(__name__)
+
+_TAKEN_BYTES = 4 * 1024 * 1024
+"""How much the blocking reader takes over at once, to spare a thread switch per entry."""
 
 
 @dataclass(slots=True)
@@ -37,32 +39,24 @@ class _Rows:
         return max(0, int(self.batch.num_rows) - self.next_row)
 
     def take_records(self, count: int) -> list[LogRecordWithDLSN]:
+        part, place = self._take(count)
+        return records_of(part, **place)
+
+    def take_batch(self) -> pa.RecordBatch:
+        part, place = self._take(self.rows_left)
+        return read_batch(part, **place)
+
+    def _take(self, count: int) -> tuple[pa.RecordBatch, dict[str, int]]:
         entry, first = self.entry, self.next_row
         part = self.batch.slice(first, count)
         self.next_row += part.num_rows
-        return [
-            LogRecordWithDLSN(
-                dlsn=DLSN(entry.lssn, entry.entry_id, row),
-                txid=txid,
-                sequence_id=entry.sequence_id + row,
-                timestamp_ms=entry.timestamp_ms,
-                payload=payload,
-            )
-            for row, (txid, payload) in enumerate(
-                zip(part.column(0).to_pylist(), part.column(1).to_pylist(), strict=True), first
-            )
-        ]
-
-    def take_batch(self) -> pa.RecordBatch:
-        first, self.next_row = self.next_row, self.batch.num_rows
-        return read_batch(
-            self.batch.slice(first),
-            lssn=self.entry.lssn,
-            entry_id=self.entry.entry_id,
-            first_slot=first,
-            sequence_id=self.entry.sequence_id + first,
-            timestamp_ms=self.entry.timestamp_ms,
-        )
+        return part, {
+            "lssn": entry.lssn,
+            "entry_id": entry.entry_id,
+            "first_slot": first,
+            "sequence_id": entry.sequence_id + first,
+            "timestamp_ms": entry.timestamp_ms,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,16 +129,6 @@ class AsyncLogReader:
                 records += rows.take_records(count - len(records))
         return records
 
-    async def take(self, count: int, *, non_blocking: bool) -> list[LogRecordWithDLSN]:
-        """Return up to `count` records that are here; wait for one unless `non_blocking`.
-
-        An empty list means caught up, or with `non_blocking` that nothing is here yet.
-        """
-        _require_count(count)
-        async with self._turn:
-            rows = await self._fill(non_blocking=non_blocking, until_caught_up=not non_blocking)
-            return rows.take_records(count) if rows is not None else []
-
     async def read_batch(self, *, until_caught_up: bool = False) -> pa.RecordBatch | None:
         """Return what is left of the current entry, or the next one, with `READ_SCHEMA`'s columns.
 
@@ -153,6 +137,26 @@ class AsyncLogReader:
         async with self._turn:
             rows = await self._fill(non_blocking=False, until_caught_up=until_caught_up)
             return rows.take_batch() if rows is not None else None
+
+    async def take_batches(self, *, non_blocking: bool) -> list[pa.RecordBatch]:
+        """Return the batches that are here, of a few MB; wait for one unless `non_blocking`.
+
+        An empty list means caught up, or with `non_blocking` that nothing is here yet.
+        """
+        batches: list[pa.RecordBatch] = []
+        size_bytes = 0
+        async with self._turn:
+            rows = await self._fill(non_blocking=non_blocking, until_caught_up=not non_blocking)
+            while rows is not None:
+                batches.append(rows.take_batch())
+                size_bytes += batches[-1].nbytes
+                if size_bytes >= _TAKEN_BYTES:
+                    break
+                try:
+                    rows = await self._fill(non_blocking=True, until_caught_up=False)
+                except DLError:
+                    break  # raised when there is nothing before it
+        return batches
 
     async def _fill(self, *, non_blocking: bool, until_caught_up: bool) -> _Rows | None:
         """Return rows that have one left; None if there are none and the caller does not wait."""

@@ -25,6 +25,7 @@ from dlcore.log.batches import (
     payload_offsets,
     read_batch,
     read_batch_of,
+    records_of_read,
 )
 from dlcore.log.entry import (
     BYTE_LOG_SCHEMA,
@@ -172,6 +173,7 @@ def test_rows_are_read_with_their_positions() -> None:
     ]
     assert rows.schema == READ_SCHEMA
     assert read_batch_of(records).equals(rows)
+    assert records_of_read(rows) == records
     assert rows.column(0).to_pylist() == [3, 3, 3]
     assert rows.column(2).to_pylist() == [1, 2, 3]
     assert rows.column(4).to_pylist() == [40, 41, 42]

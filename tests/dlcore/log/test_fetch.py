@@ -15,10 +15,12 @@ from dlcore.errors import (
     MetadataConnectionError,
 )
 from dlcore.ids import DLSN
+from dlcore.log.history import LogHistory
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, record
 
 if TYPE_CHECKING:
     from dlcore.log.manager import DistributedLogManager
+    from dlcore.log.metadata import LogState
 
 
 async def write_segments(log: DistributedLogManager, payloads: list[bytes]) -> None:
@@ -143,5 +145,44 @@ def test_a_follower_learns_that_all_bookies_are_gone(monkeypatch: pytest.MonkeyP
             found = await reader.read_next()
             assert found is not None
             assert found.payload == b"back"
+
+    on_log(body)
+
+
+def test_what_is_known_to_be_there_is_read_without_another_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A caller that is faster than the bookies asks the metadata store at the end only."""
+    looks: list[int] = []
+    read = LogHistory.read
+
+    async def counted(self: LogHistory, *, from_lssn: int = 1) -> LogState:
+        looks.append(from_lssn)
+        return await read(self, from_lssn=from_lssn)
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        await write_segments(log, [b"x"] * 20)
+        async with await log.open_reader() as reader:
+            monkeypatch.setattr(LogHistory, "read", counted)
+            for _ in range(20):
+                assert await reader.read_next(until_caught_up=True) is not None
+            assert await reader.read_next(until_caught_up=True) is None
+            assert len(looks) <= 2  # this one, and the fetcher's at the end of what it knows
+
+    on_log(body)
+
+
+def test_what_was_known_to_be_there_is_truncated_before_it_is_read() -> None:
+    """Whoever waits for it learns that nothing is left, and does not wait for another record."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        await write_segments(log, [b"a", b"b"])
+        for bookie in cluster.bookies:
+            bookie.stop()
+        other = await (await cluster.open("b")).open_log("clicks")
+        async with await other.open_reader() as reader:
+            reading = asyncio.create_task(reader.read_next(until_caught_up=True))
+            await log.truncate(DLSN(2, 1, 0))
+            assert await asyncio.wait_for(reading, 30) is None
 
     on_log(body)

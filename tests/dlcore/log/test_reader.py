@@ -18,12 +18,13 @@ from dlcore.errors import (
     LogNotFoundError,
 )
 from dlcore.ids import DLSN
-from dlcore.log.batches import READ_SCHEMA
+from dlcore.log.batches import READ_SCHEMA, records_of_read
 from dlcore.log.scan_driver import scan_range
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
 
 if TYPE_CHECKING:
     from dlcore.log.manager import DistributedLogManager
+    from dlcore.log.reader import AsyncLogReader
     from dlcore.records import LogRecordWithDLSN
 
 
@@ -73,6 +74,17 @@ def as_rows(records: list[LogRecordWithDLSN]) -> list[tuple[DLSN, int, int, int,
     return [(r.dlsn, r.txid, r.sequence_id, r.timestamp_ms, r.payload) for r in records]
 
 
+async def rows_in_batches(
+    reader: AsyncLogReader,
+) -> list[tuple[DLSN, int, int, int, bytes]]:
+    """Return what is left in the form of `scan_all`, taken as the blocking reader takes it."""
+    rows = []
+    while batches := await reader.take_batches(non_blocking=False):
+        for batch in batches:
+            rows += as_rows(records_of_read(batch))
+    return rows
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_every_way_of_reading_agrees(seed: int) -> None:
     """Record by record is the reference; all others are compared with it, from random positions."""
@@ -97,6 +109,8 @@ def test_every_way_of_reading_agrees(seed: int) -> None:
             async with await log.open_reader(dlsn=low) as reader:
                 taken = await reader.read_bulk(len(rows) + 1, until_caught_up=True)
                 assert as_rows(taken) == [row for row in rows if row[0] >= low]
+            async with await log.open_reader(dlsn=low) as reader:
+                assert await rows_in_batches(reader) == [row for row in rows if row[0] >= low]
 
     on_log(body)
 
