@@ -18,7 +18,7 @@ from bookie.eager import start
 from bookie.read_streams import FollowStream, RangeStream
 from dlcore.errors import BadRequestError, BookieOverloadedError, BookieUnavailableError, DLError
 from dlcore.wire.bookie_end import BookieEnd
-from dlcore.wire.frames import total_bytes
+from dlcore.wire.frames import FrameRun, total_bytes
 from dlcore.wire.keepalive import Keepalive
 from dlcore.wire.messages import (
     CHUNK_BYTES_MAX,
@@ -44,6 +44,8 @@ from dlcore.wire.messages import (
 from dlcore.wire.statuses import status_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from bookie.read_streams import ReadStream
     from bookie.service import BookieService
     from bookie.storage import LedgerStorage
@@ -281,6 +283,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _take(self, event: BookieEvent) -> None:
         match event:
+            case Add() if self._add_run(event):
+                pass
             case Add(first_request_id, is_recovery, frames):
                 for request_id, frame in enumerate(frames, first_request_id):
                     self._add(request_id, frame, is_recovery=is_recovery)
@@ -311,15 +315,25 @@ class Connection(asyncio.BufferedProtocol):
 
     # Writes
 
+    def _add_run(self, add: Add) -> bool:
+        """Store entries all together, and return True, where nothing speaks against it."""
+        frames, first = add.frames, add.first_request_id
+        if self._is_draining or add.is_recovery or not isinstance(frames, FrameRun):
+            return False
+        future = self._storage.add_run(frames)
+        if future is not None:
+            self._fly(range(first, first + len(frames)), len(frames.payload), future)
+        return future is not None
+
     def _add(self, request_id: int, frame: Buffer, *, is_recovery: bool) -> None:
         if self._is_draining:
-            self._settle(request_id, BookieUnavailableError(_SHUTTING_DOWN))
+            self._settle([request_id], BookieUnavailableError(_SHUTTING_DOWN))
             return
         future = self._storage.add_entry(frame, is_recovery=is_recovery)
         if future.done():
-            self._settle(request_id, future.exception())
+            self._settle([request_id], future.exception())
         else:
-            self._fly(request_id, len(frame), future)
+            self._fly([request_id], len(frame), future)
 
     def _write_lac(self, request: WriteLac) -> None:
         try:
@@ -327,34 +341,39 @@ class Connection(asyncio.BufferedProtocol):
                 raise BookieUnavailableError(_SHUTTING_DOWN)
             future = self._storage.write_lac(request.ledger_id, request.last_add_confirmed)
         except DLError as error:
-            self._settle(request.request_id, error)
+            self._settle([request.request_id], error)
         else:
-            self._fly(request.request_id, _LAC_BYTES, future)
+            self._fly([request.request_id], _LAC_BYTES, future)
 
-    def _fly(self, request_id: int, size_bytes: int, future: asyncio.Future[None]) -> None:
-        """Settle the request once `future` is done."""
+    def _fly(
+        self, request_ids: Sequence[int], size_bytes: int, future: asyncio.Future[None]
+    ) -> None:
+        """Settle the requests once `future` is done."""
         self._in_flight += 1
         self._in_flight_bytes += size_bytes
         self.settled.clear()
-        future.add_done_callback(partial(self._land, request_id, size_bytes))
+        future.add_done_callback(partial(self._land, request_ids, size_bytes))
 
-    def _land(self, request_id: int, size_bytes: int, future: asyncio.Future[None]) -> None:
-        """Settle a request that was in flight."""
+    def _land(
+        self, request_ids: Sequence[int], size_bytes: int, future: asyncio.Future[None]
+    ) -> None:
+        """Settle requests that were in flight."""
         self._in_flight -= 1
         self._in_flight_bytes -= size_bytes
         assert self._in_flight_bytes >= 0
         if future.cancelled():
-            self._settle(request_id, BookieUnavailableError("the bookie gave the request up"))
+            self._settle(request_ids, BookieUnavailableError("the bookie gave the request up"))
         else:
-            self._settle(request_id, future.exception())
+            self._settle(request_ids, future.exception())
 
-    def _settle(self, request_id: int, error: BaseException | None) -> None:
+    def _settle(self, request_ids: Sequence[int], error: BaseException | None) -> None:
         if error is None:
-            self._durable.append(request_id)
+            self._durable += request_ids
         else:
             if not isinstance(error, DLError):
                 logger.error("a request failed unexpectedly", exc_info=error)
-            self._failed.append(Failed(request_id, *status_of(error)))
+            status = status_of(error)
+            self._failed += (Failed(request_id, *status) for request_id in request_ids)
         if not self._is_flush_due:
             self._is_flush_due = True
             self.settled.clear()
@@ -396,7 +415,7 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 await self._send_entry(request)
         except DLError as error:
-            self._settle(request.request_id, error)
+            self._settle([request.request_id], error)
 
     async def _send_entry(self, request: ReadEntry) -> None:
         """Send one entry, within the budget, once the client has taken what was sent before."""
@@ -420,7 +439,7 @@ class Connection(asyncio.BufferedProtocol):
     def _on_read(self, request_id: int, task: asyncio.Task[None]) -> None:
         self._reads.pop(request_id, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._settle(request_id, error)
+            self._settle([request_id], error)
         self._read_on()
 
     async def _read_lac(self, request: ReadLac) -> Lac:
@@ -456,7 +475,7 @@ class Connection(asyncio.BufferedProtocol):
             stream = self._new_stream(request)
         except DLError as error:
             self._end.end(request.request_id)
-            self._settle(request.request_id, error)
+            self._settle([request.request_id], error)
         else:
             self._streams[request.request_id] = stream
             self._enqueue(stream)
@@ -556,7 +575,7 @@ class Connection(asyncio.BufferedProtocol):
         if stream.request_id in self._streams:
             self._forget(stream)
             if error is not None:
-                self._settle(stream.request_id, error)
+                self._settle([stream.request_id], error)
 
     def _forget(self, stream: ReadStream) -> None:
         del self._streams[stream.request_id]

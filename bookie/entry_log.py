@@ -19,12 +19,14 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import crc32c
+import numpy as np
 
 from bookie.disk_port import DiskFullError, write_with_room
 from bookie.entry_log_format import (
     RECORD_HEADER_BYTES,
     RecordType,
     decode_file_header,
+    encode_entry_headers,
     encode_fence,
     encode_file_header,
     encode_garbage,
@@ -35,6 +37,7 @@ from bookie.entry_log_format import (
 )
 from bookie.index import FileIndex, encode_footer_record
 from bookie.replay import NOTE_BYTES, WritePosition, note_newest
+from bookie.small_entries import interleaved
 from dlcore.errors import BookieStorageError, BookieUnavailableError
 from dlcore.ledger.digest import frame_check
 
@@ -46,7 +49,8 @@ if TYPE_CHECKING:
     from bookie.entry_log_format import FileHeader
     from bookie.replay import OpenedLog
     from dlcore.errors import BookieError
-    from dlcore.ledger.digest import BytesLike, EntryFrame
+    from dlcore.ledger.digest import BytesLike, EntryFrame, FollowingFrames
+    from dlcore.wire.frames import FrameRun
 
 
 T = TypeVar("T")
@@ -196,6 +200,52 @@ class EntryLog:
     def append_entry(self, frame: EntryFrame) -> asyncio.Future[None]:
         """Accept a verified frame; the future is done when it is durable."""
         self.copy_entry(frame)
+        return self._watch_last_batch()
+
+    def append_run(self, run: FrameRun, what: FollowingFrames) -> asyncio.Future[None] | None:
+        """Accept verified frames of new entries of a ledger; the future is done once all are.
+
+        None: they do not fit into the current file and one batch; nothing was accepted.
+        """
+        self.check()
+        current, config = self._current, self._config
+        position, index = current.position, current.index
+        count = len(run)
+        size = len(run.payload) + count * RECORD_HEADER_BYTES
+        if (
+            size > config.batch_bytes_max
+            or position.offset + size > config.file_bytes_max
+            or index.entry_count + count > config.file_entries_max
+            or position.sequence + count > config.file_records_max
+            or index.number == self._roll_number
+        ):
+            return None
+        batch = self._batch_for(size, is_apart=False)
+        self._wakeup.set()
+        sizes = np.diff(run.bounds)
+        headers = encode_entry_headers(
+            sizes,
+            what.checks,
+            sequence=position.sequence,
+            number=index.number,
+            offset=position.offset,
+            batch_offset=batch.offset,
+            seed=position.header.seed,
+        )
+        batch.buffers.append(interleaved(headers, run))
+        batch.size += size
+        batch.ledger_ids.add(what.ledger_id)
+        index.add_entries(
+            ledger_id=what.ledger_id,
+            first_entry_id=what.first_entry_id,
+            offsets=headers["offset"].astype(np.int64) + RECORD_HEADER_BYTES,
+            sizes=sizes,
+            last_add_confirmed=int(what.last_add_confirmed.max()),
+        )
+        position.offset += size
+        position.sequence += count
+        self.pending_bytes += size
+        self.is_marked = False
         return self._watch_last_batch()
 
     def copy_entry(self, frame: EntryFrame) -> None:

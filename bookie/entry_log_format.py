@@ -35,11 +35,14 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 import crc32c
+import numpy as np
 
 from dlcore.errors import BookieStorageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
     from dlcore.ledger.digest import BytesLike
 
@@ -54,6 +57,21 @@ _RECORD = struct.Struct(">HBBIQQIII")
 _RECORD_MAGIC = 0xB10C
 _RECORD_MAGIC_BYTES = _RECORD_MAGIC.to_bytes(2, "big")
 RECORD_HEADER_BYTES = _RECORD.size + _CRC.size
+_RECORDS = np.dtype(
+    [
+        ("magic", ">u2"),
+        ("kind", "u1"),
+        ("reserved", "u1"),
+        ("payload_bytes", ">u4"),
+        ("sequence", ">u8"),
+        ("number", ">u8"),
+        ("offset", ">u4"),
+        ("batch_offset", ">u4"),
+        ("payload_crc", ">u4"),
+        ("crc", ">u4"),
+    ]
+)
+"""Record headers, for many of them at once."""
 
 _FENCE = struct.Struct(">q")
 _LAC = struct.Struct(">qq")
@@ -216,6 +234,42 @@ def encode_record_header(
         payload_crc,
     )
     return header + _CRC.pack(crc32c.crc32c(header, seed))
+
+
+def encode_entry_headers(
+    sizes: NDArray[np.int64],
+    checks: NDArray[np.uint32],
+    *,
+    sequence: int,
+    number: int,
+    offset: int,
+    batch_offset: int,
+    seed: int,
+) -> NDArray[np.void]:
+    """Return the headers of the records of entries one after the other, from `offset` on.
+
+    Args:
+        sizes: of their frames.
+        checks: that the frames carry.
+        sequence: of the first record.
+    """
+    ends = offset + np.cumsum(sizes + RECORD_HEADER_BYTES)
+    headers = np.empty(len(sizes), _RECORDS)
+    headers["magic"] = _RECORD_MAGIC
+    headers["kind"] = RecordType.ENTRY
+    headers["reserved"] = 0
+    headers["payload_bytes"] = sizes
+    headers["sequence"] = np.arange(sequence, sequence + len(sizes))
+    headers["number"] = number
+    headers["offset"] = ends - sizes - RECORD_HEADER_BYTES
+    headers["batch_offset"] = batch_offset
+    headers["payload_crc"] = checks
+    data = headers.view(np.uint8).data
+    headers["crc"] = [
+        crc32c.crc32c(data[start : start + _RECORD.size], seed)
+        for start in range(0, len(data), RECORD_HEADER_BYTES)
+    ]
+    return headers
 
 
 def read_record_header(

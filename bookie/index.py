@@ -178,6 +178,27 @@ class FileIndex:
             is_small = len(entry_ids) <= _PACKED_ENTRIES_MAX
             self._ledgers[ledger_id] = _packed(ledger) if is_small else ledger
 
+    def add_entries(
+        self,
+        *,
+        ledger_id: int,
+        first_entry_id: int,
+        offsets: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        last_add_confirmed: int,
+    ) -> None:
+        """Note consecutive entries, higher than all that the ledger has here."""
+        stored = self._ledgers.get(ledger_id, _NOTHING)
+        ledger = _unpacked(stored) if isinstance(stored, bytes) else stored
+        count = len(offsets)
+        columns = (np.arange(first_entry_id, first_entry_id + count), offsets, sizes)
+        for column, values in zip(ledger.entries, columns, strict=True):
+            assert isinstance(column, array)
+            column.frombytes(values.astype(column.typecode).tobytes())
+        ledger.last_add_confirmed = max(ledger.last_add_confirmed, last_add_confirmed)
+        self.entry_count += count
+        self._ledgers[ledger_id] = ledger
+
     @property
     def footer_bytes(self) -> int:
         """Bytes that the file's FOOTER record would have now, at most."""

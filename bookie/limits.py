@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from dlcore.errors import BadRequestError
 from dlcore.ids import INVALID_ENTRY_ID
 
 if TYPE_CHECKING:
-    from dlcore.ledger.digest import EntryFrame
+    from bookie.config import StorageConfig
+    from bookie.ledger_state import LedgerState
+    from dlcore.ledger.digest import EntryFrame, FollowingFrames
+    from dlcore.wire.frames import FrameRun
 
 _ID_MAX = 2**63 - 1
 
@@ -28,3 +33,22 @@ def check_frame(entry: EntryFrame) -> None:
             f"entry {entry.ledger_id}:{entry.entry_id} says the last add confirmed is "
             f"{entry.last_add_confirmed}, expected -1 … {entry.entry_id - 1}"
         )
+
+
+def may_add_run(
+    run: FrameRun, what: FollowingFrames, state: LedgerState, config: StorageConfig
+) -> bool:
+    """Return whether frames of a ledger that is known may be taken all together.
+
+    Each must make sense and be of an entry that cannot be held, and nothing may be against them.
+    """
+    entry_ids = np.arange(what.first_entry_id, what.first_entry_id + len(run))
+    return bool(
+        state.accepts(is_recovery=False)
+        and not state.is_deleted
+        and what.first_entry_id > state.last_entry_id
+        and np.diff(run.bounds).max() <= config.entry_size_bytes_max
+        and what.ledger_id >= 0
+        and (what.last_add_confirmed >= INVALID_ENTRY_ID).all()
+        and (what.last_add_confirmed < entry_ids).all()
+    )

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from bookie.config import StorageConfig
     from bookie.disk_port import Disk
     from bookie.entry_log import EntryLog
+    from dlcore.wire.frames import FrameRun
 
 logger = logging.getLogger(__name__)
 
@@ -87,3 +88,8 @@ class Room:
             await self._disk.hold(self._config.space.held_bytes)
         except BookieStorageError as error:
             logger.warning("no space is held back: %s", error)
+
+
+def run_room_bytes(run: FrameRun) -> int:
+    """Return what frames that are added together count as, to one check of the room."""
+    return len(run.payload) + (len(run) - 1) * _EXTRA_BYTES

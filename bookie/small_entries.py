@@ -1,4 +1,4 @@
-"""Many small entries that lie close together in one file: which, and their frames out of its bytes.
+"""Many small entries that lie close together in one file: their frames out of its bytes, and in.
 
 Nothing here takes a step per entry, but for joining frames of different sizes.
 """
@@ -70,6 +70,23 @@ def first_run(
     if count < _COUNT_MIN or int(sizes[:count].sum()) > count * _SIZE_MAX:
         return None
     return EntryRun(file_number, entry_ids[:count], offsets[:count], sizes[:count])
+
+
+def interleaved(headers: NDArray[np.void], run: FrameRun) -> memoryview:
+    """Return each frame behind its header, in one buffer."""
+    sizes = np.diff(run.bounds)
+    head_bytes = headers.itemsize
+    if (sizes == sizes[0]).all():
+        records = np.empty((len(run), head_bytes + int(sizes[0])), np.uint8)
+        records[:, :head_bytes] = headers.view(np.uint8).reshape(len(run), head_bytes)
+        frames = np.frombuffer(run.payload, np.uint8)
+        records[:, head_bytes:] = frames.reshape(len(run), int(sizes[0]))
+        return records.reshape(-1).data
+    data = headers.tobytes()
+    pieces: list[bytes | memoryview] = []
+    for number, frame in enumerate(run):
+        pieces += (data[number * head_bytes : (number + 1) * head_bytes], frame)
+    return memoryview(b"".join(pieces))
 
 
 def joined(data: memoryview, run: EntryRun) -> FrameRun:

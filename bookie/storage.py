@@ -23,10 +23,10 @@ from bookie.entry_reader import EntryReader
 from bookie.followers import Followers
 from bookie.held_entries import HeldEntries
 from bookie.ledger_state import LedgerState, note_sealed
-from bookie.limits import check_frame, check_id
+from bookie.limits import check_frame, check_id, may_add_run
 from bookie.parts import Parts
 from bookie.replay import open_entry_log
-from bookie.room import Room
+from bookie.room import Room, run_room_bytes
 from bookie.sealed_files import SealedFiles
 from bookie.space import Claim
 from bookie.timers import Timers
@@ -42,7 +42,7 @@ from dlcore.errors import (
     NoSuchLedgerError,
 )
 from dlcore.ids import INVALID_ENTRY_ID
-from dlcore.ledger.digest import decode_frame
+from dlcore.ledger.digest import decode_frame, following_frames
 from dlcore.ledger.port import FollowUpdate
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from bookie.scrub import ScrubReport
     from dlcore.clock import Clock
     from dlcore.ledger.digest import BytesLike
+    from dlcore.wire.frames import FrameRun
 
 logger = logging.getLogger(__name__)
 
@@ -206,6 +207,29 @@ class LedgerStorage:
             refusal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             refusal.set_exception(error)
             return refusal
+
+    def add_run(self, run: FrameRun) -> asyncio.Future[None] | None:
+        """Accept new entries of a ledger all together; the future is done when all are durable.
+
+        None: each has to be looked at by itself; nothing was accepted or refused.
+        """
+        what = following_frames(run)
+        state = None if what is None else self._ledgers.get(what.ledger_id)
+        if what is None or state is None or not may_add_run(run, what, state, self._config):
+            return None
+        try:
+            self._check_open()
+            self._log.check()
+            self._check_room(run_room_bytes(run), Claim.ADD)
+        except BookieError:
+            return None
+        durable = self._log.append_run(run, what)
+        if durable is None:
+            return None
+        last_entry_id = what.first_entry_id + len(run) - 1
+        if state.note_entry(last_entry_id, int(what.last_add_confirmed.max())):
+            self._followers.wake(what.ledger_id)
+        return durable
 
     def write_lac(self, ledger_id: int, last_add_confirmed: int) -> asyncio.Future[None]:
         """Remember the LAC and wake followers now; the future is done when it is durable.

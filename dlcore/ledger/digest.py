@@ -52,6 +52,8 @@ _HEADERS = np.dtype(
     ]
 )
 _HEADER_POSITIONS = np.arange(_HEADER.size)
+_CHECK_POSITIONS = np.arange(-_CHECK.size, 0)
+_ID_MAX = 2**63 - 1
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
 """Read-only use of a contiguous buffer; Arrow buffers are passed as memoryviews."""
@@ -142,12 +144,36 @@ def is_sound(run: FrameRun, *, ledger_id: int, entry_ids: NDArray[np.int64]) -> 
     return _sound_headers(run, ledger_id, entry_ids) is not None
 
 
+class FollowingFrames(NamedTuple):
+    """What intact frames of consecutive entries of one ledger say."""
+
+    ledger_id: int
+    first_entry_id: int
+    last_add_confirmed: NDArray[np.int64]
+    checks: NDArray[np.uint32]
+
+
+def following_frames(run: FrameRun) -> FollowingFrames | None:
+    """Return what the frames say, if they are intact and of consecutive entries of one ledger."""
+    if not len(run) or len(run[0]) < FRAME_BYTES:
+        return None
+    _, _, _, _, ledger_id, first, *_ = _HEADER.unpack_from(run[0])
+    if first > _ID_MAX - len(run):
+        return None
+    headers = _sound_headers(run, ledger_id, np.arange(first, first + len(run)))
+    if headers is None:
+        return None
+    data = np.frombuffer(run.payload, np.uint8)
+    checks = data[run.bounds[1:, None] + _CHECK_POSITIONS].view("<u4")[:, 0]
+    return FollowingFrames(ledger_id, first, headers["last_add_confirmed"].astype(np.int64), checks)
+
+
 def decode_run(
     run: FrameRun, *, ledger_id: int, first_entry_id: int, stride: int
 ) -> list[EntryFrame] | None:
     """Return the frames of entries first, first + stride, … if each is intact, else None."""
     last = first_entry_id + stride * (len(run) - 1)
-    if last >= 2**63:
+    if last > _ID_MAX:
         return None
     entry_ids = np.arange(first_entry_id, last + 1, stride)
     headers = _sound_headers(run, ledger_id, entry_ids)

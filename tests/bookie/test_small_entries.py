@@ -5,6 +5,7 @@ Method: columns made by hand with every reason to stop; a real storage with dama
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ import pytest
 
 from bookie.disk import MemoryDisk
 from bookie.entry_log_format import file_name
+from bookie.index import EntryColumns
 from bookie.small_entries import EntryRun, first_run, joined
 from dlcore.errors import BookieStorageError
 from dlcore.wire.frames import FrameRun
@@ -153,5 +155,82 @@ def test_damage_among_small_entries_is_found_and_belongs_to_one_of_them() -> Non
             assert storage.damaged_entries() == [(1, 50)]
             assert list(await chunk_of(storage, 51)) == frames[51:]
             assert await storage.read_entry(1, 49, fence=False) == frames[49]
+
+    run(main())
+
+
+def run_of(frames: Sequence[bytes]) -> FrameRun:
+    """Return frames in one buffer, as they are received."""
+    sizes = np.array([len(frame) for frame in frames], np.int64)
+    return FrameRun.of_sizes(memoryview(b"".join(frames)), sizes)
+
+
+def frames_of(first: int, count: int, *, spread: int = 1) -> list[bytes]:
+    """Return frames of ledger 1, of equal sizes or not."""
+    return [
+        make_frame(1, entry_id, bytes(40 + entry_id % spread))
+        for entry_id in range(first, first + count)
+    ]
+
+
+@pytest.mark.parametrize("spread", [1, 7])
+def test_entries_added_together_are_stored_as_each_by_itself(spread: int) -> None:
+    """The same bytes in the log, the same answers, also after a restart."""
+
+    async def main() -> None:
+        config = small_config(file_bytes_max=10**6, batch_bytes_max=10**5)
+        frames = frames_of(0, 60, spread=spread)
+        together, alone = MemoryDisk(), MemoryDisk()
+        async with open_storage(together, config) as one, open_storage(alone, config) as other:
+            for storage in (one, other):
+                await storage.add_entry(frames[0])
+            future = one.add_run(run_of(frames[1:]))
+            assert future is not None
+            assert not future.done()
+            await asyncio.gather(future, *map(other.add_entry, frames[1:]))
+            stored, expected = (storage._log.unsealed_indexes()[-1] for storage in (one, other))
+            for name in EntryColumns._fields:
+                column = getattr(stored.columns(), name)
+                assert column.tolist() == getattr(expected.columns(), name).tolist()
+            assert list(stored.summaries()) == list(expected.summaries())
+            assert one.stats() == other.stats()
+            assert await one.read_lac(1, fence=False) == 58
+        async with open_storage(together, config) as storage:
+            assert list(await chunk_of(storage, 0)) == frames
+
+    run(main())
+
+
+def test_what_speaks_against_one_entry_leaves_all_to_be_looked_at_alone() -> None:
+    """An unknown ledger, a held entry, a hole, a damaged frame, a LAC too high, a full batch."""
+
+    async def main() -> None:
+        config = small_config(file_bytes_max=5000, batch_bytes_max=4000)
+        async with open_storage(MemoryDisk(), config) as storage:
+            assert storage.add_run(run_of(frames_of(0, 20))) is None
+            await storage.add_entry(frames_of(0, 1)[0])
+            good = frames_of(1, 20)
+            damaged = bytearray(good[7])
+            damaged[60] ^= 1
+            lac = make_frame(1, 8, bytes(40), last_add_confirmed=8)
+            for frames in (
+                frames_of(0, 20),
+                good[:7] + good[8:],
+                [*good[:7], bytes(damaged), *good[8:]],
+                [*good[:7], lac, *good[8:]],
+                [*good[:7], make_frame(2, 8, bytes(40)), *good[8:]],
+                frames_of(1, 40),
+            ):
+                assert storage.add_run(run_of(frames)) is None
+            before = storage.stats()
+            future = storage.add_run(run_of(good))
+            assert future is not None
+            await future
+            assert storage.stats() != before
+            assert storage.add_run(run_of(frames_of(21, 20))) is None  # the file would be too long
+            await storage.read_lac(1, fence=True)
+            assert storage.add_run(run_of(frames_of(21, 2))) is None
+            await storage.aclose()
+            assert storage.add_run(run_of(frames_of(21, 2))) is None
 
     run(main())

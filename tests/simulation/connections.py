@@ -272,7 +272,7 @@ def watch_entries(ledger_id: int, first_entry_id: int, stride: int, record: Book
         nonlocal next_entry_id
         if is_no(answer):
             record.on_denied(ledger_id, next_entry_id, next_entry_id in held, fence=False)
-        elif isinstance(answer, list):
+        elif not isinstance(answer, DLError):
             shown = [decode_frame(frame).entry_id for frame in answer]
             record.on_shown(ledger_id, shown)
             next_entry_id = shown[-1] + stride

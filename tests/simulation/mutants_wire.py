@@ -42,10 +42,10 @@ def adds_are_acknowledged_on_arrival() -> Iterator[None]:
     """A bookie answers when it has taken an add, and not when that is durable."""
 
     def fly(
-        self: BookieConnection, request_id: int, _size: int, future: asyncio.Future[None]
+        self: BookieConnection, ids: Sequence[int], _size: int, future: asyncio.Future[None]
     ) -> None:
         future.add_done_callback(lambda done: done.exception())
-        self._settle(request_id, None)
+        self._settle(ids, None)
 
     with patch.object(BookieConnection, "_fly", fly):
         yield

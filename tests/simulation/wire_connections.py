@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dlcore.ids import BookieId
     from dlcore.ledger.digest import BytesLike
     from dlcore.ledger.port import EntryRange, FollowUpdate
+    from dlcore.wire.frames import FrameRun
     from tests.simulation.connections import Judge
     from tests.simulation.network import Network
     from tests.simulation.processes import SimBookie
@@ -215,6 +216,23 @@ class JudgedStorage:
         def on_done(done: asyncio.Future[None]) -> None:
             if done.exception() is None and self._is_alive:
                 self._record.on_added(entry, is_recovery=is_recovery, was_fenced=was_fenced)
+
+        future.add_done_callback(on_done)
+        return future
+
+    def add_run(self, run: FrameRun) -> asyncio.Future[None] | None:
+        """Add many; likewise."""
+        future = self._storage.add_run(run)
+        if future is None:
+            return None
+        self._bookie.on_add_taken(future)
+        entries = [(each.ledger_id, each.entry_id) for each in map(decode_frame, run)]
+        fenced = {ledger_id for ledger_id, _ in entries if ledger_id in self._record.fenced}
+
+        def on_done(done: asyncio.Future[None]) -> None:
+            if done.exception() is None and self._is_alive:
+                for entry in entries:
+                    self._record.on_added(entry, is_recovery=False, was_fenced=entry[0] in fenced)
 
         future.add_done_callback(on_done)
         return future

@@ -9,11 +9,15 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
+from bookie import small_entries
 from dlcore.errors import DLError, LedgerNotFoundError
+from dlcore.wire import messages
 from tests.simulation.faults import Chaos
 from tests.simulation.healing import Judgement, check_no_task_is_left
 from tests.simulation.loop import LivenessLostError, run as run_loop
@@ -24,6 +28,8 @@ from tests.simulation.truth import InvariantViolatedError
 from tests.simulation.world import World
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dlcore.ledger.writer import LedgerWriter
     from tests.simulation.clients import SimClient
 
@@ -73,11 +79,22 @@ def run_seed(seed: int) -> Run:
     """Run one seed; the same seed gives the same trace."""
     result = Run(seed)
     try:
-        _, loop = run_loop(_main(seed, result), seconds_max=CHAOS_S * 3 + HEALING_S_MAX)
+        with _few_are_many():
+            _, loop = run_loop(_main(seed, result), seconds_max=CHAOS_S * 3 + HEALING_S_MAX)
         result.steps = loop.steps
     except AssertionError as error:
         result.failure = error
     return result
+
+
+@contextmanager
+def _few_are_many() -> Iterator[None]:
+    """Let entries be added and read many at a time from two on: here there are never many."""
+    with (
+        patch.object(messages, "_RUN_FRAMES_MIN", 2),
+        patch.object(small_entries, "_COUNT_MIN", 2),
+    ):
+        yield
 
 
 async def _main(seed: int, result: Run) -> None:
