@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from bookie.storage import LedgerStorage
     from dlcore.ids import BookieId
+    from dlcore.tls import TlsFiles
 
 LISTED_RANGES_MAX = 4096
 """Ranges of entries in one page of a list: small enough that making it delays nobody."""
@@ -46,14 +47,21 @@ class BookieControl(BookieControlServicer):
         self._server = grpc.aio.server(options=_OPTIONS)
         add_BookieControlServicer_to_server(self, self._server)
 
-    async def start(self, address: str) -> int:
+    async def start(
+        self, address: str, *, tls: TlsFiles | None = None, asks_clients: bool = True
+    ) -> int:
         """Listen on host:port; return the port.
+
+        With `tls` and `asks_clients` only clients with a certificate are let in.
 
         Raises:
             ConfigurationError: the port is taken, or the host is none of this machine.
         """
         try:
-            port = self._server.add_insecure_port(address)
+            if tls is None:
+                port = self._server.add_insecure_port(address)
+            else:
+                port = self._server.add_secure_port(address, _credentials(tls, asks_clients))
         except RuntimeError as error:
             raise ConfigurationError(
                 f"cannot listen on {address} for control: the port is taken, or the host is no "
@@ -104,3 +112,12 @@ class BookieControl(BookieControlServicer):
             damaged_entries=stats.damaged_entry_count,
             repaired_entries=stats.repaired_entry_count,
         )
+
+
+def _credentials(tls: TlsFiles, asks_clients: bool) -> grpc.ServerCredentials:
+    files = tls.read()
+    return grpc.ssl_server_credentials(
+        [(files.key, files.cert)],
+        root_certificates=files.ca,
+        require_client_auth=asks_clients,
+    )

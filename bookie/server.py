@@ -35,7 +35,6 @@ from dlcore.metadata.paths import NamespacePaths, parse_uri
 from dlcore.transport.client import WireBookieClient
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Awaitable, Callable
     from types import TracebackType
     from typing import Self
@@ -72,10 +71,8 @@ class BookieServer:
         *,
         store: MetadataStore,
         clock: Clock,
-        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._config = config
-        self._tls = tls
         self._store = store
         self._clock = clock
         self._paths = NamespacePaths(parse_uri(config.metadata_uri).root)
@@ -94,17 +91,14 @@ class BookieServer:
         *,
         store: MetadataStore,
         clock: Clock,
-        tls: ssl.SSLContext | None = None,
     ) -> BookieServer:
         """Start a bookie; `store` stays the caller's, and is closed after the bookie.
-
-        With `tls` entries travel encrypted; the context says whom to trust.
 
         Raises:
             ConfigurationError: the data folder is in use or another bookie's, the port is taken.
             BookieStorageError: data that was acknowledged may be damaged or missing.
         """
-        server = cls(config, store=store, clock=clock, tls=tls)
+        server = cls(config, store=store, clock=clock)
         try:
             await server._open_storage()
             await server._serve()
@@ -160,7 +154,7 @@ class BookieServer:
         await confirm_identity(disk, cookie)
 
     async def _serve(self) -> None:
-        config = self._config
+        config, tls = self._config, self._config.tls
         service = BookieService(
             self.storage,
             bookie=self.bookie,
@@ -170,7 +164,10 @@ class BookieServer:
         )
         try:
             server = await asyncio.get_running_loop().create_server(
-                service.new_connection, config.host, config.port, ssl=self._tls
+                service.new_connection,
+                config.host,
+                config.port,
+                ssl=None if tls is None else tls.server_context(asks_clients=config.asks_clients),
             )
         except OSError as error:
             raise ConfigurationError(
@@ -194,7 +191,9 @@ class BookieServer:
         self._running.push_async_callback(stop)
         control = BookieControl(self.storage, bookie=self.bookie)
         self._running.push_async_callback(control.aclose)
-        control_port = await control.start(_host_port(config.host, config.control_port))
+        control_port = await control.start(
+            _host_port(config.host, config.control_port), tls=tls, asks_clients=config.asks_clients
+        )
         self.control_address = _host_port(host, config.advertised_control_port or control_port)
 
     async def _register(self) -> None:
@@ -263,7 +262,7 @@ class BookieServer:
             registry.resolve,
             cluster_id=self._cluster_id,
             config=LedgerClientConfig(),
-            tls=self._tls,
+            tls=self._config.tls,
         )
         self._running.push_async_callback(client.aclose)
         repairer = Repairer(

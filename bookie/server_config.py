@@ -23,6 +23,7 @@ from bookie.config import (
 from dlcore.config import DEFAULT_RACK, ENTRY_SIZE_BYTES_MAX, MIB, require
 from dlcore.errors import ConfigurationError
 from dlcore.metadata.paths import parse_uri
+from dlcore.tls import TlsFiles
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,6 +58,14 @@ class BookieConfig:
     """What clients of the control service connect to; 0: the port it listens on."""
     rack: str = DEFAULT_RACK
     """Where it stands: a name, or a path like /region/rack; clients compare the whole text."""
+    tls_cert: str = ""
+    """PEM file of the bookie's certificate, which names `advertised_host`; empty: no TLS."""
+    tls_key: str = ""
+    """PEM file of its private key, without a passphrase."""
+    tls_ca: str = ""
+    """PEM file of the certificates that may sign those of clients and other bookies."""
+    tls_client_auth: str = "required"
+    """Whether clients need a certificate: required or none."""
     session_timeout_s: float = 10.0
     """After this long without contact the metadata store drops the registration."""
     connection_bytes_max: int = 16 * MIB
@@ -105,6 +114,14 @@ class BookieConfig:
             value=self.storage.entry_size_bytes_max,
             rule=f"expected at most {ENTRY_SIZE_BYTES_MAX}, what the protocol can carry",
         )
+        require(
+            condition=self.tls_client_auth in ("required", "none"),
+            key="tls_client_auth",
+            value=self.tls_client_auth,
+            rule="expected required or none",
+        )
+        if self.tls is not None:
+            self.tls.server_context(asks_clients=self.asks_clients)  # names what is wrong
         for key in (
             "session_timeout_s",
             "connection_bytes_max",
@@ -116,6 +133,16 @@ class BookieConfig:
         ):
             value = getattr(self, key)
             require(condition=value > 0, key=key, value=value, rule="expected a number > 0")
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """How connections are encrypted; None: not at all."""
+        return TlsFiles.of(ca=self.tls_ca, cert=self.tls_cert, key=self.tls_key)
+
+    @property
+    def asks_clients(self) -> bool:
+        """Whether clients need a certificate, with TLS."""
+        return self.tls_client_auth == "required"
 
     @classmethod
     def from_options(cls, options: Mapping[str, object]) -> BookieConfig:

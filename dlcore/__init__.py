@@ -22,6 +22,7 @@ from dlcore.log.scan import (
     StagedExtent,
 )
 from dlcore.records import LogRecord, LogRecordWithDLSN
+from dlcore.tls import TlsFiles
 
 if TYPE_CHECKING:
     from dlcore.log.append import StagedAppend
@@ -55,6 +56,7 @@ __all__ = [
     "StagedAppend",
     "StagedExtent",
     "StagingWriter",
+    "TlsFiles",
     "open_namespace",
     "scan",
 ]

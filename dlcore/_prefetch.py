@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from dlcore.log.scan import ScanBatch, ScanRange
     from dlcore.namespace import ScanClients
+    from dlcore.tls import TlsFiles
 
 _PREFETCH_BYTES = 16 * 1024 * 1024
 """`scan` keeps about this much fetched ahead of its caller."""
@@ -25,11 +26,12 @@ def scan(
     *,
     uri: str | None = None,
     config: LedgerClientConfig | None = None,
+    tls: TlsFiles | None = None,
 ) -> Iterator[ScanBatch]:
     """Yield the records of `scans`, in order, one `ScanBatch` per entry, fetching ahead.
 
     Bookies are asked directly; the metadata store at `uri` is contacted only after a read failed,
-    to learn where entries and bookies are now.
+    to learn where entries and bookies are now.  `tls` is as for `open_namespace`.
 
     Raises:
         LedgerReadError: no replica could give an entry.
@@ -37,7 +39,7 @@ def scan(
             only with `uri`.
     """
     portal = shared_portal()
-    clients = _scan_clients(portal, config or LedgerClientConfig())
+    clients = _scan_clients(portal, config or LedgerClientConfig(), tls)
     return _Prefetched(portal, list(scans), uri, clients)
 
 
@@ -50,15 +52,16 @@ class _SharedScanClients:
         close_at_exit(self, clients.aclose)
 
 
-_shared_clients: dict[LedgerClientConfig, _SharedScanClients] = {}
+_shared_clients: dict[tuple[LedgerClientConfig, TlsFiles | None], _SharedScanClients] = {}
 
 
-def _scan_clients(portal: Portal, config: LedgerClientConfig) -> ScanClients:
+def _scan_clients(portal: Portal, config: LedgerClientConfig, tls: TlsFiles | None) -> ScanClients:
     from dlcore.namespace import ScanClients
 
-    shared = _shared_clients.get(config)
+    shared = _shared_clients.get((config, tls))
     if shared is None or shared.portal is not portal:
-        shared = _shared_clients[config] = _SharedScanClients(portal, ScanClients(config))
+        shared = _SharedScanClients(portal, ScanClients(config, tls=tls))
+        _shared_clients[config, tls] = shared
     return shared.clients
 
 

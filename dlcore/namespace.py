@@ -48,7 +48,6 @@ from dlcore.log.upkeep import LogUpkeep, UpkeepConfig, sweep_commits
 from dlcore.metadata.paths import NamespacePaths, parse_uri
 
 if TYPE_CHECKING:
-    import ssl
     from types import TracebackType
 
     from dlcore.ledger.metadata import LedgerMetadata
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
     from dlcore.log.commits import AppendRun, SharedStaging
     from dlcore.log.scan import LogSnapshot, ScanBatch, ScanRange
     from dlcore.metadata.port import MetadataStore
+    from dlcore.tls import TlsFiles
 
 logger = logging.getLogger(__name__)
 
@@ -354,7 +354,7 @@ async def open_namespace(
     client_config: LedgerClientConfig | None = None,
     create: bool = False,
     client_id: str | None = None,
-    tls: ssl.SSLContext | None = None,
+    tls: TlsFiles | None = None,
 ) -> Namespace:
     """Open the namespace at `uri`, ``distributedlog://zk1:2181,zk2:2181/path``.
 
@@ -416,8 +416,11 @@ async def open_namespace(
 class ScanClients:
     """Connections for scans, kept from one scan to the next; used on one event loop."""
 
-    def __init__(self, config: LedgerClientConfig | None = None) -> None:
+    def __init__(
+        self, config: LedgerClientConfig | None = None, *, tls: TlsFiles | None = None
+    ) -> None:
         self._config = config or LedgerClientConfig()
+        self._tls = tls
         self._addresses: dict[BookieId, str] = {}
         self._clients: dict[str, LedgerClient] = {}
         self._namespaces: dict[str, Namespace] = {}
@@ -431,7 +434,9 @@ class ScanClients:
         client = self._clients.get(cluster_id)
         if client is None:
             clock = SystemClock()
-            bookies = WireBookieClient(self._resolve, cluster_id=cluster_id, config=self._config)
+            bookies = WireBookieClient(
+                self._resolve, cluster_id=cluster_id, config=self._config, tls=self._tls
+            )
             client = LedgerClient(
                 ledgers=None,
                 registry=None,
@@ -456,7 +461,7 @@ class ScanClients:
         """Return the namespace at `uri`, to ask how things stand now."""
         namespace = self._namespaces.get(uri)
         if namespace is None:
-            namespace = await open_namespace(uri, client_config=self._config)
+            namespace = await open_namespace(uri, client_config=self._config, tls=self._tls)
             self._namespaces[uri] = namespace
             self._closers.append(namespace.aclose)
         return namespace
@@ -476,6 +481,7 @@ async def scan(
     uri: str | None = None,
     config: LedgerClientConfig | None = None,
     clients: ScanClients | None = None,
+    tls: TlsFiles | None = None,
 ) -> AsyncGenerator[ScanBatch, None]:
     """Yield the records of `scans`, in order, one `ScanBatch` per entry.
 
@@ -486,6 +492,7 @@ async def scan(
             are now.  Without it such a failure is final.
         config: how bookies are talked to.
         clients: connections to use, which stay open; by default new ones, closed at the end.
+        tls: how those are encrypted, and whom they trust; None: not at all.
 
     Raises:
         LedgerReadError: no replica could give an entry.
@@ -493,7 +500,7 @@ async def scan(
             the scan was planned.  Known only with `uri`.
     """
     own = clients is None
-    clients = clients or ScanClients(config)
+    clients = clients or ScanClients(config, tls=tls)
     try:
         for part in scans:
             async with aclosing(_scan_one(part, uri, clients)) as batches:

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from dlcore.log.staging import StagingWriter as AsyncStaging
     from dlcore.log.writer import AsyncLogWriter
     from dlcore.records import LogRecord, LogRecordWithDLSN
+    from dlcore.tls import TlsFiles
 
 __all__ = [
     "AppendRun",
@@ -120,6 +121,7 @@ def open_namespace(
     client_config: LedgerClientConfig | None = None,
     create: bool = False,
     client_id: str | None = None,
+    tls: TlsFiles | None = None,
 ) -> Namespace:
     """Open the namespace at `uri`, ``distributedlog://zk1:2181,zk2:2181/path``.
 
@@ -130,6 +132,7 @@ def open_namespace(
         create: make the namespace if it does not exist.
         client_id: how this client calls itself where it owns something; host and process by
             default.
+        tls: how connections to bookies are encrypted, and whom they trust; None: not at all.
 
     Raises:
         InvalidNamespaceUriError: the URI does not parse.
@@ -141,7 +144,12 @@ def open_namespace(
     portal = shared_portal()
     namespace = portal.call(
         open_async(
-            uri, config=config, client_config=client_config, create=create, client_id=client_id
+            uri,
+            config=config,
+            client_config=client_config,
+            create=create,
+            client_id=client_id,
+            tls=tls,
         )
     )
     return Namespace(portal, namespace)

@@ -52,13 +52,13 @@ class DlogReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Take what the logs hold now, and divide it."""
-        uri = self._options.uri
-        logs = list_selected(uri, self._options.logs)
+        address = self._options.address
+        logs = list_selected(address, self._options.logs)
         if not logs:
             raise LogNotFoundError(
-                f"no log in {self._options.uri} matches logsPattern={self._options.logs.pattern!r}"
+                f"no log in {address} matches logsPattern={self._options.logs.pattern!r}"
             )
-        snapshots = require_all(LogSnapshots(uri).take(logs), uri)
+        snapshots = require_all(LogSnapshots(address).take(logs), address)
         scans = [part for log in logs for part in self._scans(snapshots[log])]
         return list(
             plan_partitions(
@@ -70,8 +70,8 @@ class DlogReader(DataSourceReader):
 
     def _scans(self, snapshot: LogSnapshot) -> list[ScanRange]:
         view = LogView.of(snapshot)
-        start = resolve(self._options.uri, snapshot, self._options.start)
-        end = resolve(self._options.uri, snapshot, self._options.end or Edge.LATEST)
+        start = resolve(self._options.address, snapshot, self._options.start)
+        end = resolve(self._options.address, snapshot, self._options.end or Edge.LATEST)
         if start < end and not view.is_empty:
             position = LogPosition(log_id=snapshot.log_id, dlsn=start)
             if view.has_lost_after(position):
@@ -83,7 +83,7 @@ class DlogReader(DataSourceReader):
         """Yield the rows of a partition; runs in a task."""
         return read_rows(
             partition,
-            uri=self._options.uri,
+            address=self._options.address,
             fail_on_data_loss=self._options.fail_on_data_loss,
         )
 
@@ -122,4 +122,4 @@ class DlogWriter(DataSourceArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Drop what the tasks staged."""
         append = batch_identity(self._options, {}, token=self._token)
-        abort_staged(messages, uri=self._options.uri, append=append)
+        abort_staged(messages, address=self._options.address, append=append)

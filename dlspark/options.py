@@ -3,6 +3,9 @@
 Reading (`ReadOptions`):
 
     uri                     namespace, ``distributedlog://host:port/path``; required
+    tlsCa, tlsCert, tlsKey  PEM files on every host, the driver's and the executors': with tlsCa,
+                            connections to bookies use TLS, and it says whom to trust; the other two
+                            are our own certificate and its key, where bookies ask for one
     log | logs | logsPattern
                             exactly one: a log, a comma-separated list, or a regular expression that
                             matches the whole name (new logs are found while a stream runs)
@@ -21,7 +24,8 @@ Reading (`ReadOptions`):
 
 Writing (`WriteOptions`):
 
-    uri                     as above
+    uri, tlsCa, tlsCert, tlsKey
+                            as above
     log                     the log to write to; without it the data has a column ``log``
     txnAppId, txnVersion    batch only, both or neither: a write with a version not above the last
                             that this application committed to the log is skipped; writes without
@@ -40,6 +44,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from dlcore.errors import ConfigurationError
 from dlcore.ids import DLSN, validate_log_name
+from dlcore.tls import TlsFiles
 from dlspark.positions import (
     Bound,
     Edge,
@@ -58,6 +63,7 @@ if TYPE_CHECKING:
 _SELECTORS = ("log", "logs", "logsPattern")
 _STARTS = ("startingOffsets", "startingTxid", "startingTimestamp")
 _ENDS = ("endingOffsets", "endingTxid", "endingTimestamp")
+_TLS_KEYS = ("tlsCa", "tlsCert", "tlsKey")
 _READ_KEYS = (
     "uri",
     *_SELECTORS,
@@ -66,8 +72,9 @@ _READ_KEYS = (
     "failOnDataLoss",
     "minPartitions",
     "maxRecordsPerPartition",
+    *_TLS_KEYS,
 )
-_WRITE_KEYS = ("uri", "log", "txnAppId", "txnVersion", "lockTimeoutMs")
+_WRITE_KEYS = ("uri", "log", "txnAppId", "txnVersion", "lockTimeoutMs", *_TLS_KEYS)
 _ADDED_BY_SPARK = frozenset({"checkpointlocation", "queryname"})  # reach streaming sinks
 _URI_RULE = "expected distributedlog://host:port[,host:port]/path"
 _APP_ID_BYTES_MAX = 128
@@ -80,6 +87,17 @@ class Mode(enum.Enum):
     LOAD = "a read"
     BATCH = "a batch"
     STREAM = "a stream"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a namespace is, and how its bookies are talked to; pickled: of TLS only paths."""
+
+    uri: str
+    tls: TlsFiles | None = None
+
+    def __str__(self) -> str:
+        return self.uri
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +118,7 @@ class LogSelection:
 class ReadOptions:
     """What to read; `end` is None for a stream."""
 
-    uri: str
+    address: Address
     logs: LogSelection
     start: Bound
     end: Bound | None
@@ -132,7 +150,7 @@ class ReadOptions:
         for key, bound in (("startingOffsets", start), ("endingOffsets", end)):
             _check_logs_named(key, bound, selection)
         return cls(
-            uri=_parse_uri(table),
+            address=_parse_address(table),
             logs=selection,
             start=start,
             end=end,
@@ -156,7 +174,7 @@ class Transaction:
 class WriteOptions:
     """Where to write; `log` is None when the data has a column ``log``."""
 
-    uri: str
+    address: Address
     log: str | None
     transaction: Transaction | None
     lock_timeout_s: float | None = None
@@ -176,7 +194,7 @@ class WriteOptions:
                 "a stream is identified by its query id and batch id; it is for batch writes",
             )
         return cls(
-            uri=_parse_uri(table),
+            address=_parse_address(table),
             log=None if table.get("log") is None else table.parse("log", _parse_log, default=""),
             transaction=_parse_transaction(table),
             lock_timeout_s=table.parse("lockTimeoutMs", _parse_milliseconds, default=None),
@@ -243,6 +261,17 @@ def _describe_unknown(given: str, value: str, keys: tuple[str, ...], other: str 
 
 def _join(keys: tuple[str, ...]) -> str:
     return f"{', '.join(keys[:-1])} or {keys[-1]}"
+
+
+def _parse_address(table: _Table) -> Address:
+    files = {key: table.get(key) for key in _TLS_KEYS}
+    ca, cert, key = (text or "" for text in files.values())
+    try:
+        tls = TlsFiles.of(ca=ca, cert=cert, key=key)
+    except ConfigurationError as error:
+        given = ", ".join(f"{key}={text!r}" for key, text in files.items() if text is not None)
+        raise ConfigurationError(f"options {given}: {error}") from error
+    return Address(uri=_parse_uri(table), tls=tls)
 
 
 def _parse_uri(table: _Table) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from dlcore.sync import LogSnapshot, ScanBatch, ScanRange
     from dlspark.offsets import DataLoss
-    from dlspark.options import LogSelection
+    from dlspark.options import Address, LogSelection
 
 logger = logging.getLogger(__name__)
 _ADVICE_ON_LOSS = (
@@ -30,39 +30,41 @@ _ADVICE_ON_LOSS = (
 )
 
 
-def list_selected(uri: str, selection: LogSelection) -> list[str]:
+def list_selected(address: Address, selection: LogSelection) -> list[str]:
     """Return the names of the selected logs; for a pattern, of those that exist."""
     if selection.pattern is None:
         return list(selection.names)
-    return [log for log in open_shared_namespace(uri).get_logs() if selection.matches(log)]
+    return [log for log in open_shared_namespace(address).get_logs() if selection.matches(log)]
 
 
 class LogSnapshots:
     """Takes snapshots of logs; of those that have not changed since the last nothing is asked."""
 
-    def __init__(self, uri: str) -> None:
-        self._uri = uri
+    def __init__(self, address: Address) -> None:
+        self._address = address
 
     def take(self, logs: Iterable[str]) -> dict[str, LogSnapshot | None]:
         """Return what each log holds now; None for those that do not exist."""
-        return open_shared_namespace(self._uri).get_snapshots(list(logs), fresh=True)
+        return open_shared_namespace(self._address).get_snapshots(list(logs), fresh=True)
 
 
-def require_all(snapshots: Mapping[str, LogSnapshot | None], uri: str) -> dict[str, LogSnapshot]:
+def require_all(
+    snapshots: Mapping[str, LogSnapshot | None], address: Address
+) -> dict[str, LogSnapshot]:
     """Return `snapshots`, or raise `LogNotFoundError` for a log that does not exist."""
     existing = {}
     for log, snapshot in snapshots.items():
         if snapshot is None:
-            raise LogNotFoundError(describe_missing(log, uri))
+            raise LogNotFoundError(describe_missing(log, address))
         existing[log] = snapshot
     return existing
 
 
-def resolve(uri: str, snapshot: LogSnapshot, bound: Bound) -> DLSN:
+def resolve(address: Address, snapshot: LogSnapshot, bound: Bound) -> DLSN:
     """Return the position that `bound` means in a log; for what lies after its records, its end."""
     match bound:
         case PositionsByLog(positions):
-            return resolve(uri, snapshot, positions.get(snapshot.log, Edge.EARLIEST))
+            return resolve(address, snapshot, positions.get(snapshot.log, Edge.EARLIEST))
         case DLSN():
             return bound
         case Edge.EARLIEST:
@@ -70,10 +72,10 @@ def resolve(uri: str, snapshot: LogSnapshot, bound: Bound) -> DLSN:
         case Edge.LATEST:
             return snapshot.end
         case TxidBound(txid):
-            with open_shared_namespace(uri).open_log(snapshot.log) as manager:
+            with open_shared_namespace(address).open_log(snapshot.log) as manager:
                 return manager.get_dlsn_not_less_than_txid(txid)
         case TimestampBound(timestamp_ms):
-            with open_shared_namespace(uri).open_log(snapshot.log) as manager:
+            with open_shared_namespace(address).open_log(snapshot.log) as manager:
                 return manager.get_dlsn_not_less_than_timestamp(timestamp_ms)
 
 
@@ -115,7 +117,7 @@ def report_losses(losses: Iterable[DataLoss], *, fail: bool) -> None:
 
 
 def read_rows(
-    partition: InputPartition | None, *, uri: str, fail_on_data_loss: bool
+    partition: InputPartition | None, *, address: Address, fail_on_data_loss: bool
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a partition as Arrow batches.
 
@@ -128,16 +130,16 @@ def read_rows(
     if not isinstance(partition, DlogPartition):
         return
     for log, parts in groupby(partition.scans, key=lambda part: part.log):
-        yield from RowBuilder(log).build(_scan(parts, uri=uri, fail=fail_on_data_loss))
+        yield from RowBuilder(log).build(_scan(parts, address=address, fail=fail_on_data_loss))
 
 
-def _scan(parts: Iterable[ScanRange], *, uri: str, fail: bool) -> Iterator[ScanBatch]:
+def _scan(parts: Iterable[ScanRange], *, address: Address, fail: bool) -> Iterator[ScanBatch]:
     """Scan ranges of one log; of those with a loss what was there, unless `fail`."""
     from dlcore.sync import scan
 
     for part in parts:
         try:
-            yield from scan([part], uri=uri)
+            yield from scan([part], uri=address.uri, tls=address.tls)
         except (AlreadyTruncatedError, LogNotFoundError) as error:
             if fail:
                 raise type(error)(f"{error}. {_ADVICE_ON_LOSS}") from error

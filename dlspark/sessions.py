@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from dlcore.sync import Namespace, StagingWriter
     from dlspark.commit import AppendIdentity
+    from dlspark.options import Address
 
 WRITER_IDLE_NS_MAX = 600 * 10**9
 """A staging writer unused for so long is closed: its query has stopped, or rests.  A process keeps
@@ -32,10 +33,10 @@ class _Kept:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.namespaces: dict[str, Namespace] = {}
-        self.writers: dict[tuple[str, str], tuple[StagingWriter, int]] = {}
-        """By URI and staging identity: a writer that nobody uses now, and since when."""
-        self.known_logs: set[tuple[str, str]] = set()
+        self.namespaces: dict[Address, Namespace] = {}
+        self.writers: dict[tuple[Address, str], tuple[StagingWriter, int]] = {}
+        """By namespace and staging identity: a writer that nobody uses now, and since when."""
+        self.known_logs: set[tuple[Address, str]] = set()
 
 
 _kept = _Kept()
@@ -50,54 +51,54 @@ def _start_afresh() -> None:
 os.register_at_fork(after_in_child=_start_afresh)
 
 
-def open_shared_namespace(uri: str) -> Namespace:
-    """Return this process's namespace at `uri`, opened at the first call."""
+def open_shared_namespace(address: Address) -> Namespace:
+    """Return this process's namespace at `address`, opened at the first call."""
     from dlcore.sync import open_namespace
 
     with _kept.lock:
-        if uri not in _kept.namespaces:
-            _kept.namespaces[uri] = open_namespace(uri)
-        return _kept.namespaces[uri]
+        if address not in _kept.namespaces:
+            _kept.namespaces[address] = open_namespace(address.uri, tls=address.tls)
+        return _kept.namespaces[address]
 
 
-def close_shared_namespace(uri: str) -> None:
-    """Close this process's namespace at `uri`, if it is open."""
+def close_shared_namespace(address: Address) -> None:
+    """Close this process's namespace at `address`, if it is open."""
     with _kept.lock:
-        namespace = _kept.namespaces.pop(uri, None)
-        writers = [_kept.writers.pop(key)[0] for key in list(_kept.writers) if key[0] == uri]
+        namespace = _kept.namespaces.pop(address, None)
+        writers = [_kept.writers.pop(key)[0] for key in list(_kept.writers) if key[0] == address]
     for writer in writers:
         _close_quietly(writer)
     if namespace is not None:
         namespace.close()
 
 
-def require_log(uri: str, log: str) -> None:
+def require_log(address: Address, log: str) -> None:
     """Raise `LogNotFoundError` unless `log` exists; a log once found is not looked up again."""
-    if (uri, log) in _kept.known_logs:
+    if (address, log) in _kept.known_logs:
         return
-    if not open_shared_namespace(uri).log_exists(log):
-        raise LogNotFoundError(describe_missing(log, uri))
-    _kept.known_logs.add((uri, log))
+    if not open_shared_namespace(address).log_exists(log):
+        raise LogNotFoundError(describe_missing(log, address))
+    _kept.known_logs.add((address, log))
 
 
-def describe_missing(log: str, uri: str) -> str:
+def describe_missing(log: str, address: Address) -> str:
     """Return what to tell who names a log that does not exist."""
-    return f"there is no log {log!r} in {uri}; create it with: dlog log create {log}"
+    return f"there is no log {log!r} in {address}; create it with: dlog log create {log}"
 
 
 @contextlib.contextmanager
-def staging_writer(uri: str, append: AppendIdentity) -> Iterator[StagingWriter]:
+def staging_writer(address: Address, append: AppendIdentity) -> Iterator[StagingWriter]:
     """Lend a staging writer for any logs; what an interrupted use did not stage is dropped.
 
     That of a streaming query stays open for the next use in this process, whatever its target, so
     that the number of ledgers grows with neither micro-batches nor targets.
     """
-    key = (uri, append.staged_as)
+    key = (address, append.staged_as)
     keep = append.shared is not None
     with _kept.lock:
         writer, _ = _kept.writers.pop(key, (None, 0))
     if writer is None:
-        writer = open_shared_namespace(uri).open_staging_writer(identity=append.staged_as)
+        writer = open_shared_namespace(address).open_staging_writer(identity=append.staged_as)
     try:
         yield writer
     except BaseException:
@@ -109,7 +110,7 @@ def staging_writer(uri: str, append: AppendIdentity) -> Iterator[StagingWriter]:
         writer.close()
 
 
-def _give_up(key: tuple[str, str], writer: StagingWriter, *, keep: bool) -> None:
+def _give_up(key: tuple[Address, str], writer: StagingWriter, *, keep: bool) -> None:
     if not keep:
         _close_quietly(writer, delete=True)
         return
@@ -123,7 +124,7 @@ def _give_up(key: tuple[str, str], writer: StagingWriter, *, keep: bool) -> None
         _put_back(key, writer)
 
 
-def _put_back(key: tuple[str, str], writer: StagingWriter) -> None:
+def _put_back(key: tuple[Address, str], writer: StagingWriter) -> None:
     now_ns = time.monotonic_ns()
     with _kept.lock:
         # Another task of this process may have used one of its own meanwhile.

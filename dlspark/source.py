@@ -66,7 +66,7 @@ class DistributedLogDataSource(DataSource):
         options = WriteOptions.parse(self.options, Mode.BATCH)
         columns = check_write_schema(schema, needs_log=options.log is None)
         if options.log is not None:
-            require_log(options.uri, options.log)
+            require_log(options.address, options.log)
         return DlogWriter(options, columns)
 
     def streamWriter(
@@ -86,5 +86,5 @@ class DistributedLogDataSource(DataSource):
         options = WriteOptions.parse(self.options, Mode.STREAM)
         columns = check_write_schema(schema, needs_log=options.log is None)
         if options.log is not None:
-            require_log(options.uri, options.log)
+            require_log(options.address, options.log)
         return DlogStreamWriter(options, columns)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import WriterCommitMessage
 
     from dlcore.sync import StagedExtent
-    from dlspark.options import WriteOptions
+    from dlspark.options import Address, WriteOptions
     from dlspark.schema import WriteColumns
 
 logger = logging.getLogger(__name__)
@@ -49,14 +49,14 @@ def stage_rows(
         LogNotFoundError: a log named by a row does not exist.
         TransactionIdOutOfOrderError: transaction ids decrease within the task.
     """
-    with staging_writer(options.uri, append) as writer, _advice_on_txids():
+    with staging_writer(options.address, append) as writer, _advice_on_txids():
         for batch in batches:
             parts = list(batches_by_log(batch, columns, log=options.log))
             try:
                 writer.write_batches(parts)
             except LogNotFoundError:
                 for log, _ in parts:
-                    require_log(options.uri, log)  # tells how to create the missing one
+                    require_log(options.address, log)  # tells how to create the missing one
                 raise
         return StagedTask(append=append, partition_id=partition_id, extents=writer.stage())
 
@@ -89,7 +89,7 @@ def commit_staged(
         _advice_on_txids(),
         _advice_on_duplicates(append),
         _advice_on_locks(),
-        open_shared_namespace(options.uri).begin_append(
+        open_shared_namespace(options.address).begin_append(
             append.identity,
             append.version,
             shared=append.shared,
@@ -114,7 +114,7 @@ def commit_staged(
 def abort_staged(
     messages: Sequence[WriterCommitMessage | None],
     *,
-    uri: str,
+    address: Address,
     append: AppendIdentity | None = None,
 ) -> None:
     """Drop what the tasks of a failed write staged, unless it was committed after all.
@@ -127,7 +127,7 @@ def abort_staged(
         append, extents = joined
     if append is None:
         return
-    namespace = open_shared_namespace(uri)
+    namespace = open_shared_namespace(address)
     with namespace.begin_append(append.identity, append.version, shared=append.shared) as staged:
         staged.abort(extents)
     logger.info("append=%s version=%d aborted", append.identity, append.version)

@@ -64,8 +64,8 @@ class DlogStreamReader(DataSourceStreamReader):
 
     def _initial_offset(self) -> StreamOffset:
         if self._initial is None:
-            logs = list_selected(self._options.uri, self._options.logs)
-            snapshots = require_all(self._take(logs), self._options.uri)
+            logs = list_selected(self._options.address, self._options.logs)
+            snapshots = require_all(self._take(logs), self._options.address)
             self._initial = StreamOffset.initial(
                 {log: self._start_of(snapshot) for log, snapshot in snapshots.items()}
             )
@@ -73,7 +73,7 @@ class DlogStreamReader(DataSourceStreamReader):
 
     def _start_of(self, snapshot: LogSnapshot) -> LogPosition:
         require_reached(snapshot, self._options.start)
-        start = resolve(self._options.uri, snapshot, self._options.start)
+        start = resolve(self._options.address, snapshot, self._options.start)
         view = LogView.of(snapshot)
         counts = {view.first: view.first_sequence_id, view.end: view.end_sequence_id}
         return LogPosition(log_id=snapshot.log_id, dlsn=start, sequence_id=counts.get(start))
@@ -98,10 +98,10 @@ class DlogStreamReader(DataSourceStreamReader):
 
     def _look(self, since: StreamOffset) -> dict[str, LogView | None]:
         known = {log for log in since.logs if self._options.logs.matches(log)}
-        names = sorted(known.union(list_selected(self._options.uri, self._options.logs)))
+        names = sorted(known.union(list_selected(self._options.address, self._options.logs)))
         snapshots = self._take(names)
         added = {log: snapshots[log] for log in self._options.logs.names if log not in known}
-        require_all(added, self._options.uri)
+        require_all(added, self._options.address)
         self._snapshots = {log: found for log, found in snapshots.items() if found is not None}
         # A log that a pattern listed and that is gone already was never there for this query.
         return {
@@ -168,7 +168,7 @@ class DlogStreamReader(DataSourceStreamReader):
         """Yield the rows of a partition; runs in a task."""
         return read_rows(
             partition,
-            uri=self._options.uri,
+            address=self._options.address,
             fail_on_data_loss=self._options.fail_on_data_loss,
         )
 
@@ -178,11 +178,11 @@ class DlogStreamReader(DataSourceStreamReader):
     def stop(self) -> None:
         """Close the connections of this process."""
         self._source = None
-        close_shared_namespace(self._options.uri)
+        close_shared_namespace(self._options.address)
 
     def _take(self, logs: list[str]) -> dict[str, LogSnapshot | None]:
         if self._source is None:
-            self._source = LogSnapshots(self._options.uri)
+            self._source = LogSnapshots(self._options.address)
         return self._source.take(logs)
 
     def _report(self, losses: list[DataLoss]) -> None:
@@ -228,4 +228,4 @@ class DlogStreamWriter(DataSourceStreamArrowWriter):
         batchId: int,
     ) -> None:
         """Drop what the tasks staged, unless the batch was appended after all."""
-        abort_staged(messages, uri=self._options.uri)
+        abort_staged(messages, address=self._options.address)

@@ -15,7 +15,7 @@ import click
 from dlcore.autorecovery.config import AutoRecoveryConfig
 from dlcore.autorecovery.maintenance import Maintenance
 from dlcore.autorecovery.service import AutoRecovery
-from dlcore.cli.context import common_options, namespace_uri, run_async, wants_json
+from dlcore.cli.context import common_options, namespace_tls, namespace_uri, run_async, wants_json
 from dlcore.cli.output import show_done, show_fields, show_rows, time_text
 from dlcore.log.upkeep import UpkeepConfig
 from dlcore.namespace import open_namespace
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from dlcore.autorecovery.maintenance import RecoveryStatus
     from dlcore.namespace import Namespace
+    from dlcore.tls import TlsFiles
 
 _Command = TypeVar("_Command", bound="Callable[..., Any]")
 _DEFAULTS = AutoRecoveryConfig()
@@ -104,15 +105,17 @@ def run_service(
         level=logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
-    asyncio.run(_serve(namespace_uri(), config, upkeep))
+    asyncio.run(_serve(namespace_uri(), namespace_tls(), config, upkeep))
 
 
-async def _serve(uri: str, config: AutoRecoveryConfig, upkeep: UpkeepConfig) -> None:
+async def _serve(
+    uri: str, tls: TlsFiles | None, config: AutoRecoveryConfig, upkeep: UpkeepConfig
+) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    async with await open_namespace(uri) as namespace:
+    async with await open_namespace(uri, tls=tls) as namespace:
         service = AutoRecovery(
             namespace.recovery_services,
             config=config,

@@ -12,6 +12,7 @@ import click
 
 from dlcore.namespace import Namespace as AsyncNamespace, open_namespace as open_async_namespace
 from dlcore.sync import Namespace, open_namespace
+from dlcore.tls import TlsFiles
 
 DEBUG_KEY = "debug"
 _URI_KEY = "uri"
@@ -45,9 +46,24 @@ def common_options(command: _Command) -> _Command:
             envvar="DLOG_URI",
             help="Namespace, like distributedlog://127.0.0.1:2181/dlog; default: $DLOG_URI.",
         ),
+        _tls_option("ca", "Certificates to trust: connections to bookies use TLS"),
+        _tls_option("cert", "Our certificate, where bookies ask for one"),
+        _tls_option("key", "Its private key"),
     ):
         command = option(command)
     return command
+
+
+def _tls_option(name: str, help_text: str) -> Callable[[_Command], _Command]:
+    variable = f"DLOG_TLS_{name.upper()}"
+    return click.option(
+        f"--tls-{name}",
+        metavar="FILE",
+        expose_value=False,
+        callback=_remember(f"tls_{name}"),
+        envvar=variable,
+        help=f"{help_text} (PEM); default: ${variable}.",
+    )
 
 
 def _remember(key: str) -> Callable[[click.Context, click.Parameter, object], None]:
@@ -84,6 +100,20 @@ def namespace_uri() -> str:
     return str(uri)
 
 
+def namespace_tls() -> TlsFiles | None:
+    """Return the files that --tls-ca, --tls-cert and --tls-key name, or None.
+
+    Raises:
+        ConfigurationError: one is missing that the others need.
+    """
+    given = click.get_current_context().obj
+    return TlsFiles.of(
+        ca=str(given.get("tls_ca", "")),
+        cert=str(given.get("tls_cert", "")),
+        key=str(given.get("tls_key", "")),
+    )
+
+
 def confirmed(command: _Command) -> _Command:
     """Add --yes to a command that destroys something; it calls `confirm` before it does."""
     return click.option("--yes", is_flag=True, help="Do not ask.")(command)
@@ -109,7 +139,7 @@ def run_async(work: Callable[[AsyncNamespace], Coroutine[Any, Any, _Result]]) ->
     """Run `work` with that namespace, open for its time, on an event loop of its own."""
 
     async def run() -> _Result:
-        async with await open_async_namespace(namespace_uri()) as namespace:
+        async with await open_async_namespace(namespace_uri(), tls=namespace_tls()) as namespace:
             return await work(namespace)
 
     return asyncio.run(run())
@@ -118,5 +148,5 @@ def run_async(work: Callable[[AsyncNamespace], Coroutine[Any, Any, _Result]]) ->
 @contextmanager
 def connect() -> Iterator[Namespace]:
     """Open that namespace."""
-    with open_namespace(namespace_uri()) as namespace:
+    with open_namespace(namespace_uri(), tls=namespace_tls()) as namespace:
         yield namespace

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dlcore.cli.context import common_options, connect, namespace_uri, wants_json
+from dlcore.cli.context import common_options, connect, namespace_tls, namespace_uri, wants_json
 from dlcore.cli.output import payload_json, payload_text, show_done, show_json, time_text
 from dlcore.clock import SystemClock
 from dlcore.config import LogConfig
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dlcore.log.reader import AsyncLogReader
     from dlcore.log.scan import LogSnapshot
     from dlcore.sync import LogWriter
+    from dlcore.tls import TlsFiles
 
 _CHUNK_BYTES = 1 << 20
 _BULK_RECORDS = 1000
@@ -139,7 +140,7 @@ def tail_log(
     start = None if from_dlsn is None else DLSN.parse(from_dlsn)
     tail = _Tail(follow=follow, count=lines, start=start, start_txid=from_txid)
     config = LogConfig(read_unavailable_timeout_s=unavailable_timeout_s)
-    asyncio.run(tail.run(namespace_uri(), log, config))
+    asyncio.run(tail.run(namespace_uri(), namespace_tls(), log, config))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,9 +152,9 @@ class _Tail:
     start: DLSN | None
     start_txid: int | None
 
-    async def run(self, uri: str, log: str, config: LogConfig) -> None:
+    async def run(self, uri: str, tls: TlsFiles | None, log: str, config: LogConfig) -> None:
         async with (
-            await open_namespace(uri) as namespace,
+            await open_namespace(uri, tls=tls) as namespace,
             await namespace.open_log(log, config=config) as manager,
         ):
             with contextlib.suppress(EndOfStreamError):  # a sealed log has an end, also for -f

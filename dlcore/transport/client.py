@@ -39,7 +39,6 @@ from dlcore.wire.messages import (
 )
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import (
         AsyncGenerator,
         AsyncIterator,
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
     from dlcore.config import LedgerClientConfig
     from dlcore.ids import BookieId
     from dlcore.ledger.port import EntryRange
+    from dlcore.tls import TlsFiles
     from dlcore.transport.connection import Connect, Incoming
     from dlcore.transport.control import ControlClient
     from dlcore.wire.client_end import Read
@@ -93,13 +93,14 @@ class WireBookieClient:
         cluster_id: str,
         config: LedgerClientConfig,
         resolve_control: Resolve | None = None,
-        tls: ssl.SSLContext | None = None,
+        tls: TlsFiles | None = None,
     ) -> None:
         self._resolve = resolve
         self._resolve_control = resolve_control
         self._cluster_id = cluster_id
         self._config = config
-        self._tls = tls
+        self._tls_files = tls
+        self._tls = None if tls is None else tls.client_context()
         self._scratch = bytearray(SCRATCH_BYTES)
         self._peers: dict[BookieId, _Peer] = {}
         self._control: ControlClient | None = None
@@ -200,7 +201,9 @@ class WireBookieClient:
         if self._control is None:
             from dlcore.transport.control import ControlClient  # loads grpc
 
-            self._control = ControlClient(timeout_s=self._config.read_timeout_s)
+            self._control = ControlClient(
+                timeout_s=self._config.read_timeout_s, tls=self._tls_files
+            )
         with _unknown_addresses(bookie):
             address = await self._resolve_control(bookie)
         return await self._control.list_entries(bookie, address, ledger_id=ledger_id)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dlcore.ids import BookieId
+    from dlcore.tls import TlsFiles
 
 _OPTIONS = [
     ("grpc.enable_retries", 0),
@@ -30,8 +31,9 @@ _OPTIONS = [
 class ControlClient:
     """Channels to the control services of bookies, by address; used on one event loop."""
 
-    def __init__(self, *, timeout_s: float) -> None:
+    def __init__(self, *, timeout_s: float, tls: TlsFiles | None = None) -> None:
         self._timeout_s = timeout_s
+        self._credentials = None if tls is None else _credentials(tls)
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def list_entries(
@@ -77,7 +79,11 @@ class ControlClient:
     def _channel(self, address: str) -> grpc.aio.Channel:
         channel = self._channels.get(address)
         if channel is None:
-            channel = self._channels[address] = grpc.aio.insecure_channel(address, _OPTIONS)
+            channel = self._channels[address] = (
+                grpc.aio.insecure_channel(address, _OPTIONS)
+                if self._credentials is None
+                else grpc.aio.secure_channel(address, self._credentials, _OPTIONS)
+            )
         return channel
 
     @contextmanager
@@ -105,3 +111,8 @@ class ControlClient:
     def _retire(self, address: str) -> None:
         """Let the next request use a new channel; the old one closes when its calls have ended."""
         self._channels.pop(address, None)
+
+
+def _credentials(tls: TlsFiles) -> grpc.ChannelCredentials:
+    files = tls.read()
+    return grpc.ssl_channel_credentials(files.ca, files.key or None, files.cert or None)

@@ -28,10 +28,10 @@ from dlspark.commit import (
     join_messages,
     stream_identity,
 )
-from dlspark.options import Transaction, WriteOptions
+from dlspark.options import Address, Transaction, WriteOptions
 
-OPTIONS = WriteOptions(uri="distributedlog://h/p", log="clicks", transaction=None)
-BY_COLUMN = WriteOptions(uri="distributedlog://h/p", log=None, transaction=None)
+OPTIONS = WriteOptions(address=Address(uri="distributedlog://h/p"), log="clicks", transaction=None)
+BY_COLUMN = WriteOptions(address=Address(uri="distributedlog://h/p"), log=None, transaction=None)
 IN_A_BATCH = {
     QUERY_ID_PROPERTY: "q",
     BATCH_ID_PROPERTY: "7",
@@ -106,7 +106,7 @@ def test_runs_of_a_batch_are_told_apart(changed: str) -> None:
 def test_users_own_transaction_wins() -> None:
     """Also inside foreachBatch."""
     options = WriteOptions(
-        uri=OPTIONS.uri, log="clicks", transaction=Transaction(app_id="job", version=4)
+        address=OPTIONS.address, log="clicks", transaction=Transaction(app_id="job", version=4)
     )
     found = batch_identity(options, IN_A_BATCH, token="a")
     assert (found.identity, found.version, found.run) == ("txn:job>clicks", 4, "")
@@ -134,7 +134,9 @@ def test_users_own_transaction_is_of_one_log() -> None:
     ]
     found = [
         batch_identity(
-            WriteOptions(uri=OPTIONS.uri, log=log, transaction=Transaction(app_id=app, version=4)),
+            WriteOptions(
+                address=OPTIONS.address, log=log, transaction=Transaction(app_id=app, version=4)
+            ),
             OUTSIDE,
             token="a",
         ).identity

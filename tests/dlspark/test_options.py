@@ -6,11 +6,14 @@ options and of the words the message must have.
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from dlcore.errors import ConfigurationError
 from dlcore.ids import DLSN
-from dlspark.options import LogSelection, Mode, ReadOptions, Transaction, WriteOptions
+from dlcore.tls import TlsFiles
+from dlspark.options import Address, LogSelection, Mode, ReadOptions, Transaction, WriteOptions
 from dlspark.positions import Edge, PositionsByLog, TimestampBound, TxidBound
 
 URI = "distributedlog://127.0.0.1:2181/dlog"
@@ -169,12 +172,39 @@ def test_before_spark_says_batch_or_stream_only_common_errors_are_found() -> Non
         parse(Mode.LOAD, nonsense="1")
 
 
+def test_tls_options_name_files() -> None:
+    """For reading and writing; only paths are kept, and pickled."""
+    files = {"tlsCa": "/tls/ca.pem", "tlsCert": "/tls/c.pem", "tlsKey": "/tls/c.key"}
+    tls = TlsFiles(ca="/tls/ca.pem", cert="/tls/c.pem", key="/tls/c.key")
+    address = Address(uri=URI, tls=tls)
+    assert parse(**files).address == address
+    assert WriteOptions.parse(LOG | files, Mode.BATCH).address == address
+    assert pickle.loads(pickle.dumps(address)) == address  # our own bytes
+    assert str(address) == URI
+    assert parse(tlsCa="/tls/ca.pem").address.tls == TlsFiles(ca="/tls/ca.pem")
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"tlsCert": "c.pem", "tlsKey": "c.key"}, ["tlsCert='c.pem'", "no ca"]),
+        ({"tlsCa": "ca.pem", "tlsKey": "c.key"}, ["tlsKey='c.key'", "expected both files or none"]),
+    ],
+)
+def test_half_of_the_tls_options_is_refused(files: dict[str, str], words: list[str]) -> None:
+    """Rather than connecting in plain text, or to whom nobody trusts."""
+    with pytest.raises(ConfigurationError) as caught:
+        parse(**files)
+    for word in words:
+        assert word in str(caught.value)
+
+
 def test_write_options() -> None:
     """The log may be left to a column; Spark's own key of streaming sinks is passed over."""
     parsed = WriteOptions.parse(
         {"uri": URI, "checkpointlocation": "/tmp/x", "queryname": "q"}, Mode.STREAM
     )
-    assert parsed == WriteOptions(uri=URI, log=None, transaction=None)
+    assert parsed == WriteOptions(address=Address(uri=URI), log=None, transaction=None)
     parsed = WriteOptions.parse(LOG | {"txnAppId": "job", "txnVersion": "3"}, Mode.BATCH)
     assert parsed.log == "clicks"
     assert parsed.transaction == Transaction(app_id="job", version=3)

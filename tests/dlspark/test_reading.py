@@ -16,6 +16,7 @@ from dlcore import sync
 from dlcore.errors import AlreadyTruncatedError, DLError, LedgerReadError, LogNotFoundError
 from dlcore.ids import DLSN
 from dlspark.arrow import WRITE_SCHEMA_WITH_TXID
+from dlspark.options import Address
 from dlspark.planning import DlogPartition
 from dlspark.reading import read_rows
 from tests.fixtures.snapshots import snapshot_of
@@ -32,8 +33,8 @@ LOSSES = [AlreadyTruncatedError, LogNotFoundError]
 def fail_in(monkeypatch: pytest.MonkeyPatch, lssn: int, error: DLError) -> None:
     """Let every entry hold one record, and the scan of a segment fail after its first entry."""
 
-    def scan(scans: Sequence[ScanRange], *, uri: str) -> Iterator[ScanBatch]:
-        assert uri == URI
+    def scan(scans: Sequence[ScanRange], *, uri: str, tls: object) -> Iterator[ScanBatch]:
+        assert (uri, tls) == (URI, None)
         for part in scans:
             for entry_id in range(part.start.entry_id, part.end.entry_id):
                 if (part.lssn, entry_id) == (lssn, 1):
@@ -55,7 +56,7 @@ def read(*, fail_on_data_loss: bool) -> list[int]:
     """Return the transaction ids of a partition of three segments with three entries each."""
     snapshot = snapshot_of((3,), (3,), (3,))
     partition = DlogPartition(snapshot.scans(DLSN.INITIAL, snapshot.end))
-    batches = read_rows(partition, uri=URI, fail_on_data_loss=fail_on_data_loss)
+    batches = read_rows(partition, address=Address(uri=URI), fail_on_data_loss=fail_on_data_loss)
     return [txid for batch in batches for txid in batch.column("txid").to_pylist()]
 
 

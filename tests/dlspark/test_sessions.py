@@ -16,6 +16,7 @@ from dlcore import SharedStaging
 from dlcore.errors import LogNotFoundError, WriteError
 from dlspark import sessions
 from dlspark.commit import AppendIdentity
+from dlspark.options import Address
 from dlspark.sessions import (
     WRITER_IDLE_NS_MAX,
     close_shared_namespace,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from dlcore.sync import StagingWriter
 
-URI = "distributedlog://made-up:1/p"
+ADDRESS = Address(uri="distributedlog://made-up:1/p")
 
 
 class NotedWriter:
@@ -74,9 +75,9 @@ class NotedNamespace:
 def namespace() -> Iterator[NotedNamespace]:
     """Put a namespace in the place of this process's own."""
     made_up = NotedNamespace()
-    sessions._kept.namespaces[URI] = cast("Any", made_up)
+    sessions._kept.namespaces[ADDRESS] = cast("Any", made_up)
     yield made_up
-    close_shared_namespace(URI)
+    close_shared_namespace(ADDRESS)
     assert made_up.is_closed
 
 
@@ -92,7 +93,7 @@ ONCE = AppendIdentity(identity="write:t", version=0, is_unique=True)
 def use(append: AppendIdentity, *, fails: bool = False) -> NotedWriter:
     """Borrow a writer and give it back, perhaps by failing."""
     failure = pytest.raises(ZeroDivisionError) if fails else contextlib.nullcontext()
-    with failure, staging_writer(URI, append) as writer:
+    with failure, staging_writer(ADDRESS, append) as writer:
         found = cast("NotedWriter", writer)
         assert 1 / (0 if fails else 1)
     return found
@@ -151,17 +152,17 @@ def test_logs_are_looked_up_until_they_are_there(namespace: NotedNamespace) -> N
     """A missing one is named with what would create it."""
     for _ in range(2):
         with pytest.raises(LogNotFoundError, match=r"'views'.*dlog log create views"):
-            require_log(URI, "views")
+            require_log(ADDRESS, "views")
     before = namespace.looked_up
     for _ in range(3):
-        require_log(URI, "clicks")
+        require_log(ADDRESS, "clicks")
     assert namespace.looked_up == before + 1
 
 
 @pytest.mark.usefixtures("namespace")
 def test_tasks_that_run_at_once() -> None:
     """Each has a writer of its own; the one that is done last is kept."""
-    with staging_writer(URI, stream()) as writer:
+    with staging_writer(ADDRESS, stream()) as writer:
         outer = cast("NotedWriter", writer)
         inner = use(stream())
     assert inner is not outer

@@ -141,7 +141,7 @@ def test_start_that_the_log_has_not_come_to(
         get_dlsn_not_less_than_timestamp=lambda timestamp_ms: position,
     )
     namespace = SimpleNamespace(open_log=lambda log: contextlib.nullcontext(manager))
-    monkeypatch.setattr(reading, "open_shared_namespace", lambda uri: namespace)
+    monkeypatch.setattr(reading, "open_shared_namespace", lambda address: namespace)
     start = reader_of(MadeUpSnapshots(written), **{option: str(reached)}).initialOffset()
     assert start["logs"] == {LOG: "2:1:3"}
     with pytest.raises(ConfigurationError, match=option + words):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import ssl
+import subprocess
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from dlcore.config import LedgerClientConfig
-from dlcore.errors import BookieUnavailableError
+from dlcore.errors import BookieUnavailableError, ConfigurationError
+from dlcore.tls import TlsFiles
 from dlcore.transport.client import WireBookieClient
-from tests.fixtures.certificates import make_tls
+from tests.fixtures.certificates import Authority, make_tls
 from tests.fixtures.served_bookie import BOOKIE, CLUSTER_ID, frame_of, run, serve
 
 if TYPE_CHECKING:
@@ -21,9 +23,15 @@ if TYPE_CHECKING:
 PATIENT = LedgerClientConfig(add_timeout_s=2.0, read_timeout_s=2.0)
 
 
-def client_of(served: ServedBookie, tls: ssl.SSLContext | None) -> WireBookieClient:
+def client_of(served: ServedBookie, tls: TlsFiles | None) -> WireBookieClient:
     """Return a client."""
-    return WireBookieClient(served.resolve, cluster_id=CLUSTER_ID, config=PATIENT, tls=tls)
+    return WireBookieClient(
+        served.resolve,
+        cluster_id=CLUSTER_ID,
+        config=PATIENT,
+        resolve_control=served.resolve_control,
+        tls=tls,
+    )
 
 
 def test_the_bookie_knows_the_name_in_the_clients_certificate(tmp_path: Path) -> None:
@@ -39,6 +47,8 @@ def test_the_bookie_knows_the_name_in_the_clients_certificate(tmp_path: Path) ->
             chunks = client.read_entries(BOOKIE, ledger_id=1, first_entry_id=0, last_entry_id=0)
             assert [bytes(each) for each in await anext(chunks)] == [frame]
             await chunks.aclose()
+            (listed,) = await client.list_entries(BOOKIE, ledger_id=1)
+            assert (listed.first_entry_id, listed.last_entry_id) == (0, 0)
             await client.aclose()
 
     run(scenario)
@@ -50,14 +60,15 @@ def test_who_is_not_trusted_gets_no_answer(tmp_path: Path, who: str) -> None:
 
     async def scenario() -> None:
         tls = make_tls(tmp_path / "tls")
-        stranger = make_tls(tmp_path / "other").client
-        stranger.load_verify_locations(tmp_path / "tls" / "bookie.pem")
-        nobody = ssl.create_default_context(cafile=tmp_path / "tls" / "bookie.pem")
-        context = {"nobody": nobody, "without TLS": None, "a stranger": stranger}[who]
+        stranger = replace(make_tls(tmp_path / "other").client, ca=tls.client.ca)
+        nobody = TlsFiles(ca=tls.client.ca)
+        files = {"nobody": nobody, "without TLS": None, "a stranger": stranger}[who]
         async with serve(tmp_path / "data", tls=tls.bookie) as served:
-            client = client_of(served, context)
+            client = client_of(served, files)
             with pytest.raises(BookieUnavailableError):
                 await client.add_entry(BOOKIE, frame_of(1, 0))
+            with pytest.raises(BookieUnavailableError):
+                await client.list_entries(BOOKIE, ledger_id=1)
             await client.aclose()
             assert served.storage.ledgers() == []
             good = client_of(served, tls.client)
@@ -78,7 +89,64 @@ def test_a_bookie_that_is_not_trusted_gets_nothing(tmp_path: Path) -> None:
                 client = client_of(served, tls.client)
                 with pytest.raises(BookieUnavailableError):
                     await client.add_entry(BOOKIE, frame_of(1, 0))
+                with pytest.raises(BookieUnavailableError):
+                    await client.list_entries(BOOKIE, ledger_id=1)
                 await client.aclose()
                 assert served.storage.ledgers() == []
 
     run(scenario)
+
+
+@pytest.mark.parametrize("why", ["expired", "another name"])
+def test_a_certificate_that_does_not_hold_is_not_taken(tmp_path: Path, why: str) -> None:
+    """The right authority is not enough: the time and the name count, on both ports."""
+
+    async def scenario() -> None:
+        authority = Authority(tmp_path / "tls")
+        bad = {
+            "expired": authority.issue("bookie-1", days=-1),
+            "another name": authority.issue("bookie-1", host="DNS:elsewhere"),
+        }[why]
+        async with serve(tmp_path / "data", tls=bad) as served:
+            client = client_of(served, authority.issue("client-1"))
+            with pytest.raises(BookieUnavailableError, match="certificate"):
+                await client.add_entry(BOOKIE, frame_of(1, 0))
+            with pytest.raises(BookieUnavailableError):
+                await client.list_entries(BOOKIE, ledger_id=1)
+            await client.aclose()
+            assert served.storage.ledgers() == []
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"cert": "c.pem", "key": "c.key"}, "no ca"),
+        ({"ca": "ca.pem", "cert": "c.pem"}, "expected both files or none"),
+        ({"ca": "ca.pem", "key": "c.key"}, "expected both files or none"),
+    ],
+)
+def test_files_that_need_each_other_are_given_together(given: dict[str, str], reason: str) -> None:
+    """Half of what TLS needs is refused, not taken for none."""
+    with pytest.raises(ConfigurationError, match=reason):
+        TlsFiles.of(**{"ca": "", "cert": "", "key": "", **given})
+
+
+def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    """Who reads the error knows which file to mend, and no passphrase is asked for."""
+    tls = make_tls(tmp_path / "tls").client
+    assert TlsFiles.of(ca="", cert="", key="") is None
+    (tmp_path / "empty.pem").touch()
+    for wrong in ("/nowhere.pem", str(tmp_path / "empty.pem")):
+        with pytest.raises(ConfigurationError, match=f"ca='{wrong}'"):
+            replace(tls, ca=wrong).client_context()
+        with pytest.raises(ConfigurationError, match=f"key='{wrong}'"):
+            replace(tls, key=wrong).client_context()
+    locked = tmp_path / "locked.key"
+    command = ["openssl", "ec", "-in", tls.key, "-aes256", "-passout", "pass:secret"]
+    subprocess.run([*command, "-out", locked], check=True, capture_output=True, timeout=60)
+    with pytest.raises(ConfigurationError, match="without a passphrase"):
+        replace(tls, key=str(locked)).client_context()
+    with pytest.raises(ConfigurationError, match="needs a certificate"):
+        TlsFiles(ca=tls.ca).server_context(asks_clients=False)

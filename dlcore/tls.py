@@ -1,0 +1,109 @@
+"""How connections to bookies are encrypted, and who trusts whom: PEM files, named by their paths.
+
+Only paths travel (to a Spark executor, say): every host has files of its own there, and whoever
+connects reads them.  The name that a client connects to must be in the bookie's certificate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from dlcore.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import ssl
+
+
+class PemBytes(NamedTuple):
+    """What is in the files; nothing for one that is not given."""
+
+    ca: bytes
+    cert: bytes
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """Paths of PEM files.
+
+    Raises:
+        ConfigurationError: one is given without the others that it needs.
+    """
+
+    ca: str
+    """Certificates of those who may sign the other end's."""
+    cert: str = ""
+    """Our own certificate, with those between it and the other end's `ca`; empty: we have none."""
+    key: str = ""
+    """Its private key, without a passphrase."""
+
+    def __post_init__(self) -> None:
+        if not self.ca:
+            raise ConfigurationError(
+                f"TLS with cert={self.cert!r} key={self.key!r} and no ca: expected the file of "
+                "the certificates to trust as well"
+            )
+        if bool(self.cert) != bool(self.key):
+            raise ConfigurationError(
+                f"TLS with cert={self.cert!r} key={self.key!r}: expected both files or none"
+            )
+
+    @classmethod
+    def of(cls, *, ca: str, cert: str, key: str) -> TlsFiles | None:
+        """Return the files, or None if none is given."""
+        return cls(ca=ca, cert=cert, key=key) if ca or cert or key else None
+
+    def client_context(self) -> ssl.SSLContext:
+        """Return what a client connects with.
+
+        Raises:
+            ConfigurationError: a file cannot be read, or is not what it should be.
+        """
+        return self._context(is_server=False, asks_clients=False)
+
+    def server_context(self, *, asks_clients: bool) -> ssl.SSLContext:
+        """Return what a bookie listens with; with `asks_clients` only who has a certificate enters.
+
+        Raises:
+            ConfigurationError: likewise, or there is no certificate.
+        """
+        if not self.cert:
+            raise ConfigurationError("a bookie with TLS needs a certificate and its key")
+        return self._context(is_server=True, asks_clients=asks_clients)
+
+    def read(self) -> PemBytes:
+        """Return what is in the files, for a library that does not take `ssl`'s contexts.
+
+        Raises:
+            ConfigurationError: as for contexts.
+        """
+        self.client_context()  # tells what is wrong better than others do
+        return PemBytes(
+            Path(self.ca).read_bytes(),
+            Path(self.cert).read_bytes() if self.cert else b"",
+            Path(self.key).read_bytes() if self.key else b"",
+        )
+
+    def _context(self, *, is_server: bool, asks_clients: bool) -> ssl.SSLContext:
+        import ssl  # a process that opens nothing does not need it
+
+        purpose = ssl.Purpose.CLIENT_AUTH if is_server else ssl.Purpose.SERVER_AUTH
+        try:
+            context = ssl.create_default_context(purpose, cafile=self.ca)
+        except OSError as error:  # SSLError is one
+            raise ConfigurationError(
+                f"TLS ca={self.ca!r}: expected a readable PEM file of certificates: {error}"
+            ) from error
+        if asks_clients:
+            context.verify_mode = ssl.CERT_REQUIRED
+        if self.cert:
+            try:
+                context.load_cert_chain(self.cert, self.key, password="")
+            except OSError as error:
+                raise ConfigurationError(
+                    f"TLS cert={self.cert!r} key={self.key!r}: expected readable PEM files of a "
+                    f"certificate and its key, without a passphrase: {error}"
+                ) from error
+        return context

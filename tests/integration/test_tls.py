@@ -1,0 +1,127 @@
+"""Bookies that speak TLS only, as processes: who reaches them by the commands and the library."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dlcore import DLSN, LedgerClientConfig, LogRecord, TlsFiles
+from dlcore.errors import ConfigurationError, LedgerReadError
+from dlcore.sync import open_namespace
+from tests.fixtures.certificates import Authority
+from tests.fixtures.tls_cluster import REPOSITORY, TlsCluster, tls_cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from dlcore.sandbox.zookeeper import EmbeddedZooKeeper
+
+pytestmark = pytest.mark.integration
+IMPATIENT = LedgerClientConfig(add_timeout_s=1.0, read_timeout_s=1.0)
+
+
+@pytest.fixture
+def cluster(
+    zookeeper: EmbeddedZooKeeper, zookeeper_root: str, tmp_path: Path
+) -> Iterator[TlsCluster]:
+    """Start the bookies."""
+    uri = f"distributedlog://{zookeeper.servers}{zookeeper_root}"
+    with tls_cluster(uri, tmp_path) as running:
+        yield running
+
+
+def dlog(
+    cluster: TlsCluster, *arguments: str, tls: TlsFiles | None, stdin: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run a command, told of the files by its environment."""
+    environment = dict(os.environ, DLOG_URI=cluster.uri)
+    if tls is not None:
+        files = {"CA": tls.ca, "CERT": tls.cert, "KEY": tls.key}
+        environment |= {f"DLOG_TLS_{key}": value for key, value in files.items()}
+    return subprocess.run(
+        [sys.executable, "-m", "dlcore.cli", *arguments],
+        cwd=REPOSITORY,
+        env=environment,
+        input=stdin,
+        text=True,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_commands_reach_bookies_that_speak_tls(cluster: TlsCluster) -> None:
+    """Write, tail, and ask all replicas by the control service, with the files of a client."""
+    created = dlog(cluster, "log", "create", "clicks", tls=cluster.client)
+    assert created.returncode == 0, created.stderr
+    written = dlog(
+        cluster,
+        *("log", "write", "clicks", "--txid", "line-number"),
+        tls=cluster.client,
+        stdin="one\ntwo\n",
+    )
+    assert written.returncode == 0, written.stderr
+    options = ("--tls-ca", cluster.client.ca, "--tls-cert", cluster.client.cert)
+    tailed = dlog(
+        cluster, *options, "--tls-key", cluster.client.key, "log", "tail", "clicks", tls=None
+    )
+    assert "two" in tailed.stdout, tailed.stderr
+    checked = dlog(cluster, "ledger", "check", "0", tls=cluster.client)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    half = dlog(cluster, "--tls-cert", cluster.client.cert, "log", "tail", "clicks", tls=None)
+    assert (half.returncode, "no ca" in half.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("who", ["without TLS", "a stranger", "who trusts another authority"])
+def test_who_is_not_let_in_reads_nothing(cluster: TlsCluster, tmp_path: Path, who: str) -> None:
+    """A client in plain text, one with a foreign certificate, and one that trusts others fail."""
+    with open_namespace(cluster.uri, tls=cluster.client) as namespace:
+        namespace.create_log("clicks")
+        with namespace.open_log("clicks") as log, log.open_writer() as writer:
+            writer.write(LogRecord(txid=1, payload=b"x"))
+    other = Authority(tmp_path / "other")
+    tls = {
+        "without TLS": None,
+        "a stranger": replace(other.issue("client"), ca=cluster.client.ca),
+        "who trusts another authority": replace(cluster.client, ca=str(other.ca)),
+    }[who]
+    with (
+        open_namespace(cluster.uri, tls=tls, client_config=IMPATIENT) as namespace,
+        namespace.open_log("clicks") as log,
+        log.open_reader(dlsn=DLSN.INITIAL) as reader,
+        pytest.raises(LedgerReadError, match="connection"),
+    ):
+        reader.read_next()
+
+
+def test_a_bookie_that_cannot_use_its_files_does_not_start(
+    zookeeper: EmbeddedZooKeeper, zookeeper_root: str, tmp_path: Path
+) -> None:
+    """The error names the option's file; half of the files is refused too."""
+    uri = f"distributedlog://{zookeeper.servers}{zookeeper_root}"
+    files = Authority(tmp_path / "tls").issue("a")
+    for options, reason in (
+        (("--tls-ca", "/nowhere.pem", "--tls-cert", files.cert, "--tls-key", files.key), "nowhere"),
+        (("--tls-cert", files.cert, "--tls-key", files.key), "no ca"),
+        (("--tls-ca", files.ca), "needs a certificate"),
+        (("--tls-client-auth", "maybe"), "expected required or none"),
+    ):
+        command = [sys.executable, "-m", "bookie", "--name", "a", "--metadata-uri", uri]
+        command += ["--data-dir", str(tmp_path / "a"), *options]
+        done = subprocess.run(
+            command, cwd=REPOSITORY, text=True, capture_output=True, timeout=60, check=False
+        )
+        assert done.returncode == 2
+        assert reason in done.stderr, done.stderr
+
+
+def test_a_namespace_is_not_opened_with_files_that_cannot_be_used(cluster: TlsCluster) -> None:
+    """The library says so at once, not at the first write."""
+    with pytest.raises(ConfigurationError, match="nowhere"):
+        open_namespace(cluster.uri, tls=TlsFiles(ca="/nowhere.pem"))
