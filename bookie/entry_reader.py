@@ -27,7 +27,12 @@ from bookie.entry_log_format import (
 from bookie.index import LedgerEntries, SealedIndex, read_footer
 from bookie.listed_ranges import ListedRanges
 from bookie.small_entries import EntryRun, first_run, joined
-from dlcore.errors import BookieStorageError, DigestMismatchError
+from dlcore.errors import (
+    BookieStorageError,
+    DigestMismatchError,
+    NoSuchEntryError,
+    NoSuchLedgerError,
+)
 from dlcore.ids import INVALID_ENTRY_ID
 from dlcore.ledger.digest import EntryFrame, decode_frame, is_sound
 
@@ -237,6 +242,22 @@ class EntryReader:
         order = np.argsort(first, kind="stable")
         first, last = _joined(first[order], last[order])
         return ListedRanges(first, last)
+
+    async def refuse_absent(self, ledger_id: int, entry_id: int) -> None:
+        """Raise the proven no; return if the entry can be found after all.
+
+        Raises:
+            NoSuchLedgerError, NoSuchEntryError: proven no.
+            BookieStorageError: the log failed, or where the entry would be found is damaged: then
+                nothing absent is proven.
+        """
+        self._log.check()
+        await self.prove_absent(ledger_id, entry_id)
+        if self.find(ledger_id, entry_id) is not None:
+            return
+        if ledger_id not in self._ledgers:
+            raise NoSuchLedgerError(f"ledger {ledger_id} is unknown here")
+        raise NoSuchEntryError(f"entry {ledger_id}:{entry_id} is not held here")
 
     async def prove_absent(self, ledger_id: int, entry_id: int) -> None:
         """Verify every footer that would name the entry, as it is on the disk now.

@@ -29,18 +29,34 @@ class GivenIds:
 
     Args:
         read_next_id: reads the lowest id that was not given; misses none given before the call.
+            None: every id counts as given.
     """
 
-    def __init__(self, read_next_id: Callable[[], Awaitable[int]]) -> None:
+    def __init__(self, read_next_id: Callable[[], Awaitable[int]] | None) -> None:
         self._read_next_id = read_next_id
         self._next_id = 0
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._reading: asyncio.Task[None] | None = None
         self._next_read_s = 0.0
+        self._writes: set[asyncio.Task[None]] = set()
 
     def covers(self, ledger_id: int) -> bool:
         """Return whether the id is known to be given."""
-        return ledger_id < self._next_id
+        return ledger_id < self._next_id or self._read_next_id is None
+
+    def once_given(
+        self, ledger_id: int, write: Callable[[], asyncio.Future[None]]
+    ) -> asyncio.Future[None]:
+        """Call `write` when the id is known to be given; writes go on in the order they came."""
+
+        async def wait() -> None:
+            await self.check(ledger_id)
+            await write()
+
+        task = asyncio.get_running_loop().create_task(wait())
+        self._writes.add(task)
+        task.add_done_callback(self._writes.discard)
+        return task
 
     async def check(self, ledger_id: int) -> None:
         """Return once the id is known to be given; those who wait go on in the order they came.
@@ -65,8 +81,11 @@ class GivenIds:
             await asyncio.wait([self._reading])
         self._settle(self._waiting, "the bookie is closing")
         self._waiting = []
+        if self._writes:
+            await asyncio.wait(self._writes)
 
     async def _read_while_asked(self) -> None:
+        assert self._read_next_id is not None  # else all are covered
         loop = asyncio.get_running_loop()
         asked: list[tuple[int, asyncio.Future[None]]] = []
         try:

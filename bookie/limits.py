@@ -24,6 +24,18 @@ def check_id(kind: str, value: int) -> None:
         raise BadRequestError(f"{kind} id {value}: expected 0 … {_ID_MAX}")
 
 
+def check_range(first_entry_id: int, last_entry_id: int, *, stride: int, bytes_max: int) -> range:
+    """Return the entries that a read of a range asks for, or raise `BadRequestError`."""
+    check_id("entry", first_entry_id)
+    check_id("entry", last_entry_id)
+    if stride < 1 or bytes_max < 1 or last_entry_id < first_entry_id:
+        raise BadRequestError(
+            f"entries {first_entry_id} to {last_entry_id}, stride={stride} "
+            f"bytes_max={bytes_max}: expected first <= last, and both >= 1"
+        )
+    return range(first_entry_id, last_entry_id + 1, stride)
+
+
 def check_frame(entry: EntryFrame) -> None:
     """Raise `BadRequestError` for a frame whose ids make no sense."""
     check_id("ledger", entry.ledger_id)

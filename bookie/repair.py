@@ -58,7 +58,7 @@ class Repairer:
         self._client = client
         self._retries: dict[tuple[int, int], _Retry] = {}
         self._has_news = asyncio.Event()
-        storage.on_damage(self._has_news.set)
+        storage.damage.on_entry(self._has_news.set)
 
     async def run(self) -> None:
         """Repair until cancelled; what is newly found damaged is tried at once."""
@@ -73,7 +73,7 @@ class Repairer:
 
     async def _repair_due(self) -> float | None:
         """Try every entry whose time has come; return the seconds to the next one's time."""
-        damaged = self._storage.damaged_entries()
+        damaged = self._storage.damage.entries()
         known = set(damaged)
         self._retries = {key: each for key, each in self._retries.items() if key in known}
         loop = asyncio.get_running_loop()
@@ -104,10 +104,11 @@ class Repairer:
         try:
             metadata = (await self._ledgers.read(ledger_id, fresh=True)).metadata
         except LedgerNotFoundError:
-            self._storage.forget_damage(ledger_id, entry_id)
+            self._storage.damage.forget_entry(ledger_id, entry_id, is_repaired=False)
             return
         if metadata.state is LedgerState.CLOSED and entry_id > metadata.last_entry_id:
-            self._storage.forget_damage(ledger_id, entry_id)  # it never became part of the ledger
+            # It never became part of the ledger.
+            self._storage.damage.forget_entry(ledger_id, entry_id, is_repaired=False)
             return
         bookies = metadata.ensemble_of(entry_id).bookies
         failures = []

@@ -21,7 +21,8 @@ from bookie.registration import Registrar, confirm_identity, establish_identity
 from bookie.repair import Repairer
 from bookie.service import BookieService
 from bookie.space import SpaceReport
-from bookie.storage import LedgerStorage, StorageState
+from bookie.storage import LedgerStorage
+from bookie.storage_state import StorageState
 from dlcore.config import LedgerClientConfig
 from dlcore.errors import (
     BookieStorageError,

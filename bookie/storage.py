@@ -11,8 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import nullcontext
-from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,14 +19,16 @@ from bookie.entry_log import EntryLog, EntryLogEvents, Location
 from bookie.entry_log_format import owner_digest
 from bookie.entry_reader import EntryReader
 from bookie.followers import Followers
+from bookie.given_ids import GivenIds
 from bookie.held_entries import HeldEntries
 from bookie.ledger_state import LedgerState, note_sealed
-from bookie.limits import check_frame, check_id, may_add_run
+from bookie.limits import check_frame, check_id, check_range, may_add_run
 from bookie.parts import Parts
 from bookie.replay import open_entry_log
 from bookie.room import Room, run_room_bytes
 from bookie.sealed_files import SealedFiles
 from bookie.space import Claim
+from bookie.storage_state import StorageState, StorageStats
 from bookie.timers import Timers
 from bookie.upkeep import Upkeep
 from dlcore.errors import (
@@ -38,7 +38,6 @@ from dlcore.errors import (
     BookieUnavailableError,
     EntryTooLargeError,
     LedgerFencedError,
-    NoSuchEntryError,
     NoSuchLedgerError,
 )
 from dlcore.ids import INVALID_ENTRY_ID
@@ -53,7 +52,6 @@ if TYPE_CHECKING:
     from bookie.config import StorageConfig
     from bookie.disk_port import Disk, DiskFile
     from bookie.garbage import GarbageReport
-    from bookie.given_ids import GivenIds
     from bookie.index import FileIndex
     from bookie.listed_ranges import ListedRanges
     from bookie.replay import OpenedLog, WritePosition
@@ -63,30 +61,6 @@ if TYPE_CHECKING:
     from dlcore.wire.frames import FrameRun
 
 logger = logging.getLogger(__name__)
-
-
-class StorageState(Enum):
-    """What the storage accepts."""
-
-    WRITABLE = "writable"
-    READ_ONLY = "read-only"
-    FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StorageStats:
-    """A snapshot of the storage, for people and for the service's info request."""
-
-    ledger_count: int
-    stored_bytes: int
-    disk_free_bytes: int
-    disk_total_bytes: int
-    is_read_only: bool
-    failed: bool
-    damaged_entry_count: int
-    """Known to be damaged, and not repaired yet."""
-    repaired_entry_count: int
-    """Since the start."""
 
 
 class LedgerStorage:
@@ -137,10 +111,11 @@ class LedgerStorage:
         given_ids: GivenIds | None,
     ) -> None:
         self._disk = disk
-        self._given_ids = given_ids
+        self._given_ids = given_ids or GivenIds(None)
         self._config = config
         self._ledgers = ledgers
-        self._damage = DamageLog(entries_max=config.damaged_entries_max)
+        self.damage = DamageLog(entries_max=config.damaged_entries_max)
+        """Entries known to be damaged and needed."""
         self._log = EntryLog(
             disk,
             config,
@@ -155,27 +130,25 @@ class LedgerStorage:
             disk,
             self._log,
             self._ledgers,
-            self._damage,
+            self.damage,
             open_files_max=config.open_files_max,
             footer_bytes_max=config.footer_bytes_max,
         )
-        self._files = SealedFiles(disk, self._log, self._reader, self._ledgers, self._damage)
+        self._files = SealedFiles(disk, self._log, self._reader, self._ledgers, self.damage)
         for sealed in opened.sealed:
             self._files.take(
                 sealed.number, size=sealed.size, records_end=sealed.records_end, seed=sealed.seed
             )
             if not sealed.has_footer:
-                self._damage.note_footer(sealed.number)
+                self.damage.note_footer(sealed.number)
         for summary in opened.index.summaries():
             self._ledger(summary.ledger_id).note_summary(summary)
         self._room = Room(disk, self._log, config)
-        parts = Parts(disk, self._log, self._reader, self._files, self._ledgers, self._damage)
+        parts = Parts(disk, self._log, self._reader, self._files, self._ledgers, self.damage)
         self._held = HeldEntries(parts, self._check_room)
         self._upkeep = Upkeep(
             parts, config, owner=owner, clock=clock, is_full=lambda: self._room.is_read_only
         )
-        self._new_ledgers: set[asyncio.Task[None]] = set()
-        """Writes to ledgers that are new here, until their ids are known to be given."""
         self._followers = Followers(asyncio.get_running_loop().call_soon)
         self._timers = Timers()
         self._state_callbacks: list[Callable[[StorageState], None]] = []
@@ -234,9 +207,8 @@ class LedgerStorage:
     def write_lac(self, ledger_id: int, last_add_confirmed: int) -> asyncio.Future[None]:
         """Remember the LAC and wake followers now; the future is done when it is durable.
 
-        Of a ledger that is new here it may be taken later, as adds are.
-
-        The next add may still carry it to disk: for that it waits up to `lac_delay_s`.
+        Of a ledger that is new here it may be taken later, as adds are.  The next add may still
+        carry it to disk: for that it waits up to `lac_delay_s`.
 
         Raises:
             BadRequestError: an id out of range.
@@ -249,7 +221,7 @@ class LedgerStorage:
         if last_add_confirmed != INVALID_ENTRY_ID:
             check_id("entry", last_add_confirmed)
         if not self._is_given(ledger_id):
-            return self._once_given(
+            return self._given_ids.once_given(
                 ledger_id, partial(self.write_lac, ledger_id, last_add_confirmed)
             )
         known = self._ledgers.get(ledger_id)
@@ -284,7 +256,7 @@ class LedgerStorage:
         check_id("entry", entry_id)
         await self._prepare_read(ledger_id, fence=fence)
         while (location := self._reader.find(ledger_id, entry_id)) is None:
-            await self._prove_absent(ledger_id, entry_id)
+            await self._reader.refuse_absent(ledger_id, entry_id)
         await self._wait_durable([location])
         return (await self._reader.read([location]))[0]
 
@@ -306,14 +278,7 @@ class LedgerStorage:
             NoSuchLedgerError, NoSuchEntryError: the first entry is not held.
         """
         check_id("ledger", ledger_id)
-        check_id("entry", first_entry_id)
-        check_id("entry", last_entry_id)
-        if stride < 1 or bytes_max < 1 or last_entry_id < first_entry_id:
-            raise BadRequestError(
-                f"entries {first_entry_id} to {last_entry_id}, stride={stride} "
-                f"bytes_max={bytes_max}: expected first <= last, and both >= 1"
-            )
-        wanted = range(first_entry_id, last_entry_id + 1, stride)
+        wanted = check_range(first_entry_id, last_entry_id, stride=stride, bytes_max=bytes_max)
         self._check_open()
         run = self._reader.find_run(ledger_id, wanted, bytes_max=bytes_max)
         if run is not None:
@@ -323,7 +288,7 @@ class LedgerStorage:
             if frames is not None:
                 return frames
         while not (chunk := self._reader.find_all(ledger_id, wanted, bytes_max=bytes_max)):
-            await self._prove_absent(ledger_id, first_entry_id)
+            await self._reader.refuse_absent(ledger_id, first_entry_id)
             self._check_open()
         await self._wait_durable(chunk)
         return await self._reader.read(chunk)
@@ -386,8 +351,8 @@ class LedgerStorage:
             disk_total_bytes=space.total_bytes,
             is_read_only=self._room.is_read_only,
             failed=self._has_failed,
-            damaged_entry_count=self._damage.entry_count,
-            repaired_entry_count=self._damage.repaired_count,
+            damaged_entry_count=self.damage.entry_count,
+            repaired_entry_count=self.damage.repaired_count,
         )
 
     @property
@@ -433,18 +398,6 @@ class LedgerStorage:
         self._check_open()
         return await self._upkeep.scrub()
 
-    def damaged_entries(self) -> list[tuple[int, int]]:
-        """Return (ledger id, entry id) of entries known to be damaged and needed, ascending."""
-        return self._damage.entries()
-
-    def on_damage(self, callback: Callable[[], None]) -> None:
-        """Call `callback` whenever an entry is newly found damaged."""
-        self._damage.on_entry(callback)
-
-    def forget_damage(self, ledger_id: int, entry_id: int) -> None:
-        """Strike an entry that needs no repair off the list; whoever meets it again notes it."""
-        self._damage.forget_entry(ledger_id, entry_id, is_repaired=False)
-
     async def repair_entry(self, frame: BytesLike) -> None:
         """Write a good frame again in place of a held copy that is damaged; durable at the end.
 
@@ -475,10 +428,7 @@ class LedgerStorage:
         self._timers.close()
         self._log.end_waiting()
         try:
-            if self._given_ids is not None:
-                await self._given_ids.aclose()
-            if self._new_ledgers:
-                await asyncio.wait(self._new_ledgers)
+            await self._given_ids.aclose()
             await self._room.aclose()
             if not self._has_failed:
                 self._settle()
@@ -508,7 +458,7 @@ class LedgerStorage:
         entry = decode_frame(frame)
         check_frame(entry)
         if not self._is_given(entry.ledger_id):
-            return self._once_given(
+            return self._given_ids.once_given(
                 entry.ledger_id, partial(self._add_entry, frame, is_recovery=is_recovery)
             )
         state = self._ledgers.get(entry.ledger_id)
@@ -527,23 +477,7 @@ class LedgerStorage:
 
     def _is_given(self, ledger_id: int) -> bool:
         """Whether the ledger is known here, or its id is known to be given."""
-        ids = self._given_ids
-        return ledger_id in self._ledgers or ids is None or ids.covers(ledger_id)
-
-    def _once_given(
-        self, ledger_id: int, write: Callable[[], asyncio.Future[None]]
-    ) -> asyncio.Future[None]:
-        """Call `write` when the id is known to be given; writes go on in the order they came."""
-
-        async def wait() -> None:
-            assert self._given_ids is not None
-            await self._given_ids.check(ledger_id)
-            await write()
-
-        task = asyncio.get_running_loop().create_task(wait())
-        self._new_ledgers.add(task)
-        task.add_done_callback(self._new_ledgers.discard)
-        return task
+        return ledger_id in self._ledgers or self._given_ids.covers(ledger_id)
 
     def _check_room(self, size: int, claim: Claim) -> None:
         try:
@@ -561,7 +495,6 @@ class LedgerStorage:
             return
         self._log.check()
         if not self._is_given(ledger_id):
-            assert self._given_ids is not None
             await self._given_ids.check(ledger_id)
             self._check_open()
             self._log.check()
@@ -587,22 +520,6 @@ class LedgerStorage:
             self._log.check()
             raise NoSuchLedgerError(f"ledger {ledger_id} is unknown here")
         return state
-
-    async def _prove_absent(self, ledger_id: int, entry_id: int) -> None:
-        """Raise the proven no; return if the entry can be found after all.
-
-        Raises:
-            NoSuchLedgerError, NoSuchEntryError: proven no.
-            BookieStorageError: the log failed, or where the entry would be found is damaged: then
-                nothing absent is proven.
-        """
-        self._log.check()
-        await self._reader.prove_absent(ledger_id, entry_id)
-        if self._reader.find(ledger_id, entry_id) is not None:
-            return
-        if ledger_id not in self._ledgers:
-            raise NoSuchLedgerError(f"ledger {ledger_id} is unknown here")
-        raise NoSuchEntryError(f"entry {ledger_id}:{entry_id} is not held here")
 
     # What happens to the log
 

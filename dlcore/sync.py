@@ -125,19 +125,7 @@ def open_namespace(
 ) -> Namespace:
     """Open the namespace at `uri`, ``distributedlog://zk1:2181,zk2:2181/path``.
 
-    Args:
-        uri: where the metadata store is, and the namespace's root path in it.
-        config: how logs are written and read, unless `open_log` says otherwise.
-        client_config: how bookies are talked to.
-        create: make the namespace if it does not exist.
-        client_id: how this client calls itself where it owns something; host and process by
-            default.
-        tls: how connections to bookies are encrypted, and whom they trust; None: not at all.
-
-    Raises:
-        InvalidNamespaceUriError: the URI does not parse.
-        MetadataConnectionError: no answer from the metadata store.
-        ConfigurationError: there is no namespace at that path.
+    Arguments and errors are those of `dlcore.open_namespace`.
     """
     from dlcore.namespace import open_namespace as open_async  # loads kazoo
 

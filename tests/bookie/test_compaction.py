@@ -319,7 +319,7 @@ def test_a_damaged_newer_copy_is_replaced_by_the_older_one() -> None:
             assert older.file_number not in storage._files
             assert report.files_compacted > 3
             await check_kept(storage)
-            assert storage._damage.entries() == []
+            assert storage.damage.entries() == []
 
     run(main())
 
@@ -342,8 +342,8 @@ def test_one_bad_entry_and_one_bad_footer_stop_nothing() -> None:
             report = await storage.compact()
             assert report.files_compacted == files - 2
             assert sorted(report.files_left_alone) == [bad_entry_file, bad_footer_file]
-            assert storage._damage.entries() == [(1, 0)]
-            assert storage._damage.footers == {bad_footer_file}
+            assert storage.damage.entries() == [(1, 0)]
+            assert storage.damage.footers == {bad_footer_file}
             with pytest.raises(BookieStorageError, match="entry 1:0 is damaged"):
                 await storage.read_entry(1, 0, fence=False)
             assert await storage.read_entry(1, 12, fence=False) == frame_of(96)
@@ -351,7 +351,7 @@ def test_one_bad_entry_and_one_bad_footer_stop_nothing() -> None:
             assert again.files_left_alone == [bad_entry_file]
             assert bad_entry_file in storage._files
             assert bad_footer_file not in storage._files, "its footer was mended first"
-            assert not storage._damage.footers
+            assert not storage.damage.footers
 
     run(main())
 

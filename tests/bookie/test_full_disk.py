@@ -16,7 +16,8 @@ from bookie.config import GarbageConfig, SpaceConfig
 from bookie.disk import MemoryDisk
 from bookie.disk_port import DiskFullError, write_with_room
 from bookie.entry_log_format import file_name
-from bookie.storage import LedgerStorage, StorageState
+from bookie.storage import LedgerStorage
+from bookie.storage_state import StorageState
 from dlcore.errors import (
     BookieOverloadedError,
     BookieReadOnlyError,

@@ -59,7 +59,7 @@ class Scene:
     async def until_mended(self) -> float:
         """Wait until no damage is known; return the time."""
         loop = asyncio.get_running_loop()
-        while self.storage.damaged_entries():  # noqa: ASYNC110  # virtual time
+        while self.storage.damage.entries():  # noqa: ASYNC110  # virtual time
             await asyncio.sleep(0.1)
         return loop.time()
 
@@ -160,11 +160,11 @@ def test_it_tries_again_later_and_later_until_a_holder_is_back() -> None:
             await scene.meet(0)
             await asyncio.sleep(1000)
             assert 5 < scene.peers["B"].requests < 15
-            assert scene.storage.damaged_entries() == [(LEDGER_ID, 0)]
+            assert scene.storage.damage.entries() == [(LEDGER_ID, 0)]
             scene.damage(3)
             await scene.meet(3)
             await asyncio.sleep(1)
-            assert scene.storage.damaged_entries() == [(LEDGER_ID, 0)]
+            assert scene.storage.damage.entries() == [(LEDGER_ID, 0)]
             scene.peers["B"].start()
             await scene.until_mended()
             await scene.check(0, 3)
@@ -209,7 +209,7 @@ def test_an_entry_of_a_replaced_ensemble_is_asked_of_the_bookies_of_its_own() ->
             scene.damage(1)  # D should not hold it, and is not asked
             await scene.meet(1)
             await asyncio.sleep(10.0)
-            assert scene.storage.damaged_entries() == [(LEDGER_ID, 1)]
+            assert scene.storage.damage.entries() == [(LEDGER_ID, 1)]
             assert scene.peers["D"].requests == 0
             scene.peers["B"].start()
             await scene.until_mended()

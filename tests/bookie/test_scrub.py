@@ -87,7 +87,7 @@ def test_each_damaged_entry_is_found_wherever_it_is(part: str) -> None:
                 start = 0 if part == "frame" else -RECORD_HEADER_BYTES
                 flip(disk, found.file_number, found.offset + start + 10)
             report = await storage.scrub()
-            assert storage.damaged_entries() == sorted(damaged)
+            assert storage.damage.entries() == sorted(damaged)
             assert report.damaged_records == len(damaged)
             assert storage.stats().damaged_entry_count == len(damaged)
 
@@ -134,7 +134,7 @@ def test_a_damaged_footer_is_made_again() -> None:
                 assert report.footers_made_again == 1
                 assert bytes(disk._names[file_name(1)].cache) == before
                 assert await storage.read_entry(1, 0, fence=False) == make_frame(1, 0)
-                assert not storage._damage.footers
+                assert not storage.damage.footers
             inode = disk._names[file_name(1)]
             storage._reader.close()
             inode.truncate(place.offset + 7)
@@ -217,7 +217,7 @@ def test_damage_in_two_files_of_one_ledger_ends_no_pass() -> None:
             report = await storage.scrub()
             assert report.damaged_files == [found.file_number, 2]
             assert report.files_scrubbed == len(storage._files.numbers()) + 1
-            assert storage.damaged_entries() == [(1, 1)]
+            assert storage.damage.entries() == [(1, 1)]
 
     run(main())
 
@@ -275,7 +275,7 @@ def test_what_is_damaged_on_a_real_disk_is_found() -> None:
                 file.seek(found.offset + 50)
                 file.write(b"\xff")
             assert (await storage.scrub()).damaged_files == [found.file_number]
-            assert storage.damaged_entries() == [(1, 0)]
+            assert storage.damage.entries() == [(1, 0)]
         await disk.aclose()
 
     with tempfile.TemporaryDirectory() as directory:

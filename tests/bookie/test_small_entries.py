@@ -152,7 +152,7 @@ def test_damage_among_small_entries_is_found_and_belongs_to_one_of_them() -> Non
             disk.corrupt(name, location.offset + location.size // 2, b"\xff")
             with pytest.raises(BookieStorageError, match="entry 1:50 is damaged"):
                 await chunk_of(storage, 0)
-            assert storage.damaged_entries() == [(1, 50)]
+            assert storage.damage.entries() == [(1, 50)]
             assert list(await chunk_of(storage, 51)) == frames[51:]
             assert await storage.read_entry(1, 49, fence=False) == frames[49]
 

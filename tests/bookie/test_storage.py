@@ -9,7 +9,7 @@ import pytest
 
 from bookie.config import GarbageConfig, SpaceConfig
 from bookie.disk import MemoryDisk
-from bookie.storage import StorageState
+from bookie.storage_state import StorageState
 from dlcore.errors import (
     BadRequestError,
     BookieOverloadedError,

@@ -73,13 +73,13 @@ def test_the_new_copy_counts_at_once_and_after_restarts(entry_id: int, way: str)
             damage(disk, storage, entry_id)
             with pytest.raises(BookieStorageError, match=f"entry 1:{entry_id} is damaged"):
                 await storage.read_entry(1, entry_id, fence=False)
-            assert storage.damaged_entries() == [(1, entry_id)]
+            assert storage.damage.entries() == [(1, entry_id)]
             frame = make_frame(1, entry_id)
             if way == "repair":
                 await storage.repair_entry(frame)
             else:
                 await storage.add_entry(frame, is_recovery=way == "recovery add")
-            assert storage.damaged_entries() == []
+            assert storage.damage.entries() == []
             assert storage.stats().repaired_entry_count == 1
             await check_all(storage)
             with pytest.raises(BadRequestError):
@@ -87,7 +87,7 @@ def test_the_new_copy_counts_at_once_and_after_restarts(entry_id: int, way: str)
         for _ in range(2):
             async with open_storage(disk, CONFIG) as storage:
                 await check_all(storage)
-                assert storage.damaged_entries() == []
+                assert storage.damage.entries() == []
 
     run(main())
 
@@ -166,7 +166,7 @@ def test_one_failing_read_is_no_proof_of_damage() -> None:
             disk.read_error = "Input/output error"
             with pytest.raises(BadRequestError, match="other bytes"):
                 await storage.add_entry(make_frame(1, SEALED_ID, b"other"))
-            assert storage.damaged_entries() == []
+            assert storage.damage.entries() == []
 
     run(main())
 
@@ -232,7 +232,7 @@ def test_a_repaired_file_is_compacted_away() -> None:
             for _ in range(2):
                 await storage.collect_garbage(is_deleted)
             assert (await storage.compact()).files_left_alone == [number]
-            assert storage.damaged_entries() == [(1, 0)]
+            assert storage.damage.entries() == [(1, 0)]
             await storage.repair_entry(make_frame(1, 0))
             assert (await storage.compact()).files_left_alone == []
             assert number not in storage._files
@@ -285,11 +285,11 @@ def test_the_list_of_damage_is_bounded() -> None:
             for entry_id in range(5):
                 damage(disk, storage, entry_id)
             await storage.scrub()
-            assert storage.damaged_entries() == [(1, 0), (1, 1), (1, 2)]
+            assert storage.damage.entries() == [(1, 0), (1, 1), (1, 2)]
             for entry_id in range(3):
                 await storage.repair_entry(make_frame(1, entry_id))
             await storage.scrub()
-            assert storage.damaged_entries() == [(1, 3), (1, 4)]
+            assert storage.damage.entries() == [(1, 3), (1, 4)]
 
     run(main())
 

@@ -188,7 +188,7 @@ def test_scrubbing_for_days_does_not_keep_compaction_from_freeing_space() -> Non
             disk.flip(file_name(bad), place.offset + 60, 0x20)
             scrubbing = asyncio.create_task(storage.scrub())
             await asyncio.sleep(5)
-            assert storage._damage.footers == {bad}
+            assert storage.damage.footers == {bad}
             report = await storage.compact()
             assert not scrubbing.done()
             assert report.files_left_alone == [bad]
@@ -211,7 +211,7 @@ def test_a_footer_that_failed_to_be_read_once_is_not_damaged_for_ever() -> None:
             disk.read_error = "busy"
             with pytest.raises(BookieStorageError):
                 await storage.read_entry(1, 0, fence=False)
-            assert storage._damage.footers == {1}
+            assert storage.damage.footers == {1}
             report = await storage.compact()
             assert report.files_left_alone == []
             assert 1 not in storage._files

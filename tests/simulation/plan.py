@@ -52,6 +52,20 @@ _SPACE = SpaceConfig(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BookieSettings:
+    """How the bookies of a run are set up."""
+
+    storage: StorageConfig
+    cluster_id: str
+    maintenance_interval_s: float
+    """Between passes of garbage collection; others are rarer.  0: no housekeeping, no repair."""
+    hiding_chance: float
+    """How often a look of garbage collection misses a ledger that is there."""
+    has_wire: bool
+    """Whether requests travel on connections, or each by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The choices that are made before a run begins."""
 

@@ -6,15 +6,13 @@ A bookie process lives until it is killed, loses power or fails; who supervises 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bookie.given_ids import GivenIds
 from bookie.memory_disk import MemoryDisk
 from bookie.registration import Registrar, confirm_identity, establish_identity
-from bookie.storage import LedgerStorage, StorageState
+from bookie.storage import LedgerStorage
+from bookie.storage_state import StorageState
 from dlcore.errors import (
-    BadRequestError,
     BookieStorageError,
     BookieUnavailableError,
     ConfigurationError,
@@ -24,11 +22,11 @@ from dlcore.errors import (
     WrongIncarnationError,
 )
 from dlcore.ledger.digest import decode_frame
-from dlcore.ledger.store import LedgerStore
 from dlcore.metadata.port import Delete
 from tests.simulation.clients import SESSION_TIMEOUT_S, GatedStore
 from tests.simulation.endings import bury, kill
 from tests.simulation.housekeeping import Housekeeping
+from tests.simulation.ledger_ids import JudgedIds
 from tests.simulation.truth import InvariantViolatedError
 from tests.simulation.wire_connections import REFUSAL_CHANCE, Listener, new_bookie_client
 
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
     import random
     from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
-    from bookie.config import StorageConfig
     from dlcore.clock import Clock
     from dlcore.ids import BookieId
     from dlcore.ledger.codec import BookieCookie
@@ -44,6 +41,7 @@ if TYPE_CHECKING:
     from dlcore.metadata.paths import NamespacePaths
     from tests.simulation.connections import Reply, SimBookieClient, SimStream, Watch
     from tests.simulation.network import Network
+    from tests.simulation.plan import BookieSettings
     from tests.simulation.trace import Trace
     from tests.simulation.truth import BookieRecord
     from tests.simulation.wire_connections import WireSimClient
@@ -58,38 +56,6 @@ _OWN_BYTES = 16 << 10
 """What a bookie may have on its way to disk beside entries: marks, fences, garbage."""
 _EXTRA_FILES = 4
 """Handles beyond the limit that a pass of reading or writing may hold for a moment."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BookieSettings:
-    """How the bookies of a run are set up."""
-
-    storage: StorageConfig
-    cluster_id: str
-    maintenance_interval_s: float
-    """Between passes of garbage collection; others are rarer.  0: no housekeeping, no repair."""
-    hiding_chance: float
-    """How often a look of garbage collection misses a ledger that is there."""
-    has_wire: bool
-    """Whether requests travel on connections, or each by itself."""
-
-
-class JudgedIds(GivenIds):
-    """What a bookie knows of ledger ids; it may refuse none whose ledger was made."""
-
-    def __init__(self, bookie: SimBookie, ledgers: LedgerStore) -> None:
-        super().__init__(ledgers.next_ledger_id)
-        self._bookie = bookie
-
-    async def check(self, ledger_id: int) -> None:
-        """Check, and judge a refusal."""
-        was_made = self._bookie.is_made(ledger_id)
-        try:
-            await super().check(ledger_id)
-        except BadRequestError as error:
-            if was_made:
-                self._bookie.on_false_no(f"refused a new ledger: {error}")
-            raise
 
 
 class SimBookie:
@@ -263,7 +229,7 @@ class SimBookie:
             self._settings.storage,
             clock=self._clock,
             owner=f"{cluster_id}/{cookie.incarnation}",
-            given_ids=JudgedIds(self, LedgerStore(session, self._paths)),
+            given_ids=JudgedIds(session, self._paths, self._tree, self.on_false_no),
         )
         try:
             await confirm_identity(disk, cookie)
@@ -271,10 +237,6 @@ class SimBookie:
             await bury(storage)
             raise
         return cookie, storage
-
-    def is_made(self, ledger_id: int) -> bool:
-        """Whether the ledger has metadata right now."""
-        return self._tree._find(self._paths.ledger(ledger_id)) is not None
 
     def on_false_no(self, what: str) -> None:
         """It denied what is true."""

@@ -16,7 +16,8 @@ from dlcore.metadata.paths import NamespacePaths
 from tests.simulation.checkers import Checkers
 from tests.simulation.clients import SimClient
 from tests.simulation.network import Network
-from tests.simulation.processes import BookieSettings, SimBookie
+from tests.simulation.plan import BookieSettings
+from tests.simulation.processes import SimBookie
 from tests.simulation.wire_connections import CONNECTION_TIMEOUT_S, new_bookie_client
 
 if TYPE_CHECKING:
