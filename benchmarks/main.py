@@ -34,6 +34,7 @@ BENCHMARKS: dict[str, Callable[[Sandbox, Path], list[Figure]]] = {
     "append_latency": logs.append_latency,
     "tail_latency": logs.tail_latency,
     "spark_batch_read": spark.batch_read,
+    "spark_batch_read_1k": spark.batch_read_1k,
     "spark_batch_write": spark.batch_write,
     "stream_trigger": spark.stream_trigger,
     "restart": bookies.restart,

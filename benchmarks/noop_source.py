@@ -6,7 +6,7 @@ sink drops what it gets.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 VALUE_BYTES = 100
 
 
-def ready_made_batch(row_count: int) -> pa.RecordBatch:
+def ready_made_batch(row_count: int, value_bytes: int) -> pa.RecordBatch:
     """Return rows like those of a log."""
     numbers = np.arange(row_count, dtype=np.int64)
     zeros = np.zeros(row_count, dtype=np.int64)
@@ -44,20 +44,22 @@ def ready_made_batch(row_count: int) -> pa.RecordBatch:
         pa.array(numbers),
         pa.array(numbers),
         pa.array(numbers, pa.timestamp("us", tz="UTC")),
-        pa.array([b"x" * VALUE_BYTES] * row_count),
+        pa.array([b"x" * value_bytes] * row_count),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA)
 
 
 @dataclass(frozen=True)
 class Rows(InputPartition):
-    """So many rows."""
+    """So many rows, of so many bytes each, in batches of so many rows."""
 
     count: int
+    value_bytes: int = VALUE_BYTES
+    batch_rows: int = ROWS_PER_BATCH
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield one batch again and again."""
-        batch = ready_made_batch(min(self.count, ROWS_PER_BATCH))
+        batch = ready_made_batch(min(self.count, self.batch_rows), self.value_bytes)
         for first in range(0, self.count, batch.num_rows):
             yield batch.slice(0, min(batch.num_rows, self.count - first))
 
@@ -65,8 +67,8 @@ class Rows(InputPartition):
 class NoopReader(DataSourceReader):
     """Yields rows without I/O."""
 
-    def __init__(self, rows: int, partitions: int) -> None:
-        self._partitions = [Rows(rows // partitions) for _ in range(partitions)]
+    def __init__(self, rows: Rows, partitions: int) -> None:
+        self._partitions = [replace(rows, count=rows.count // partitions)] * partitions
 
     def partitions(self) -> list[Rows]:
         """Return equal parts."""
@@ -120,7 +122,7 @@ class NoopStreamWriter(DataSourceStreamArrowWriter):
 
 
 class NoopDataSource(DataSource):
-    """``format("bench_noop")``; options ``rows`` and ``partitions``."""
+    """``format("bench_noop")``; its options are those of a batch read."""
 
     @classmethod
     def name(cls) -> str:
@@ -133,7 +135,10 @@ class NoopDataSource(DataSource):
 
     def reader(self, schema: StructType) -> NoopReader:
         """Return the batch reader."""
-        return NoopReader(int(self.options["rows"]), int(self.options["partitions"]))
+        rows, value_bytes, batch_rows, partitions = (
+            int(self.options[name]) for name in ("rows", "value_bytes", "batch_rows", "partitions")
+        )
+        return NoopReader(Rows(rows, value_bytes, batch_rows), partitions)
 
     def streamReader(self, schema: StructType) -> NoopStreamReader:
         """Return the stream reader."""
