@@ -322,6 +322,26 @@ def test_a_follower_may_start_anywhere(open_cluster: Open) -> None:
     run(open_cluster, scenario)
 
 
+def test_a_follower_that_is_far_behind_misses_nothing(open_cluster: Open) -> None:
+    """More is confirmed than one update takes: each entry comes once, over the edges too."""
+
+    async def scenario(cluster: Cluster) -> None:
+        client, bookie = cluster.client, cluster.bookie
+        frames = [frame_of(LEDGER, i, bytes([i]) * 400_000, lac=i - 1) for i in range(20)]
+        await asyncio.gather(*(client.add_entry(bookie, frame) for frame in frames))
+        await client.write_lac(bookie, ledger_id=LEDGER, last_add_confirmed=19)
+        got: list[bytes] = []
+        async with aclosing(follow(cluster, 0)) as updates:
+            async for update in updates:
+                got += map(bytes, update.frames)
+                assert len(got) == update.last_add_confirmed + 1
+                if update.last_add_confirmed == 19:
+                    break
+        assert got == frames
+
+    run(open_cluster, scenario)
+
+
 def test_damaged_frames_are_refused_and_not_stored(open_cluster: Open) -> None:
     """Add damaged bytes of several kinds; nothing is held afterwards."""
 
