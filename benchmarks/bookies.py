@@ -9,13 +9,15 @@ import subprocess
 import sys
 import time
 from collections import deque
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import uvloop
+
 from benchmarks.figures import Figure, Target
 from benchmarks.limits import bare_replay_s, disk_read_s
-from benchmarks.logs import MEMORY_MB_MAX, memory_mb, peak_memory_mb
+from benchmarks.logs import MEMORY_MB_MAX, append_times, memory_mb, peak_memory_mb
 from bookie.registration import COOKIE_FILE
 from dlcore.config import LedgerClientConfig
 from dlcore.ledger.codec import decode_cookie
@@ -44,6 +46,10 @@ _ENTRIES_PER_LEDGER = 100
 _BODY = b"x" * 100
 _IN_FLIGHT = 5000
 _LEDGERS_READ = 100
+APPEND_P999_MS_MAX = 20.0
+_APPENDS = 20_000
+_LEDGERS_MORE = 200_000
+"""More than are begun while so many appends are measured."""
 _CLIENT = LedgerClientConfig(add_timeout_s=60.0, read_timeout_s=60.0)
 
 
@@ -163,6 +169,46 @@ def _memory(sandbox: Sandbox, entry_count: int) -> list[Figure]:
         return [*figures, _memory_figure("memory_read", memory_mb(bookie.pid))]
 
 
+def append_p999(sandbox: Sandbox, _: Path) -> list[Figure]:
+    """The slowest of 1,000 appends; one of the bookies has a million entries and takes more."""
+    return _append_p999(sandbox, MEMORY_ENTRIES)
+
+
+def append_p999_full(sandbox: Sandbox, _: Path) -> list[Figure]:
+    """The slowest of 1,000 appends; one of the bookies has 10 million entries and takes more."""
+    return _append_p999(sandbox, MEMORY_ENTRIES_FULL)
+
+
+def _append_p999(sandbox: Sandbox, entry_count: int) -> list[Figure]:
+    bookie = sandbox.bookies[0]
+    ledger_count = entry_count // _ENTRIES_PER_LEDGER
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_give_ids(sandbox.uri, ledger_count + _LEDGERS_MORE))
+        runner.run(_write_entries(bookie, ledger_count))
+        times = sorted(runner.run(_append_beside(sandbox.uri, bookie, ledger_count)))
+    p999_ms = times[-max(1, len(times) // 1000)] * 1000
+    return [_at_most(1.0, "append_p999", "ms", p999_ms, APPEND_P999_MS_MAX)]
+
+
+async def _append_beside(uri: str, bookie: Bookie, first_ledger_id: int) -> list[float]:
+    """Append to a log, while another client begins one ledger after the other at one bookie.
+
+    Each makes objects that stay, which is what Python's collector looks at.
+    """
+
+    async def begin_ledgers(client: WireBookieClient, bookie_id: BookieId) -> None:
+        for ledger_id in range(first_ledger_id, first_ledger_id + _LEDGERS_MORE):
+            await client.add_entry(bookie_id, _frame(ledger_id, 0))
+
+    async with _client_of(bookie) as (client, bookie_id):
+        beginning = asyncio.create_task(begin_ledgers(client, bookie_id))
+        times = await append_times(uri, _APPENDS)
+        beginning.cancel()
+        with suppress(asyncio.CancelledError):
+            await beginning
+    return times
+
+
 def _memory_figure(name: str, value_mb: float) -> Figure:
     return _at_most(1.0, name, "MB", value_mb, MEMORY_MB_MAX)
 
@@ -184,17 +230,20 @@ async def _write_entries(bookie: Bookie, ledger_count: int) -> None:
     async with _client_of(bookie) as (client, bookie_id):
         for entry_id in range(_ENTRIES_PER_LEDGER):
             for ledger_id in range(ledger_count):
-                frame = encode_frame(
-                    ledger_id=ledger_id,
-                    entry_id=entry_id,
-                    last_add_confirmed=entry_id - 1,
-                    ledger_bytes=(entry_id + 1) * len(_BODY),
-                    body=[_BODY],
-                )
-                pending.append(client.add_entry(bookie_id, frame))
+                pending.append(client.add_entry(bookie_id, _frame(ledger_id, entry_id)))
                 if len(pending) == _IN_FLIGHT:
                     await pending.popleft()
         await asyncio.gather(*pending)
+
+
+def _frame(ledger_id: int, entry_id: int) -> bytes:
+    return encode_frame(
+        ledger_id=ledger_id,
+        entry_id=entry_id,
+        last_add_confirmed=entry_id - 1,
+        ledger_bytes=(entry_id + 1) * len(_BODY),
+        body=[_BODY],
+    )
 
 
 async def _read_entries(bookie: Bookie, ledger_count: int) -> None:

@@ -206,15 +206,20 @@ def append_latency(sandbox: Sandbox, folder: Path) -> list[Figure]:
 
 
 async def _append_ms(uri: str) -> float:
+    return statistics.median(await append_times(uri, _LATENCY_COUNT)) * 1000
+
+
+async def append_times(uri: str, count: int) -> list[float]:
+    """Return how long each of `count` appends to a new log took, one after the other, in s."""
     times = []
     async with _fresh_log(uri) as (_, writer):
         payload = os.urandom(RECORD_BYTES)
         await writer.write(LogRecord(0, payload))
-        for txid in range(_LATENCY_COUNT):
+        for txid in range(count):
             started = time.perf_counter()
             await writer.write(LogRecord(txid, payload))
             times.append(time.perf_counter() - started)
-    return statistics.median(times) * 1000
+    return times
 
 
 def tail_latency(sandbox: Sandbox, folder: Path) -> list[Figure]:

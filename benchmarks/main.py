@@ -41,10 +41,12 @@ BENCHMARKS: dict[str, Callable[[Sandbox, Path], list[Figure]]] = {
     "restart_full": bookies.restart_full,
     "memory": bookies.memory,
     "memory_full": bookies.memory_full,
+    "append_p999": bookies.append_p999,
+    "append_p999_full": bookies.append_p999_full,
     "sink_history": history.sink_history,
     "sink_history_short": history.sink_history_short,
 }
-LONG = ("restart_full", "memory_full", "sink_history")
+LONG = ("restart_full", "memory_full", "append_p999_full", "sink_history")
 """Run only when named: minutes of work, and up to 15 GB of disk."""
 
 
