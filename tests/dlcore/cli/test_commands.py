@@ -316,3 +316,52 @@ def test_staging(shell: Shell) -> None:
     assert "records of commits" in shell.text("staging", "clean", "--commits-days", "0", "--yes")
     with open_namespace(shell.uri) as namespace, namespace.begin_append(identity, 1) as append:
         assert append.commit([]).committed  # its record is gone
+
+
+def test_a_ledger_is_looked_at_checked_and_ended(shell: Shell, log: str, tmp_path: Path) -> None:
+    """Each of its replicas answers; ending one that is closed changes nothing."""
+    shell.text("log", "write", log, "--file", lines_file(tmp_path, b"a", b"b"))
+    (segment,) = shell.json("segment", "list", log)
+    ledger_id = str(segment["ledgers"][0])
+    shown = shell.text("ledger", "show", ledger_id)
+    assert "state          closed" in shown
+    assert shown.count("bookie-") == 3
+    checked = shell.json("ledger", "check", ledger_id)
+    assert (checked["state"], checked["replicated"]) == ("closed", True)
+    assert [row["state"] for row in checked["replicas"]] == ["holds"] * 3
+    table = shell.text("ledger", "check", ledger_id).splitlines()
+    assert "replicated  yes" in table
+    assert len([line for line in table if " holds" in line]) == 3
+    ended = shell.json("ledger", "recover", ledger_id)
+    last_entry = checked["replicas"][0]["last_entry"]
+    assert ended["last_entry"] == last_entry
+    assert shell.text("ledger", "recover", ledger_id) == (
+        f"ledger {ledger_id} is closed, its last entry is {last_entry}\n"
+    )
+
+
+def test_a_ledger_that_lost_a_replica_fails_its_check(
+    fresh_sandbox: Callable[..., Sandbox], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """And auto-recovery, when asked, says what it is at."""
+    sandbox = fresh_sandbox(3)
+    shell = Shell(sandbox.uri, capsys)
+    shell.text("log", "create", "clicks")
+    shell.text("log", "write", "clicks", "--file", lines_file(tmp_path, b"a"))
+    ledger_id = str(shell.json("segment", "list", "clicks")[0]["ledgers"][0])
+    sandbox.bookies[0].kill()
+    exit_code, out, _ = shell.outcome("--json", "ledger", "check", ledger_id)
+    assert exit_code == EXIT_FAILED
+    checked = json.loads(out)
+    assert not checked["replicated"]
+    states = {row["bookie"].split("/")[0]: row["state"] for row in checked["replicas"]}
+    assert states[sandbox.bookies[0].name] == "unknown"
+    assert sorted(states.values()) == ["holds", "holds", "unknown"]
+
+    nobody = {"auditor": None, "paused": False, "last_check": None, "checked_ledgers": None}
+    assert shell.json("autorecovery", "status") == {**nobody, "under_replicated": 0, "ledgers": []}
+    assert "goes on" not in shell.text("autorecovery", "pause")
+    assert shell.json("autorecovery", "status")["paused"]
+    assert "paused            yes" in shell.text("autorecovery", "status").splitlines()
+    assert shell.json("autorecovery", "pause", "--off") == {"paused": False}
+    assert not shell.json("autorecovery", "status")["paused"]

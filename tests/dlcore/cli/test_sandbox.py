@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,11 +15,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dlcore.cli.app import EXIT_FAILED, EXIT_USAGE, run
 from dlcore.records import LogRecord
 from dlcore.sync import open_namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.integration
 
@@ -120,3 +122,107 @@ def test_a_folder_or_port_that_is_taken_is_refused(tmp_path: Path) -> None:
             assert refused.stderr.count("\n") == 1
             assert name in refused.stderr
         assert all(is_running(pid) for pid in pids_of(announced))
+
+
+class Watcher(threading.Thread):
+    """Acts on a sandbox that runs in this process's main thread, and collects what it prints."""
+
+    def __init__(
+        self, capfd: pytest.CaptureFixture[str], act: Callable[[Watcher, dict[str, object]], None]
+    ) -> None:
+        super().__init__()
+        self._capfd = capfd
+        self._act = act
+        self.out = self.err = ""
+
+    def collect(self) -> None:
+        """Take what was printed since the last call."""
+        captured = self._capfd.readouterr()
+        self.out += captured.out
+        self.err += captured.err
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Wait until it holds for what was printed."""
+        deadline = time.monotonic() + WAIT_S
+        while not condition():
+            assert time.monotonic() < deadline, (self.out, self.err)
+            time.sleep(0.05)
+            self.collect()
+
+    def run(self) -> None:
+        """Wait for the announcement, act, and end the sandbox whatever comes of it."""
+        try:
+            self.wait_for(lambda: "\n" in self.out)
+            self._act(self, json.loads(self.out.splitlines()[0]))
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def watched(
+    capfd: pytest.CaptureFixture[str],
+    act: Callable[[Watcher, dict[str, object]], None],
+    *options: str,
+) -> tuple[int, Watcher]:
+    """Run the command in this thread while a watcher acts; return its exit code."""
+    # The signal must not end this process if it comes when the command is over.
+    previous = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    watcher = Watcher(capfd, act)
+    watcher.start()
+    try:
+        exit_code = run(["sandbox", "--json", "--bookies", "1", *options])
+        watcher.join()
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    watcher.collect()
+    return exit_code, watcher
+
+
+def test_a_process_that_ends_by_itself_is_told_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A bookie and auto-recovery may be missed: the rest goes on until it is stopped."""
+    uri_file = tmp_path / "uri"
+
+    def kill_both(watcher: Watcher, announced: dict[str, object]) -> None:
+        assert uri_file.read_text().strip() == announced["uri"]
+        for pid in pids_of(announced):
+            os.kill(pid, signal.SIGKILL)
+        watcher.wait_for(lambda: watcher.err.count(" ended; its output is in ") == 2)
+
+    exit_code, watcher = watched(capfd, kill_both, "--uri-file", str(uri_file))
+    assert exit_code == 0
+    assert watcher.err.count("bookie-1 ended") == 1
+    assert not uri_file.exists()
+
+
+def test_without_zookeeper_the_sandbox_ends_with_an_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing works any more then."""
+    folder = tmp_path / "data"
+
+    def kill_zookeeper(watcher: Watcher, _announced: dict[str, object]) -> None:
+        lines = [(path, path.read_bytes()) for path in Path("/proc").glob("[0-9]*/cmdline")]
+        (found,) = [
+            int(path.parent.name)
+            for path, line in lines
+            if line.startswith((b"java", b"/")) and b"QuorumPeerMain" in line
+            if str(folder).encode() in line
+        ]
+        os.kill(found, signal.SIGKILL)
+        watcher.wait_for(lambda: "error: " in watcher.err)
+
+    options = ("--no-autorecovery", "--data-dir", str(folder))
+    exit_code, watcher = watched(capfd, kill_zookeeper, *options)
+    assert exit_code == EXIT_FAILED
+    assert "error: ZooKeeper ended by itself; stopped the sandbox\n" in watcher.err
+
+
+def test_a_uri_file_that_cannot_be_is_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It lies below a file."""
+    (tmp_path / "file").touch()
+    place = str(tmp_path / "file" / "uri")
+    assert run(["sandbox", "--uri-file", place]) == EXIT_USAGE
+    assert f"error: uri-file={place!r}: cannot remove it" in capsys.readouterr().err

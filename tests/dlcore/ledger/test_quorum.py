@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, strategies as st
 
-from dlcore.ledger.quorum import is_covered, write_set
+from dlcore.ledger.quorum import first_followed, is_covered, write_set
 from tests.fixtures.ledgers import quorum_of
 
 if TYPE_CHECKING:
@@ -61,3 +61,9 @@ def test_where_all_store_all_coverage_is_a_count() -> None:
     quorum = quorum_of(5, 5, 3)
     assert not is_covered(quorum, {0, 1})
     assert is_covered(quorum, {0, 1, 4})
+
+
+def test_followers_of_different_ledgers_begin_at_different_bookies() -> None:
+    """Each position of an ensemble hears first of its share of ledgers."""
+    assert [first_followed(ledger_id, 3) for ledger_id in range(5)] == [0, 1, 2, 0, 1]
+    assert first_followed(2**62, 5) == 2**62 % 5
