@@ -129,18 +129,11 @@ def open_namespace(
     """
     from dlcore.namespace import open_namespace as open_async  # loads kazoo
 
-    portal = shared_portal()
-    namespace = portal.call(
-        open_async(
-            uri,
-            config=config,
-            client_config=client_config,
-            create=create,
-            client_id=client_id,
-            tls=tls,
-        )
+    opening = open_async(
+        uri, config=config, client_config=client_config, create=create, client_id=client_id, tls=tls
     )
-    return Namespace(portal, namespace)
+    portal = shared_portal()
+    return Namespace(portal, portal.call(opening))
 
 
 class Namespace(_Blocking):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dlcore.autorecovery.audit import BookieAudit, lost_members
 from dlcore.autorecovery.check import check_ledger
-from dlcore.autorecovery.codec import ReplicaCheckRun
+from dlcore.autorecovery.listing import CheckProgress
 from dlcore.autorecovery.replicas import ask_replicas, known_bookies, members_of
 from dlcore.autorecovery.shift import run_together
 from dlcore.errors import CorruptMetadataError, LedgerNotFoundError
@@ -30,6 +31,8 @@ _LOOK_S_MIN = 0.05
 """What is left of a delay may be too little for the clock to move."""
 _REGISTERED_FOR_S = 5.0
 """How long a full check asks those bookies that it last found registered."""
+_NOTED_EVERY_S = 10.0
+"""How often a full check notes how far it is: so much of it is done again after an interruption."""
 
 
 class Auditor:
@@ -121,9 +124,9 @@ class Auditor:
         if count:
             self._on_publish()
 
-    async def _ledgers(self) -> AsyncIterator[LedgerMetadata]:
-        """Yield every ledger; one that cannot be read hides no other."""
-        async for ledger_id in self._services.ledgers.list_ledgers():
+    async def _ledgers(self, *, first: int = 0) -> AsyncIterator[LedgerMetadata]:
+        """Yield every ledger from `first` on; one that cannot be read hides no other."""
+        async for ledger_id in self._services.ledgers.list_ledgers(first=first):
             try:
                 stored = await self._services.ledgers.read(ledger_id)
             except LedgerNotFoundError:
@@ -147,38 +150,45 @@ class Auditor:
         return max(self._config.check_interval_s - age_s, 0.0)
 
     async def _check_all(self) -> None:
-        """Ask every bookie of every ledger what it holds."""
-        started_ms = self._services.clock.now_ms()
-        ledgers = under_replicated = unknown = 0
-        logger.info("full replica check begins")
+        """Ask every bookie of every ledger what it holds; go on where an auditor was interrupted.
+
+        Raises:
+            MetadataError: the store failed, or another auditor is at it.
+        """
+        repairs, clock = self._repairs, self._services.clock
+        progress = await repairs.begin_check(age_ms_max=self._config.check_interval_s * 1000)
+        run = progress.run
+        logger.info("full replica check begins ledger=%d", run.next_ledger_id)
         registered: list[BookieId] = []
         listed_at = -math.inf
-        async for metadata in self._ledgers():
+        noted_at = self._loop.time()
+        async for metadata in self._ledgers(first=run.next_ledger_id):
             await asyncio.sleep(1 / self._config.check_ledgers_per_s)
             if self._loop.time() >= listed_at + _REGISTERED_FOR_S:
                 listed_at = self._loop.time()
                 infos = await self._services.registry.get_bookies()
                 registered = [info.bookie for info in infos]
             is_missing, is_unknown = await self._check_one(metadata, registered)
-            ledgers += 1
-            under_replicated += is_missing
-            unknown += is_unknown
             if is_missing:
-                await self._repairs.publish(metadata.ledger_id, missing=())  # found by its poll
-        await self._repairs.write_last_check(
-            ReplicaCheckRun(
-                started_ms=started_ms,
-                finished_ms=self._services.clock.now_ms(),
-                ledgers=ledgers,
-                under_replicated=under_replicated,
-                unknown=unknown,
+                await repairs.publish(metadata.ledger_id, missing=())  # found by its poll
+            run = replace(
+                run,
+                finished_ms=clock.now_ms(),
+                ledgers=run.ledgers + 1,
+                under_replicated=run.under_replicated + is_missing,
+                unknown=run.unknown + is_unknown,
+                next_ledger_id=metadata.ledger_id + 1,
             )
-        )
+            if self._loop.time() >= noted_at + _NOTED_EVERY_S:
+                noted_at = self._loop.time()
+                progress = await repairs.note_check(CheckProgress(run, progress.version))
+        run = replace(run, finished_ms=clock.now_ms())
+        await repairs.end_check(CheckProgress(run, progress.version))
         logger.info(
             "full replica check ended ledgers=%d under_replicated=%d unknown=%d",
-            ledgers,
-            under_replicated,
-            unknown,
+            run.ledgers,
+            run.under_replicated,
+            run.unknown,
         )
 
     async def _check_one(

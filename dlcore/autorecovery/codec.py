@@ -35,8 +35,11 @@ class Office:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaCheckRun:
-    """A full replica check that came to its end, and what it found; `unknown` are ledgers of which
-    some bookie did not answer.
+    """A full replica check, and what it found; `unknown` are ledgers of which some bookie did not
+    answer.
+
+    Of one that is under way `finished_ms` says when this was written, and ledgers from
+    `next_ledger_id` on were not looked at yet.
     """
 
     started_ms: int
@@ -44,6 +47,7 @@ class ReplicaCheckRun:
     ledgers: int
     under_replicated: int
     unknown: int
+    next_ledger_id: int = 0
 
 
 def encode_under_replicated(ledger: UnderReplicatedLedger) -> bytes:
@@ -97,6 +101,7 @@ def encode_check_run(run: ReplicaCheckRun) -> bytes:
         ledgers=run.ledgers,
         under_replicated=run.under_replicated,
         unknown=run.unknown,
+        next_ledger_id=run.next_ledger_id,
     ).SerializeToString(deterministic=True)
 
 
@@ -109,4 +114,5 @@ def decode_check_run(value: bytes, *, source: str) -> ReplicaCheckRun:
         ledgers=message.ledgers,
         under_replicated=message.under_replicated,
         unknown=message.unknown,
+        next_ledger_id=message.next_ledger_id,
     )

@@ -30,6 +30,7 @@ from dlcore.errors import (
     NodeExistsError,
     NoNodeError,
 )
+from dlcore.metadata.port import Create, Delete, Op, Put
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection
@@ -52,6 +53,14 @@ class ListedLedger:
     """A ledger on the list, and the version that says nothing was found since."""
 
     entry: UnderReplicatedLedger
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckProgress:
+    """A full replica check under way, and the version that says nobody else is at it."""
+
+    run: ReplicaCheckRun
     version: int
 
 
@@ -208,12 +217,47 @@ class RepairList:
             logger.warning("the last replica check counts as none: %s", error)
             return None
 
-    async def write_last_check(self, run: ReplicaCheckRun) -> None:
-        """Store it; of two at the same time either may stay."""
-        path, value = self._paths.last_check, encode_check_run(run)
-        with contextlib.suppress(MetadataVersionError, NodeExistsError, NoNodeError):
-            node = await self._store.get(path)
-            if node is None:
-                await self._store.create(path, value, make_parents=True)
+    async def begin_check(self, *, age_ms_max: float) -> CheckProgress:
+        """Return the full replica check to go on with, or one that begins now.
+
+        One that is older is not worth going on with: what it looked at is long ago.
+        """
+        path, now_ms = self._paths.check_progress, self._clock.now_ms()
+        node = await self._store.get(path)
+        if node is not None:
+            try:
+                run = decode_check_run(node.value, source=path)
+            except CorruptMetadataError as error:
+                logger.warning("the full replica check begins anew: %s", error)
             else:
-                await self._store.put(path, value, version=node.version)
+                if 0 <= now_ms - run.started_ms <= age_ms_max:
+                    return CheckProgress(run, node.version)
+        run = ReplicaCheckRun(
+            started_ms=now_ms, finished_ms=now_ms, ledgers=0, under_replicated=0, unknown=0
+        )
+        if node is None:
+            await self._store.create(path, encode_check_run(run), make_parents=True)
+            return CheckProgress(run, 0)
+        return await self.note_check(CheckProgress(run, node.version))
+
+    async def note_check(self, progress: CheckProgress) -> CheckProgress:
+        """Store how far a check is; return it with its new version.
+
+        Raises:
+            MetadataVersionError, NoNodeError: another auditor checks now, or has ended the check.
+        """
+        version = await self._store.put(
+            self._paths.check_progress, encode_check_run(progress.run), version=progress.version
+        )
+        return CheckProgress(progress.run, version)
+
+    async def end_check(self, progress: CheckProgress) -> None:
+        """Store a check that came to its end, in one transaction with the end of its progress.
+
+        Raises:
+            MetadataVersionError, NoNodeError: another auditor checks now, or has ended the check.
+        """
+        path, value = self._paths.last_check, encode_check_run(progress.run)
+        node = await self._store.get(path)
+        store: Op = Create(path, value) if node is None else Put(path, value, node.version)
+        await self._store.multi([Delete(self._paths.check_progress, progress.version), store])

@@ -208,15 +208,21 @@ class LedgerStore:
                     raise
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    async def list_ledgers(self) -> AsyncIterator[int]:
-        """Yield the ids of all ledgers, ascending; each list is read when it is reached."""
+    async def list_ledgers(self, *, first: int = 0) -> AsyncIterator[int]:
+        """Yield the ids of ledgers from `first` on, ascending; each list is read when reached."""
+        id_of = self._paths.ledger_id_of
         ledgers = self._paths.ledgers
         names = await self._store.get_children(ledgers)
         idgen = self._paths.ledger_idgen.rpartition("/")[2]
         for high in sorted((name for name in names or () if name != idgen), key=_as_number):
+            if id_of(str(int(high) + 1), "0", "0") <= first:
+                continue
             for middle in await self._store.get_children(f"{ledgers}/{high}") or ():
+                if id_of(high, str(_as_number(middle) + 1), "0") <= first:
+                    continue
                 for low in await self._store.get_children(f"{ledgers}/{high}/{middle}") or ():
-                    yield self._paths.ledger_id_of(high, middle, low)
+                    if (ledger_id := id_of(high, middle, low)) >= first:
+                        yield ledger_id
 
     def watch(self, ledger_id: int, callback: Callable[[], None]) -> Unsubscribe:
         """Call `callback` after the ledger's metadata may have changed; level-triggered."""

@@ -22,6 +22,7 @@
 <root>/autorecovery/auditor                     AuditorOffice, ephemeral: the one that audits
 <root>/autorecovery/paused                      exists while auto-recovery is paused
 <root>/autorecovery/last-check                  ReplicaCheckRun
+<root>/autorecovery/check-progress              ReplicaCheckRun of the one under way
 <root>/autorecovery/ledgers/<high>/<middle>/<low>   UnderReplicatedLedger
 <root>/autorecovery/locks/<ledger id>           ephemeral: the worker that repairs the ledger
 <root>/proxies/{write,read}/<id>
@@ -268,6 +269,11 @@ class NamespacePaths:
     def last_check(self) -> str:
         """The last full replica check."""
         return f"{self.root}/autorecovery/last-check"
+
+    @property
+    def check_progress(self) -> str:
+        """How far the full replica check is that is under way."""
+        return f"{self.root}/autorecovery/check-progress"
 
     @property
     def under_replicated(self) -> str:

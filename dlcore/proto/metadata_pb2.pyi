@@ -325,7 +325,7 @@ Global___AuditorOffice: _TypeAlias = AuditorOffice  # noqa: Y015
 
 @_typing.final
 class ReplicaCheckRun(_message.Message):
-    """The last full replica check that came to its end."""
+    """The last full replica check that came to its end, or the one that is under way."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -335,6 +335,7 @@ class ReplicaCheckRun(_message.Message):
     LEDGERS_FIELD_NUMBER: _builtins.int
     UNDER_REPLICATED_FIELD_NUMBER: _builtins.int
     UNKNOWN_FIELD_NUMBER: _builtins.int
+    NEXT_LEDGER_ID_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     started_ms: _builtins.int
     finished_ms: _builtins.int
@@ -342,6 +343,8 @@ class ReplicaCheckRun(_message.Message):
     under_replicated: _builtins.int
     unknown: _builtins.int
     """ledgers of which some bookie did not answer"""
+    next_ledger_id: _builtins.int
+    """of one under way: all below were looked at"""
     def __init__(
         self,
         *,
@@ -351,10 +354,11 @@ class ReplicaCheckRun(_message.Message):
         ledgers: _builtins.int = ...,
         under_replicated: _builtins.int = ...,
         unknown: _builtins.int = ...,
+        next_ledger_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished_ms", b"finished_ms", "ledgers", b"ledgers", "started_ms", b"started_ms", "under_replicated", b"under_replicated", "unknown", b"unknown", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished_ms", b"finished_ms", "ledgers", b"ledgers", "next_ledger_id", b"next_ledger_id", "started_ms", b"started_ms", "under_replicated", b"under_replicated", "unknown", b"unknown", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
