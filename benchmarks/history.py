@@ -23,8 +23,9 @@ from benchmarks.history_picture import draw
 from benchmarks.logs import CONFIG, record_batches
 from benchmarks.written_history import write_history
 from dlcore.log.entry import with_txid
-from dlcore.log.merger import LogMerger, drop_merged
+from dlcore.log.merger import LogMerger
 from dlcore.log.merging import MergePolicy
+from dlcore.log.staged import drop_merged
 from dlcore.metadata.paths import parse_uri
 from dlcore.namespace import scan
 from dlcore.records import LogRecord

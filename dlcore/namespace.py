@@ -34,7 +34,6 @@ from dlcore.ledger.store import LedgerStore
 from dlcore.log.append import StagedAppend, check_identity
 from dlcore.log.context import LogContext
 from dlcore.log.manager import DistributedLogManager
-from dlcore.log.merger import MERGED_IDENTITY
 from dlcore.log.metadata import LogMetadata
 from dlcore.log.owner import StagingOwner
 from dlcore.log.scan_driver import scan_range
@@ -280,9 +279,7 @@ class Namespace:
         self._require_open()
         now_ms = self._context.clock.now_ms()
         ledgers = await settle_abandoned(
-            self._context,
-            created_before_ms=now_ms - int(leftovers_age_s * 1000),
-            keep=[MERGED_IDENTITY],  # they go after a grace of their own
+            self._context, created_before_ms=now_ms - int(leftovers_age_s * 1000)
         )
         records = await sweep_commits(self._context, before_ms=now_ms - int(commits_age_s * 1000))
         return ledgers, records

@@ -96,6 +96,8 @@ class BookieRegistry:
             self._watch()
             if self._reading is None:
                 self._reading = asyncio.create_task(self._read_all(), name="bookie-addresses")
+                # Who asked may have left: then nobody is told of an error.
+                self._reading.add_done_callback(lambda task: task.cancelled() or task.exception())
             return await asyncio.shield(self._reading)
         return self._all
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from dlcore.errors import CorruptMetadataError
 from dlcore.log import codec
+from dlcore.log.chunks import ChunkMissingError, read_chunks
 from dlcore.log.metadata import LogKey, LogState, Totals, VersionedHead
 from dlcore.log.segment import Extent, LogSegment, SegmentState
 from dlcore.log.store import LogStore, persistently
@@ -21,7 +22,6 @@ from dlcore.log.store import LogStore, persistently
 if TYPE_CHECKING:
     from dlcore.log.metadata import LogHead
 
-_CHUNKS_AT_ONCE = 500
 _SEGMENTS_AT_ONCE = 100
 
 
@@ -31,10 +31,6 @@ class _Chunked:
 
     count: int = 0
     extents: tuple[Extent, ...] = ()
-
-
-class _MovedOnError(Exception):
-    """A node is not what the head says: the head is older than it."""
 
 
 class LogHistory:
@@ -68,7 +64,7 @@ class LogHistory:
                 return state
             try:
                 self._state = state = await persistently(partial(self._assemble, at, from_lssn))
-            except _MovedOnError as error:
+            except ChunkMissingError as error:
                 known, at = at, await self._logs.read(self._log)
                 self.forget()
                 if at.version == known.version:
@@ -117,7 +113,7 @@ class LogHistory:
         ends = {}
         for lssn, node in zip(lssns, nodes, strict=True):
             if node is None or not node.value:
-                raise _MovedOnError(f"segment {lssn} is missing")
+                raise ChunkMissingError(f"segment {lssn} is missing")
             ends[lssn] = codec.decode_segment_end(node.value, path=self._paths.segment(lssn))
         chunked = await asyncio.gather(
             *(self._read_chunks(n, end.chunk_count, end.chunked) for n, end in ends.items())
@@ -147,23 +143,16 @@ class LogHistory:
 
     async def _read_chunks(self, lssn: int, count: int, totals: Totals) -> tuple[Extent, ...]:
         known = self._chunks.get(lssn, _Chunked())
-        number = known.count
-        found: list[Extent] = []
-        while number < count:
-            asked = range(number, min(count, number + _CHUNKS_AT_ONCE))
-            paths = [self._paths.chunk(lssn, each) for each in asked]
-            nodes = await self._logs.metadata_store.get_many(paths)
-            while number < asked.stop:
-                node, path = nodes[number - asked.start], paths[number - asked.start]
-                if node is None:
-                    raise _MovedOnError(f"chunk {number} of segment {lssn} is missing")
-                chunk = codec.decode_chunk(node.value, path=path)
-                found += chunk.extents
-                number += chunk.covers
-        extents = (*known.extents, *found)
-        if number > known.count and (number > count or Totals().plus(extents) != totals):
-            raise _MovedOnError(f"the chunks of segment {lssn} are not those that its head counts")
-        self._chunks[lssn] = _Chunked(number, extents)
+        if count <= known.count:
+            return known.extents
+        store = self._logs.metadata_store
+        found = list(known.extents)
+        async for _, chunk in read_chunks(store, self._paths, lssn, range(known.count, count)):
+            found += chunk.extents
+        extents = tuple(found)
+        if Totals().plus(extents) != totals:
+            raise ChunkMissingError(f"the chunks of segment {lssn} are not those of its head")
+        self._chunks[lssn] = _Chunked(count, extents)
         return extents
 
 

@@ -30,9 +30,9 @@ from dlcore.errors import (
     MetadataVersionError,
     NodeExistsError,
     NoNodeError,
-    WriteError,
 )
 from dlcore.log import codec
+from dlcore.log.chunks import ChunkMissingError, read_chunks
 from dlcore.log.entry import decode_entry_header, move_entry
 from dlcore.log.merging import (
     MergePolicy,
@@ -43,11 +43,10 @@ from dlcore.log.merging import (
     plan_merge,
     plan_swap,
 )
-from dlcore.log.metadata import StagedLedger
 from dlcore.log.segment import adjacent
-from dlcore.log.staged import decode_node, drop, list_staged, read_staged, registration
+from dlcore.log.staged import create_staged_ledger, decode_node, drop, read_staged, release
 from dlcore.log.store import UNANSWERED, persistently, require_change_size
-from dlcore.metadata.port import Create, Delete, Op
+from dlcore.metadata.port import Delete, Op
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
@@ -64,12 +63,8 @@ logger = logging.getLogger(__name__)
 
 MERGING_IDENTITY = ":merging"
 """Ledgers that merges are filling are listed under it, as staged ones under theirs."""
-MERGED_IDENTITY = ":merged"
-"""Ledgers whose last extent was merged into another one are listed under it, until they go."""
-_CREATE_ATTEMPTS_MAX = 10
 _SWAP_ATTEMPTS_MAX = 100
 _CONFLICT_DELAY_S_MAX = 0.05
-_CHUNKS_AT_ONCE = 500
 _IN_FLIGHT_BYTES_MAX = 8 * 1024 * 1024
 
 
@@ -142,19 +137,15 @@ class LogMerger:
                 return None
             end = codec.decode_segment_end(node.value, path=path)
             count = end.chunk_count
-        chunks: list[tuple[int, Chunk]] = []
-        number = 0
-        while number < count:
-            asked = range(number, min(count, number + _CHUNKS_AT_ONCE))
-            names = [paths.chunk(lssn, each) for each in asked]
-            nodes = await persistently(lambda names=names: self._context.store.get_many(names))  # type: ignore[misc]
-            while number < asked.stop:
-                chunk_node = nodes[number - asked.start]
-                if chunk_node is None:
-                    return None  # the log has moved on
-                chunk = codec.decode_chunk(chunk_node.value, path=names[number - asked.start])
-                chunks.append((number, chunk))
-                number += chunk.covers
+
+        async def read() -> list[tuple[int, Chunk]]:
+            chunks = read_chunks(self._context.store, paths, lssn, range(count))
+            return [each async for each in chunks]
+
+        try:
+            chunks = await persistently(read)
+        except ChunkMissingError:
+            return None  # the log has moved on
         return StoredSegment(lssn=lssn, chunks=tuple(chunks), end=end)
 
     def _plan(self, at: VersionedHead, stored: StoredSegment) -> MergeRun | None:
@@ -211,30 +202,12 @@ class LogMerger:
         metadata = await context.logs.find(log.name)
         if metadata.log_id != log.log_id:
             raise LogNotFoundError(f"log {log.name!r} was deleted and created again")
-
-        def register(ledger_id: int) -> tuple[Op, ...]:
-            staged = StagedLedger(
-                ledger_id=ledger_id,
-                identity=MERGING_IDENTITY,
-                owner=self._owner.token,
-                created_ms=context.clock.now_ms(),
-            )
-            return registration(context.paths, staged, owner_path=self._owner.path)
-
-        for _ in range(_CREATE_ATTEMPTS_MAX):
-            await self._owner.ensure()
-            await make_list(context, MERGING_IDENTITY)
-            try:
-                return await context.ledgers.create_ledger(
-                    metadata.quorum,
-                    custom={"log": log.name, "staged_by": MERGING_IDENTITY},
-                    extra_ops=register,
-                )
-            except (NoNodeError, NodeExistsError, MetadataVersionError):
-                continue  # the list was removed as empty, or the session was lost
-        raise WriteError(
-            f"merging log {log.name!r}: {_CREATE_ATTEMPTS_MAX} attempts to create a ledger were "
-            "overtaken"
+        return await create_staged_ledger(
+            context,
+            self._owner,
+            metadata.quorum,
+            identity=MERGING_IDENTITY,
+            custom={"log": log.name},
         )
 
     async def _copy(self, ledger: LedgerWriter, parts: Sequence[Extent]) -> None:
@@ -326,7 +299,6 @@ class LogMerger:
             ops = [*change.ops, own.put(filled), Delete(entry)]
             ops += self._release(counts, others)
             require_change_size(ops)
-            await make_list(context, MERGED_IDENTITY)
             try:
                 await context.store.multi(ops)
             except (MetadataVersionError, NodeExistsError, NoNodeError, *UNANSWERED) as error:
@@ -348,9 +320,7 @@ class LogMerger:
             if node is None:
                 raise CorruptMetadataError(f"ledger {ledger_id} of an extent is not registered")
             staged = replace(node.staged.released(count), released_ms=now_ms)
-            yield node.put(staged)
-            if staged.settled and staged.extents == 0:
-                yield Create(paths.staging_entry(MERGED_IDENTITY, ledger_id))
+            yield from release(paths, node, staged)
 
     async def _drop_unused(self) -> None:
         """Delete ledgers that no swap took; what cannot be deleted now is tried again."""
@@ -368,38 +338,6 @@ def _is_there(at: VersionedHead, stored: StoredSegment, *, merges: int) -> bool:
     head = at.head
     return (
         head.merges == merges
-        and head.first_lssn <= stored.lssn
+        and (head.first_lssn, head.first_chunk) <= (stored.lssn, 0)
         and head.first_active[0] <= stored.lssn <= head.max_lssn
     )
-
-
-async def make_list(context: LogContext, identity: str) -> None:
-    """Make the node below which ledgers of an identity are listed."""
-
-    async def make() -> None:
-        with contextlib.suppress(NodeExistsError):
-            await context.store.create(context.paths.staging_of(identity))
-
-    await persistently(make)
-
-
-async def drop_merged(context: LogContext, *, grace_ms: int) -> int:
-    """Delete the ledgers whose last extent was merged so long ago; return how many."""
-    before_ms = context.clock.now_ms() - grace_ms
-    ids = await list_staged(context, MERGED_IDENTITY)
-    nodes = await read_staged(context, ids)
-    count = 0
-    for ledger_id in ids:
-        node = nodes.get(ledger_id)
-        ops: list[Op] = [Delete(context.paths.staging_entry(MERGED_IDENTITY, ledger_id))]
-        if node is not None:
-            if node.staged.extents or node.staged.released_ms > before_ms:
-                continue
-            ops += [Delete(node.path, node.version), Delete(context.paths.ledger(ledger_id))]
-        try:
-            await context.store.multi(ops)
-        except (MetadataVersionError, NoNodeError, *UNANSWERED) as error:
-            logger.info("merged ledger=%d is deleted later: %s", ledger_id, error)
-        else:
-            count += 1
-    return count

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from dlcore.errors import (
@@ -18,6 +19,7 @@ from dlcore.errors import (
 )
 from dlcore.log import codec
 from dlcore.log.changes import Piece, plan_remove
+from dlcore.log.chunks import ChunkMissingError, read_chunks
 from dlcore.log.metadata import LogKey, SegmentEnd, VersionedHead
 from dlcore.log.staged import plan_releases
 from dlcore.log.store import UNANSWERED, persistently
@@ -98,14 +100,22 @@ async def _next_pieces(context: LogContext, at: VersionedHead) -> list[Piece]:
             if not head.deleted and not _is_passed(head.first_active, lssn, end):
                 break
         number = head.first_chunk if lssn == head.first_lssn else 0
-        while number < count:
-            if sum(len(piece.extents) for piece in pieces) >= _EXTENTS_PER_STEP:
-                return pieces
-            chunks = await _chunks_from(context, at, lssn, number, count)
-            pieces += chunks
-            number = sum(chunk.covers for chunk in chunks) + number
+        chunks = read_chunks(
+            context.store, paths, lssn, range(number, count), at_once=_CHUNKS_AT_ONCE
+        )
+        try:
+            async with aclosing(chunks):
+                async for number, chunk in chunks:
+                    extents = chunk.extents
+                    pieces.append(
+                        Piece(lssn=lssn, chunk=number, extents=extents, covers=chunk.covers)
+                    )
+                    if _is_enough(pieces):
+                        return pieces
+        except ChunkMissingError as error:
+            raise MetadataVersionError(f"log {at.name!r}: {error}") from error
         pieces.append(Piece(lssn=lssn, chunk=None, extents=tail, has_node=node is not None))
-        if sum(len(piece.extents) for piece in pieces) >= _EXTENTS_PER_STEP:
+        if _is_enough(pieces):
             break
     return pieces
 
@@ -115,20 +125,6 @@ def _is_passed(first_active: tuple[int, int, int], lssn: int, end: SegmentEnd) -
     return lssn < first_active[0] or first_active[1] >= entries
 
 
-async def _chunks_from(
-    context: LogContext, at: VersionedHead, lssn: int, number: int, count: int
-) -> list[Piece]:
-    paths = context.logs.paths_of(at.log)
-    asked = range(number, min(count, number + _CHUNKS_AT_ONCE))
-    nodes = await context.store.get_many([paths.chunk(lssn, each) for each in asked])
-    pieces: list[Piece] = []
-    while number < asked.stop:
-        node = nodes[number - asked.start]
-        if node is None:
-            raise MetadataVersionError(
-                f"log {at.name!r}: chunk {number} of segment {lssn} is not there, as its head says"
-            )
-        chunk = codec.decode_chunk(node.value, path=paths.chunk(lssn, number))
-        pieces.append(Piece(lssn=lssn, chunk=number, extents=chunk.extents, covers=chunk.covers))
-        number += chunk.covers
-    return pieces
+def _is_enough(pieces: list[Piece]) -> bool:
+    """Return whether a step is as large as it may be: each extent may be of another ledger."""
+    return sum(len(piece.extents) for piece in pieces) >= _EXTENTS_PER_STEP

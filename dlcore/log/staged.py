@@ -6,11 +6,16 @@ in the transactions that change the logs: so nobody ever searches a log for a le
 owner is gone the ledger is settled: it is closed and listed no more, or, if no extent refers to it,
 removed.  Each step is guarded by the registration's version: of a commit and a removal that meet,
 one wins and the other one learns it.
+
+What a merge has read from a ledger is elsewhere from then on, but who reads by an older view of the
+log comes to the ledger still.  So one that ever lost extents to a merge is not removed with its
+last one, but listed, and goes some time later.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,22 +27,29 @@ from dlcore.errors import (
     LedgerNotFoundError,
     LedgerRecoveryError,
     MetadataVersionError,
+    NodeExistsError,
     NodeNotEmptyError,
     NoNodeError,
+    WriteError,
 )
 from dlcore.log import codec
+from dlcore.log.metadata import StagedLedger
 from dlcore.log.store import UNANSWERED, persistently
 from dlcore.metadata.port import Check, Create, Delete, Op, Put
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
+    from dlcore.config import QuorumConfig
+    from dlcore.ledger.writer import LedgerWriter
     from dlcore.log.context import LogContext
-    from dlcore.log.metadata import StagedLedger
+    from dlcore.log.owner import StagingOwner
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import Versioned
 
 logger = logging.getLogger(__name__)
+
+_CREATE_ATTEMPTS_MAX = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +65,56 @@ class StagedNode:
         return Put(self.path, codec.encode(staged), self.version)
 
 
-def registration(paths: NamespacePaths, staged: StagedLedger, *, owner_path: str) -> tuple[Op, ...]:
-    """Return what joins the transaction that creates the ledger."""
-    return (
-        Check(owner_path, 0),
-        Create(paths.staged_ledger(staged.ledger_id), codec.encode(staged)),
-        Create(paths.staging_entry(staged.identity, staged.ledger_id)),
+async def create_staged_ledger(
+    context: LogContext,
+    owner: StagingOwner,
+    quorum: QuorumConfig,
+    *,
+    identity: str,
+    custom: Mapping[str, str],
+) -> LedgerWriter:
+    """Create a ledger, registered to the owner and listed under the identity.
+
+    Raises:
+        WriteError: attempts to do so were overtaken again and again.
+        DLError: no ledger can be created now.
+    """
+    paths = context.paths
+
+    def register(ledger_id: int) -> tuple[Op, ...]:
+        staged = StagedLedger(
+            ledger_id=ledger_id,
+            identity=identity,
+            owner=owner.token,
+            created_ms=context.clock.now_ms(),
+        )
+        return (
+            Check(owner.path, 0),
+            Create(paths.staged_ledger(ledger_id), codec.encode(staged)),
+            Create(paths.staging_entry(identity, ledger_id)),
+        )
+
+    for _ in range(_CREATE_ATTEMPTS_MAX):
+        await asyncio.gather(owner.ensure(), _make_list(context, identity))
+        with contextlib.suppress(NoNodeError, NodeExistsError, MetadataVersionError):
+            # The list may be removed as empty meanwhile, or the session lost.
+            return await context.ledgers.create_ledger(
+                quorum, custom={**custom, "staged_by": identity}, extra_ops=register
+            )
+    raise WriteError(
+        f"staging for {identity!r}: {_CREATE_ATTEMPTS_MAX} attempts to create a ledger were "
+        "overtaken"
     )
+
+
+async def _make_list(context: LogContext, identity: str) -> None:
+    """Make the node below which ledgers of an identity are listed."""
+
+    async def make() -> None:
+        with contextlib.suppress(NodeExistsError):  # staged under before
+            await context.store.create(context.paths.staging_of(identity))
+
+    await persistently(make)
 
 
 def decode_node(paths: NamespacePaths, ledger_id: int, node: Versioned | None) -> StagedNode | None:
@@ -94,13 +149,21 @@ async def plan_releases(context: LogContext, counts: Mapping[int, int]) -> list[
         node = nodes.get(ledger_id)
         if node is None:
             ops.append(Delete(context.paths.ledger(ledger_id)))
-            continue
-        staged = node.staged.released(counts[ledger_id])
-        if staged.extents == 0 and staged.settled:
-            ops += [Delete(node.path, node.version), Delete(context.paths.ledger(ledger_id))]
         else:
-            ops.append(node.put(staged))
+            ops += release(context.paths, node, node.staged.released(counts[ledger_id]))
     return ops
+
+
+def release(paths: NamespacePaths, node: StagedNode, staged: StagedLedger) -> list[Op]:
+    """Return the operations that store a registration with fewer extents, or remove the ledger.
+
+    It goes when it is settled and its last extent is given up; later if there were merges.
+    """
+    if staged.extents or not staged.settled:
+        return [node.put(staged)]
+    if staged.released_ms:
+        return [node.put(staged), Create(paths.merged_ledger(staged.ledger_id))]
+    return [Delete(node.path, node.version), Delete(paths.ledger(staged.ledger_id))]
 
 
 async def read_owners(context: LogContext) -> set[str]:
@@ -142,8 +205,7 @@ async def settle(
             await _note_left(context, node, in_round)
         else:
             count += await drop(context, node)
-    identities = {node.staged.identity for node in nodes.values()}
-    for identity in identities:
+    for identity in sorted({node.staged.identity for node in nodes.values()}):
         await _remove_if_empty(context, context.paths.staging_of(identity))
     return count
 
@@ -158,7 +220,7 @@ async def _note_left(context: LogContext, node: StagedNode, in_round: str) -> No
 
 
 async def drop(context: LogContext, node: StagedNode) -> bool:
-    """Settle a ledger that nobody fills: close it, or delete it if no extent refers to it.
+    """Settle a ledger that nobody fills: close it, or remove it if no extent refers to it.
 
     Returns: False if somebody else changes the registration now, or the ledger cannot be closed.
     """
@@ -168,9 +230,7 @@ async def drop(context: LogContext, node: StagedNode) -> bool:
     try:
         if staged.extents:
             await _close(context, ledger_id)
-            ops.append(node.put(replace(staged, owner="", settled=True)))
-        else:
-            ops += [Delete(node.path, node.version), Delete(context.paths.ledger(ledger_id))]
+        ops += release(context.paths, node, replace(staged, owner="", settled=True))
         await context.store.multi(ops)
     except (MetadataVersionError, NoNodeError, *UNANSWERED) as error:
         logger.info("staged ledger=%d is not settled now: %s", ledger_id, error)
@@ -189,6 +249,30 @@ async def _close(context: LogContext, ledger_id: int) -> None:
         logger.warning("ledger=%d is gone, and extents refer to it", ledger_id)
 
 
+async def drop_merged(context: LogContext, *, grace_ms: int) -> int:
+    """Delete the ledgers that merges emptied, so long after the last one; return how many."""
+    before_ms = context.clock.now_ms() - grace_ms
+    paths = context.paths
+    names = await persistently(lambda: context.store.get_children(paths.merged))
+    ids = sorted(int(name) for name in names or ())
+    nodes = await read_staged(context, ids)
+    count = 0
+    for ledger_id in ids:
+        node = nodes.get(ledger_id)
+        ops: list[Op] = [Delete(paths.merged_ledger(ledger_id))]
+        if node is not None:
+            if node.staged.extents or node.staged.released_ms > before_ms:
+                continue
+            ops += [Delete(node.path, node.version), Delete(paths.ledger(ledger_id))]
+        try:
+            await context.store.multi(ops)
+        except (MetadataVersionError, NoNodeError, *UNANSWERED) as error:
+            logger.info("merged ledger=%d is deleted later: %s", ledger_id, error)
+        else:
+            count += 1
+    return count
+
+
 async def _remove_if_empty(context: LogContext, parent: str) -> None:
     async def remove() -> None:
         if await context.store.get_children(parent) == []:
@@ -205,17 +289,13 @@ async def list_identities(context: LogContext) -> list[str]:
     return sorted(await context.logs.list_names(context.paths.staging))
 
 
-async def settle_abandoned(
-    context: LogContext, *, created_before_ms: int, keep: Collection[str] = ()
-) -> int:
+async def settle_abandoned(context: LogContext, *, created_before_ms: int) -> int:
     """Settle what identities left behind that never came back; return how many ledgers.
 
     What cannot be settled stays for the next one who tries: it is nobody's present work.
     """
     count = 0
     for identity in await list_identities(context):
-        if identity in keep:
-            continue
         try:
             ledger_ids = await list_staged(context, identity)
             count += await settle(context, ledger_ids, created_before_ms=created_before_ms)

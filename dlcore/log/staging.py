@@ -7,7 +7,6 @@ written for others meanwhile waits in memory, up to a bound.  Each run becomes a
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from functools import partial
@@ -20,20 +19,19 @@ from dlcore.errors import (
     ConfigurationError,
     DLError,
     MetadataVersionError,
-    NodeExistsError,
     NoNodeError,
     WriteError,
 )
 from dlcore.log.active import encode_group
 from dlcore.log.batches import byte_log_batch, check_txids, cut
 from dlcore.log.entry import ipc_options
-from dlcore.log.metadata import LogMetadata, StagedLedger
 from dlcore.log.scan import StagedExtent
-from dlcore.log.staged import drop, read_staged, registration
-from dlcore.log.store import UNANSWERED, persistently
+from dlcore.log.staged import create_staged_ledger, drop, read_staged
+from dlcore.log.store import UNANSWERED
 from dlcore.log.transmit import Slice, Transmitter
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Awaitable, Callable, Sequence
     from types import TracebackType
 
@@ -42,14 +40,13 @@ if TYPE_CHECKING:
     from dlcore.config import LogConfig, QuorumConfig
     from dlcore.ledger.writer import LedgerWriter
     from dlcore.log.context import LogContext
+    from dlcore.log.metadata import LogMetadata
     from dlcore.log.owner import StagingOwner
-    from dlcore.metadata.port import Op
 
 logger = logging.getLogger(__name__)
 
 QUEUED_BYTES_MAX = 32 * 1024 * 1024
 """More than this does not wait for its log's turn: the log with the most gets its turn early."""
-_CREATE_ATTEMPTS_MAX = 10
 
 
 class _Run:
@@ -271,41 +268,13 @@ class StagingWriter:
             await self._guarded(lane.ledger.flush)
             await self._finish(lane)
             await self._settle_committed()
-        for _ in range(_CREATE_ATTEMPTS_MAX):
-            await asyncio.gather(self._owner.ensure(), self._make_parent())
-            try:
-                ledger = await self._context.ledgers.create_ledger(
-                    lane.quorum,
-                    custom={"staged_by": self._identity},
-                    extra_ops=self._registration,
-                )
-            except (NoNodeError, NodeExistsError, MetadataVersionError):
-                continue  # the parent was removed as empty, or the session was lost
-            lane.ledger = ledger
-            lane.started_ms = self._context.clock.now_ms()
-            self._staged[ledger.ledger_id] = 0
-            return ledger
-        raise WriteError(
-            f"staging for {self._identity!r}: {_CREATE_ATTEMPTS_MAX} attempts to create a ledger "
-            "were overtaken"
+        ledger = await create_staged_ledger(
+            self._context, self._owner, lane.quorum, identity=self._identity, custom={}
         )
-
-    def _registration(self, ledger_id: int) -> tuple[Op, ...]:
-        staged = StagedLedger(
-            ledger_id=ledger_id,
-            identity=self._identity,
-            owner=self._owner.token,
-            created_ms=self._context.clock.now_ms(),
-        )
-        return registration(self._context.paths, staged, owner_path=self._owner.path)
-
-    async def _make_parent(self) -> None:
-        async def make() -> None:
-            path = self._context.paths.staging_of(self._identity)
-            with contextlib.suppress(NodeExistsError):  # staged under before
-                await self._context.store.create(path)
-
-        await persistently(make)
+        lane.ledger = ledger
+        lane.started_ms = self._context.clock.now_ms()
+        self._staged[ledger.ledger_id] = 0
+        return ledger
 
     async def _settle_committed(self) -> None:
         """Settle ledgers filled before of which all that was staged is committed."""

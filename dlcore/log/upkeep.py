@@ -28,11 +28,11 @@ from dlcore.errors import (
     NoNodeError,
 )
 from dlcore.log import codec
-from dlcore.log.merger import MERGED_IDENTITY, MERGING_IDENTITY, LogMerger, drop_merged
+from dlcore.log.merger import MERGING_IDENTITY, LogMerger
 from dlcore.log.merging import MergePolicy
 from dlcore.log.metadata import LogKey, UpkeepRequest
 from dlcore.log.removal import remove_deleted, remove_truncated
-from dlcore.log.staged import list_staged, settle, settle_abandoned
+from dlcore.log.staged import drop_merged, list_staged, settle, settle_abandoned
 from dlcore.log.store import persistently
 from dlcore.metadata.paths import BUCKETS
 
@@ -225,7 +225,7 @@ class LogUpkeep:
             await settle(context, await list_staged(context, MERGING_IDENTITY))
             dropped = await drop_merged(context, grace_ms=int(config.merged_grace_s * 1000))
             before_ms = now_ms - int(config.leftovers_age_s * 1000)
-            await settle_abandoned(context, created_before_ms=before_ms, keep=[MERGED_IDENTITY])
+            await settle_abandoned(context, created_before_ms=before_ms)
             await self._remove_deleted()
             records = await sweep_commits(
                 context, before_ms=now_ms - int(config.commits_age_s * 1000)

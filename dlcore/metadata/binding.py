@@ -109,6 +109,7 @@ def _creation(
         Create(paths.commits),
         Create(paths.staging),
         Create(paths.staging_owners),
+        Create(paths.merged),
         Create(paths.upkeep),
         Create(paths.upkeep_requests),
         Create(paths.upkeep_locks),

@@ -224,6 +224,15 @@ class NamespacePaths:
         return f"{self.ledger(ledger_id)}/staged"
 
     @property
+    def merged(self) -> str:
+        """Parent of the names of ledgers whose last extent was merged, until they go."""
+        return f"{self.root}/merged"
+
+    def merged_ledger(self, ledger_id: int) -> str:
+        """Lists a ledger there."""
+        return f"{self.merged}/{ledger_id}"
+
+    @property
     def staging_owners(self) -> str:
         """Parent of the ephemeral nodes of staging processes."""
         return f"{self.root}/staging-owners"

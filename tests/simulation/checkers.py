@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dlcore.metadata.port import Delete
+from tests.simulation.log_checkers import LOG_INVARIANTS
 from tests.simulation.stored_ledger import CLOSED, IN_RECOVERY, STATES, StoredLedger, read_ledger
 from tests.simulation.truth import BookieRecord, InvariantViolatedError
 
@@ -49,6 +50,7 @@ INVARIANTS = (
     LIVE,
     BOUNDED,
     LAC_SEEN,
+    *LOG_INVARIANTS,
 )
 
 
@@ -98,10 +100,12 @@ class Checkers:
 
     def _may_forget(self, bookie: BookieId, ledger_id: int) -> bool:
         """Return whether the ledger is deleted, or closed without naming the bookie."""
-        history = self._ledgers.get(ledger_id)
-        metadata = None if history is None else history.metadata
-        if self.is_deleted(ledger_id) or metadata is None or metadata.state != CLOSED:
-            return self.is_deleted(ledger_id)
+        node = self._tree._find(self._paths.ledger(ledger_id))
+        if node is None:
+            return True
+        metadata = read_ledger(node.value)
+        if metadata.state != CLOSED:
+            return False
         return all(bookie not in each.bookies for each in metadata.ensembles)
 
     def is_deleted(self, ledger_id: int) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dlcore.config import LedgerClientConfig
-from dlcore.errors import MetadataError
+from dlcore.errors import AlreadyClosedError, MetadataError
 from dlcore.ledger.client import LedgerClient
 from dlcore.ledger.registry import BookieRegistry
 from dlcore.ledger.store import LedgerStore
@@ -38,6 +38,14 @@ CONFIGS = (
 )
 
 
+class Closable(Protocol):
+    """Something with tasks and connections of its own."""
+
+    async def aclose(self) -> None:
+        """End it."""
+        ...
+
+
 class GatedStore:
     """A metadata session of a process that can be paused: requests and answers wait at the gate.
 
@@ -54,10 +62,34 @@ class GatedStore:
         self._hidden = ""
         self.gate = asyncio.Event()
         self.gate.set()
+        self._is_dead = False
+        self._is_buried = asyncio.Event()
+        self._steps_left = 0
+        self._on_last_step: Callable[[], None] = lambda: None
+
+    def crash_after(self, requests: int, crash: Callable[[], None]) -> None:
+        """Call `crash` at the last of so many requests, before it is sent."""
+        self._steps_left, self._on_last_step = requests, crash
+
+    def die(self) -> None:
+        """Send nothing any more: what is asked from now on waits."""
+        self._is_dead = True
+        self.gate.set()
+
+    def bury(self) -> None:
+        """Let nothing wait any more, of what a dead process asked."""
+        self._is_buried.set()
 
     async def _pass(self, work: Coroutine[Any, Any, Any]) -> Any:
+        if self._steps_left:
+            self._steps_left -= 1
+            if not self._steps_left:
+                self._on_last_step()
         try:
             await self.gate.wait()
+            if self._is_dead:
+                await self._is_buried.wait()
+                raise AlreadyClosedError("the process is dead")
             result = await work
             await self.gate.wait()
         except MetadataError:
@@ -159,6 +191,7 @@ class SimClient:
     ) -> None:
         self.name = name
         self.is_alive = True
+        self.died = asyncio.Event()
         rng = random.Random(seed)
         self.store = GatedStore(
             tree.connect(), rng=rng, write_delay_s=rng.choice((0.0, 0.0, 0.3, 1.5))
@@ -179,13 +212,16 @@ class SimClient:
             rng=rng,
         )
         self.tasks: dict[asyncio.Task[None], None] = {}
+        self.parts: list[Closable] = []
+        """What else belongs to the process, and ends with it."""
 
     def crash(self) -> None:
         """Die at once; a metadata request under way may still arrive, and the session lives on."""
         self.is_alive = False
+        self.died.set()
         asyncio.get_running_loop().call_later(SESSION_TIMEOUT_S, self.store.inner.expire)
         self._network.kill(self.name)
-        self.store.gate.set()
+        self.store.die()
         for task in self.tasks:
             task.cancel()
 
@@ -202,9 +238,12 @@ class SimClient:
     async def aclose(self) -> None:
         """Stop in good order."""
         self.store.gate.set()
+        self.store.bury()
         for task in list(self.tasks):
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
+        for part in self.parts:
+            await part.aclose()
         await self.ledgers.aclose()
         await self.bookies.aclose()
         await self.store.aclose()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from bookie.storage import LedgerStorage
     from tests.simulation.clients import SimClient
+    from tests.simulation.logs import Logs
     from tests.simulation.processes import SimBookie
     from tests.simulation.world import World
 
@@ -31,7 +32,7 @@ class Judgement:
         self._world = world
         self._missing = ""
 
-    async def pass_on(self, writers: Sequence[SimClient]) -> None:
+    async def pass_on(self, writers: Sequence[SimClient], logs: Logs | None) -> None:
         """Judge the run.
 
         Raises:
@@ -43,6 +44,9 @@ class Judgement:
         for client in writers:
             if client.is_alive and client.tasks:
                 await asyncio.wait(list(client.tasks))
+        if logs is not None:
+            self._note("waiting for who uses logs")
+            await logs.finish()
         self._note("closing ledgers")
         final = world.new_client("final")
         for ledger_id in world.checkers.live_ledgers():
@@ -112,7 +116,7 @@ class Judgement:
     async def _finish_collection(self) -> None:
         """Bookies that collect garbage forget deleted ledgers in the end."""
         world = self._world
-        live = set(world.checkers.live_ledgers())
+        live = set(world.log_checkers.ledgers())
         if world.plan.maintenance_interval_s == 0:
             return
         for bookie in world.bookies:

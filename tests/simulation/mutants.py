@@ -19,6 +19,7 @@ from tests.simulation import (
     mutants_client,
     mutants_disk,
     mutants_garbage,
+    mutants_logs,
     mutants_quorum,
     mutants_recovery,
     mutants_space,
@@ -27,7 +28,7 @@ from tests.simulation import (
     mutants_wire,
     mutants_writing,
 )
-from tests.simulation.plan import Plan, draw_plan
+from tests.simulation.plan import Plan, draw_plan, with_logs
 
 if TYPE_CHECKING:
     import random
@@ -42,6 +43,7 @@ _MODULES = (
     mutants_bookie,
     mutants_disk,
     mutants_garbage,
+    mutants_logs,
     mutants_recovery,
     mutants_space,
     mutants_stale,
@@ -229,6 +231,22 @@ def _damaged_ends(plan: Plan) -> Plan:
     return replace(_scene("damaged_tail", acks=(2, 3))(plan), storage=storage)
 
 
+def _logs(plan: Plan) -> Plan:
+    """Logs that are appended to, merged, truncated and read by processes that die."""
+    return replace(
+        with_logs(plan),
+        quorum=_USUAL,
+        spare_bookies=1,
+        faults=("client dies", "metadata", "metadata", "client pauses", "lag"),
+        fault_interval_s=0.5,
+        metadata_latency_s=0.002,
+        disk_latency_s=0.0005,
+        auto_recoveries=0,
+        maintenance_interval_s=0.3,
+        hiding_chance=0.0,
+    )
+
+
 def _wire(plan: Plan) -> Plan:
     return replace(plan, has_wire=True)
 
@@ -256,6 +274,8 @@ FOCUSES: dict[str, Callable[[Plan], Plan]] = {
     "lost disks": _lost_disks,
     "made-up ledgers": _made_up_ledgers,
     "many files": _many_files,
+    "any logs": with_logs,
+    "logs": _logs,
     "lonely fences": _lonely_fences,
     "missed bookies": _missed_bookies,
     "moved LACs": _moved_lacs,
@@ -335,6 +355,7 @@ _FOCUS_OF = {
     mutants_garbage.metadata_is_overwritten: "any",
     mutants_garbage.new_ledgers_are_judged_by_an_old_look: "creations",
     mutants_garbage.new_ledgers_are_judged_without_sync: "creations",
+    **dict.fromkeys(mutants_logs.MUTANTS, "logs"),
     **dict.fromkeys(mutants_wire.MUTANTS, "wire"),
     mutants_wire.a_lost_connection_is_a_no: "wire and damage",
     mutants_wire.adds_are_acknowledged_on_arrival: "wire and crashes",
@@ -364,7 +385,7 @@ def focused(focus: str) -> Iterator[None]:
     """Draw plans of this focus."""
 
     def draw(rng: random.Random) -> Plan:
-        plan = replace(draw_plan(rng), has_wire=False)
+        plan = replace(draw_plan(rng), has_wire=False, has_logs=False)
         return FOCUSES[focus](plan)
 
     with patch("tests.simulation.workload.draw_plan", draw):

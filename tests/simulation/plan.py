@@ -6,7 +6,7 @@ A run in which everything goes wrong at once hides what a few faults would show 
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from bookie.config import CompactionConfig, GarbageConfig, SpaceConfig, StorageConfig
@@ -85,6 +85,9 @@ class Plan:
     writers: int
     has_wire: bool
     """Whether requests travel on connections, byte by byte, or each by itself."""
+    has_logs: bool = False
+    """Whether there are logs, and processes that use them, in place of ledgers and their writers;
+    see `logs.py`."""
     scene: str = ""
     """What is played in place of the usual writers; see `scenes.py`."""
 
@@ -95,6 +98,7 @@ class Plan:
 
 
 _WIRE_SHARE = 0.5
+_LOGS_SHARE = 0.08
 
 
 def draw_plan(rng: random.Random) -> Plan:
@@ -103,7 +107,8 @@ def draw_plan(rng: random.Random) -> Plan:
     # Half of the runs are about the protocol between processes, the others about everything.
     kinds = CLASSIC_FAULTS if rng.random() < 0.5 else ALL_FAULTS
     faults = tuple(rng.sample(kinds, rng.randint(1, min(len(kinds), 8))))
-    return Plan(
+    fate = copy(rng)  # what is drawn of it leaves no trace in what comes after
+    plan = Plan(
         quorum=QuorumConfig(ensemble_size=ensemble, write_quorum_size=write, ack_quorum_size=ack),
         spare_bookies=rng.choice((0, 1, 1, 2)),
         disk_latency_s=rng.choice((0.0005, 0.003, 0.05)),
@@ -127,5 +132,20 @@ def draw_plan(rng: random.Random) -> Plan:
         hunt_chance=rng.choice((0.0, 0.3, 0.6)),
         hunts_by_crash=rng.random() < 0.5,
         writers=rng.choice((1, 1, 2)),
-        has_wire=copy(rng).random() < _WIRE_SHARE,  # drawn without a trace in what comes after
+        has_wire=fate.random() < _WIRE_SHARE,
+    )
+    return with_logs(plan) if fate.random() < _LOGS_SHARE else plan
+
+
+def with_logs(plan: Plan) -> Plan:
+    """Return a plan with logs, whose ledgers come and go.
+
+    So many are deleted at once that no brake may hold them, and grace is told by clocks that agree.
+    """
+    garbage = replace(plan.storage.garbage, brake_count=10_000)
+    return replace(
+        plan,
+        has_logs=True,
+        storage=replace(plan.storage, garbage=garbage),
+        faults=tuple(each for each in plan.faults if each != "clock jump"),
     )

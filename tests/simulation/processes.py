@@ -575,7 +575,8 @@ class SimBookie:
         """I9: what waits and what is open stays within the limits."""
         assert self.storage is not None
         limits, log = self._settings.storage, self.storage._log
-        most = limits.in_flight_bytes_max + limits.entry_size_bytes_max + _OWN_BYTES
+        copied_bytes = limits.file_bytes_max if self._settings.maintenance_interval_s else 0
+        most = limits.in_flight_bytes_max + limits.entry_size_bytes_max + copied_bytes + _OWN_BYTES
         files_max = limits.open_files_max + len(log.unsealed_indexes()) + _EXTRA_FILES
         if log.pending_bytes > most or self.disk.open_files > files_max:
             self._on_violation(

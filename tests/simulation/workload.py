@@ -20,6 +20,7 @@ from dlcore.errors import DLError, LedgerNotFoundError
 from dlcore.wire import messages
 from tests.simulation.faults import Chaos
 from tests.simulation.healing import Judgement, check_no_task_is_left
+from tests.simulation.logs import Logs
 from tests.simulation.loop import LivenessLostError, run as run_loop
 from tests.simulation.plan import draw_plan
 from tests.simulation.scenes import SCENES, Act
@@ -125,12 +126,11 @@ class Scenario:
         await world.start()
         chaos = Chaos(world)
         world.trace.note("plan", f"{plan}")
-        self.writers += [world.new_client(f"writer-{number}") for number in range(plan.writers)]
-        for client in list(self.writers):
-            writer = await self.create(client)
-            world.spawn(self._write(client, writer), client=client)
-            if not plan.scene:
-                self._start_company(client, writer, chaos)
+        logs = Logs(world) if plan.has_logs else None
+        if logs is not None:
+            await logs.start()
+        else:
+            await self._start_writers(chaos)
         world.metadata_latency_s = plan.metadata_latency_s
         for number in range(plan.auto_recoveries):
             world.start_auto_recovery(f"recovery-{number}")
@@ -139,7 +139,16 @@ class Scenario:
         faults.cancel()
         world.trace.note("chaos", "is over, all heals")
         chaos.stop()
-        await Judgement(world).pass_on(self.writers)
+        await Judgement(world).pass_on(self.writers, logs)
+
+    async def _start_writers(self, chaos: Chaos) -> None:
+        world, plan = self.world, self.world.plan
+        self.writers += [world.new_client(f"writer-{number}") for number in range(plan.writers)]
+        for client in list(self.writers):
+            writer = await self.create(client)
+            world.spawn(self._write(client, writer), client=client)
+            if not plan.scene:
+                self._start_company(client, writer, chaos)
 
     # Clients
 

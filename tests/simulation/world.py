@@ -15,6 +15,7 @@ from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
 from tests.simulation.checkers import Checkers
 from tests.simulation.clients import SimClient
+from tests.simulation.log_checkers import LogCheckers
 from tests.simulation.network import Network
 from tests.simulation.plan import BookieSettings
 from tests.simulation.processes import SimBookie
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 EPOCH_MS = 1_700_000_000_000
 RECOVERY_TIMEOUT_S = 2.0
+MERGED_GRACE_S = 1.5
+"""How long the ledgers that merges emptied stay."""
 METADATA_LAGS_S = (0.0, 0.0, 0.1, 1.0, 3.0)
 """How far the metadata server of a session may be behind the leader, one as likely as the other."""
 AUTO_RECOVERY = AutoRecoveryConfig(
@@ -97,12 +100,16 @@ class World:
         self.checkers = Checkers(
             tree=self.tree, paths=self.paths, trace=trace, on_violation=self.fail
         )
+        self.log_checkers = LogCheckers(
+            tree=self.tree, paths=self.paths, grace_s=MERGED_GRACE_S, epoch_ms=EPOCH_MS
+        )
         self.tree.on_applied = self._on_metadata
 
     def _on_metadata(self, ops: Sequence[Op]) -> None:
         try:
             for op in ops:
                 self.checkers.on_metadata(op)
+            self.log_checkers.on_metadata(ops)
         except AssertionError as violation:
             self.fail(violation)
 

@@ -16,9 +16,9 @@ from dlcore.errors import DLError, LogNotFoundError
 from dlcore.ids import DLSN
 from dlcore.ledger.client import LedgerClient
 from dlcore.log import codec
-from dlcore.log.merger import MERGING_IDENTITY, LogMerger, drop_merged
+from dlcore.log.merger import MERGING_IDENTITY, LogMerger
 from dlcore.log.merging import MergePolicy
-from dlcore.log.staged import list_staged, settle
+from dlcore.log.staged import drop_merged, list_staged, read_staged, settle
 from dlcore.namespace import ScanClients, scan
 from dlcore.records import LogRecord
 from dlcore.transport.memory import MemoryBookieClient
@@ -223,6 +223,30 @@ def test_the_same_records_in_few_extents() -> None:
         await tidy(scene)
         assert await read_all(fresh) == more
         check_ledgers(scene.cluster)
+
+    on_scene(body)
+
+
+def test_ledgers_that_lost_extents_to_a_merge_go_after_a_grace() -> None:
+    """Also those that were being filled then, and whose last extents are truncated."""
+
+    async def body(scene: Scene) -> None:
+        for _ in range(4):
+            await scene.append()
+        snapshot = await scene.log.get_snapshot()
+        expected = as_rows(await read_all(scene.log))
+        assert await scene.merger.merge(scene.log._log)
+        context = scene.namespace._context
+        nodes = await read_staged(context, sorted(stored_ledgers(scene.cluster)))
+        merged = {i for i, node in nodes.items() if node.staged.released_ms}
+        assert any(nodes[i].staged.owner and nodes[i].staged.extents for i in merged)
+        await scene.close_staging()
+        await remove(scene)
+        assert merged <= stored_ledgers(scene.cluster).keys()
+        assert not merged & referred(scene.cluster).keys()
+        assert await scan_all(scene, snapshot) == expected  # as of the older view
+        await tidy(scene)
+        assert not merged & stored_ledgers(scene.cluster).keys()
 
     on_scene(body)
 

@@ -27,6 +27,7 @@ CHILDREN = [
     "heads",
     "ledgers",
     "logs",
+    "merged",
     "proxies",
     "staging",
     "staging-owners",

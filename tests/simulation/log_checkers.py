@@ -1,0 +1,383 @@
+"""What must hold of logs in every run, judged by what appenders said and what is stored.
+
+Positions and contents are compared with the checkers' own list of what was appended; references to
+ledgers are counted from the stored nodes, in every state that the metadata store goes through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dlcore.ids import DLSN
+from dlcore.metadata.port import Delete
+from tests.simulation.stored_log import (
+    ledgers_in,
+    merges_of,
+    nodes_of_log,
+    read_registration,
+)
+from tests.simulation.truth import InvariantViolatedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from dlcore.metadata.memory import MemoryTree
+    from dlcore.metadata.paths import NamespacePaths
+    from dlcore.metadata.port import Op, Versioned
+    from dlcore.records import LogRecordWithDLSN
+
+ONCE = "L1 EveryRecordOnceAtItsPlace"
+WHOLE = "L2 AppendsAreReadableAndWhole"
+COUNTED = "L3 ReferencesAreCounted"
+KEPT = "L4 NeededLedgersStay"
+TIDY = "L5 NothingIsLeftInTheEnd"
+LOG_INVARIANTS = (ONCE, WHOLE, COUNTED, KEPT, TIDY)
+
+_DELAY_MS_MAX = 30_000
+"""From when a process looked at its clock to when what it wrote then was applied: pauses count."""
+AppendId = tuple[str, int]
+"""Identity and version of an append."""
+Rows = dict[str, list[bytes]]
+"""Payloads by log."""
+
+
+@dataclass(slots=True)
+class _Append:
+    rows: Rows
+    log_ids: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """Of each log's name, those for which it was staged: another one was created meanwhile."""
+    ranges: dict[str, tuple[DLSN, DLSN]] = field(default_factory=dict)
+    """Where it was told that its rows are, by the id of a log."""
+    is_committed: bool = False
+
+
+@dataclass(slots=True)
+class _Log:
+    """One log, as its readers were shown it."""
+
+    name: str
+    places: dict[bytes, tuple[DLSN, int, int, int]] = field(default_factory=dict)
+    """Of each payload: position, sequence id, transaction id, timestamp."""
+    payloads: dict[DLSN, bytes] = field(default_factory=dict)
+    committed_end: DLSN = DLSN.INITIAL
+    truncated: DLSN = DLSN.INITIAL
+    """The highest position that somebody began to truncate at."""
+
+
+class LogCheckers:
+    """Records what happens to logs, and judges it as it goes."""
+
+    def __init__(
+        self, *, tree: MemoryTree, paths: NamespacePaths, grace_s: float, epoch_ms: int
+    ) -> None:
+        self._tree = tree
+        self._paths = paths
+        self._grace_ms = int(grace_s * 1000)
+        self._epoch_ms = epoch_ms
+        self._appends: dict[AppendId, _Append] = {}
+        self._owners: dict[bytes, tuple[AppendId, str]] = {}  # of payloads: append and log
+        self._logs: dict[str, _Log] = {}
+        self._references: dict[str, Counter[int]] = {}  # by path
+        self._counts: Counter[int] = Counter()  # of all paths
+        self._merges: dict[str, int] = {}  # by path of a head
+        self._released_ms: dict[int, int] = {}  # when a merge last took extents of a ledger
+        self.merges = 0
+        self.commits = 0
+
+    # What is appended
+
+    def on_append(self, append: AppendId, rows: Rows) -> None:
+        """Somebody is going to append these rows, or the same ones again."""
+        if append not in self._appends:
+            self._appends[append] = _Append(rows)
+            for log, payloads in rows.items():
+                self._owners |= dict.fromkeys(payloads, (append, log))
+        assert self._appends[append].rows == rows
+
+    def on_commit(self, append: AppendId, log_ids: Mapping[str, str]) -> None:
+        """It is about to commit what was staged for these logs."""
+        for log, log_id in log_ids.items():
+            self._appends[append].log_ids[log].add(log_id)
+            self._log(log_id, log)
+
+    def on_committed(
+        self, append_id: AppendId, ranges: Mapping[str, tuple[str, DLSN, DLSN]]
+    ) -> None:
+        """It was told that its rows are in the logs, and if it was told so, where.
+
+        `ranges` are by name of the log: its id, the first of the positions, and the end of them.
+        """
+        append = self._appends[append_id]
+        append.is_committed = True
+        self.commits += 1
+        for name, (log_id, first, end) in ranges.items():
+            append.ranges[log_id] = (first, end)
+            log = self._log(log_id, name)
+            log.committed_end = max(log.committed_end, end)
+
+    def _log(self, log_id: str, name: str) -> _Log:
+        return self._logs.setdefault(log_id, _Log(name))
+
+    # What is truncated
+
+    def on_truncate(self, log_id: str, name: str, dlsn: DLSN) -> None:
+        """Somebody is going to truncate a log below a position."""
+        log = self._log(log_id, name)
+        log.truncated = max(log.truncated, dlsn)
+
+    def places(self, log_id: str) -> list[DLSN]:
+        """Return the positions that somebody read, ascending."""
+        return sorted(self._logs[log_id].payloads) if log_id in self._logs else []
+
+    # What is read
+
+    def new_reading(self, log_id: str, name: str, start: DLSN = DLSN.INITIAL) -> Reading:
+        """Begin to judge what one reader gets from a position on."""
+        return Reading(self, self._log(log_id, name), start)
+
+    def check_record(self, log: _Log, payload: bytes, place: tuple[DLSN, int, int, int]) -> None:
+        """L1: it was appended to this log, and lies where it always lay."""
+        owner = self._owners.get(payload)
+        _require(
+            ONCE,
+            holds=owner is not None and owner[1] == log.name,
+            message=f"log {log.name} has {payload!r} at {place[0]}, which nobody appended to it",
+        )
+        known = log.places.setdefault(payload, place)
+        _require(
+            ONCE,
+            holds=known == place,
+            message=f"log {log.name}: {payload!r} was at {known}, and now is at {place}",
+        )
+        there = log.payloads.setdefault(place[0], payload)
+        _require(
+            ONCE,
+            holds=there == payload,
+            message=f"log {log.name}: {place[0]} was {there!r}, and now is {payload!r}",
+        )
+
+    def check_whole(self, found: Mapping[str, tuple[str, Sequence[bytes]]]) -> None:
+        """L2: what was committed is readable, and of each append all or nothing.
+
+        `found` are the id and the records of every log, by name.
+        """
+        there = {payload for _, payloads in found.values() for payload in payloads}
+        for append_id, append in self._appends.items():
+            rows = [
+                payload
+                for name, payloads in append.rows.items()
+                if append.log_ids[name] == {found[name][0]}  # if it is there, it is in this log
+                for payload in payloads
+                if not self._may_be_cut(append, found[name][0], payload)
+            ]
+            missing = [each for each in rows if each not in there]
+            _require(
+                WHOLE,
+                holds=not missing or (len(missing) == len(rows) and not append.is_committed),
+                message=f"of append {append_id} {missing[:3]} are not readable",
+            )
+
+    def _may_be_cut(self, append: _Append, log_id: str, payload: bytes) -> bool:
+        """Return whether a record may lie where somebody has truncated."""
+        log = self._logs[log_id]
+        place = log.places.get(payload)
+        if place is not None:
+            return place[0] < log.truncated
+        first = append.ranges.get(log_id, (DLSN.INITIAL,))[0]
+        return first < log.truncated
+
+    # What is stored
+
+    def on_metadata(self, ops: Iterable[Op]) -> None:
+        """The store applied a transaction: every reference is counted, every ledger needed there.
+
+        Raises:
+            InvariantViolatedError: L3, or L4.
+        """
+        before, touched, has_merged = self._counts.copy(), set(), False
+        for op in ops:
+            if op.path.startswith(f"{self._paths.heads}/"):
+                touched |= self._count(op.path)
+                has_merged |= self._note_merge(op.path)
+            elif op.path.startswith(f"{self._paths.ledgers}/"):
+                parts = op.path.removeprefix(f"{self._paths.ledgers}/").split("/")
+                if len(parts) >= 3:
+                    ledger_id = self._paths.ledger_id_of(*parts[:3])
+                    touched.add(ledger_id)
+                    if isinstance(op, Delete) and len(parts) == 3:
+                        self._check_grace(ledger_id)
+        for ledger_id in touched:
+            is_released = has_merged and self._counts[ledger_id] < before[ledger_id]
+            self._check_ledger(ledger_id, is_released=is_released)
+
+    def _count(self, path: str) -> set[int]:
+        before = self._references.pop(path, Counter())
+        node = self._tree._find(path)
+        after = Counter() if node is None else ledgers_in(path, node.value)
+        if after:
+            self._references[path] = after
+        self._counts.subtract(before)
+        self._counts.update(after)
+        return {each for each in before | after if before[each] != after[each]}
+
+    def _note_merge(self, path: str) -> bool:
+        node = self._tree._find(path)
+        if path.removeprefix(f"{self._paths.heads}/").count("/") != 1 or node is None:
+            return False
+        merges = merges_of(node.value)
+        is_merge = merges > self._merges.get(path, 0)
+        self._merges[path] = merges
+        self.merges += is_merge
+        return is_merge
+
+    def _check_ledger(self, ledger_id: int, *, is_released: bool) -> None:
+        count = self._counts[ledger_id]
+        is_there = self._tree._find(self._paths.ledger(ledger_id)) is not None
+        _require(
+            KEPT,
+            holds=is_there or not count,
+            message=f"ledger {ledger_id} is gone, and {count} extents refer to it",
+            ledger_id=ledger_id,
+        )
+        node = self._tree._find(self._paths.staged_ledger(ledger_id))
+        if node is None:
+            _require(
+                COUNTED,
+                holds=count <= 1,
+                message=f"ledger {ledger_id} is not registered, and {count} extents refer to it",
+                ledger_id=ledger_id,
+            )
+            return
+        registration = read_registration(node.value)
+        _require(
+            COUNTED,
+            holds=registration.extents == count,
+            message=f"ledger {ledger_id} has {count} extents, {registration.extents} are counted",
+            ledger_id=ledger_id,
+        )
+        if is_released:
+            released_ms = registration.released_ms - self._epoch_ms
+            _require(
+                KEPT,
+                holds=_now_ms() - _DELAY_MS_MAX <= released_ms <= _now_ms(),
+                message=f"ledger {ledger_id} was merged away, as of {released_ms} ms",
+                ledger_id=ledger_id,
+            )
+            self._released_ms[ledger_id] = released_ms
+
+    def _check_grace(self, ledger_id: int) -> None:
+        """L4: who reads by what the log was before a merge is not disturbed for some time."""
+        released_ms = self._released_ms.get(ledger_id)
+        _require(
+            KEPT,
+            holds=released_ms is None or _now_ms() >= released_ms + self._grace_ms,
+            message=f"ledger {ledger_id} was merged away at {released_ms} ms, and is deleted",
+            ledger_id=ledger_id,
+        )
+
+    def leftovers(self) -> list[str]:
+        """Return what nobody needs and what is still there."""
+        nodes, paths = self._tree.dump(), self._paths
+        heads = [each for each in nodes if _depth(each, paths.heads) == 2]
+        needed = {each for head in heads for each in nodes_of_log(head, nodes)}
+        found = [f"node {each}" for each in nodes if _depth(each, paths.heads) > 2]
+        found = [each for each in found if each.removeprefix("node ") not in needed]
+        found += [f"missing {each}" for each in sorted(needed - nodes.keys())]
+        found += [f"ledger {each}" for each in self.ledgers(nodes) if not self._counts[each]]
+        found += [f"staged {each}" for each in nodes if _depth(each, paths.staging) == 3]
+        found += [f"deleted {each}" for each in nodes if _depth(each, paths.deleted_logs) == 1]
+        found += [f"asked {each}" for each in nodes if _depth(each, paths.upkeep_requests) == 2]
+        names = sum(_depth(each, paths.logs) == 2 for each in nodes)
+        if len(heads) != names:
+            found.append(f"{len(heads)} heads of {names} logs")
+        return found
+
+    def ledgers(self, nodes: Mapping[str, Versioned] | None = None) -> list[int]:
+        """Return the ledgers that are stored."""
+        root = self._paths.ledgers
+        return [
+            self._paths.ledger_id_of(*each.removeprefix(f"{root}/").split("/"))
+            for each in nodes or self._tree.dump()
+            if _depth(each, root) == 3
+        ]
+
+
+class Reading:
+    """What one reader got of a log, record by record."""
+
+    def __init__(self, checkers: LogCheckers, log: _Log, start: DLSN) -> None:
+        self._checkers = checkers
+        self._log = log
+        self._start = start
+        self._last: tuple[DLSN, int] | None = None  # and its sequence id
+        self.payloads: list[bytes] = []
+
+    @property
+    def floor(self) -> DLSN:
+        """The end of what was committed by now."""
+        return self._log.committed_end
+
+    @property
+    def next_dlsn(self) -> DLSN:
+        """Where to go on."""
+        if self._last is None:
+            return self._start
+        last = self._last[0]
+        return DLSN(last.lssn, last.entry_id, last.slot_id + 1)
+
+    def on_records(self, records: Sequence[LogRecordWithDLSN]) -> None:
+        """Take the next records that the reader got."""
+        for each in records:
+            self.on_record(each.payload, each.dlsn, each.sequence_id, each.txid, each.timestamp_ms)
+
+    def on_record(
+        self, payload: bytes, dlsn: DLSN, sequence_id: int, txid: int, timestamp_ms: int
+    ) -> None:
+        """L1: it follows the one before, nothing is left out, and it is where it always was."""
+        if self._last is not None:
+            _require(
+                ONCE,
+                holds=dlsn > self._last[0] and sequence_id == self._last[1] + 1,
+                message=f"log {self._log.name}: {dlsn} with sequence id {sequence_id} was read "
+                f"after {self._last}",
+            )
+        self._checkers.check_record(self._log, payload, (dlsn, sequence_id, txid, timestamp_ms))
+        self._last = (dlsn, sequence_id)
+        self.payloads.append(payload)
+
+    def on_caught_up(self, floor: DLSN) -> None:
+        """L2: it was told that there is no more; `floor` was the end when it asked."""
+        last = self.next_dlsn
+        has_all = last >= DLSN(floor.lssn, floor.entry_id - 1, 1) if floor.entry_id else True
+        _require(
+            WHOLE,
+            holds=has_all or self._log.truncated >= floor,
+            message=f"log {self._log.name}: read up to {last}, and {floor} was committed",
+        )
+
+    def on_truncated(self) -> None:
+        """L2: it was told that its position was truncated."""
+        _require(
+            WHOLE,
+            holds=self._log.truncated > self.next_dlsn,
+            message=f"log {self._log.name}: {self.next_dlsn} is called truncated, and nobody "
+            f"truncated beyond {self._log.truncated}",
+        )
+
+
+def _depth(path: str, root: str) -> int:
+    """Return how many steps a node lies below a root; 0 if it does not."""
+    return path.removeprefix(root).count("/") if path.startswith(f"{root}/") else 0
+
+
+def _require(name: str, *, holds: bool, message: str, ledger_id: int | None = None) -> None:
+    if not holds:
+        raise InvariantViolatedError(name, message, ledger_id=ledger_id)
+
+
+def _now_ms() -> int:
+    """Return the virtual time."""
+    return int(asyncio.get_running_loop().time() * 1000)

@@ -1,0 +1,419 @@
+"""Logs in a run: processes that append, merge, truncate, delete and read, and die at any request.
+
+Each process is a real `Namespace` over the simulated ports.  Appenders stage rows in two ledgers
+and commit them to some logs at once, until they are told that it is done, from process to process.
+Workers merge and sweep; one more merges without asking for a lock.  Readers and scanners give all
+they get to the checkers.  In the end everybody leaves in good order, a last worker tidies up, and
+every log is read once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, cast
+
+import pyarrow as pa
+
+from dlcore.config import LogConfig
+from dlcore.errors import AlreadyTruncatedError, DLError
+from dlcore.ids import DLSN
+from dlcore.ledger.client import LedgerClient
+from dlcore.log.merger import LogMerger
+from dlcore.log.merging import MergePolicy
+from dlcore.log.upkeep import UpkeepConfig, ask_for_upkeep
+from dlcore.namespace import Namespace, ScanClients, scan
+from tests.simulation.log_checkers import TIDY
+from tests.simulation.truth import InvariantViolatedError
+from tests.simulation.world import MERGED_GRACE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
+
+    from dlcore.ids import BookieId
+    from dlcore.log.manager import DistributedLogManager
+    from dlcore.log.metadata import LogKey
+    from dlcore.log.scan import StagedExtent
+    from dlcore.log.staging import StagingWriter
+    from dlcore.metadata.port import MetadataStore
+    from tests.simulation.log_checkers import AppendId, LogCheckers, Reading, Rows
+    from tests.simulation.world import World
+
+LOGS = ("a", "b", "c")
+_APPENDERS = 2
+_POLICY = MergePolicy(
+    large_weight=30_000, fan_in=3, run_weight_max=90_000, run_extents_max=40, run_ledgers_max=20
+)
+UPKEEP = UpkeepConfig(
+    poll_interval_s=1.0,
+    sweep_interval_s=2.0,
+    logs_at_once=2,
+    copy_bytes_per_s=1e6,
+    merged_grace_s=MERGED_GRACE_S,
+    leftovers_age_s=1.0,
+    commits_age_s=1e6,
+    policy=_POLICY,
+)
+_STEPS_TO_LIVE = 150
+_TIDYING_S_MAX = 90.0
+
+
+class LogProcess:
+    """A process with a namespace of its own."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.client = world.new_client(name)
+        client, rng = self.client, world.rng
+        self.config = LogConfig(
+            quorum=world.plan.quorum,
+            entry_bytes=rng.choice((200, 2000)),
+            segment_bytes_max=rng.choice((4_000, 20_000)),
+            lock_timeout_s=1.0,
+            read_ahead_bytes=rng.choice((1, 10_000)),
+            read_unavailable_timeout_s=4.0,
+        )
+        self.namespace = Namespace(
+            uri="simulated",
+            store=cast("MetadataStore", client.store),
+            bookies=client.bookies,
+            paths=world.paths,
+            cluster_id=world.cluster_id,
+            clock=client.clock,
+            rng=client.rng,
+            config=self.config,
+            client_config=client.config,
+            client_id=name,
+            registry=client.registry,
+        )
+        client.parts.append(self.namespace)
+
+    def note(self, what: str) -> None:
+        """Add a line to the trace."""
+        self.world.trace.note(self.name, what)
+
+    def merger(self) -> LogMerger:
+        """Return a merger that asks nobody."""
+        namespace = self.namespace
+        return LogMerger(namespace._context, namespace._owner, policy=_POLICY, bytes_per_s=1e6)
+
+
+class _Scanning(ScanClients):
+    """Reads by a plan alone, and asks a namespace once that fails."""
+
+    def __init__(self, process: LogProcess) -> None:
+        super().__init__()
+        self._process = process
+        client = process.client
+        self._reading = LedgerClient(
+            ledgers=None,
+            registry=None,
+            bookies=client.bookies,
+            config=client.config,
+            clock=client.clock,
+            rng=client.rng,
+        )
+
+    def client_of(self, _: str, __: Mapping[BookieId, str]) -> LedgerClient:
+        """Return a client without metadata."""
+        return self._reading
+
+    async def fresh_namespace(self, _: str) -> Namespace:
+        """Return the process's own."""
+        return self._process.namespace
+
+
+class Logs:
+    """All that happens to the logs of a run."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._rng = world.rng
+        self._checkers: LogCheckers = world.log_checkers
+        self._is_over = False
+        self._pause_s = world.rng.choice((0.1, 0.2, 0.4))
+        self._supervisors: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Create the logs, and start all processes."""
+        setup = LogProcess(self._world, "setup")
+        for name in LOGS:
+            await setup.namespace.create_log(name)
+        await setup.client.aclose()
+        for number in range(_APPENDERS):
+            self._supervise(f"appender-{number}", Appender(self, number).work)
+        for number in range(2):
+            self._supervise(f"upkeep-{number}", self._keep_up)
+        self._supervise("merger", self._merge)
+        self._supervise("janitor", self._interfere)
+        self._supervise("reader", self._read)
+        self._supervise("scanner", self._scan)
+
+    def _supervise(
+        self, role: str, work: Callable[[LogProcess], Coroutine[object, object, None]]
+    ) -> None:
+        self._supervisors.append(self._world.spawn(self._live(role, work)))
+
+    async def _live(
+        self, role: str, work: Callable[[LogProcess], Coroutine[object, object, None]]
+    ) -> None:
+        """Start a process, and another one whenever it is dead."""
+        number = 0
+        while not self._is_over:
+            process = LogProcess(self._world, f"{role}.{number}")
+            if self._rng.random() < 0.7:
+                steps = self._rng.randint(5, _STEPS_TO_LIVE)
+                process.client.store.crash_after(steps, process.client.crash)
+            task = self._world.spawn(self._persist(process, work), client=process.client)
+            death = asyncio.ensure_future(process.client.died.wait())
+            # What a dead process had under way may wait for ever.
+            await asyncio.wait([task, death], return_when=asyncio.FIRST_COMPLETED)
+            death.cancel()
+            number += 1
+            if process.client.is_alive:
+                await process.client.aclose()
+            else:
+                process.note("is dead")
+                await asyncio.sleep(self._rng.expovariate(4.0))
+
+    async def _persist(
+        self, process: LogProcess, work: Callable[[LogProcess], Coroutine[object, object, None]]
+    ) -> None:
+        """Work until the run is over, whatever fails meanwhile."""
+        while not self._is_over:
+            try:
+                await work(process)
+            except DLError as error:
+                process.note(f"{type(error).__name__}: {error}")
+            await asyncio.sleep(self._rng.expovariate(1 / self._pause_s))
+
+    # Who appends: see `Appender`
+
+    async def append(self, process: LogProcess, append: AppendId, rows: Rows) -> None:
+        """Stage and commit rows as one append; return once it is known to be done."""
+        identity, version = append
+        self._checkers.on_append(append, rows)
+        writers: list[StagingWriter] = []
+        try:
+            namespace = process.namespace
+            writers += [await namespace.open_staging_writer(identity=identity) for _ in range(2)]
+            extents = await self._stage(process, writers, rows)
+            self._checkers.on_commit(append, {each.log: each.log_id for each in extents})
+            staged = await namespace.begin_append(identity, version)
+            if self._rng.random() < 0.1:
+                process.client.store.inner.lose_next_reply(applied=self._rng.random() < 0.6)
+            result = await staged.commit(extents)
+            log_ids = {each.log: each.log_id for each in extents}
+            self._checkers.on_committed(
+                append, {name: (log_ids[name], *result.logs[name]) for name in result.logs}
+            )
+            process.note(f"appended {append}, {len(extents)} extents: {result.committed}")
+        finally:
+            for writer in writers:
+                with contextlib.suppress(DLError):
+                    await writer.aclose()
+
+    async def _stage(
+        self, process: LogProcess, writers: Sequence[StagingWriter], rows: Rows
+    ) -> list[StagedExtent]:
+        """Stage the rows of each log in two parts, of a ledger each, as tasks do."""
+        txid = process.client.clock.now_ms() if self._rng.random() < 0.3 else None
+        extents: list[StagedExtent] = []
+        for number, writer in enumerate(writers):
+            for name, payloads in rows.items():
+                half = len(payloads) // 2
+                part = payloads[half:] if number else payloads[:half]
+                columns: dict[str, list[bytes] | list[int]] = {"payload": part}
+                if txid is not None:
+                    columns["txid"] = [txid] * len(part)
+                await writer.write_batch(name, pa.record_batch(columns))
+            extents += await writer.stage()
+        return extents
+
+    # Who merges
+
+    async def _keep_up(self, process: LogProcess) -> None:
+        """Work as the service does, for as long as the run goes on."""
+        upkeep = process.namespace.upkeep(UPKEEP)
+        work = asyncio.ensure_future(upkeep.run())
+        try:
+            while not self._is_over and not work.done():
+                await asyncio.wait([work], timeout=0.2)
+        finally:
+            work.cancel()
+            await asyncio.wait([work])
+        if not work.cancelled():
+            work.result()
+
+    async def _merge(self, process: LogProcess) -> None:
+        """Merge a log without asking who else does."""
+        log = await self._some_log(process)
+        await process.merger().merge(log._log)
+        await asyncio.sleep(self._rng.uniform(0.0, 0.5))
+
+    # Who interferes
+
+    async def _some_log(self, process: LogProcess) -> DistributedLogManager:
+        return await process.namespace.open_log(self._rng.choice(LOGS), config=process.config)
+
+    async def _interfere(self, process: LogProcess) -> None:
+        """Ask for upkeep, truncate, or delete a log and create it again."""
+        rng = self._rng
+        await asyncio.sleep(rng.uniform(0.0, 0.6))
+        log = await self._some_log(process)
+        choice = rng.random()
+        if choice < 0.6:
+            await ask_for_upkeep(process.namespace._context, {log._log: 1})
+        elif choice < 0.9:
+            await self._truncate(process, log)
+        elif choice < 0.93:
+            process.note(f"deletes log {log.name}")
+            try:
+                await log.delete()
+            finally:
+                await self._create_again(process.namespace, log.name)
+
+    async def _create_again(self, namespace: Namespace, name: str) -> None:
+        if not await namespace.log_exists(name):
+            await namespace.create_log(name)
+
+    async def _truncate(self, process: LogProcess, log: DistributedLogManager) -> None:
+        key = log._log
+        places = self._checkers.places(key.log_id)
+        if places:
+            place = places[min(self._rng.randrange(len(places)), self._rng.randrange(len(places)))]
+            process.note(f"truncates log {log.name} below {place}")
+            self._checkers.on_truncate(key.log_id, key.name, place)
+            await log.truncate(place)
+
+    # Who reads
+
+    async def _read(self, process: LogProcess) -> None:
+        """Read a log for a while, from its start or from somewhere in it."""
+        rng = self._rng
+        log = await self._some_log(process)
+        reading = self._new_reading(log._log, rng.random() < 0.5)
+        async with await log.open_reader(dlsn=reading.next_dlsn) as reader:
+            for _ in range(rng.randint(1, 15)):
+                count, floor = rng.choice((1, 5, 100)), reading.floor
+                try:
+                    records = await reader.read_bulk(count, until_caught_up=True)
+                except AlreadyTruncatedError:
+                    reading.on_truncated()
+                    return
+                reading.on_records(records)
+                if len(records) < count:
+                    reading.on_caught_up(floor)
+                await asyncio.sleep(rng.expovariate(5.0))
+
+    def _new_reading(self, key: LogKey, is_whole: bool) -> Reading:
+        places = self._checkers.places(key.log_id)
+        start = DLSN.INITIAL if is_whole or not places else self._rng.choice(places)
+        return self._checkers.new_reading(key.log_id, key.name, start)
+
+    async def _scan(self, process: LogProcess) -> None:
+        """Read a log by a plan, slowly, so that much happens meanwhile."""
+        log = await self._some_log(process)
+        await self._scan_log(process, log, pause_s=self._rng.choice((0.0, 0.02, 0.2)))
+        await asyncio.sleep(self._rng.uniform(0.0, 0.5))
+
+    async def _scan_log(
+        self, process: LogProcess, log: DistributedLogManager, *, pause_s: float
+    ) -> Reading:
+        key = log._log
+        reading = self._checkers.new_reading(key.log_id, key.name)
+        floor = reading.floor
+        snapshot = await log.get_snapshot()
+        clients = _Scanning(process)
+        scans = snapshot.scans(snapshot.first, snapshot.end)
+        try:
+            async for each in scan(scans, uri="simulated", clients=clients):
+                columns = (each.batch.column(0).to_pylist(), each.batch.column(1).to_pylist())
+                for row, (txid, payload) in enumerate(zip(*columns, strict=True)):
+                    reading.on_record(
+                        payload,
+                        DLSN(each.lssn, each.entry_id, each.first_slot + row),
+                        each.sequence_id + row,
+                        txid,
+                        each.timestamp_ms,
+                    )
+                await asyncio.sleep(pause_s)
+        except AlreadyTruncatedError:
+            return reading  # or deleted, which is called the same
+        reading.on_caught_up(floor)
+        return reading
+
+    # The end
+
+    async def finish(self) -> None:
+        """Let everybody end in good order; tidy up, and judge what is there."""
+        self._is_over = True
+        await asyncio.wait(self._supervisors)
+        keeper = LogProcess(self._world, "keeper")
+        for name in LOGS:
+            await self._create_again(keeper.namespace, name)
+        await self._tidy_up(keeper)
+        self._world.faults["merge"] += self._checkers.merges
+        found = {}
+        for name in LOGS:
+            log = await keeper.namespace.open_log(name)
+            reading = await self._read_whole(keeper, log)
+            found[name] = (log._log.log_id, reading.payloads)
+            scanned = await self._scan_log(keeper, log, pause_s=0.0)
+            assert scanned.payloads == reading.payloads
+        self._checkers.check_whole(found)
+        await keeper.client.aclose()
+
+    async def _tidy_up(self, keeper: LogProcess) -> None:
+        """L5: merge and sweep, as the service does, until nothing is left that nobody needs."""
+        upkeep = keeper.namespace.upkeep(UPKEEP)
+        deadline = self._world.loop.time() + _TIDYING_S_MAX
+        for name in LOGS:
+            log = await keeper.namespace.open_log(name)
+            await ask_for_upkeep(keeper.namespace._context, {log._log: 1})
+        while True:
+            await upkeep.serve()
+            await upkeep.sweep()
+            left = self._checkers.leftovers()
+            if not left:
+                return
+            if self._world.loop.time() > deadline:
+                raise InvariantViolatedError(TIDY, f"{len(left)} are left: {left[:5]}")
+            await asyncio.sleep(1.0)
+
+    async def _read_whole(self, process: LogProcess, log: DistributedLogManager) -> Reading:
+        reading = self._checkers.new_reading(log._log.log_id, log.name)
+        floor = reading.floor
+        async with await log.open_reader() as reader:
+            while records := await reader.read_bulk(1000, until_caught_up=True):
+                reading.on_records(records)
+        reading.on_caught_up(floor)
+        process.note(f"read {len(reading.payloads)} records of log {log.name}")
+        return reading
+
+
+class Appender:
+    """An identity, which appends one version after the other, whichever process it lives in."""
+
+    def __init__(self, logs: Logs, number: int) -> None:
+        self._logs = logs
+        self._rng = logs._rng
+        self._identity = f"job-{number}"
+        self._version = 0
+        self._rows: Rows = {}
+
+    async def work(self, process: LogProcess) -> None:
+        """Append the next version; the one that failed comes first, and again."""
+        if not self._rows:
+            names = self._rng.sample(LOGS, self._rng.randint(1, len(LOGS)))
+            self._rows = {
+                name: [
+                    f"{self._identity}/{self._version}/{name}/{row}".encode()
+                    for row in range(self._rng.randint(2, 6))
+                ]
+                for name in sorted(names)
+            }
+        await self._logs.append(process, (self._identity, self._version), self._rows)
+        self._rows = {}
+        self._version += 1

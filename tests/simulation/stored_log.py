@@ -1,0 +1,92 @@
+"""The metadata of logs as the checkers read it: by the numbers of its layout, none of the product.
+
+A head, a completed segment and a chunk are msgpack arrays; of each only what checkers need is named
+here.  Extents are packed by tens of integers, the second of which is the ledger, told by what it
+differs from the one before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dlcore.metadata.port import Versioned
+
+_INTS_PER_EXTENT = 10
+_HEAD_LAST_LSSN, _HEAD_FIRST_LSSN, _HEAD_FIRST_CHUNK = 1, 9, 10
+_HEAD_MERGES, _HEAD_SEGMENT = 11, 13
+_OPEN_CHUNKS, _OPEN_PACKED = 2, 4
+_END_CHUNKS, _END_PACKED = 4, 6
+_CHUNK_COVERS, _CHUNK_PACKED = 1, 4
+
+
+def _values(value: bytes) -> list[Any]:
+    found: list[Any] = msgspec.msgpack.decode(value)
+    return found
+
+
+def ledgers_in(path: str, value: bytes) -> Counter[int]:
+    """Return how many extents of each ledger a node below `heads` names."""
+    depth = path.count("/heads/") and path.split("/heads/")[1].count("/")
+    if not value or path.endswith("/lock"):
+        return Counter()
+    values = _values(value)
+    if depth == 1:
+        segment = values[_HEAD_SEGMENT]
+        packed = segment[_OPEN_PACKED] if segment else ()
+    else:
+        packed = values[_END_PACKED if depth == 2 else _CHUNK_PACKED]
+    return Counter(accumulate(packed[1::_INTS_PER_EXTENT]))
+
+
+def merges_of(value: bytes) -> int:
+    """Return how often a log's head says that something was merged."""
+    merges: int = _values(value)[_HEAD_MERGES]
+    return merges
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """How many extents refer to a ledger by its own count, and when the last ones were merged."""
+
+    extents: int
+    released_ms: int
+
+
+def read_registration(value: bytes) -> Registration:
+    """Read the registration of a staged or merged ledger."""
+    found = json.loads(value)
+    return Registration(found["extents"], found["released_ms"])
+
+
+def nodes_of_log(head_path: str, nodes: Mapping[str, Versioned]) -> set[str]:
+    """Return the nodes that a log must have below its head, by what its head and segments say.
+
+    Of a chunk or segment that is missing only its own node is among them.
+    """
+    head = _values(nodes[head_path].value)
+    found: set[str] = set()
+    for lssn in range(head[_HEAD_FIRST_LSSN], head[_HEAD_LAST_LSSN] + 1):
+        path = f"{head_path}/{lssn}"
+        segment = head[_HEAD_SEGMENT]
+        if lssn == head[_HEAD_LAST_LSSN] and segment:
+            count = segment[_OPEN_CHUNKS]
+            if count:
+                found.add(path)
+        else:
+            found.add(path)
+            count = _values(nodes[path].value)[_END_CHUNKS] if path in nodes else 0
+        number = head[_HEAD_FIRST_CHUNK] if lssn == head[_HEAD_FIRST_LSSN] else 0
+        while number < count:
+            chunk = f"{path}/{number}"
+            found.add(chunk)
+            number += _values(nodes[chunk].value)[_CHUNK_COVERS] if chunk in nodes else count
+    return found
