@@ -26,7 +26,7 @@ from bookie.entry_log_format import (
 )
 from bookie.index import LedgerEntries, SealedIndex, read_footer
 from bookie.listed_ranges import ListedRanges
-from bookie.small_entries import EntryRun, first_run, joined
+from bookie.small_entries import COUNT_MIN, EntryRun, first_run, joined, run_count
 from dlcore.errors import (
     BookieStorageError,
     DigestMismatchError,
@@ -51,10 +51,10 @@ _GAP_BYTES_MAX = 16 * 1024
 _RUN_BYTES_MAX = 4 * 1024 * 1024
 _ENTRY_ID_MAX = 2**63 - 1
 _NO_IDS = np.array([], np.int64)
-_RUN_ENTRIES_MAX = 4096
-"""Small entries looked up, read and sent together."""
 _LOOKUP_COUNT = 256
-"""Entries looked up at a time while a chunk is filled."""
+"""Entries looked up at a time while a chunk is filled, at most."""
+_LOOKUP_COUNT_FIRST = 4
+_LOOKUP_GROWTH = 4
 
 
 class FooterPlace(NamedTuple):
@@ -161,8 +161,10 @@ class EntryReader:
         chunk: list[Location] = []
         size = 0
         next_id, last_id = wanted.start, wanted.stop - 1  # a range of all ids has no len()
+        count_max = _LOOKUP_COUNT_FIRST
         while next_id <= last_id:
-            found = self.between(ledger_id, next_id, last_id, count_max=_LOOKUP_COUNT)
+            found = self.between(ledger_id, next_id, last_id, count_max=count_max)
+            count_max = min(_LOOKUP_COUNT, count_max * _LOOKUP_GROWTH)
             for location in found:
                 if location.entry_id < next_id:
                     continue
@@ -185,8 +187,12 @@ class EntryReader:
         if source is None:
             return None
         _, number, entries = source
+        first, last = wanted.start, wanted.stop - 1
+        count = run_count(entries.columns_between(first, last, COUNT_MIN)[2], bytes_max=bytes_max)
+        if not count:
+            return None
         newer = next(sources, None)
-        columns = entries.columns_between(wanted.start, wanted.stop - 1, _RUN_ENTRIES_MAX)
+        columns = entries.columns_between(first, last, count * wanted.step)
         run = first_run(*columns, wanted=wanted, bytes_max=bytes_max, file_number=number)
         is_alone = newer is None or run is None or run.entry_ids[-1] < newer[0]
         return run if is_alone else None

@@ -358,6 +358,8 @@ class SealedIndex:
                 f"footer of magic {magic!r} version {version}, expected {_MAGIC!r} {_VERSION}"
             )
         self._payload = payload
+        self._asked_id = -1
+        self._asked: LedgerEntries | None = None
         self._offset = _FIXED.size
         self._ledger_ids = self._take("<i8", ledgers)
         self._rows = self._take(_LEDGER_ROW, ledgers)
@@ -368,6 +370,12 @@ class SealedIndex:
 
     def entries(self, ledger_id: int) -> LedgerEntries | None:
         """Return the ledger's entries in this file; None if it is not in the file."""
+        if ledger_id == self._asked_id:  # whoever reads a ledger asks for each chunk of it
+            return self._asked
+        self._asked_id, self._asked = ledger_id, self._find_entries(ledger_id)
+        return self._asked
+
+    def _find_entries(self, ledger_id: int) -> LedgerEntries | None:
         position = int(np.searchsorted(self._ledger_ids, ledger_id))
         if position == len(self._ledger_ids) or self._ledger_ids[position] != ledger_id:
             return None

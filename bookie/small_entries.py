@@ -14,7 +14,9 @@ from dlcore.wire.frames import FrameRun
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_COUNT_MIN = 16
+COUNT_MIN = 16
+"""So many or more are read together."""
+_COUNT_MAX = 4096
 _SIZE_MAX = 16 * 1024
 """Of an entry on average: to copy one from its neighbours then costs less than a step for it."""
 _GAP_BYTES_MAX = 1024
@@ -33,6 +35,17 @@ class EntryRun(NamedTuple):
     def last_offset(self) -> int:
         """Where the last frame begins."""
         return int(self.offsets[-1])
+
+
+def run_count(sizes: NDArray[np.int64], *, bytes_max: int) -> int:
+    """Return how many entries to look up for a run that begins with these; 0: it is none.
+
+    `sizes` has those of the first `COUNT_MIN` entries, fewer if there are no more.
+    """
+    count, size = len(sizes), int(sizes.sum())
+    if count < COUNT_MIN or size > count * _SIZE_MAX:
+        return 0
+    return min(_COUNT_MAX, max(COUNT_MIN, 2 * bytes_max * count // size))
 
 
 def first_run(
@@ -60,14 +73,14 @@ def first_run(
         is_wanted = (entry_ids - wanted.start) % wanted.step == 0
         entry_ids, offsets, sizes = entry_ids[is_wanted], offsets[is_wanted], sizes[is_wanted]
     count = len(entry_ids)
-    if count < _COUNT_MIN:
+    if count < COUNT_MIN:
         return None
     gaps = offsets[1:] - offsets[:-1] - sizes[:-1]
     is_next = (np.diff(entry_ids) == wanted.step) & (gaps >= 0) & (gaps <= _GAP_BYTES_MAX)
     is_good = np.concatenate(([entry_ids[0] == wanted.start], is_next))
     is_good &= np.cumsum(sizes) <= bytes_max
     count = count if is_good.all() else int(np.argmin(is_good))
-    if count < _COUNT_MIN or int(sizes[:count].sum()) > count * _SIZE_MAX:
+    if count < COUNT_MIN or int(sizes[:count].sum()) > count * _SIZE_MAX:
         return None
     return EntryRun(file_number, entry_ids[:count], offsets[:count], sizes[:count])
 

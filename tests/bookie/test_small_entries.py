@@ -15,7 +15,7 @@ import pytest
 from bookie.disk import MemoryDisk
 from bookie.entry_log_format import file_name
 from bookie.index import EntryColumns
-from bookie.small_entries import EntryRun, first_run, joined
+from bookie.small_entries import EntryRun, first_run, joined, run_count
 from dlcore.errors import BookieStorageError
 from dlcore.wire.frames import FrameRun
 from tests.fixtures.aio import run
@@ -79,6 +79,15 @@ def test_large_entries_are_no_run() -> None:
     """They are not worth copying."""
     sizes = np.full(COUNT, 20_000)
     assert count_of(offsets=20_040 * np.arange(COUNT), sizes=sizes) == 0
+
+
+def test_it_is_known_from_the_first_ones_how_many_to_look_up() -> None:
+    """None for few or large ones; else about twice what fits, so that sizes may vary."""
+    assert run_count(SIZES[:15], bytes_max=6000) == 0
+    assert run_count(np.full(16, 20_000), bytes_max=10**6) == 0
+    assert run_count(SIZES[:16], bytes_max=6000) == 200
+    assert run_count(SIZES[:16], bytes_max=10) == 16
+    assert run_count(SIZES[:16], bytes_max=10**9) == 4096
 
 
 def test_a_stride_takes_every_other_entry() -> None:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from bookie import small_entries
+from bookie import entry_reader, small_entries
 from dlcore.errors import DLError, LedgerNotFoundError
 from dlcore.wire import messages
 from tests.simulation.faults import Chaos
@@ -93,7 +93,8 @@ def _few_are_many() -> Iterator[None]:
     """Let entries be added and read many at a time from two on: here there are never many."""
     with (
         patch.object(messages, "_RUN_FRAMES_MIN", 2),
-        patch.object(small_entries, "_COUNT_MIN", 2),
+        patch.object(small_entries, "COUNT_MIN", 2),
+        patch.object(entry_reader, "COUNT_MIN", 2),
     ):
         yield
 
