@@ -59,8 +59,9 @@ if TYPE_CHECKING:
 
     Resolve = Callable[[BookieId], Awaitable[str]]
 
-_WINDOW_CHUNKS = 2
-"""Chunks of a range read that a bookie sends ahead: one is used while the next one comes."""
+_WINDOW_CHUNKS = 4
+"""Chunks of a range read that a bookie sends ahead: some are used while the next ones come, and one
+CREDIT, which costs as much as a chunk in wake-ups, is for two."""
 _FOLLOW_WINDOW_BYTES = 1024 * 1024
 
 
