@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from dlcore.ids import BookieId
     from dlcore.ledger.append import SendAdd
     from dlcore.ledger.port import BookieClient
+    from dlcore.wire.frames import FrameParts
 
 _OVERLOAD_DELAY_S = 0.02
 """First pause before an overloaded bookie is asked again; doubles up to a second."""
@@ -33,12 +34,18 @@ class SentAdd:
     __slots__ = ("attempts", "bookie", "entry_id", "frame", "future", "position", "retry_until_s")
 
     def __init__(
-        self, *, entry_id: int, position: int, bookie: BookieId, frame: bytes, retry_until_s: float
+        self,
+        *,
+        entry_id: int,
+        position: int,
+        bookie: BookieId,
+        frame: bytes | FrameParts,
+        retry_until_s: float,
     ) -> None:
         self.entry_id = entry_id
         self.position = position
         self.bookie = bookie
-        self.frame = frame
+        self.frame: bytes | FrameParts = frame
         self.retry_until_s = retry_until_s
         self.attempts = 0
         self.future: asyncio.Future[None] | None = None

@@ -42,7 +42,7 @@ from dlcore.errors import (
     LedgerFencedError,
     NotEnoughBookiesError,
 )
-from dlcore.ledger.digest import BytesLike, EntryFrame, encode_frame
+from dlcore.ledger.digest import BytesLike, EntryFrame, frame_parts
 from dlcore.ledger.metadata import LedgerMetadata, LedgerState
 from dlcore.ledger.placement import UNKNOWN_TOPOLOGY, Topology, choose_replacements
 from dlcore.ledger.quorum import write_set
@@ -52,6 +52,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from dlcore.ids import BookieId
+    from dlcore.wire.frames import FrameParts
+
+
+_JOIN_BYTES = 8192
+"""A frame below this size is joined once, as its parts would be on each connection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +64,7 @@ class SendAdd:
     """Effect: send `frame` to each (position, bookie) of `targets`, in the order of the effects."""
 
     entry_id: int
-    frame: bytes
+    frame: bytes | FrameParts
     targets: tuple[tuple[int, BookieId], ...]
 
 
@@ -118,7 +123,7 @@ Effect: TypeAlias = (
 @dataclass(slots=True)
 class _Add:
     entry_id: int
-    frame: bytes
+    frame: bytes | FrameParts
     ledger_bytes: int
     acks: set[int]  # positions whose bookie made it durable
     waiting: dict[int, BookieId]  # positions whose bookie has not answered yet
@@ -184,14 +189,15 @@ class LedgerAppender:
         assert not self._is_sealed
         entry_id = self.last_add_pushed + 1
         ledger_bytes = self.pushed_bytes + sum(memoryview(part).nbytes for part in body)
-        frame = encode_frame(
+        frame = frame_parts(
             ledger_id=self.metadata.ledger_id,
             entry_id=entry_id,
             last_add_confirmed=self.last_add_confirmed,
             ledger_bytes=ledger_bytes,
             body=body,
         )
-        return self._push(frame, ledger_bytes)
+        is_small = len(frame) < _JOIN_BYTES
+        return self._push(bytes(frame) if is_small else frame, ledger_bytes)
 
     def append_recovered(self, entry: EntryFrame) -> list[Effect]:
         """Write an entry back as it was read: its frame must stay the same byte for byte."""
@@ -199,7 +205,7 @@ class LedgerAppender:
         assert entry.entry_id == self.last_add_pushed + 1
         return self._push(bytes(entry.data), entry.ledger_bytes)
 
-    def _push(self, frame: bytes, ledger_bytes: int) -> list[Effect]:
+    def _push(self, frame: bytes | FrameParts, ledger_bytes: int) -> list[Effect]:
         self.last_add_pushed += 1
         self.pushed_bytes = ledger_bytes
         self.pending_bytes += len(frame)

@@ -22,6 +22,7 @@ import crc32c
 import numpy as np
 
 from dlcore.errors import DigestMismatchError
+from dlcore.wire.frames import FrameParts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,15 +83,36 @@ def encode_frame(
 
     `ledger_bytes` counts the body bytes of the ledger up to and including this entry.
     """
-    size = sum(memoryview(part).nbytes for part in body)
+    return bytes(
+        frame_parts(
+            ledger_id=ledger_id,
+            entry_id=entry_id,
+            last_add_confirmed=last_add_confirmed,
+            ledger_bytes=ledger_bytes,
+            body=body,
+        )
+    )
+
+
+def frame_parts(
+    *,
+    ledger_id: int,
+    entry_id: int,
+    last_add_confirmed: int,
+    ledger_bytes: int,
+    body: Sequence[BytesLike],
+) -> FrameParts:
+    """Return the frame of `body`, which is not copied; else like `encode_frame`."""
+    views = [memoryview(part).cast("B") for part in body]
+    size = sum(map(len, views))
     header = _HEADER.pack(
         _MAGIC, _VERSION, 0, size, ledger_id, entry_id, last_add_confirmed, ledger_bytes
     )
     checksum = crc32c.crc32c(header)
-    for part in body:
-        checksum = crc32c.crc32c(part, checksum)
+    for view in views:
+        checksum = crc32c.crc32c(view, checksum)
     checksum = crc32c.crc32c(_RESERVED, checksum)
-    return b"".join((header, *body, _RESERVED, _CHECK.pack(checksum ^ _CHECK_XOR)))
+    return FrameParts([header, *views, _RESERVED + _CHECK.pack(checksum ^ _CHECK_XOR)])
 
 
 def frame_check(frame: BytesLike) -> int:

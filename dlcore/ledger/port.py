@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Sequence
 
     from dlcore.ids import BookieId
+    from dlcore.wire.frames import FrameParts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,7 @@ class BookieClient(Protocol):
     """
 
     def add_entry(
-        self, bookie: BookieId, frame: bytes, *, is_recovery: bool = False
+        self, bookie: BookieId, frame: bytes | FrameParts, *, is_recovery: bool = False
     ) -> Awaitable[None]:
         """Store `frame`; the result arrives when it is durable there.
 

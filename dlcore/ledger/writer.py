@@ -128,6 +128,8 @@ class LedgerWriter:
     def append(self, body: Sequence[BytesLike]) -> asyncio.Future[int]:
         """Append one entry; the future gives its id once it and all before it are acknowledged.
 
+        `body` is not copied: its bytes must not change until all its replicas have answered.
+
         Nothing blocks here: `wait_for_capacity` first keeps what is in flight bounded.  An entry
         that is too large is refused, and the writer stays usable.
 

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from dlcore.transport.connection import Connect, Incoming
     from dlcore.transport.control import ControlClient
     from dlcore.wire.client_end import Read
-    from dlcore.wire.messages import Buffer
+    from dlcore.wire.messages import Frame
 
     Resolve = Callable[[BookieId], Awaitable[str]]
 
@@ -112,7 +112,7 @@ class WireBookieClient:
         return f"<WireBookieClient {state} bookies={len(self._peers)}>"
 
     def add_entry(
-        self, bookie: BookieId, frame: Buffer, *, is_recovery: bool = False
+        self, bookie: BookieId, frame: Frame, *, is_recovery: bool = False
     ) -> asyncio.Future[None]:
         """Queue an add; see the port."""
         try:

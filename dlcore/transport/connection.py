@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dlcore.ids import BookieId
     from dlcore.transport.backoff import Backoff
     from dlcore.wire.client_end import ClientEvent, Read
-    from dlcore.wire.messages import Buffer, Chunk, Hello, Update
+    from dlcore.wire.messages import Buffer, Chunk, Frame, Hello, Update
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Write:
         future: asyncio.Future[None],
         submitted_s: float,
         *,
-        frame: Buffer | None = None,
+        frame: Frame | None = None,
         is_recovery: bool = False,
         lac: tuple[int, int] = (-1, -1),
     ) -> None:
@@ -148,7 +148,7 @@ class Connection(asyncio.BufferedProtocol):
 
     # Requests
 
-    def add(self, frame: Buffer, *, is_recovery: bool) -> asyncio.Future[None]:
+    def add(self, frame: Frame, *, is_recovery: bool) -> asyncio.Future[None]:
         """Queue an add behind all earlier writes."""
         return self._submit(
             Write(
@@ -376,7 +376,7 @@ class Connection(asyncio.BufferedProtocol):
         queue = self._queue
         is_recovery = queue[0].is_recovery
         batch: list[Write] = []
-        frames: list[Buffer] = []
+        frames: list[Frame] = []
         size = 0
         while queue and len(batch) < ADD_FRAMES_MAX:
             write = queue[0]

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 
     from dlcore.ids import BookieId
+    from dlcore.wire.frames import FrameParts
 
 _CHUNK_BYTES = 1024 * 1024
 
@@ -190,7 +191,7 @@ class MemoryBookieClient:
         self._is_closed = False
 
     def add_entry(
-        self, bookie: BookieId, frame: bytes, *, is_recovery: bool = False
+        self, bookie: BookieId, frame: bytes | FrameParts, *, is_recovery: bool = False
     ) -> Awaitable[None]:
         """Store `frame`."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -198,7 +199,7 @@ class MemoryBookieClient:
             self._expire_later(bookie, future)
             return future
         try:
-            self._reach(bookie).add_entry(frame, is_recovery=is_recovery)
+            self._reach(bookie).add_entry(bytes(frame), is_recovery=is_recovery)
         except (BookieError, DigestMismatchError) as error:
             future.set_exception(error)
         else:

@@ -20,7 +20,6 @@ from dlcore.wire.messages import (
     FEATURES,
     PROTOCOL_VERSION,
     REQUEST_ID_MAX,
-    Add,
     Buffer,
     Cancel,
     Chunk,
@@ -28,6 +27,7 @@ from dlcore.wire.messages import (
     Durable,
     Failed,
     Follow,
+    Frame,
     Hello,
     Lac,
     Ping,
@@ -42,6 +42,7 @@ from dlcore.wire.messages import (
     cost_of,
     decode,
     encode,
+    encode_add,
 )
 from dlcore.wire.statuses import error_of
 
@@ -145,12 +146,12 @@ class ClientEnd(Generic[W, R]):
         return encode(self._hello)
 
     def add(
-        self, frames: Sequence[Buffer], writes: Sequence[W], *, is_recovery: bool
+        self, frames: Sequence[Frame], writes: Sequence[W], *, is_recovery: bool
     ) -> list[Buffer]:
         """Return a message of adds."""
         first = self._take_ids(len(frames))
         self.writes.update(enumerate(writes, first))
-        return encode(Add(first, is_recovery, frames))
+        return encode_add(first, frames, is_recovery=is_recovery)
 
     def write_lac(self, ledger_id: int, last_add_confirmed: int, write: W) -> list[Buffer]:
         """Return an explicit LAC."""

@@ -1,4 +1,4 @@
-"""Entry frames one after the other in one buffer, without an object for each."""
+"""Entry frames without copies: many in one buffer, or one in several."""
 
 from __future__ import annotations
 
@@ -9,9 +9,32 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sized
 
     from numpy.typing import NDArray
+
+
+class FrameParts:
+    """A frame that lies in parts, which are sent one after the other and never joined.
+
+    Args:
+        parts: of single bytes each; they must not change while the frame is in use.
+    """
+
+    __slots__ = ("_size", "parts")
+
+    def __init__(self, parts: Sequence[bytes | memoryview]) -> None:
+        self.parts = parts
+        self._size = sum(map(len, parts))
+
+    def __repr__(self) -> str:
+        return f"<FrameParts parts={len(self.parts)} bytes={self._size}>"
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self.parts)
 
 
 class FrameRun(Sequence[memoryview]):
@@ -57,6 +80,6 @@ class FrameRun(Sequence[memoryview]):
         return (payload[start:end] for start, end in pairwise(self.bounds.tolist()))
 
 
-def total_bytes(frames: Sequence[bytes | memoryview]) -> int:
+def total_bytes(frames: Sequence[Sized]) -> int:
     """Return the bytes of all frames."""
     return len(frames.payload) if isinstance(frames, FrameRun) else sum(map(len, frames))

@@ -16,7 +16,7 @@ import numpy as np
 
 from dlcore.config import ENTRY_SIZE_BYTES_MAX, MIB
 from dlcore.errors import BadRequestError
-from dlcore.wire.frames import FrameRun, total_bytes
+from dlcore.wire.frames import FrameParts, FrameRun, total_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Buffer: TypeAlias = bytes | memoryview
+Frame: TypeAlias = Buffer | FrameParts
+"""An entry frame that is sent."""
 
 PROTOCOL_VERSION = 1
 FEATURES = 0
@@ -306,11 +308,18 @@ def encode(message: Message) -> list[Buffer]:
         raise BadRequestError(f"{message!r:.200} cannot be sent: {error}") from error
 
 
+def encode_add(
+    first_request_id: int, frames: Sequence[Frame], *, is_recovery: bool
+) -> list[Buffer]:
+    """Return the frame of an ADD, whose entries may lie in parts."""
+    return _with_frames(Kind.ADD, is_recovery, first_request_id, b"", frames)
+
+
 def _encode(message: Message) -> list[Buffer]:
     match message:
         case Add():
-            return _with_frames(
-                Kind.ADD, message.is_recovery, message.first_request_id, b"", message.frames
+            return encode_add(
+                message.first_request_id, message.frames, is_recovery=message.is_recovery
             )
         case Chunk():
             return _with_frames(
@@ -376,7 +385,7 @@ def _head(
 
 
 def _with_frames(
-    kind: Kind, flag: bool, request_id: int, fields: bytes, frames: Sequence[Buffer]
+    kind: Kind, flag: bool, request_id: int, fields: bytes, frames: Sequence[Frame]
 ) -> list[Buffer]:
     if isinstance(frames, FrameRun):
         fields += np.diff(frames.bounds).astype(">u4").tobytes()
@@ -384,7 +393,13 @@ def _with_frames(
         return [_head(kind, flag, request_id, fields, payload_bytes=len(payload)), payload]
     sizes = [len(frame) for frame in frames]
     fields += struct.pack(f">{len(sizes)}I", *sizes)
-    return [_head(kind, flag, request_id, fields, payload_bytes=sum(sizes)), *frames]
+    buffers: list[Buffer] = [_head(kind, flag, request_id, fields, payload_bytes=sum(sizes))]
+    for frame in frames:
+        if isinstance(frame, FrameParts):
+            buffers += frame.parts
+        else:
+            buffers.append(frame)
+    return buffers
 
 
 def _cut(detail: str) -> bytes:

@@ -246,7 +246,7 @@ class _Client:
                             position,
                             _NUMBERS[bookie],
                             effect.entry_id,
-                            effect.frame,
+                            bytes(effect.frame),
                         )
                         for position, bookie in effect.targets
                     )

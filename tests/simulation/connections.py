@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from bookie.storage import LedgerStorage
     from dlcore.ids import BookieId
     from dlcore.ledger.port import EntryRange, FollowUpdate
+    from dlcore.wire.frames import FrameParts
     from tests.simulation.network import Network
     from tests.simulation.processes import SimBookie
 
@@ -103,11 +104,12 @@ class SimBookieClient:
         return future
 
     def add_entry(
-        self, bookie: BookieId, frame: bytes, *, is_recovery: bool = False
+        self, bookie: BookieId, frame: bytes | FrameParts, *, is_recovery: bool = False
     ) -> Awaitable[None]:
         """Store `frame`."""
+        data = bytes(frame)
         return self._request(
-            bookie, lambda b, reply: b.serve_add(self.name, frame, reply, is_recovery=is_recovery)
+            bookie, lambda b, reply: b.serve_add(self.name, data, reply, is_recovery=is_recovery)
         )
 
     def write_lac(

@@ -123,7 +123,7 @@ def test_an_entry_goes_to_its_write_set_with_the_lac_of_the_moment() -> None:
     bench.ok(0, "C")
     (sent,) = bench.append()
     assert isinstance(sent, SendAdd)
-    frame = decode_frame(sent.frame, ledger_id=7, entry_id=2)
+    frame = decode_frame(bytes(sent.frame), ledger_id=7, entry_id=2)
     assert (frame.last_add_confirmed, frame.ledger_bytes) == (0, 30)
     assert [position for position, _ in sent.targets] == [2, 3, 4]
 

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from array import array
+from typing import TYPE_CHECKING
+
 import crc32c
 import numpy as np
 import pytest
 
 from dlcore.errors import DigestMismatchError
-from dlcore.ledger.digest import FRAME_BYTES, decode_frame, decode_run, encode_frame, is_sound
+from dlcore.ledger.digest import (
+    FRAME_BYTES,
+    decode_frame,
+    decode_run,
+    encode_frame,
+    frame_parts,
+    is_sound,
+)
 from dlcore.wire.frames import FrameRun
+from dlcore.wire.messages import Add, encode, encode_add
+
+if TYPE_CHECKING:
+    from dlcore.ledger.digest import BytesLike
 
 FRAME = encode_frame(
     ledger_id=3,
@@ -136,3 +150,20 @@ def test_frames_cut_in_the_wrong_places_are_found() -> None:
         assert decode_run(run, ledger_id=3, first_entry_id=10, stride=2) is None
     assert decode_run(run_of(FRAMES[::-1]), ledger_id=3, first_entry_id=10, stride=2) is None
     assert decode_run(run_of([]), ledger_id=3, first_entry_id=10, stride=2) is None
+
+
+def test_a_frame_in_parts_is_the_same_frame_without_copies() -> None:
+    """Each part of the body is sent from where it is, whatever its items are."""
+    numbers = array("q", range(5))
+    body: list[BytesLike] = [b"ab", memoryview(numbers), b"", bytearray(b"c")]
+    frame = frame_parts(
+        ledger_id=3, entry_id=17, last_add_confirmed=16, ledger_bytes=1000, body=body
+    )
+    assert bytes(decode_frame(bytes(frame)).body) == b"ab" + numbers.tobytes() + b"c"
+    assert len(frame) == len(bytes(frame)) == sum(map(len, frame.parts))
+    buffers = encode_add(5, [frame, FRAME], is_recovery=False)
+    assert b"".join(buffers) == b"".join(
+        encode(Add(5, is_recovery=False, frames=[bytes(frame), FRAME]))
+    )
+    assert isinstance(buffers[3], memoryview)
+    assert buffers[3].obj == numbers
