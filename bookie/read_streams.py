@@ -105,7 +105,7 @@ class FollowStream:
         )
         if update is None:
             return None
-        self.has_news = True  # perhaps there is more
+        self.has_news = self.has_news or self._storage.may_tell_more(self._ledger_id, update)
         self._next_entry_id = max(self._next_entry_id, update.last_add_confirmed + 1)
         self._told = replace(update, frames=())  # they are not kept for a reader who waits
         return Update(self.request_id, update.frames, update.last_add_confirmed, update.fenced)

@@ -92,10 +92,7 @@ class LedgerStorage:
         digest = owner_digest(owner)
         ledgers: dict[int, LedgerState] = {}
         opened = await open_entry_log(
-            disk,
-            owner=digest,
-            new_life=clock.new_token,
-            take_sealed=partial(note_sealed, ledgers),
+            disk, owner=digest, new_life=clock.new_token, take_sealed=partial(note_sealed, ledgers)
         )
         return cls(disk, config, opened, ledgers, owner=digest, clock=clock, given_ids=given_ids)
 
@@ -318,15 +315,19 @@ class LedgerStorage:
         locations, confirmed = self._reader.find_confirmed(
             ledger_id, first_entry_id, bytes_max=bytes_max
         )
-        if (
-            not locations
-            and told is not None
-            and (told.last_add_confirmed, told.fenced) == (confirmed, fenced)
-        ):
+        known = told and (told.last_add_confirmed, told.fenced)
+        if not locations and known == (confirmed, fenced):
             self._log.check()
             return None
         frames = await self._reader.read(locations)
         return FollowUpdate(frames=frames, last_add_confirmed=confirmed, fenced=fenced)
+
+    def may_tell_more(self, ledger_id: int, told: FollowUpdate) -> bool:
+        """Return whether a follower who was told `told` just now may find more, or an error."""
+        state = self._ledgers.get(ledger_id)
+        if state is None or self._has_failed or self._is_closing:
+            return True
+        return told.last_add_confirmed < state.last_add_confirmed or state.is_fence_durable
 
     def list_entries(self, ledger_id: int) -> ListedRanges:
         """Return the ranges of durable entries, ascending; NoSuchLedgerError if it knows none."""
@@ -337,9 +338,7 @@ class LedgerStorage:
 
     def ledgers(self) -> list[int]:
         """Return the ledgers it knows, ascending, without those proven deleted."""
-        return sorted(
-            ledger_id for ledger_id, state in self._ledgers.items() if not state.is_deleted
-        )
+        return sorted(each for each, state in self._ledgers.items() if not state.is_deleted)
 
     def stats(self) -> StorageStats:
         """Return counts and space."""

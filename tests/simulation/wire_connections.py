@@ -204,6 +204,7 @@ class JudgedStorage:
         self._client = client
         self._storage = storage
         self.watch = storage.watch
+        self.may_tell_more = storage.may_tell_more
 
     def add_entry(self, frame: BytesLike, *, is_recovery: bool = False) -> asyncio.Future[None]:
         """Add; what is called durable is noted."""
