@@ -38,7 +38,7 @@ from dlcore.log.metadata import LogKey
 from dlcore.log.recovery import recover_log
 from dlcore.log.scan import CommitResult, StagedExtent
 from dlcore.log.staged import StagedNode, decode_node, drop, list_staged, read_staged, settle
-from dlcore.log.staging import StagingWriter
+from dlcore.log.staging import LOGS_PER_APPEND, StagingWriter, require_few_logs
 from dlcore.log.store import UNANSWERED, persistently, require_change_size
 from dlcore.log.upkeep import ask_for_upkeep
 from dlcore.metadata.port import Create, Op, Put, Versioned
@@ -63,8 +63,6 @@ _CONFLICT_DELAY_S_MAX = 0.05
 _LOCK_LOOKS_EVERY_S = 1.0
 """How often a lock that is waited for is looked at, should no watch tell that it is gone."""
 IDENTITY_BYTES_MAX = 200
-LOGS_PER_APPEND = 1000
-"""One append over so many logs fits into a transaction, whatever the logs hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,6 +462,7 @@ def check_identity(identity: str) -> None:
 
 
 def _check_extents(extents: Sequence[StagedExtent], staged_as: str) -> None:
+    require_few_logs({extent.log_id for extent in extents})
     taken: dict[int, list[StagedExtent]] = {}
     for extent in extents:
         if extent.identity != staged_as:

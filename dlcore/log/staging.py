@@ -20,6 +20,7 @@ from dlcore.errors import (
     DLError,
     MetadataVersionError,
     NoNodeError,
+    TransactionTooLargeError,
     WriteError,
 )
 from dlcore.log.active import encode_group
@@ -32,7 +33,7 @@ from dlcore.log.transmit import Slice, Transmitter
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Sequence
     from types import TracebackType
 
     import pyarrow as pa
@@ -45,8 +46,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+LOGS_PER_APPEND = 1000
+"""One append over so many logs fits into a transaction, whatever the logs hold."""
 QUEUED_BYTES_MAX = 32 * 1024 * 1024
 """More than this does not wait for its log's turn: the log with the most gets its turn early."""
+
+
+def require_few_logs(logs: Collection[str]) -> None:
+    """Raise `TransactionTooLargeError` if so many logs may not fit one append."""
+    if len(logs) > LOGS_PER_APPEND:
+        raise TransactionTooLargeError(
+            f"one append would change {len(logs)} logs: {LOGS_PER_APPEND} fit one transaction, "
+            "whatever they hold; write to fewer logs at once"
+        )
 
 
 class _Run:
@@ -114,9 +126,11 @@ class StagingWriter:
     async def write_batches(self, parts: Sequence[tuple[str, pa.RecordBatch]]) -> None:
         """Write rows for several logs: as `write_batch`, and logs that are new are found at once.
 
-        Where one part is refused, those before it are written: stage or discard them.
+        Where one part is refused, those before it are written: stage or discard them.  Too many
+        logs are refused before any part is.
         """
         self._require_usable()
+        require_few_logs(self._parts.keys() | {log for log, batch in parts if batch.num_rows})
         unknown = sorted({log for log, _ in parts if log not in self._logs})
         if unknown:
             found = await self._context.logs.find_many(unknown)
@@ -132,6 +146,7 @@ class StagingWriter:
 
         Raises:
             LogNotFoundError: there is no such log.
+            TransactionTooLargeError: more logs than one append takes, since the last `stage`.
             TransactionIdOutOfOrderError, LogRecordTooLongError, ConfigurationError: refused as a
                 whole, the writer stays usable.
             WriteError: the ledger failed; what was not staged is lost.
@@ -144,6 +159,7 @@ class StagingWriter:
             return
         part = self._parts.get(log)
         if part is None:
+            require_few_logs({*self._parts, log})
             part = _Part(metadata, entry_bytes=self._config.entry_bytes, has_txids=has_txids)
         if part.has_txids is not has_txids:
             raise ConfigurationError(

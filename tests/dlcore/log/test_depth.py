@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, cast
 import pyarrow as pa
 import pytest
 
-from dlcore.log.append import LOGS_PER_APPEND
+from dlcore.errors import TransactionTooLargeError
+from dlcore.log.staging import LOGS_PER_APPEND
 from dlcore.log.store import CHANGE_BYTES_MAX
 from tests.fixtures.memory_namespace import MemoryCluster, memory_cluster, record
 from tests.fixtures.recording_store import RecordingStore
@@ -92,6 +93,52 @@ def test_a_commit_over_as_many_logs_as_are_promised() -> None:
         sizes = [(await client.commit(logs))[1] for _ in range(9)]
         assert max(sizes) < CHANGE_BYTES_MAX
         assert sum(sizes[:8]) / 8 / LOGS_PER_APPEND <= 300
+
+    counting(body)
+
+
+def test_the_thousandth_commit_is_as_small_as_the_first_ones() -> None:
+    """Nothing that a commit writes grows with what came before."""
+
+    async def body(cluster: MemoryCluster, client: Counted) -> None:
+        logs = [f"log{number}" for number in range(5)]
+        for log in logs:
+            await client.namespace.create_log(log)
+        sizes = [(await client.commit(logs))[1] for _ in range(1000)]
+        periods = [sum(sizes[at : at + 8]) / 8 / len(logs) for at in range(0, 1000, 8)]
+        assert max(periods) <= 300  # with the record of the identity and one registration
+        assert periods[-1] <= 1.1 * periods[1]
+        assert max(sizes[-8:]) <= 1.1 * max(sizes[8:16])
+
+    counting(body)
+
+
+def test_more_logs_than_are_promised_are_refused_before_anything_is_staged() -> None:
+    """By the writer that is given too many, and by the commit of what several staged."""
+
+    async def body(cluster: MemoryCluster, client: Counted) -> None:
+        logs = [f"log{number}" for number in range(LOGS_PER_APPEND + 1)]
+        for log in logs:
+            await client.namespace.create_log(log)
+        rows = pa.record_batch({"payload": [b"x"]})
+        parts = [(log, rows) for log in logs]
+        async with await client.namespace.open_staging_writer(identity="job") as writer:
+            with client.store.record() as requests:
+                with pytest.raises(TransactionTooLargeError, match="1001 logs: 1000 fit"):
+                    await writer.write_batches(parts)
+                assert requests.count == 0
+            await writer.write_batches(parts[:-1])
+            with pytest.raises(TransactionTooLargeError, match="1001 logs"):
+                await writer.write_batch(*parts[-1])
+            extents = await writer.stage()
+            await writer.write_batch(*parts[-1])
+            last = await writer.stage()
+            append = await client.namespace.begin_append("job", 1)
+            with client.store.record() as requests:
+                with pytest.raises(TransactionTooLargeError, match="1001 logs"):
+                    await append.commit(extents + last)
+                assert requests.count == 0
+            assert len((await append.commit(extents)).logs) == LOGS_PER_APPEND
 
     counting(body)
 
