@@ -8,6 +8,7 @@ from tests.simulation import (
     mutants_tested_files,
     mutants_tested_metadata,
     mutants_tested_repair,
+    mutants_tested_wire,
 )
 from tests.simulation.tested import TESTED, Tested
 
@@ -19,5 +20,6 @@ MODULES = (
     mutants_tested_files,
     mutants_tested_metadata,
     mutants_tested_repair,
+    mutants_tested_wire,
 )
 """Each notes its own in `TESTED`."""

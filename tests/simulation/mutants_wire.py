@@ -1,8 +1,8 @@
 """Bugs of the wire, put back on purpose: answers, handshakes, windows, silence, lost connections.
 
 Some others are masked here, since ledger clients make good what one bookie leaves out: an update
-lost at the edge of a chunk (`mutants_tested_bookie`), a short read taken as a frame, which the
-tests of the two ends have.
+lost at the edge of a chunk (`mutants_tested_bookie`), a short read taken as a frame
+(`mutants_tested_wire`).
 """
 
 from __future__ import annotations

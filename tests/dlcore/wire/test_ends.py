@@ -214,7 +214,10 @@ def test_a_big_payload_is_received_in_place() -> None:
     target = assembly.get_buffer()
     assert len(target) == len(entry) - 100
     target[:] = body[100:]
-    assembly.received(len(target))
+    assembly.received(200)
+    assert assembly.next_frame() is None
+    assert len(assembly.get_buffer()) == len(target) - 200
+    assembly.received(len(target) - 200)
     frame = assembly.next_frame()
     assert frame is not None
     assert frame.payload == entry

@@ -1,0 +1,74 @@
+"""Bugs of frames and of reading and adding many entries at once, which tests catch by name.
+
+The simulation masks them: ledger clients verify each entry and turn to another replica.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import crc32c
+import numpy as np
+
+from bookie import entry_reader as entry_reader_module
+from bookie.ledger_state import LedgerState
+from dlcore.ledger import digest as digest_module
+from dlcore.wire.assembly import Assembly, Frame
+from tests.simulation.tested import caught_by
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from dlcore.wire.frames import FrameRun
+
+
+@caught_by("dlcore/wire/test_ends.py::test_a_big_payload_is_received_in_place")
+def a_short_read_is_taken_for_a_frame() -> Iterator[None]:
+    """What one read brought of a payload is the payload."""
+
+    def take_partial(self: Assembly) -> Frame | None:
+        partial = self._partial
+        assert partial is not None
+        self._partial = None
+        return Frame(partial.header, partial.fields, partial.payload.toreadonly())
+
+    with patch.object(Assembly, "_take_partial", take_partial):
+        yield
+
+
+@caught_by(
+    "bookie/test_small_entries.py::test_damage_among_small_entries_is_found_and_belongs_to_one_of_them"
+)
+def many_entries_are_sent_unread() -> Iterator[None]:
+    """A bookie verifies entries one by one only."""
+    with patch.object(entry_reader_module, "is_sound", lambda *_, **__: True):
+        yield
+
+
+@caught_by("dlcore/ledger/test_digest.py::test_frames_cut_in_the_wrong_places_are_found")
+def one_checksum_stands_for_all_frames() -> Iterator[None]:
+    """Whose the entries are, and where each ends, is not looked at when their sum is right."""
+
+    def headers(run: FrameRun, *_: Any) -> NDArray[Any] | None:
+        if crc32c.crc32c(run.payload):
+            return None
+        data = np.frombuffer(run.payload, np.uint8)
+        positions = run.bounds[:-1, None] + digest_module._HEADER_POSITIONS
+        found: NDArray[Any] = data[positions].view(digest_module._HEADERS)[:, 0]
+        return found
+
+    with patch.object(digest_module, "_sound_headers", headers):
+        yield
+
+
+@caught_by(
+    "bookie/test_small_entries.py::"
+    "test_what_speaks_against_one_entry_leaves_all_to_be_looked_at_alone"
+)
+def entries_that_come_together_pass_the_fence() -> Iterator[None]:
+    """Only a single add is refused on a fenced ledger."""
+    with patch.object(LedgerState, "accepts", lambda *_, **__: True):
+        yield
