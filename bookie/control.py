@@ -5,6 +5,7 @@ Few messages, from operators and auto-recovery; entries travel on the wire (serv
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import grpc
@@ -18,7 +19,7 @@ from dlcore.proto.bookie_pb2_grpc import (
 from dlcore.wire.statuses import status_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from bookie.storage import LedgerStorage
     from dlcore.ids import BookieId
@@ -84,18 +85,14 @@ class BookieControl(BookieControlServicer):
                     f"this is {self._bookie.name}, incarnation {self._bookie.incarnation}; "
                     f"not {request.incarnation}"
                 )
-            ranges = self._storage.list_entries(request.ledger_id)
+            for ranges in self._storage.list_entries(request.ledger_id).pages():
+                for start in range(0, len(ranges), LISTED_RANGES_MAX):
+                    yield _page(ranges[start : start + LISTED_RANGES_MAX])
+                await asyncio.sleep(0)  # others' turn
+            yield _page(())  # one that holds nothing has a page, too
         except DLError as error:
             status, detail = status_of(error)
             yield pb.ListEntriesResponse(status=status, detail=detail)
-            return
-        for start in range(0, max(len(ranges), 1), LISTED_RANGES_MAX):
-            page = pb.ListEntriesResponse()
-            for each in ranges[start : start + LISTED_RANGES_MAX]:
-                page.ranges.add(
-                    first_entry_id=each.first_entry_id, last_entry_id=each.last_entry_id
-                )
-            yield page
 
     async def GetInfo(self, request: pb.InfoRequest, context: object) -> pb.InfoResponse:
         """Send counts and space."""
@@ -121,3 +118,10 @@ def _credentials(tls: TlsFiles, asks_clients: bool) -> grpc.ServerCredentials:
         root_certificates=files.ca,
         require_client_auth=asks_clients,
     )
+
+
+def _page(ranges: Sequence[tuple[int, int]]) -> pb.ListEntriesResponse:
+    page = pb.ListEntriesResponse()
+    for first, last in ranges:
+        page.ranges.add(first_entry_id=first, last_entry_id=last)
+    return page

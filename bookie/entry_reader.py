@@ -25,7 +25,7 @@ from bookie.entry_log_format import (
     read_record_header,
 )
 from bookie.index import LedgerEntries, SealedIndex, read_footer
-from bookie.listed_ranges import ListedRanges
+from bookie.listed_ranges import RangePage
 from bookie.small_entries import COUNT_MIN, EntryRun, first_run, joined, run_count
 from dlcore.errors import (
     BookieStorageError,
@@ -51,6 +51,8 @@ _GAP_BYTES_MAX = 16 * 1024
 _RUN_BYTES_MAX = 4 * 1024 * 1024
 _ENTRY_ID_MAX = 2**63 - 1
 _NO_IDS = np.array([], np.int64)
+_LISTED_COUNT = 16_384
+"""Entries of one file that one step of a list looks at, so that it delays nobody."""
 _LOOKUP_COUNT = 256
 """Entries looked up at a time while a chunk is filled, at most."""
 _LOOKUP_COUNT_FIRST = 4
@@ -235,19 +237,24 @@ class EntryReader:
             first_entry_id = found[-1].entry_id + 1
         return chunk, confirmed
 
-    def durable_ranges(self, ledger_id: int) -> ListedRanges:
-        """Return the runs of durable entries of the ledger, ascending."""
-        firsts, lasts = [_NO_IDS], [_NO_IDS]
-        for _, number, entries in self._sources(ledger_id, 0, _ENTRY_ID_MAX):
-            is_durable = np.array(entries.offsets) < self._log.durable_offset(number)
-            ids = np.array(entries.entry_ids)[is_durable]
-            runs = _joined(ids, ids)
-            firsts.append(runs[0])
-            lasts.append(runs[1])
-        first, last = np.concatenate(firsts), np.concatenate(lasts)
-        order = np.argsort(first, kind="stable")
-        first, last = _joined(first[order], last[order])
-        return ListedRanges(first, last)
+    def durable_ranges(self, ledger_id: int, first_entry_id: int) -> RangePage:
+        """Return runs of durable entries from an entry on, as far as one step looks."""
+        end: int | None = None  # so far all that is held is known
+        found = [_NO_IDS]
+        for lowest, number, entries in self._sources(ledger_id, first_entry_id, _ENTRY_ID_MAX):
+            last = _ENTRY_ID_MAX if end is None else end
+            if lowest > last:
+                break
+            ids, offsets, _ = entries.columns_between(first_entry_id, last, _LISTED_COUNT)
+            if len(ids) == _LISTED_COUNT:
+                end = int(ids[-1])
+            found.append(ids[offsets < self._log.durable_offset(number)])
+        ids = np.concatenate(found)
+        if end is not None:
+            ids = ids[ids <= end]
+        ids.sort()
+        firsts, lasts = _joined(ids, ids)
+        return RangePage(firsts.tolist(), lasts.tolist(), None if end is None else end + 1)
 
     async def refuse_absent(self, ledger_id: int, entry_id: int) -> None:
         """Raise the proven no; return if the entry can be found after all.

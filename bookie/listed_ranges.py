@@ -1,46 +1,50 @@
-"""The ranges of entries that a bookie holds of a ledger: compact, made to values when read."""
+"""The ranges of entries that a bookie holds of a ledger: made page by page, as they are read."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, NamedTuple
 
 from dlcore.ledger.port import EntryRange
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    from collections.abc import Callable, Iterator
 
 
-class ListedRanges(Sequence[EntryRange]):
+class RangePage(NamedTuple):
+    """What was found in one step; what is held beyond is looked up when the next is asked for."""
+
+    firsts: list[int]
+    lasts: list[int]
+    next_entry_id: int | None
+    """Where the next step begins; None: there is nothing more."""
+
+
+class ListedRanges:
     """Ranges, ascending; a striped ledger may have a million of them.
 
     Args:
-        firsts: their first entries.
-        lasts: their last entries.
+        look: returns the page that begins at an entry.
     """
 
-    def __init__(self, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> None:
-        self._firsts = firsts
-        self._lasts = lasts
+    def __init__(self, look: Callable[[int], RangePage]) -> None:
+        self._look = look
 
-    def __len__(self) -> int:
-        return len(self._firsts)
+    def pages(self) -> Iterator[list[tuple[int, int]]]:
+        """Yield (first, last) of ranges, many per page, or none; each page is a bounded step."""
+        next_entry_id: int | None = 0
+        last: tuple[int, int] | None = None  # of the page before: it may go on in the next
+        while next_entry_id is not None:
+            firsts, lasts, next_entry_id = self._look(next_entry_id)
+            page = list(zip(firsts, lasts, strict=True))
+            if last is not None and page and page[0][0] == last[1] + 1:
+                page[0] = last[0], page[0][1]
+            elif last is not None:
+                page.insert(0, last)
+            last = page.pop() if page else None
+            yield page
+        yield [] if last is None else [last]
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]  # as of any list
-
-    @overload
-    def __getitem__(self, index: int) -> EntryRange: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> ListedRanges: ...
-
-    def __getitem__(self, index: int | slice) -> EntryRange | ListedRanges:
-        if isinstance(index, slice):
-            return ListedRanges(self._firsts[index], self._lasts[index])
-        return EntryRange(
-            first_entry_id=int(self._firsts[index]), last_entry_id=int(self._lasts[index])
-        )
+    def __iter__(self) -> Iterator[EntryRange]:
+        for page in self.pages():
+            for first, last in page:
+                yield EntryRange(first_entry_id=first, last_entry_id=last)

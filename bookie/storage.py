@@ -23,12 +23,13 @@ from bookie.given_ids import GivenIds
 from bookie.held_entries import HeldEntries
 from bookie.ledger_state import LedgerState, note_sealed
 from bookie.limits import check_frame, check_id, check_range, may_add_run
+from bookie.listed_ranges import ListedRanges
 from bookie.parts import Parts
 from bookie.replay import open_entry_log
 from bookie.room import Room, run_room_bytes
 from bookie.sealed_files import SealedFiles
 from bookie.space import Claim
-from bookie.storage_state import StorageState, StorageStats
+from bookie.storage_state import StorageState, StorageStats, stats_of
 from bookie.timers import Timers
 from bookie.upkeep import Upkeep
 from dlcore.errors import (
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from bookie.disk_port import Disk, DiskFile
     from bookie.garbage import GarbageReport
     from bookie.index import FileIndex
-    from bookie.listed_ranges import ListedRanges
+    from bookie.listed_ranges import RangePage
     from bookie.replay import OpenedLog, WritePosition
     from bookie.scrub import ScrubReport
     from dlcore.clock import Clock
@@ -142,6 +143,7 @@ class LedgerStorage:
             self._ledger(summary.ledger_id).note_summary(summary)
         self._room = Room(disk, self._log, config)
         parts = Parts(disk, self._log, self._reader, self._files, self._ledgers, self.damage)
+        self._parts = parts
         self._held = HeldEntries(parts, self._check_room)
         self._upkeep = Upkeep(
             parts, config, owner=owner, clock=clock, is_full=lambda: self._room.is_read_only
@@ -330,11 +332,18 @@ class LedgerStorage:
         return told.last_add_confirmed < state.last_add_confirmed or state.is_fence_durable
 
     def list_entries(self, ledger_id: int) -> ListedRanges:
-        """Return the ranges of durable entries, ascending; NoSuchLedgerError if it knows none."""
+        """Return the ranges of durable entries, looked up step by step as they are read.
+
+        Each step may raise NoSuchLedgerError, and BookieStorageError.
+        """
         check_id("ledger", ledger_id)
-        self._check_open()
-        self._known_ledger(ledger_id)
-        return self._reader.durable_ranges(ledger_id)
+
+        def look(first_entry_id: int) -> RangePage:
+            self._check_open()
+            self._known_ledger(ledger_id)
+            return self._reader.durable_ranges(ledger_id, first_entry_id)
+
+        return ListedRanges(look)
 
     def ledgers(self) -> list[int]:
         """Return the ledgers it knows, ascending, without those proven deleted."""
@@ -342,16 +351,8 @@ class LedgerStorage:
 
     def stats(self) -> StorageStats:
         """Return counts and space."""
-        space = self._disk.space()
-        return StorageStats(
-            ledger_count=len(self._ledgers),
-            stored_bytes=self._files.stored_bytes + self._log.written_bytes,
-            disk_free_bytes=space.free_bytes,
-            disk_total_bytes=space.total_bytes,
-            is_read_only=self._room.is_read_only,
-            failed=self._has_failed,
-            damaged_entry_count=self.damage.entry_count,
-            repaired_entry_count=self.damage.repaired_count,
+        return stats_of(
+            self._parts, is_read_only=self._room.is_read_only, has_failed=self._has_failed
         )
 
     @property

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bookie.parts import Parts
 
 
 class StorageState(Enum):
@@ -28,3 +32,18 @@ class StorageStats:
     """Known to be damaged, and not repaired yet."""
     repaired_entry_count: int
     """Since the start."""
+
+
+def stats_of(parts: Parts, *, is_read_only: bool, has_failed: bool) -> StorageStats:
+    """Return what the parts of a storage say of it."""
+    space = parts.disk.space()
+    return StorageStats(
+        ledger_count=len(parts.ledgers),
+        stored_bytes=parts.files.stored_bytes + parts.log.written_bytes,
+        disk_free_bytes=space.free_bytes,
+        disk_total_bytes=space.total_bytes,
+        is_read_only=is_read_only,
+        failed=has_failed,
+        damaged_entry_count=parts.damage.entry_count,
+        repaired_entry_count=parts.damage.repaired_count,
+    )

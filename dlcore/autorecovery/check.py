@@ -8,8 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+import numpy as np
+
 from dlcore.ledger.metadata import Ensemble, LedgerMetadata, LedgerState
 from dlcore.ledger.port import EntryRange
+from dlcore.ledger.ranges import EntryRanges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +34,8 @@ class Unknown:
 
     reason: str
 
+
+_RUNS_AT_ONCE = 65_536
 
 Answer: TypeAlias = Held | Unknown
 
@@ -120,11 +125,25 @@ def expected_ranges(
 def missing_ranges(
     quorum: QuorumConfig, fragment: Fragment, position: int, held: Sequence[EntryRange]
 ) -> tuple[EntryRange, ...]:
-    """Return what the position should hold of the fragment and is not in `held`, ascending."""
+    """Return what the position should hold of the fragment and is not in `held`, ascending.
+
+    Of a striped ledger that is the difference between as many runs as there are ranges: they are
+    compared many at a time, and only those that are not there look one by one.
+    """
+    if isinstance(held, EntryRanges) and quorum.ensemble_size != quorum.write_quorum_size:
+        return _missing_runs(quorum, fragment, position, held)
+    return _missing(
+        quorum, position, held, first=fragment.first_entry_id, last=fragment.last_entry_id
+    )
+
+
+def _missing(
+    quorum: QuorumConfig, position: int, held: Sequence[EntryRange], *, first: int, last: int
+) -> tuple[EntryRange, ...]:
     missing: list[EntryRange] = []
-    next_entry_id = fragment.first_entry_id
+    next_entry_id = first
     for each in held:
-        if each.first_entry_id > fragment.last_entry_id:
+        if each.first_entry_id > last:
             break
         missing += expected_ranges(
             quorum,
@@ -137,8 +156,33 @@ def missing_ranges(
         quorum,
         position=position,
         first_entry_id=next_entry_id,
-        last_entry_id=fragment.last_entry_id,
+        last_entry_id=last,
     )
+    return tuple(missing)
+
+
+def _missing_runs(
+    quorum: QuorumConfig, fragment: Fragment, position: int, held: EntryRanges
+) -> tuple[EntryRange, ...]:
+    size, width = quorum.ensemble_size, quorum.write_quorum_size
+    held_firsts, held_lasts = held.columns()
+    missing: list[EntryRange] = []
+    next_run = fragment.first_entry_id + (position - fragment.first_entry_id) % size
+    while next_run - width + 1 <= fragment.last_entry_id:
+        # The last entries of some runs; see `expected_ranges`.
+        stop = min(next_run + _RUNS_AT_ONCE * size, fragment.last_entry_id + width)
+        ends = np.arange(next_run, stop, size)
+        firsts = np.maximum(ends - width + 1, fragment.first_entry_id)
+        lasts = np.minimum(ends, fragment.last_entry_id)
+        before = np.searchsorted(held_firsts, firsts, side="right") - 1
+        reach = np.full(len(firsts), -1)
+        reach[before >= 0] = held_lasts[before[before >= 0]]
+        for index in np.flatnonzero(reach < lasts).tolist():
+            first, last = int(firsts[index]), int(lasts[index])
+            beyond = int(np.searchsorted(held_firsts, last, side="right"))
+            near = held[max(int(before[index]), 0) : beyond]
+            missing += _missing(quorum, position, near, first=first, last=last)
+        next_run = int(ends[-1]) + size
     return tuple(missing)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from dlcore.errors import BookieUnavailableError
-from dlcore.ledger.port import EntryRange
+from dlcore.ledger.ranges import EntryRanges
 from dlcore.proto import bookie_pb2 as pb
 from dlcore.proto.bookie_pb2_grpc import BookieControlStub
 from dlcore.wire.statuses import error_of
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dlcore.ids import BookieId
+    from dlcore.ledger.port import EntryRange
     from dlcore.tls import TlsFiles
 
 _OPTIONS = [
@@ -40,7 +41,7 @@ class ControlClient:
         self, bookie: BookieId, address: str, *, ledger_id: int
     ) -> Sequence[EntryRange]:
         """Return the ranges of entries that `bookie` holds; see `BookieClient.list_entries`."""
-        ranges: list[EntryRange] = []
+        ranges = EntryRanges()
         pages = 0
         request = pb.ListEntriesRequest(incarnation=bookie.incarnation, ledger_id=ledger_id)
         with self._failures(bookie, address):
@@ -51,12 +52,8 @@ class ControlClient:
                     if page.status:
                         error = error_of(page.status, page.detail)
                         raise type(error)(f"{bookie}: {error}")
-                    ranges += (
-                        EntryRange(
-                            first_entry_id=each.first_entry_id, last_entry_id=each.last_entry_id
-                        )
-                        for each in page.ranges
-                    )
+                    for each in page.ranges:
+                        ranges.add(each.first_entry_id, each.last_entry_id)
             finally:
                 call.cancel()
         if not pages:

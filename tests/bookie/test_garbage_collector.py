@@ -109,7 +109,7 @@ def test_only_closed_ledgers_that_do_not_name_the_bookie_are_given_up() -> None:
             assert await one.collect(1) == {1, 2, 3, 4, 5, 6, 7}
             assert await one.collect(1) == {2, 3, 4, 6}
             with pytest.raises(NoSuchLedgerError):
-                one.storage.list_entries(1)
+                list(one.storage.list_entries(1))
             assert await one.store.get(PATHS.repair_lock(1)) is None
 
     run(scenario())

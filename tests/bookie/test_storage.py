@@ -91,12 +91,12 @@ def test_entries_come_back_as_they_were_across_files_and_owners() -> None:
                     with pytest.raises(NoSuchEntryError):
                         await storage.read_entry(ledger_id, entry_id, fence=False)
         assert await storage.read_lac(2, fence=False) == 86
-        assert storage.list_entries(1) == [EntryRange(first_entry_id=0, last_entry_id=29)]
-        assert storage.list_entries(3) == [
+        assert list(storage.list_entries(1)) == [EntryRange(first_entry_id=0, last_entry_id=29)]
+        assert list(storage.list_entries(3)) == [
             EntryRange(first_entry_id=1, last_entry_id=1),
             EntryRange(first_entry_id=5, last_entry_id=7),
         ]
-        assert len(storage.list_entries(2)) == 30
+        assert len(list(storage.list_entries(2))) == 30
         expected = [make_frame(2, entry_id) for entry_id in range(0, 90, 3)]
         assert await read_all(storage, 2, first=0, last=89, stride=3) == expected
         assert await read_all(storage, 1, first=5, last=4) == []
@@ -279,7 +279,7 @@ def test_a_read_waits_for_an_add_that_is_under_way() -> None:
         disk = MemoryDisk(latency_s=lambda: 0.001)
         async with open_storage(disk) as storage:
             added = storage.add_entry(make_frame(1, 0))
-            assert storage.list_entries(1) == []
+            assert list(storage.list_entries(1)) == []
             read = asyncio.ensure_future(storage.read_entry(1, 0, fence=False))
             chunk = asyncio.ensure_future(read_all(storage, 1, first=0, last=0))
             await asyncio.sleep(0)
@@ -406,7 +406,7 @@ def test_a_failed_write_stops_the_log_for_good(fault: str) -> None:
             with pytest.raises(BookieStorageError):
                 storage.write_lac(1, 50)
             assert await storage.read_entry(1, 0, fence=False) == make_frame(1, 0)
-            assert storage.list_entries(1) == [EntryRange(first_entry_id=0, last_entry_id=0)]
+            assert list(storage.list_entries(1)) == [EntryRange(first_entry_id=0, last_entry_id=0)]
         assert (disk.names(), disk.steps) == (names, steps)
 
     asyncio.run(main())

@@ -233,11 +233,11 @@ def test_what_was_read_after_a_failed_sync_and_a_restart_survives_a_power_cut() 
             await storage.aclose()
             disk.crash(keep_cache=True)
             storage = await LedgerStorage.open(disk, CONFIG, clock=ManualClock())
-            before = storage.list_entries(1)[0].last_entry_id
+            before = next(iter(storage.list_entries(1))).last_entry_id
             disk.crash()
             await storage.aclose()
             async with open_storage(disk, CONFIG) as storage:
-                assert storage.list_entries(1)[0].last_entry_id >= before
+                assert next(iter(storage.list_entries(1))).last_entry_id >= before
             return before
 
         seen += asyncio.run(main())
@@ -264,8 +264,8 @@ def test_a_crash_at_every_step_of_dropping_files() -> None:
             was_alive = disk.crash_at_step is not None
             disk.crash()
         async with open_storage(disk, CONFIG) as storage:
-            assert len(storage.list_entries(1)) == 1
-            assert storage.list_entries(1)[0].last_entry_id == 39
+            assert len(list(storage.list_entries(1))) == 1
+            assert next(iter(storage.list_entries(1))).last_entry_id == 39
             has_files = disk.names()[0] == "0000000001.log"
             assert (storage.stats().stored_bytes > 8000) == has_files
             for entry_id in range(40):

@@ -72,7 +72,7 @@ def test_nothing_acknowledged_is_lost_by_sigkill(tmp_path: Path) -> None:
                 last = next_entries[ledger_id] - 1
                 frames = await read_all(storage, ledger_id, first=0, last=last)
                 assert frames == [make_frame(ledger_id, e, b"x" * 300) for e in range(last + 1)]
-                held = storage.list_entries(ledger_id)[0].last_entry_id
+                held = next(iter(storage.list_entries(ledger_id))).last_entry_id
                 next_entries[ledger_id] = held + 1
                 assert await storage.read_lac(1000 + ledger_id, fence=False) == -1
         await disk.aclose()

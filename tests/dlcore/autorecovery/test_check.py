@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
+import pytest
 from hypothesis import given, strategies as st
 
 from dlcore.autorecovery.check import (
+    Fragment,
     Held,
     Unknown,
     check_ledger,
@@ -12,9 +16,12 @@ from dlcore.autorecovery.check import (
     fragments_of,
     missing_ranges,
 )
-from dlcore.ledger.metadata import LedgerState
+from dlcore.config import QuorumConfig
+from dlcore.ids import BookieId
+from dlcore.ledger.metadata import Ensemble, LedgerState
 from dlcore.ledger.port import EntryRange
 from dlcore.ledger.quorum import write_set
+from dlcore.ledger.ranges import EntryRanges
 from tests.fixtures.ledgers import bookie, metadata_of, quorum_of
 
 QUORUMS = [(1, 1), (3, 3), (3, 2), (5, 2), (4, 3), (6, 1)]
@@ -119,3 +126,42 @@ def test_what_a_bookie_holds_behind_a_fragment_is_of_no_account() -> None:
         EntryRange(first_entry_id=3, last_entry_id=9),
     )
     assert missing_ranges(quorum, fragment, 0, ranges_of(*range(10), 40)) == ()
+
+
+@given(
+    st.sampled_from([(2, 1, 1), (3, 2, 2), (4, 3, 2), (5, 2, 1)]),
+    st.integers(0, 30),
+    st.integers(0, 60),
+    st.lists(st.integers(0, 90), unique=True),
+    st.data(),
+)
+def test_many_runs_at_once_are_compared_as_one_by_one(
+    shape: tuple[int, int, int], first: int, length: int, held: list[int], data: st.DataObject
+) -> None:
+    """The compact list of a transport, and a plain one: the same is missing, to the entry."""
+    size, width, acks = shape
+    quorum = QuorumConfig(ensemble_size=size, write_quorum_size=width, ack_quorum_size=acks)
+    position = data.draw(st.integers(0, size - 1))
+    members = tuple(BookieId(str(each), str(each) * 32) for each in range(size))
+    fragment = Fragment(
+        ensemble=Ensemble(first, members), last_entry_id=first + length - 1, is_final=True
+    )
+    ranges = [EntryRange(first_entry_id=each, last_entry_id=each) for each in sorted(held)]
+    plain = missing_ranges(quorum, fragment, position, ranges)
+    with patch("dlcore.autorecovery.check._RUNS_AT_ONCE", 3):
+        assert entries_of(
+            missing_ranges(quorum, fragment, position, EntryRanges(ranges))
+        ) == entries_of(plain)
+
+
+def test_compact_ranges_are_a_sequence() -> None:
+    """Like the list that they stand for."""
+    ranges = [EntryRange(first_entry_id=each, last_entry_id=each + 1) for each in (0, 5, 9)]
+    compact = EntryRanges(ranges)
+    assert compact == ranges
+    assert compact != ranges[:2]
+    assert compact[-1] == ranges[2]
+    assert compact[1:] == ranges[1:]
+    assert len(compact) == 3
+    with pytest.raises(IndexError):
+        compact[3]
