@@ -227,8 +227,7 @@ class Cluster:
         if kind == "kill executor":
             word = "executor.CoarseGrainedExecutorBackend"
         else:
-            word = "pyspark"
-            below = {pid: text for pid, text in below.items() if not _is_java(text)}
+            word = " -m pyspark."  # and not what starts a JVM, a shell with "pyspark-shell"
         return sorted(pid for pid, command in below.items() if word in command)
 
     # Sources
@@ -308,10 +307,6 @@ def _end_orphans() -> None:
                 os.kill(pid, signal.SIGKILL)
             with suppress(ChildProcessError):
                 os.waitpid(pid, 0)
-
-
-def _is_java(command: str) -> bool:
-    return command.partition(" ")[0].endswith("java")
 
 
 def _parse(payloads: Sequence[str]) -> list[tuple[str, int]]:

@@ -1,4 +1,4 @@
-"""A short run of the chaos of Spark: processes are killed, and not one record is wrong."""
+"""Short runs of the chaos of Spark: processes are killed, and not one record is wrong."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from tests.chaos.services import REPOSITORY
 from tests.chaos.test_chaos import processes_that_name
+from tests.fixtures.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,29 +20,61 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 SEED = 1
 SECONDS = 14
+COMMAND = [sys.executable, "-m", "tests.chaos_spark", "--watch-parent", "--seed", str(SEED)]
 
 
 @pytest.mark.timeout(900)  # the run has bounds of its own, for a very busy machine
-def test_every_record_once_and_in_order(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [(), ("--one-machine",)], ids=["hosts", "one machine"])
+def test_every_record_once_and_in_order(tmp_path: Path, options: tuple[str, ...]) -> None:
     """The run itself judges; here it is checked that it did what it should, and left nothing."""
-    command = [sys.executable, "-m", "tests.chaos_spark", "--seed", str(SEED)]
-    run = subprocess.run(
-        [*command, "--seconds", str(SECONDS), "--where", "local"],
+    with subprocess.Popen(
+        [*COMMAND, "--seconds", str(SECONDS), "--where", "local", *options],
         cwd=REPOSITORY,
         env={**os.environ, "TMPDIR": str(tmp_path)},
-        capture_output=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-5000:]
-    assert "\nlost 0, doubled 0, out of order 0, never written 0, not in every channel 0" in (
-        run.stdout
-    )
-    kills = re.search(r"^kills (\d+); faults: (.*)$", run.stdout, re.MULTILINE)
+    ) as run:
+        assert run.stdout is not None
+        output = run.stdout.read()
+    assert run.returncode == 0, output[-9000:]
+    assert "\nlost 0, doubled 0, out of order 0, never written 0, not in every channel 0" in output
+    assert "one machine" in output or not options
+    kills = re.search(r"^kills (\d+); faults: (.*)$", output, re.MULTILINE)
     assert kills is not None
     assert int(kills[1]) >= 3, kills[2]
-    records = re.search(r"records of the sources (\d+), checked in all (\d+)", run.stdout)
+    records = re.search(r"records of the sources (\d+), checked in all (\d+)", output)
     assert records is not None
     assert int(records[2]) == 5 * int(records[1]) > 1000
+    assert processes_that_name(tmp_path) == []
+    assert list(tmp_path.glob("dlog-chaos-spark-*")) == []
+
+
+STARTER = """
+import subprocess, sys
+run = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE)
+run.wait()
+"""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("options", [(), ("--one-machine",)], ids=["hosts", "one machine"])
+def test_a_run_ends_with_who_started_it(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """Killed while Spark starts, a parent leaves neither the run nor a process of its."""
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTER, *COMMAND, "--seconds", "60", *options],
+        cwd=REPOSITORY,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as parent:
+        assert parent.stdout is not None
+        for line in parent.stdout:
+            if "Spark starts" in line:
+                break
+        wait_until(lambda: "SparkSubmit" in str(processes_that_name(tmp_path)), timeout_s=100)
+        parent.kill()
+        assert parent.stdout.read().endswith("interrupted\n")  # and the run's end with it
     assert processes_that_name(tmp_path) == []
     assert list(tmp_path.glob("dlog-chaos-spark-*")) == []
