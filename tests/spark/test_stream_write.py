@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import shutil
 import socket
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -347,6 +349,34 @@ def test_a_sink_waits_for_a_writer(logs: LogBench, tmp_path: Path) -> None:
         assert "lockTimeoutMs" in message
         query = start(logs, frame, tmp_path, log=target, lockTimeoutMs="120000")
         wait_until(lambda: list_staged(logs.uri, f"stream:{query.id}")[0], timeout_s=TIMEOUT_S)
+    wait_for(logs, query, target, 11)
+    stop(query)
+    assert logs.payloads(target) == [b"first", *as_bytes(range(10))]
+
+
+HOLDING_WRITER = """
+import signal, sys
+from dlcore import LogRecord
+from dlcore.sync import open_namespace
+writer = open_namespace(sys.argv[1]).open_log(sys.argv[2]).open_writer()
+writer.write(LogRecord(txid=0, payload=b"first"))
+writer.commit()
+print("owns the log", flush=True)
+signal.pause()
+"""
+
+
+def test_a_sink_outlasts_a_killed_writer(logs: LogBench, tmp_path: Path) -> None:
+    """By its default it waits longer than a dead writer's session lasts."""
+    source, target = logs.create("in"), logs.create("out")
+    append(logs, source, range(10))
+    command = [sys.executable, "-c", HOLDING_WRITER, logs.uri, target]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holding:
+        assert holding.stdout is not None
+        assert holding.stdout.readline() == "owns the log\n"
+        holding.kill()
+    frame = logs.stream(log=source, startingOffsets="earliest")
+    query = start(logs, frame, tmp_path, log=target)
     wait_for(logs, query, target, 11)
     stop(query)
     assert logs.payloads(target) == [b"first", *as_bytes(range(10))]
