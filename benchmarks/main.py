@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import bookies, history, logs, spark, wire
+from benchmarks import bookies, history, logs, old_log, spark, wire
 from dlcore.sandbox.cluster import Sandbox
 
 if TYPE_CHECKING:
@@ -45,8 +45,9 @@ BENCHMARKS: dict[str, Callable[[Sandbox, Path], list[Figure]]] = {
     "append_p999_full": bookies.append_p999_full,
     "sink_history": history.sink_history,
     "sink_history_short": history.sink_history_short,
+    "old_log": old_log.old_log,
 }
-LONG = ("restart_full", "memory_full", "append_p999_full", "sink_history")
+LONG = ("restart_full", "memory_full", "append_p999_full", "sink_history", "old_log")
 """Run only when named: minutes of work, and up to 15 GB of disk."""
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dlcore.ledger.metadata import Ensemble, LedgerMetadata, LedgerState
+from dlcore.log import codec
 from dlcore.log.changes import SegmentLimits, plan_append
+from dlcore.log.metadata import StagedLedger
 from dlcore.log.scan import StagedExtent
 from dlcore.metadata.port import ANY_VERSION, Create, Op, Put
 
@@ -21,11 +23,16 @@ if TYPE_CHECKING:
 _EXTENTS_PER_LEDGER = 1_000
 _EXTENTS_PER_CHANGE = 250
 _BYTES_AT_ONCE = 500_000
-_LIMITS = SegmentLimits(size_bytes_max=2**40, age_max_ms=2**40)
 
 
-async def write_history(context: LogContext, log: str, count: int) -> None:
-    """Append `count` extents of one record each to the metadata of a log."""
+async def write_history(
+    context: LogContext, log: str, count: int, *, segment_extents: int = 2**40
+) -> None:
+    """Append `count` extents of one record each to the metadata of a log.
+
+    A segment is completed once it has `segment_extents`.
+    """
+    limits = SegmentLimits(size_bytes_max=segment_extents, age_max_ms=2**40)
     metadata = await context.logs.find(log)
     at = await context.logs.read(metadata)
     values: dict[str, Create | Put] = {}
@@ -39,7 +46,7 @@ async def write_history(context: LogContext, log: str, count: int) -> None:
                 at,
                 part,
                 now_ms=context.clock.now_ms(),
-                limits=_LIMITS,
+                limits=limits,
             )
             at = change.after
             for op in change.ops:
@@ -65,7 +72,17 @@ async def _make_ledger(context: LogContext, log: LogMetadata, entry_count: int) 
         last_entry_id=entry_count - 1,
         length_bytes=entry_count,
     )
-    await context.ledger_store.create(metadata)
+    staged = StagedLedger(
+        ledger_id=ledger_id,
+        identity="history",
+        owner="",
+        created_ms=metadata.created_ms,
+        extents=entry_count,
+        committed=((0, entry_count - 1),),
+        settled=True,
+    )
+    register = Create(context.paths.staged_ledger(ledger_id), codec.encode(staged))
+    await context.ledger_store.create(metadata, extra_ops=(register,))
     return ledger_id
 
 
