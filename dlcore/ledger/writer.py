@@ -35,9 +35,9 @@ logger = logging.getLogger(__name__)
 
 _LAC_DELAY_S = 0.01
 """While adds are in flight the LAC waits this long for a next add to carry it."""
-_LAC_TURNS = 8
+_LAC_TURNS = 4
 """Turns of the event loop in which an append counts as an answer to the acknowledgement before it:
-the way up through a log's writer and back takes some.  Where callers answer, the LAC waits for that
+the way up through a log's writer and back takes two.  Where callers answer, the LAC waits for that
 append, since an explicit one costs as much as an add; else it is sent at once."""
 _LAC_SPREAD_S = 0.001
 """To the bookie that followers turn to first, that is; the others are told so much later unless an
