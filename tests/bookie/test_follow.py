@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.disk import MemoryDisk
+from bookie.read_streams import FollowStream
 from dlcore.errors import BookieStorageError, BookieUnavailableError
+from dlcore.wire.messages import Follow, Update
 from tests.fixtures.storage import follow, make_frame, open_storage
 
 if TYPE_CHECKING:
@@ -174,6 +176,44 @@ def test_followers_end_with_the_storage() -> None:
                 await storage.add_entry(make_frame(1, 1))
             with pytest.raises(BookieStorageError, match="Input/output error"):
                 await waiting
+
+    asyncio.run(main())
+
+
+def may_come(stream: FollowStream) -> bool:
+    """Return whether the stream would be asked for another update."""
+    return stream.has_news
+
+
+def test_a_stream_looks_again_only_where_there_may_be_more() -> None:
+    """Goal: one look per update; but an end that came before the last update is told after it."""
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        async with open_storage(disk) as storage:
+            await storage.add_entry(make_frame(1, 0))
+            stream = FollowStream(
+                storage, Follow(7, 1, 0, 1000), chunk_bytes=1000, on_news=lambda _: None
+            )
+            assert await stream.advance(1000) == Update(7, [], -1, fenced=False)
+            assert not may_come(stream)
+            storage.write_lac(1, 0)
+            assert may_come(stream)
+            assert await stream.advance(1000) == Update(7, [make_frame(1, 0)], 0, fenced=False)
+            assert not may_come(stream)
+            await storage.add_entry(make_frame(1, 1))
+            await storage.add_entry(make_frame(1, 2))
+            storage.write_lac(1, 2)
+            assert await stream.advance(1) == Update(7, [make_frame(1, 1)], 1, fenced=False)
+            assert may_come(stream)
+            disk.sync_error = "Input/output error"
+            with pytest.raises(BookieStorageError):
+                await storage.add_entry(make_frame(1, 3))
+            assert await stream.advance(1) == Update(7, [make_frame(1, 2)], 2, fenced=False)
+            assert may_come(stream)
+            with pytest.raises(BookieStorageError, match="Input/output error"):
+                await stream.advance(1)
+            stream.close()
 
     asyncio.run(main())
 
