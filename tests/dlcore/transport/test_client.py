@@ -281,7 +281,7 @@ def test_a_bookie_that_sends_more_than_the_window_is_cut_off() -> None:
             chunks = client.read_entries(BOOKIE, ledger_id=1, first_entry_id=0, last_entry_id=99)
             await anext(chunks)
             await until(lambda: not client._peers[BOOKIE]._connections)
-            for _ in range(13):  # what was within the window is good
+            for _ in range(14):  # what was within the window is good
                 await anext(chunks)
             with pytest.raises(BookieUnavailableError, match="window"):
                 await anext(chunks)
