@@ -38,7 +38,7 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 test: $(STAMP) ## Run all tests, on WORKERS=n processes. ARGS="-k name" passes options to pytest.
 	@$(PYTEST) $(ARGS)
 
-coverage: $(STAMP) ## Run all tests and measure what they run: all of pure modules, most of the rest.
+coverage: $(STAMP) ## Run all tests; fail unless they ran all of the pure modules, and most of the rest.
 	@$(PYTEST) --cov --cov-report= $(ARGS)
 	@$(BIN)/python -m tests.coverage_check
 

@@ -434,7 +434,9 @@ def _make_namespace(servers: str) -> None:
 def _python_path() -> str:
     spec = importlib.util.find_spec("bookie")
     if spec is None or spec.origin is None:
-        raise ConfigurationError("the package bookie is not installed: pip install dlog")
+        raise ConfigurationError(
+            "the package bookie is not installed: pip install distributed-dlog"
+        )
     folder = str(Path(spec.origin).parent.parent)
     rest = os.environ.get("PYTHONPATH")
     return f"{folder}{os.pathsep}{rest}" if rest else folder

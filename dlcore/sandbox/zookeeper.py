@@ -230,7 +230,8 @@ def _class_path() -> str:
     spec = importlib.util.find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
         raise ConfigurationError(
-            "PySpark, whose jars hold ZooKeeper, is not installed: pip install 'dlog[spark]'"
+            "PySpark, whose jars hold ZooKeeper, is not installed: "
+            "pip install 'distributed-dlog[spark]'"
         )
     folder = Path(spec.submodule_search_locations[0]) / "jars"
     jars = [jar for pattern in _JARS for jar in sorted(folder.glob(pattern))]

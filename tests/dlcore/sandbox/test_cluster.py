@@ -6,6 +6,7 @@ Method: real processes; owners that are killed are processes of the test's own.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import signal
 import socket
@@ -21,6 +22,7 @@ from dlcore.ledger.registry import BookieRegistry
 from dlcore.metadata.paths import NamespacePaths, parse_uri
 from dlcore.metadata.zookeeper import ZooKeeperStore
 from dlcore.sandbox import Sandbox
+from dlcore.sandbox.cluster import _python_path
 from dlcore.sandbox.process import HOST
 from tests.fixtures.aio import run
 from tests.fixtures.waiting import wait_until
@@ -86,6 +88,28 @@ def test_a_sandbox_is_whole_and_leaves_nothing() -> None:
     assert progress[0] == "starting ZooKeeper"
     assert any("bookie-2 serves on 127.0.0.1:" in line for line in progress)
     sandbox.stop()
+
+
+def test_what_is_not_started_says_so() -> None:
+    """Instead of an error of Python's."""
+    sandbox = Sandbox(2)
+    assert repr(sandbox) == "<Sandbox stopped bookies=0>"
+    assert repr(sandbox.autorecovery) == "<AutoRecoveryProcess stopped>"
+    for ask in (lambda: sandbox.data_dir, lambda: sandbox.zookeeper, lambda: sandbox.uri):
+        with pytest.raises(ConfigurationError, match="the sandbox is not started"):
+            ask()
+    assert sandbox.autorecovery is not None
+    with pytest.raises(ConfigurationError, match="autorecovery is not started"):
+        sandbox.autorecovery.pause()
+    with pytest.raises(ConfigurationError, match="the sandbox is not started"):
+        sandbox.autorecovery.restart()
+
+
+def test_a_missing_bookie_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under the name by which it can be installed."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match="pip install distributed-dlog"):
+        _python_path()
 
 
 def test_a_restart_on_the_same_folder_has_the_same_bookies(tmp_path: Path) -> None:

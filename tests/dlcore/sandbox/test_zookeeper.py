@@ -6,6 +6,7 @@ import importlib.util
 import os
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -128,8 +129,29 @@ def test_java_home_goes_before_the_path(tmp_path: Path, monkeypatch: pytest.Monk
 def test_missing_pyspark_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is an optional dependency."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'dlog\[spark\]'"):
+    with pytest.raises(ConfigurationError, match=r"pip install 'distributed-dlog\[spark\]'"):
         EmbeddedZooKeeper(tmp_path).start()
+
+
+def test_a_pyspark_without_its_jars_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the folder where they should be."""
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    with pytest.raises(ConfigurationError, match=f"no ZooKeeper jars in {tmp_path}/jars: reinstal"):
+        EmbeddedZooKeeper(tmp_path / "data").start()
+
+
+def test_a_server_that_was_never_started_says_so(tmp_path: Path) -> None:
+    """Instead of an error of Python's."""
+    server = EmbeddedZooKeeper(tmp_path)
+    assert not server.is_running
+    assert "stopped" in repr(server)
+    for action in (server.kill, server.pause, server.resume):
+        with pytest.raises(ConfigurationError, match="the embedded ZooKeeper is not started"):
+            action()
+    server.stop()
 
 
 def test_it_is_small(tmp_path: Path) -> None:
