@@ -13,7 +13,8 @@ from dlcore.config import QuorumConfig
 from dlcore.errors import ConfigurationError
 from dlcore.ids import DLSN, BookieId
 from dlcore.ledger.metadata import Ensemble, LedgerMetadata, LedgerState
-from dlcore.log.scan import ExtentView, LogSnapshot, ScanRange, SegmentView
+from dlcore.log.batches import batch_of
+from dlcore.log.scan import ExtentView, LogSnapshot, ScanBatch, ScanRange, SegmentView
 from tests.fixtures.log_states import staged
 
 BOOKIES = tuple(BookieId(f"bookie-{i}", f"{i:032x}") for i in range(4))
@@ -222,3 +223,16 @@ def test_a_staged_extent_that_holds_nothing_is_refused(wrong: dict[str, int]) ->
         replace(staged(7), **wrong)  # type: ignore[arg-type]  # any field
     assert not staged(7).has_txids
     assert staged(7, txids=(0, 0)).has_txids
+
+
+def test_a_batch_knows_where_it_begins() -> None:
+    """Within its entry too."""
+    batch = ScanBatch(
+        batch=batch_of([5, 6], [b"a", b"b"]),
+        lssn=3,
+        entry_id=8,
+        first_slot=2,
+        sequence_id=40,
+        timestamp_ms=1,
+    )
+    assert batch.first == DLSN(3, 8, 2)
