@@ -1,0 +1,157 @@
+"""What tasks stage and a driver commits, without Spark: once, all of it or nothing.
+
+Goal: who gets it wrong is told how to get it right, and no record of a failed write is seen.
+Method: a real cluster; this process is task and driver.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pyarrow as pa
+import pytest
+
+from dlcore.errors import (
+    LogNotFoundError,
+    OwnershipAcquireFailedError,
+    TransactionIdOutOfOrderError,
+)
+from dlcore.records import LogRecord
+from dlcore.sync import open_namespace
+from dlspark.commit import AppendIdentity
+from dlspark.options import Mode, WriteOptions
+from dlspark.schema import WriteColumns
+from dlspark.sessions import close_shared_namespace
+from dlspark.staging import abort_staged, commit_staged, stage_rows
+from tests.fixtures.spark import list_staged
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dlspark.commit import StagedTask
+
+pytestmark = pytest.mark.integration
+
+VALUES = WriteColumns(has_txid=False, has_log=False)
+TXIDS = WriteColumns(has_txid=True, has_log=False)
+LOGS = WriteColumns(has_txid=False, has_log=True)
+
+
+class Target:
+    """A fresh log, and what a write to it is told."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        self.log = f"staging/{uuid4().hex}"
+        self.append = AppendIdentity(identity=uuid4().hex, version=1)
+        self.options = self.parse(log=self.log)
+        with open_namespace(uri) as namespace:
+            namespace.create_log(self.log)
+
+    def parse(self, **options: str) -> WriteOptions:
+        """Parse options of a write to this cluster."""
+        return WriteOptions.parse({"uri": self.uri, **options}, Mode.BATCH)
+
+    def stage(self, *values: bytes, partition: int = 0, **columns: list[object]) -> StagedTask:
+        """Stage rows as a task."""
+        batch = pa.RecordBatch.from_pydict({"value": [*values], **columns})
+        return stage_rows(
+            [batch],
+            options=self.options,
+            columns=TXIDS if "txid" in columns else VALUES,
+            append=self.append,
+            partition_id=partition,
+        )
+
+    def payloads(self) -> list[bytes]:
+        """Return what the log holds."""
+        with (
+            open_namespace(self.uri) as namespace,
+            namespace.open_log(self.log) as log,
+            log.open_reader() as reader,
+        ):
+            return [record.payload for record in reader.read_bulk(1_000)]
+
+
+@pytest.fixture
+def target(namespace_uri: str) -> Iterator[Target]:
+    """A target; what this process opened for it is closed."""
+    made = Target(namespace_uri)
+    yield made
+    close_shared_namespace(made.options.address)
+
+
+def test_a_batch_is_committed_once_in_the_order_of_its_partitions(target: Target) -> None:
+    """Nothing is seen before; a second run is skipped, and what it staged is dropped."""
+    tasks = [target.stage(b"c", partition=1), target.stage(b"a", b"b", partition=0)]
+    assert target.payloads() == []
+    commit_staged(tasks, options=target.options)
+    assert target.payloads() == [b"a", b"b", b"c"]
+    commit_staged([target.stage(b"a", b"b", b"c")], options=target.options)
+    assert target.payloads() == [b"a", b"b", b"c"]
+
+
+def test_an_aborted_batch_leaves_no_record(target: Target) -> None:
+    """Nor a ledger; its version may be written again."""
+    task = target.stage(b"lost")
+    assert len(list_staged(target.uri, target.append.identity)[0]) == 1
+    abort_staged([task, None], address=target.options.address)
+    assert list_staged(target.uri, target.append.identity)[0] == set()
+    abort_staged([None], address=target.options.address)
+    abort_staged([None], address=target.options.address, append=target.append)
+    assert target.payloads() == []
+    commit_staged([target.stage(b"kept")], options=target.options)
+    assert target.payloads() == [b"kept"]
+
+
+def test_nothing_to_write_is_no_error(target: Target) -> None:
+    """Spark calls for a write without rows or tasks too."""
+    commit_staged([], options=target.options)
+    commit_staged([target.stage()], options=target.options)
+    assert target.payloads() == []
+
+
+def test_transaction_ids_out_of_order_are_told_with_advice(target: Target) -> None:
+    """Within a task and between partitions; the log holds nothing of either."""
+    advice = r"sort with orderBy\(\"txid\"\) before the write, or leave the column txid out"
+    with pytest.raises(TransactionIdOutOfOrderError, match=advice):
+        target.stage(b"a", b"b", txid=[2, 1])
+    tasks = [
+        target.stage(b"a", partition=0, txid=[5]),
+        target.stage(b"b", partition=1, txid=[4]),
+    ]
+    with pytest.raises(TransactionIdOutOfOrderError, match=advice):
+        commit_staged(tasks, options=target.options)
+    assert target.payloads() == []
+
+
+def test_a_row_for_a_log_that_does_not_exist_says_how_to_create_it(target: Target) -> None:
+    """By the name in the row."""
+    missing = f"{target.log}/missing"
+    batch = pa.RecordBatch.from_pydict({"value": [b"a", b"b"], "log": [target.log, missing]})
+    with pytest.raises(LogNotFoundError, match=f"create it with: dlog log create {missing}"):
+        stage_rows(
+            [batch],
+            options=target.parse(),
+            columns=LOGS,
+            append=target.append,
+            partition_id=0,
+        )
+    assert target.payloads() == []
+
+
+def test_a_log_that_another_writes_is_waited_for_as_long_as_told(target: Target) -> None:
+    """Then the owner is named, and what to do."""
+    options = target.parse(log=target.log, lockTimeoutMs="100")
+    task = target.stage(b"a")
+    with (
+        open_namespace(target.uri) as namespace,
+        namespace.open_log(target.log) as log,
+        log.open_writer() as writer,
+    ):
+        writer.write(LogRecord(txid=1, payload=b"theirs"))
+        with pytest.raises(OwnershipAcquireFailedError, match=r"wait longer .* lockTimeoutMs"):
+            commit_staged([task], options=options)
+    commit_staged([task], options=options)
+    assert target.payloads() == [b"theirs", b"a"]
