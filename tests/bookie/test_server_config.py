@@ -9,6 +9,7 @@ import pytest
 from bookie.config import GarbageConfig, SpaceConfig, StorageConfig
 from bookie.server_config import BookieConfig, bookie_options
 from dlcore.errors import ConfigurationError, InvalidNamespaceUriError
+from tests.fixtures.certificates import Authority
 
 REQUIRED = {"name": "b", "metadata_uri": "distributedlog://zk:2181/dlog", "data_dir": "/data"}
 
@@ -82,3 +83,18 @@ def test_a_wrong_uri_is_refused_as_such() -> None:
     """Before anything is touched."""
     with pytest.raises(InvalidNamespaceUriError):
         BookieConfig.from_options({**REQUIRED, "metadata_uri": "zk:2181"})
+
+
+def test_files_of_tls_are_read_at_once(tmp_path: Path) -> None:
+    """One that is missing is named before the bookie starts; clients are asked unless told not."""
+    issued = Authority(tmp_path).issue("bookie")
+    files = {"tls_ca": issued.ca, "tls_cert": issued.cert, "tls_key": issued.key}
+    config = BookieConfig.from_options({**REQUIRED, **files})
+    assert config.tls == issued
+    assert config.asks_clients
+    assert not BookieConfig.from_options({**REQUIRED, "tls_client_auth": "none"}).asks_clients
+    assert BookieConfig.from_options(REQUIRED).tls is None
+    with pytest.raises(ConfigurationError, match=f"{tmp_path}/none"):
+        BookieConfig.from_options({**REQUIRED, **files, "tls_ca": f"{tmp_path}/none"})
+    with pytest.raises(ConfigurationError, match="tls_client_auth='maybe'"):
+        BookieConfig.from_options({**REQUIRED, "tls_client_auth": "maybe"})

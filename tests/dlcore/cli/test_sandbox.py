@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -141,6 +142,10 @@ class Watcher(threading.Thread):
         self.out += captured.out
         self.err += captured.err
 
+    def has_told(self, text: str) -> bool:
+        """Return whether it was printed to standard error."""
+        return text in self.err
+
     def wait_for(self, condition: Callable[[], bool]) -> None:
         """Wait until it holds for what was printed."""
         deadline = time.monotonic() + WAIT_S
@@ -185,9 +190,9 @@ def test_a_process_that_ends_by_itself_is_told_once(
 
     def kill_both(watcher: Watcher, announced: dict[str, object]) -> None:
         assert uri_file.read_text().strip() == announced["uri"]
-        for number, pid in enumerate(pids_of(announced), start=1):
+        for pid, name in zip(pids_of(announced), ("bookie-1", "autorecovery"), strict=True):
             os.kill(pid, signal.SIGKILL)
-            watcher.wait_for(lambda count=number: watcher.err.count(" ended; its out") >= count)
+            watcher.wait_for(partial(watcher.has_told, f"{name} ended; its output is in "))
 
     exit_code, watcher = watched(capfd, kill_both, "--uri-file", str(uri_file))
     assert exit_code == 0
@@ -210,7 +215,7 @@ def test_without_zookeeper_the_sandbox_ends_with_an_error(
             if str(folder).encode() in line
         ]
         os.kill(found, signal.SIGKILL)
-        watcher.wait_for(lambda: "error: " in watcher.err)
+        watcher.wait_for(partial(watcher.has_told, "error: "))
 
     options = ("--no-autorecovery", "--data-dir", str(folder))
     exit_code, watcher = watched(capfd, kill_zookeeper, *options)

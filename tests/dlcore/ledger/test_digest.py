@@ -15,6 +15,7 @@ from dlcore.ledger.digest import (
     decode_frame,
     decode_run,
     encode_frame,
+    following_frames,
     frame_parts,
     is_sound,
 )
@@ -167,3 +168,27 @@ def test_a_frame_in_parts_is_the_same_frame_without_copies() -> None:
     )
     assert isinstance(buffers[3], memoryview)
     assert buffers[3].obj == numbers
+
+
+def test_only_whole_frames_of_consecutive_entries_follow_each_other() -> None:
+    """Nothing is said of an empty run, of bytes too few for a frame, of a gap, or past all ids."""
+
+    def frames_from(first: int, *, step: int = 1) -> list[bytes]:
+        return [
+            encode_frame(
+                ledger_id=3, entry_id=entry_id, last_add_confirmed=4, ledger_bytes=9, body=[b"x"]
+            )
+            for entry_id in (first, first + step)
+        ]
+
+    found = following_frames(run_of(frames_from(7)))
+    assert found is not None
+    assert (found.ledger_id, found.first_entry_id) == (3, 7)
+    assert found.last_add_confirmed.tolist() == [4, 4]
+    assert found.checks.tolist() == [
+        int.from_bytes(frame[-4:], "little") for frame in frames_from(7)
+    ]
+    assert following_frames(run_of(frames_from(7, step=2))) is None
+    assert following_frames(run_of(frames_from(2**63 - 2))) is None
+    assert following_frames(run_of([])) is None
+    assert following_frames(run_of([FRAME[: FRAME_BYTES - 1]])) is None

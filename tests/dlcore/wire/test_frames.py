@@ -65,3 +65,8 @@ def _frame(data: bytes) -> Frame:
 
 def _read(data: bytes) -> object:
     return decode(*_frame(data))
+
+
+def test_a_run_is_described_by_its_sizes() -> None:
+    """And not by its bytes, which may be megabytes."""
+    assert repr(run_of([b"ab", b"c"])) == "<FrameRun frames=2 bytes=3>"
