@@ -62,6 +62,8 @@ _READS_MAX = 256
 _STREAMS_MAX = 16 * 1024
 _STEPS_MAX = 4
 """Messages of streams that are made at the same time, for one that waits for the disk."""
+_STEPS_PER_TURN = 16
+"""Messages of streams that are begun before others have their turn on the event loop."""
 _UNSENT_BYTES_HIGH = 64 * 1024
 _UNSENT_BYTES_LOW = 16 * 1024
 _HANDSHAKE_S = 10.0
@@ -98,6 +100,7 @@ class Connection(asyncio.BufferedProtocol):
         self._streams: dict[int, ReadStream] = {}
         self._queue: deque[ReadStream] = deque()
         self._is_advancing = False
+        self._steps_left = _STEPS_PER_TURN
         self._steps: dict[asyncio.Task[None], None] = {}
         self._unsent_bytes = 0
         self._is_draining = service.is_draining
@@ -502,16 +505,21 @@ class Connection(asyncio.BufferedProtocol):
         self._advance()
 
     def _advance(self) -> None:
-        """Take a step with each stream that waits; for the next one others have their turn."""
-        if self._is_advancing:
+        """Take a step with each stream that waits; only so many are taken in a turn of the loop."""
+        if self._is_advancing or not self._queue or not self._can_advance:
             return
+        if self._steps_left == _STEPS_PER_TURN:
+            self._loop.call_soon(self._begin_turn)
         self._is_advancing = True
-        for _ in range(len(self._queue)):
+        for _ in range(min(len(self._queue), self._steps_left)):
             if self._can_advance:
+                self._steps_left -= 1
                 self._start_step(self._queue.popleft())
         self._is_advancing = False
-        if self._queue and self._can_advance:
-            self._loop.call_soon(self._advance)
+
+    def _begin_turn(self) -> None:
+        self._steps_left = _STEPS_PER_TURN
+        self._advance()
 
     @property
     def _can_advance(self) -> bool:
