@@ -37,7 +37,8 @@ _JARS = (
 )
 _JVM_OPTIONS = (
     # Until its extents are merged, a commit over 1,000 logs leaves 77 KB there (measured): a
-    # thousand of them 85 MB, with all else.  What is not used is not taken.
+    # thousand of them 85 MB, with all else; and half a megabyte for some seconds.  What is not used
+    # is not taken.
     "-Xmx256m",
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",  # starts faster and needs less memory

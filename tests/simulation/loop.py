@@ -65,7 +65,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 def run(
-    main: Coroutine[Any, Any, T], *, steps_max: int = 200_000, seconds_max: float = 600.0
+    main: Coroutine[Any, Any, T], *, steps_max: int = 300_000, seconds_max: float = 600.0
 ) -> tuple[T, VirtualLoop]:
     """Run `main` to its end on a fresh loop; return its result and the loop.
 

@@ -7,19 +7,23 @@ is built in the store; what remains of it after truncation and deletion is compa
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
 from dlcore.ids import DLSN
+from dlcore.log.metadata import CHUNK_EXTENTS_MAX
 from dlcore.log.store import require_change_size
+from dlcore.metadata.port import Delete
 from tests.fixtures.large_log import Interrupted, LargeLog, die_at
-from tests.fixtures.memory_namespace import memory_cluster
+from tests.fixtures.memory_namespace import memory_cluster, on_log, record
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from dlcore.log.manager import DistributedLogManager
     from dlcore.metadata.port import Op
     from dlcore.namespace import Namespace
     from tests.fixtures.memory_namespace import MemoryCluster
@@ -125,3 +129,35 @@ def test_deletion(died_at: int) -> None:
         assert [path for path in cluster.tree.dump() if path.startswith("/dlog/deleted/")] == []
 
     on_large_log(body)
+
+
+def test_a_step_takes_few_extents_however_full_the_chunks_are() -> None:
+    """Each extent may be of a ledger of its own, whose registration the step would write."""
+    chunk_counts: list[int] = []
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        async with await namespace.open_staging_writer(identity="job") as writer:
+            await writer.write_batch("clicks", pa.record_batch({"payload": [b"x"]}))
+            (first,) = await writer.stage()
+            extents = [
+                replace(first, first_entry_id=n, last_entry_id=n)
+                for n in range(30 * CHUNK_EXTENTS_MAX)
+            ]
+            await (await namespace.begin_append("job", 1)).commit(extents)
+        async with await log.open_writer() as log_writer:  # completes the segment
+            await log_writer.write(record(log_writer.last_txid))
+        store = namespace._context.store
+        multi = store.multi
+
+        async def noted(ops: Sequence[Op]) -> None:
+            chunks = [op for op in ops if isinstance(op, Delete) and "/heads/" in op.path]
+            chunk_counts.append(len(chunks))
+            await multi(ops)
+
+        store.multi = noted  # type: ignore[method-assign]
+        await log.truncate(DLSN(2, 0, 0))
+
+    on_log(body)
+    assert sum(chunk_counts) == 30 + 1  # and the segment's own node
+    assert max(chunk_counts) * CHUNK_EXTENTS_MAX <= 600
