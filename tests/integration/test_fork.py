@@ -100,20 +100,23 @@ PROGRAMS = {
         finish()
     """,
     "children of a process that opens what Spark's tasks share": """
+        from dlspark.options import Address
         from dlspark.sessions import close_shared_namespace, open_shared_namespace
+
+        address = Address(uri=uri)
 
         def open_and_close():
             while not stop.is_set():
-                open_shared_namespace(uri)
-                close_shared_namespace(uri)
+                open_shared_namespace(address)
+                close_shared_namespace(address)
 
-        opening = threading.Thread(target=open_and_close)
+        opening = threading.Thread(target=open_and_close, daemon=True)
         opening.start()
         for _ in range(count // 10):
             pid = os.fork()
             if pid == 0:
-                found = log in open_shared_namespace(uri).get_logs()
-                close_shared_namespace(uri)
+                found = log in open_shared_namespace(address).get_logs()
+                close_shared_namespace(address)
                 sys.exit(0 if found else 3)
             assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         finish()
