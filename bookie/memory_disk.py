@@ -121,6 +121,8 @@ class MemoryDisk:
         self.total_bytes = total_bytes
         self.filler_bytes = 0
         """Space taken by others on the same file system."""
+        self.is_crowded = False
+        """Whether others take at once what a file that is cut off gives back."""
         self._held_bytes = 0
         self.latency_s = latency_s
         self.write_error: str | None = None
@@ -442,6 +444,8 @@ class MemoryFile:
         self._check_open()
         await self._disk.step(self._generation)
         self.inode.truncate(size)
+        if self._disk.is_crowded:
+            self._disk.fill()
         await self._disk.sync(self.inode, self._generation)
         self._size = size
 

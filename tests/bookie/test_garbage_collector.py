@@ -180,3 +180,28 @@ def test_metadata_that_does_not_know_the_bookie_deletes_nothing() -> None:
             assert one.storage.ledgers() == [1]
 
     run(scenario())
+
+
+def test_a_server_that_lags_makes_no_garbage() -> None:
+    """Goal: before a ledger counts as gone, all that was stored before is asked for."""
+
+    async def scenario() -> None:
+        tree = MemoryTree(lag=lambda: 3600.0)
+        writer = tree.connect()
+        await ensure_namespace(writer, PATHS, ManualClock())
+        behind = tree.connect()
+        async with open_storage(MemoryDisk(), small_config()) as storage:
+            one = Bench(storage, writer, ManualClock())
+            await one.hold(1, state=LedgerState.OPEN)
+            assert await behind.get(PATHS.ledger(1)) is None
+            collector = GarbageCollector(
+                storage, bookie=OWN, store=behind, paths=PATHS, cluster_id=""
+            )
+            assert not await collector._is_unneeded(1)
+            await writer.delete(PATHS.ledger(1))
+            await behind.sync(PATHS.ledger(1))
+            assert await collector._is_unneeded(1)
+        await writer.aclose()
+        await behind.aclose()
+
+    run(scenario())

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from bookie.connection import Connection
 from dlcore.config import ENTRY_SIZE_BYTES_MAX
 from dlcore.errors import (
     BadRequestError,
@@ -417,3 +420,30 @@ def test_a_silent_client_is_given_up(tmp_path: Path, hello: bool) -> None:
             assert not served.service.connections
 
     run(scenario)
+
+
+@pytest.mark.parametrize("read", [ReadLac(1, 1, fence=True), ReadEntry(1, 1, 0, fence=False)])
+def test_a_read_whose_client_goes_before_it_began_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: ReadLac | ReadEntry
+) -> None:
+    """Goal: a connection that ends in the turn in which a read came prints no warning."""
+
+    async def scenario() -> None:
+        take = Connection._read
+        taken = asyncio.Event()
+
+        def take_and_end(connection: Connection, request: ReadLac | ReadEntry) -> None:
+            take(connection, request)
+            connection.connection_lost(None)
+            taken.set()
+
+        monkeypatch.setattr(Connection, "_read", take_and_end)
+        async with serve(tmp_path) as served, raw_connection(served.address) as end:
+            end.send(read)
+            await taken.wait()
+        gc.collect()  # what was never awaited says so when it goes
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run(scenario)
+    assert [str(each.message) for each in caught if "never awaited" in str(each.message)] == []

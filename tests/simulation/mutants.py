@@ -333,7 +333,6 @@ _FOCUS_OF = {
     mutants_garbage.files_without_entries_are_garbage: "lonely fences",
     mutants_stale.a_lac_read_asks_a_replaced_ensemble: "moved LACs",
     mutants_stale.a_repair_writes_without_a_version: "contested swaps",
-    mutants_stale.garbage_is_judged_without_sync: "garbage",
     mutants_storage.a_batch_is_answered_before_its_sync: "crashes",
     mutants_storage.a_failed_log_goes_on: "crashes",
     mutants_storage.a_fence_flag_is_set_too_late: "busy takeovers",

@@ -6,7 +6,6 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from bookie.garbage_collector import GarbageCollector
 from dlcore.autorecovery.repair import LedgerRepairer
 from dlcore.ledger.codec import encode_ledger
 from dlcore.ledger.reader import LedgerReader
@@ -17,28 +16,6 @@ if TYPE_CHECKING:
 
     from dlcore.ledger.metadata import LedgerMetadata
     from dlcore.ledger.store import LedgerStore
-
-
-@contextlib.contextmanager
-def garbage_is_judged_without_sync() -> Iterator[None]:
-    """#870: a ledger that the bookie's metadata server has not heard of counts as deleted."""
-
-    async def is_deleted(self: GarbageCollector, ledger_id: int) -> bool:
-        path = self._paths.ledger(ledger_id)
-        return await self._store.get(path) is None and await self._store.get(path) is None
-
-    def believe(*_: object) -> contextlib.nullcontext[bool]:
-        return contextlib.nullcontext(True)
-
-    async def trust(self: GarbageCollector) -> None:
-        """Ask nothing."""
-
-    with (
-        patch.object(GarbageCollector, "_is_unneeded", is_deleted),
-        patch.object(GarbageCollector, "_confirm", believe),
-        patch.object(GarbageCollector, "_check_metadata_is_not_older", trust),
-    ):
-        yield
 
 
 @contextlib.contextmanager
@@ -74,5 +51,4 @@ def a_lac_read_asks_a_replaced_ensemble() -> Iterator[None]:
 MUTANTS = (
     a_lac_read_asks_a_replaced_ensemble,
     a_repair_writes_without_a_version,
-    garbage_is_judged_without_sync,
 )

@@ -486,3 +486,15 @@ def one_bad_file_ends_the_pass() -> Iterator[None]:
     """#3711: a file that cannot be compacted keeps all others from it."""
     with patch.object(compaction_module, "BookieStorageError", ZeroDivisionError):
         yield
+
+
+@caught_by("bookie/test_garbage_collector.py::test_a_server_that_lags_makes_no_garbage")
+def garbage_is_judged_without_sync() -> Iterator[None]:
+    """#870: a ledger that the bookie's metadata server has not heard of counts as deleted."""
+
+    async def is_deleted(self: GarbageCollector, ledger_id: int) -> bool:
+        path = self._paths.ledger(ledger_id)
+        return await self._store.get(path) is None and await self._store.get(path) is None
+
+    with patch.object(GarbageCollector, "_is_unneeded", is_deleted):
+        yield

@@ -494,7 +494,9 @@ async def full_disk(act: Act) -> None:
     if act.rng.random() < 0.5:
         bookie.crash(keep_cache=act.rng.random() < 0.5)
         disk.fill()
+        disk.is_crowded = True
         await bookie.start()
+        disk.is_crowded = False
     life = bookie._life
     act.start_recovery(act.new_recoverer())
     await doomed.delete()
