@@ -28,7 +28,7 @@ from dlcore.ledger import (
     recovery as recovery_module,
 )
 from dlcore.ledger.append import CompleteAdds, Effect, LedgerAppender
-from dlcore.ledger.digest import encode_frame
+from dlcore.ledger.digest import frame_parts
 from dlcore.ledger.metadata import LedgerMetadata, LedgerState
 from dlcore.ledger.quorum import write_set
 from dlcore.ledger.range_read import RangeRead
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from dlcore.ledger.digest import EntryFrame
     from dlcore.ledger.services import LedgerServices
     from dlcore.ledger.store import VersionedLedger
+    from dlcore.wire.frames import FrameParts
 
 
 @contextlib.contextmanager
@@ -338,10 +339,10 @@ def new_ensembles_start_at_the_lac() -> Iterator[None]:
 def adds_carry_what_is_not_confirmed() -> Iterator[None]:
     """Section 1.4: an add carries the last entry that was sent in place of the LAC."""
 
-    def encode(**parts: Any) -> bytes:
-        return encode_frame(**{**parts, "last_add_confirmed": parts["entry_id"] - 1})
+    def encode(**about: Any) -> FrameParts:
+        return frame_parts(**{**about, "last_add_confirmed": about["entry_id"] - 1})
 
-    with patch.object(append_module, "encode_frame", encode):
+    with patch.object(append_module, "frame_parts", encode):
         yield
 
 
