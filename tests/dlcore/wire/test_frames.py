@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from dlcore.wire.assembly import Assembly, Frame
-from dlcore.wire.frames import FrameRun, total_bytes
+from dlcore.wire.frames import FrameParts, FrameRun, total_bytes
 from dlcore.wire.messages import ENTRY_BYTES_MIN, Add, Chunk, WireError, decode, encode
 
 
@@ -67,6 +67,7 @@ def _read(data: bytes) -> object:
     return decode(*_frame(data))
 
 
-def test_a_run_is_described_by_its_sizes() -> None:
-    """And not by its bytes, which may be megabytes."""
+def test_frames_are_described_by_their_sizes() -> None:
+    """And not by their bytes, which may be megabytes."""
     assert repr(run_of([b"ab", b"c"])) == "<FrameRun frames=2 bytes=3>"
+    assert repr(FrameParts([b"ab", memoryview(b"c")])) == "<FrameParts parts=2 bytes=3>"
