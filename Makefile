@@ -105,7 +105,7 @@ proto-into:
 
 clean: ## Remove the virtual environment, caches and built files.
 	rm -rf $(VENV) build dist artifacts spark-warehouse metastore_db derby.log benchmarks/results.json \
-		.mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage *.egg-info
+		.mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 requirements:
