@@ -145,7 +145,7 @@ def test_a_clients_read_of_a_damaged_entry_leads_to_its_repair(
 
     async def scenario() -> None:
         async with cluster_of(zookeeper.servers, zookeeper_root, tmp_path) as cluster:
-            writer = await cluster.client.create_ledger(QuorumConfig())
+            writer = await cluster.client.create_ledger(QuorumConfig(ack_quorum_size=3))
             await write(writer, ENTRIES)
             await writer.close()
             reader = await cluster.client.open_ledger(writer.ledger_id)
