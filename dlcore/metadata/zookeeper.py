@@ -299,7 +299,6 @@ class ZooKeeperStore:
     async def aclose(self) -> None:
         """End the session; its ephemeral nodes vanish at once."""
         if self._closing is None:
-            _left_open.discard(self)
             self._is_closed = True
             self._state = SessionState.EXPIRED
             self._watches.clear()
@@ -312,6 +311,7 @@ class ZooKeeperStore:
         if self._reviving is not None:
             await asyncio.wait([self._reviving])
         await in_thread(self._stop_client)
+        _left_open.discard(self)  # not before: a child forked meanwhile has to forget it
         for request in (*self._outstanding, *self._backlog):
             if not request.reply.done():
                 request.reply.set_exception(
@@ -511,7 +511,7 @@ def _end_sessions() -> None:
 def _forget_sessions() -> None:
     """Leave the sessions to the process that this one was forked from, also at exit."""
     for store in list(_left_open):
-        # The lock of a queue that it would use may have been held by a thread that is gone here.
+        # A lock that it would use may have been held by a thread that is gone here.
         atexit.unregister(store._client.handler.stop)
     _left_open.clear()
 

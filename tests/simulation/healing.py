@@ -217,10 +217,12 @@ def _holds(bookie: SimBookie, ledger_id: int, entry_id: int) -> bool:
     if bookie.storage is None:
         return False
     try:
-        ranges = bookie.storage.list_entries(ledger_id)
+        return any(
+            each.first_entry_id <= entry_id <= each.last_entry_id
+            for each in bookie.storage.list_entries(ledger_id)
+        )
     except DLError:
         return False
-    return any(each.first_entry_id <= entry_id <= each.last_entry_id for each in ranges)
 
 
 def _has_forgotten(bookie: SimBookie, live: set[int]) -> bool:
