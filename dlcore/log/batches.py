@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -169,23 +169,25 @@ def first_row_not_less(batch: pa.RecordBatch, txid: int) -> int:
     return int(np.searchsorted(batch.column(0).to_numpy(), txid, side="left"))
 
 
-def read_batch(
-    batch: pa.RecordBatch,
-    *,
-    lssn: int,
-    entry_id: int,
-    first_slot: int,
-    sequence_id: int,
-    timestamp_ms: int,
-) -> pa.RecordBatch:
+class RowsPlace(NamedTuple):
+    """Where rows of one entry are in their log: the first one of them, the others follow it."""
+
+    lssn: int
+    entry_id: int
+    first_slot: int
+    sequence_id: int
+    timestamp_ms: int
+
+
+def read_batch(batch: pa.RecordBatch, place: RowsPlace) -> pa.RecordBatch:
     """Return rows of one entry with all columns of `READ_SCHEMA`."""
     count = batch.num_rows
     numbers = np.empty((5, count), np.int64)
-    numbers[0] = lssn
-    numbers[1] = entry_id
-    numbers[2] = np.arange(first_slot, first_slot + count)
-    numbers[3] = numbers[2] + (sequence_id - first_slot)
-    numbers[4] = timestamp_ms
+    numbers[0] = place.lssn
+    numbers[1] = place.entry_id
+    numbers[2] = np.arange(place.first_slot, place.first_slot + count)
+    numbers[3] = numbers[2] + (place.sequence_id - place.first_slot)
+    numbers[4] = place.timestamp_ms
     columns = [
         *(_over(row, pa.int64()) for row in numbers[:3]),
         batch.column(0),
@@ -201,16 +203,9 @@ def _over(numbers: np.ndarray[Any, np.dtype[np.int64]], kind: pa.DataType) -> pa
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
 
 
-def records_of(
-    batch: pa.RecordBatch,
-    *,
-    lssn: int,
-    entry_id: int,
-    first_slot: int,
-    sequence_id: int,
-    timestamp_ms: int,
-) -> list[LogRecordWithDLSN]:
+def records_of(batch: pa.RecordBatch, place: RowsPlace) -> list[LogRecordWithDLSN]:
     """Return rows of one entry as records."""
+    lssn, entry_id, first_slot, sequence_id, timestamp_ms = place
     rows = zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
     return [
         LogRecordWithDLSN(
@@ -227,14 +222,10 @@ def records_of(
 def records_of_read(batch: pa.RecordBatch) -> list[LogRecordWithDLSN]:
     """Return what `read_batch` returned, at least one row, as records."""
     lssn, entry_id, slot_id, _, sequence_id, timestamp, _ = (column[0] for column in batch.columns)
-    return records_of(
-        batch.select(["txid", "payload"]),
-        lssn=lssn.as_py(),
-        entry_id=entry_id.as_py(),
-        first_slot=slot_id.as_py(),
-        sequence_id=sequence_id.as_py(),
-        timestamp_ms=timestamp.value,
+    place = RowsPlace(
+        lssn.as_py(), entry_id.as_py(), slot_id.as_py(), sequence_id.as_py(), timestamp.value
     )
+    return records_of(batch.select(["txid", "payload"]), place)
 
 
 def read_batch_of(records: Sequence[LogRecordWithDLSN]) -> pa.RecordBatch:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dlcore.errors import AlreadyClosedError, ConfigurationError, DLError, EndOfStreamError
-from dlcore.log.batches import first_row_not_less, read_batch, records_of
+from dlcore.log.batches import RowsPlace, first_row_not_less, read_batch, records_of
 from dlcore.log.entry import decode_entry_batch, with_txid
 
 if TYPE_CHECKING:
@@ -40,23 +40,23 @@ class _Rows:
 
     def take_records(self, count: int) -> list[LogRecordWithDLSN]:
         part, place = self._take(count)
-        return records_of(part, **place)
+        return records_of(part, place)
 
     def take_batch(self) -> pa.RecordBatch:
         part, place = self._take(self.rows_left)
-        return read_batch(part, **place)
+        return read_batch(part, place)
 
-    def _take(self, count: int) -> tuple[pa.RecordBatch, dict[str, int]]:
+    def _take(self, count: int) -> tuple[pa.RecordBatch, RowsPlace]:
         entry, first = self.entry, self.next_row
         part = self.batch.slice(first, count)
         self.next_row += part.num_rows
-        return part, {
-            "lssn": entry.lssn,
-            "entry_id": entry.entry_id,
-            "first_slot": first,
-            "sequence_id": entry.sequence_id + first,
-            "timestamp_ms": entry.timestamp_ms,
-        }
+        return part, RowsPlace(
+            lssn=entry.lssn,
+            entry_id=entry.entry_id,
+            first_slot=first,
+            sequence_id=entry.sequence_id + first,
+            timestamp_ms=entry.timestamp_ms,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from dlcore.ids import DLSN, TXID_MAX
 from dlcore.log.batches import (
     READ_SCHEMA,
     RECORD_OVERHEAD_BYTES,
+    RowsPlace,
     batch_of,
     byte_log_batch,
     check_txids,
@@ -159,7 +160,8 @@ def test_rows_are_read_with_their_positions() -> None:
     """As a batch of one entry, and as records that were taken one by one: the same rows."""
     batch = batch_of([5, 5, 7], [b"a", b"", b"c"])
     rows = read_batch(
-        batch, lssn=3, entry_id=8, first_slot=1, sequence_id=40, timestamp_ms=1_700_000_000_123
+        batch,
+        RowsPlace(lssn=3, entry_id=8, first_slot=1, sequence_id=40, timestamp_ms=1_700_000_000_123),
     )
     records = [
         LogRecordWithDLSN(
