@@ -78,6 +78,17 @@ def test_who_is_not_trusted_gets_no_answer(tmp_path: Path, who: str) -> None:
     run(scenario)
 
 
+async def gives_nothing(served: ServedBookie, files: TlsFiles, *, match: str | None = None) -> None:
+    """See that a client with these files sends the bookie nothing, on both ports."""
+    client = client_of(served, files)
+    with pytest.raises(BookieUnavailableError, match=match):
+        await client.add_entry(BOOKIE, frame_of(1, 0))
+    with pytest.raises(BookieUnavailableError):
+        await client.list_entries(BOOKIE, ledger_id=1)
+    await client.aclose()
+    assert served.storage.ledgers() == []
+
+
 def test_a_bookie_that_is_not_trusted_gets_nothing(tmp_path: Path) -> None:
     """The client knows another certificate, or the bookie speaks no TLS."""
 
@@ -86,13 +97,7 @@ def test_a_bookie_that_is_not_trusted_gets_nothing(tmp_path: Path) -> None:
         other = make_tls(tmp_path / "other")
         for at_bookie in (other.bookie, None):
             async with serve(tmp_path / "data", tls=at_bookie) as served:
-                client = client_of(served, tls.client)
-                with pytest.raises(BookieUnavailableError):
-                    await client.add_entry(BOOKIE, frame_of(1, 0))
-                with pytest.raises(BookieUnavailableError):
-                    await client.list_entries(BOOKIE, ledger_id=1)
-                await client.aclose()
-                assert served.storage.ledgers() == []
+                await gives_nothing(served, tls.client)
 
     run(scenario)
 
@@ -108,13 +113,7 @@ def test_a_certificate_that_does_not_hold_is_not_taken(tmp_path: Path, why: str)
             "another name": authority.issue("bookie-1", host="DNS:elsewhere"),
         }[why]
         async with serve(tmp_path / "data", tls=bad) as served:
-            client = client_of(served, authority.issue("client-1"))
-            with pytest.raises(BookieUnavailableError, match="certificate"):
-                await client.add_entry(BOOKIE, frame_of(1, 0))
-            with pytest.raises(BookieUnavailableError):
-                await client.list_entries(BOOKIE, ledger_id=1)
-            await client.aclose()
-            assert served.storage.ledgers() == []
+            await gives_nothing(served, authority.issue("client-1"), match="certificate")
 
     run(scenario)
 
