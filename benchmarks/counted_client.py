@@ -25,9 +25,9 @@ from tests.fixtures.recording_store import RecordingStore
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-    from dlcore.log.append import StagedAppend
     from dlcore.log.context import LogContext
-    from dlcore.log.scan import StagedExtent
+    from dlcore.log.reading.scan import StagedExtent
+    from dlcore.log.staging.append import StagedAppend
 
 _QUIET_S = 0.02
 """Long enough that watches which the last call fired are armed again."""

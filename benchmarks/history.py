@@ -22,10 +22,10 @@ from benchmarks.figures import Figure, Target
 from benchmarks.history_picture import draw
 from benchmarks.logs import CONFIG, record_batches
 from benchmarks.written_history import write_history
-from dlcore.log.entry import with_txid
-from dlcore.log.merger import LogMerger
-from dlcore.log.merging import MergePolicy
-from dlcore.log.staged import drop_merged
+from dlcore.log.entries.body import with_txid
+from dlcore.log.metadata.staged import drop_merged
+from dlcore.log.upkeep.merger import LogMerger
+from dlcore.log.upkeep.merging import MergePolicy
 from dlcore.metadata.paths import parse_uri
 from dlcore.namespace import scan
 from dlcore.records import LogRecord
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dlcore.log.manager import DistributedLogManager
-    from dlcore.log.scan import StagedExtent
-    from dlcore.log.staging import StagingWriter
-    from dlcore.log.writer import AsyncLogWriter
+    from dlcore.log.reading.scan import StagedExtent
+    from dlcore.log.staging.writer import StagingWriter
+    from dlcore.log.writing.writer import AsyncLogWriter
     from dlcore.sandbox.cluster import Sandbox
 
 DELAY_S = 0.005

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
     from dlcore.log.manager import DistributedLogManager
-    from dlcore.log.reader import AsyncLogReader
-    from dlcore.log.writer import AsyncLogWriter
+    from dlcore.log.reading.reader import AsyncLogReader
+    from dlcore.log.writing.writer import AsyncLogWriter
     from dlcore.sandbox.cluster import Sandbox
     from dlcore.sync import DistributedLogManager as BlockingLogManager
 

@@ -8,17 +8,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dlcore.ledger.metadata import Ensemble, LedgerMetadata, LedgerState
-from dlcore.log import codec
-from dlcore.log.changes import SegmentLimits, plan_append
-from dlcore.log.metadata import StagedLedger
-from dlcore.log.scan import StagedExtent
+from dlcore.log.metadata import codec
+from dlcore.log.metadata.changes import SegmentLimits, plan_append
+from dlcore.log.metadata.values import (
+    StagedLedger,
+)
+from dlcore.log.reading.scan import StagedExtent
 from dlcore.metadata.port import ANY_VERSION, Create, Op, Put
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from dlcore.log.context import LogContext
-    from dlcore.log.metadata import LogMetadata
+    from dlcore.log.metadata.values import LogMetadata
 
 _EXTENTS_PER_LEDGER = 1_000
 _EXTENTS_PER_CHANGE = 250

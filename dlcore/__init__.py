@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from dlcore.config import LedgerClientConfig, LogConfig, QuorumConfig
 from dlcore.errors import DLError
 from dlcore.ids import DLSN, BookieId
-from dlcore.log.commits import AppendRun, SharedStaging
-from dlcore.log.scan import (
+from dlcore.log.metadata.commits import AppendRun, SharedStaging
+from dlcore.log.reading.scan import (
     CommitResult,
     ExtentView,
     LogSnapshot,
@@ -25,11 +25,11 @@ from dlcore.records import LogRecord, LogRecordWithDLSN
 from dlcore.tls import TlsFiles
 
 if TYPE_CHECKING:
-    from dlcore.log.append import StagedAppend
     from dlcore.log.manager import DistributedLogManager
-    from dlcore.log.reader import AsyncLogReader
-    from dlcore.log.staging import StagingWriter
-    from dlcore.log.writer import AsyncLogWriter
+    from dlcore.log.reading.reader import AsyncLogReader
+    from dlcore.log.staging.append import StagedAppend
+    from dlcore.log.staging.writer import StagingWriter
+    from dlcore.log.writing.writer import AsyncLogWriter
     from dlcore.namespace import Namespace, open_namespace, scan
 
 __all__ = [
@@ -62,12 +62,12 @@ __all__ = [
 ]
 
 _HEAVY = {
-    "AsyncLogReader": "dlcore.log.reader",
-    "AsyncLogWriter": "dlcore.log.writer",
+    "AsyncLogReader": "dlcore.log.reading.reader",
+    "AsyncLogWriter": "dlcore.log.writing.writer",
     "DistributedLogManager": "dlcore.log.manager",
     "Namespace": "dlcore.namespace",
-    "StagedAppend": "dlcore.log.append",
-    "StagingWriter": "dlcore.log.staging",
+    "StagedAppend": "dlcore.log.staging.append",
+    "StagingWriter": "dlcore.log.staging.writer",
     "open_namespace": "dlcore.namespace",
     "scan": "dlcore.namespace",
 }

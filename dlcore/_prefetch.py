@@ -13,7 +13,7 @@ from dlcore.config import LedgerClientConfig
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dlcore.log.scan import ScanBatch, ScanRange
+    from dlcore.log.reading.scan import ScanBatch, ScanRange
     from dlcore.namespace import ScanClients
     from dlcore.tls import TlsFiles
 

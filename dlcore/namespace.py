@@ -31,19 +31,19 @@ from dlcore.ids import BookieId, validate_log_name
 from dlcore.ledger.client import LedgerClient
 from dlcore.ledger.registry import BookieInfo, BookieRegistry
 from dlcore.ledger.store import LedgerStore
-from dlcore.log.append import StagedAppend, check_identity
 from dlcore.log.context import LogContext
 from dlcore.log.manager import DistributedLogManager
-from dlcore.log.metadata import LogMetadata
-from dlcore.log.owner import StagingOwner
-from dlcore.log.scan_driver import scan_range
-from dlcore.log.snapshot import LedgerCache
-from dlcore.log.snapshots import LogFollowers
-from dlcore.log.staged import StagedStatus, list_all_staged, settle_abandoned
-from dlcore.log.staging import StagingWriter
-from dlcore.log.store import LogStore
+from dlcore.log.metadata.owner import StagingOwner
+from dlcore.log.metadata.staged import StagedStatus, list_all_staged, settle_abandoned
+from dlcore.log.metadata.store import LogStore
+from dlcore.log.metadata.values import LogMetadata
+from dlcore.log.reading.scan_driver import scan_range
+from dlcore.log.reading.snapshot import LedgerCache
+from dlcore.log.reading.snapshots import LogFollowers
+from dlcore.log.staging.append import StagedAppend, check_identity
+from dlcore.log.staging.writer import StagingWriter
 from dlcore.log.tidying import Tidier
-from dlcore.log.upkeep import LogUpkeep, UpkeepConfig, sweep_commits
+from dlcore.log.upkeep.worker import LogUpkeep, UpkeepConfig, sweep_commits
 from dlcore.metadata.paths import NamespacePaths, parse_uri
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
     from dlcore.ledger.metadata import LedgerMetadata
     from dlcore.ledger.port import BookieClient
-    from dlcore.log.commits import AppendRun, SharedStaging
-    from dlcore.log.scan import LogSnapshot, ScanBatch, ScanRange
+    from dlcore.log.metadata.commits import AppendRun, SharedStaging
+    from dlcore.log.reading.scan import LogSnapshot, ScanBatch, ScanRange
     from dlcore.metadata.port import MetadataStore
     from dlcore.tls import TlsFiles
 

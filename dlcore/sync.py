@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dlcore._portal import Portal, close_at_exit, fail_exit, forget, shared_portal
 from dlcore._prefetch import scan
 from dlcore.errors import DLError, EndOfStreamError
-from dlcore.log.commits import AppendRun, SharedStaging
-from dlcore.log.scan import (
+from dlcore.log.metadata.commits import AppendRun, SharedStaging
+from dlcore.log.reading.scan import (
     CommitResult,
     ExtentView,
     LogSnapshot,
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
     from dlcore.ids import DLSN
     from dlcore.ledger.metadata import LedgerMetadata
     from dlcore.ledger.registry import BookieInfo
-    from dlcore.log.append import StagedAppend as AsyncStagedAppend
     from dlcore.log.manager import DistributedLogManager as AsyncManager
-    from dlcore.log.reader import AsyncLogReader
-    from dlcore.log.segment import LogSegment
-    from dlcore.log.staging import StagingWriter as AsyncStaging
-    from dlcore.log.writer import AsyncLogWriter
+    from dlcore.log.metadata.segment import LogSegment
+    from dlcore.log.reading.reader import AsyncLogReader
+    from dlcore.log.staging.append import StagedAppend as AsyncStagedAppend
+    from dlcore.log.staging.writer import StagingWriter as AsyncStaging
+    from dlcore.log.writing.writer import AsyncLogWriter
     from dlcore.records import LogRecord, LogRecordWithDLSN
     from dlcore.tls import TlsFiles
 
@@ -355,7 +355,7 @@ class LogWriter(_Blocking):
 
     def write(self, record: LogRecord) -> None:
         """Buffer a record; raise at once if its transaction id or size is not acceptable."""
-        from dlcore.log.transmit import checked_payload
+        from dlcore.log.writing.transmit import checked_payload
 
         self._portal.check_process()
         payload = checked_payload(record.txid, record.payload, last_txid=self._last_txid)
@@ -376,7 +376,7 @@ class LogWriter(_Blocking):
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
         """Write the rows of `batch`, which has the columns txid (int64) and payload (binary)."""
-        from dlcore.log.batches import byte_log_batch
+        from dlcore.log.entries.batches import byte_log_batch
 
         self._portal.check_process()
         self._buffer_to_outbox()
@@ -431,7 +431,7 @@ class LogWriter(_Blocking):
     def _buffer_to_outbox(self) -> None:
         if not self._txids:
             return
-        from dlcore.log.batches import batch_of
+        from dlcore.log.entries.batches import batch_of
 
         self._outbox.append(batch_of(self._txids, self._payloads))
         self._drop_buffer()
@@ -465,7 +465,7 @@ class LogWriter(_Blocking):
         await self._writer.abort()
 
     def _report_unwritten(self, reason: str) -> None:
-        from dlcore.log.transmit import Unwritten
+        from dlcore.log.writing.transmit import Unwritten
 
         waiting = [Unwritten.of(batch) for batch in self._outbox]
         unwritten = Unwritten.joined([self._writer.unwritten, *waiting])
@@ -516,7 +516,7 @@ class LogReader(_Blocking):
     def read_batch(self) -> pa.RecordBatch | None:
         """Return the rest of the current entry as Arrow, or None when caught up."""
         if self._records:
-            from dlcore.log.batches import read_batch_of
+            from dlcore.log.entries.batches import read_batch_of
 
             records = list(self._records)
             self._records.clear()
@@ -529,7 +529,7 @@ class LogReader(_Blocking):
         self._batches.extend(self._call(self._reader.take_batches(non_blocking=non_blocking)))
 
     def _refill(self, *, non_blocking: bool) -> None:
-        from dlcore.log.batches import records_of_read
+        from dlcore.log.entries.batches import records_of_read
 
         if not self._batches:
             self._take(non_blocking=non_blocking)

@@ -17,7 +17,7 @@ from dlcore.autorecovery.maintenance import Maintenance
 from dlcore.autorecovery.service import AutoRecovery
 from dlcore.cli.context import common_options, namespace_tls, namespace_uri, run_async, wants_json
 from dlcore.cli.output import show_done, show_fields, show_rows, time_text
-from dlcore.log.upkeep import UpkeepConfig
+from dlcore.log.upkeep.worker import UpkeepConfig
 from dlcore.namespace import open_namespace
 
 if TYPE_CHECKING:

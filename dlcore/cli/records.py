@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from dlcore.log.manager import DistributedLogManager
-    from dlcore.log.reader import AsyncLogReader
-    from dlcore.log.scan import LogSnapshot
+    from dlcore.log.reading.reader import AsyncLogReader
+    from dlcore.log.reading.scan import LogSnapshot
     from dlcore.sync import LogWriter
     from dlcore.tls import TlsFiles
 

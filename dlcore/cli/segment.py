@@ -11,7 +11,7 @@ from dlcore.cli.output import show_rows, time_text
 
 if TYPE_CHECKING:
     from dlcore.ids import DLSN
-    from dlcore.log.segment import LogSegment
+    from dlcore.log.metadata.segment import LogSegment
     from dlcore.sync import SegmentView
 
 

@@ -8,10 +8,10 @@ import click
 
 from dlcore.cli.context import common_options, confirm, confirmed, run_async
 from dlcore.cli.output import show_done, show_rows, time_text
-from dlcore.log.upkeep import UpkeepConfig
+from dlcore.log.upkeep.worker import UpkeepConfig
 
 if TYPE_CHECKING:
-    from dlcore.log.staged import StagedStatus
+    from dlcore.log.metadata.staged import StagedStatus
     from dlcore.namespace import Namespace
 
 _DEFAULTS = UpkeepConfig()

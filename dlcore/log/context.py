@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from dlcore.ledger.client import LedgerClient
     from dlcore.ledger.registry import BookieRegistry
     from dlcore.ledger.store import LedgerStore
-    from dlcore.log.snapshot import LedgerCache
-    from dlcore.log.store import LogStore
+    from dlcore.log.metadata.store import LogStore
+    from dlcore.log.reading.snapshot import LedgerCache
     from dlcore.log.tidying import Tidier
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore

@@ -14,27 +14,27 @@ from dlcore.errors import (
     NoNodeError,
 )
 from dlcore.ids import DLSN
-from dlcore.log.changes import plan_delete, require_unsealed
-from dlcore.log.fetch import Fetcher
-from dlcore.log.history import LogHistory
-from dlcore.log.lock import WriterLock
-from dlcore.log.reader import AsyncLogReader, StartAt
-from dlcore.log.reading import ReadCursor
+from dlcore.log.metadata.changes import plan_delete, require_unsealed
+from dlcore.log.metadata.history import LogHistory
+from dlcore.log.metadata.store import UNANSWERED
+from dlcore.log.reading.cursor import ReadCursor
+from dlcore.log.reading.fetch import Fetcher
+from dlcore.log.reading.reader import AsyncLogReader, StartAt
+from dlcore.log.reading.snapshot import Finder, LogFollower, take_last
 from dlcore.log.recovery import recover_log
-from dlcore.log.removal import remove_deleted, remove_truncated
-from dlcore.log.snapshot import Finder, LogFollower, take_last
-from dlcore.log.store import UNANSWERED
-from dlcore.log.truncation import truncate_log
-from dlcore.log.writer import AsyncLogWriter
+from dlcore.log.upkeep.removal import remove_deleted, remove_truncated
+from dlcore.log.writing.lock import WriterLock
+from dlcore.log.writing.truncation import truncate_log
+from dlcore.log.writing.writer import AsyncLogWriter
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from dlcore.config import LogConfig
     from dlcore.log.context import LogContext
-    from dlcore.log.metadata import LogMetadata, VersionedHead
-    from dlcore.log.scan import LogSnapshot
-    from dlcore.log.segment import LogSegment
+    from dlcore.log.metadata.segment import LogSegment
+    from dlcore.log.metadata.values import LogMetadata, VersionedHead
+    from dlcore.log.reading.scan import LogSnapshot
 
 logger = logging.getLogger(__name__)
 

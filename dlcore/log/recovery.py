@@ -12,16 +12,16 @@ from dlcore.errors import (
     MetadataVersionError,
     OwnershipAcquireFailedError,
 )
-from dlcore.log.changes import plan_complete
-from dlcore.log.entry import EntryHeader, decode_entry_header
-from dlcore.log.segment import Extent
+from dlcore.log.entries.body import EntryHeader, decode_entry_header
+from dlcore.log.metadata.changes import plan_complete
+from dlcore.log.metadata.segment import Extent
 
 if TYPE_CHECKING:
     from dlcore.ledger.digest import EntryFrame
     from dlcore.ledger.metadata import LedgerMetadata
     from dlcore.ledger.reader import LedgerReader
     from dlcore.log.context import LogContext
-    from dlcore.log.metadata import VersionedHead
+    from dlcore.log.metadata.values import VersionedHead
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from dlcore.clock import SystemClock
 from dlcore.config import LogConfig
 from dlcore.errors import DLError, LogNotFoundError
 from dlcore.ledger.registry import BookieRegistry
-from dlcore.log.merging import MergePolicy
-from dlcore.log.upkeep import UpkeepConfig, ask_for_upkeep
+from dlcore.log.upkeep.merging import MergePolicy
+from dlcore.log.upkeep.worker import UpkeepConfig, ask_for_upkeep
 from dlcore.metadata.binding import read_binding
 from dlcore.metadata.paths import NamespacePaths, parse_uri
 from dlcore.metadata.zookeeper import ZooKeeperStore

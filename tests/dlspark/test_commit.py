@@ -14,7 +14,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from dlcore import SharedStaging
 from dlcore.errors import ConfigurationError, UnexpectedError
-from dlcore.log.append import check_identity
+from dlcore.log.staging.append import check_identity
 from dlspark.commit import (
     APPLICATION_PROPERTIES,
     BATCH_ID_PROPERTY,

@@ -15,7 +15,7 @@ import pytest
 
 from dlcore.errors import AlreadyTruncatedError, ConfigurationError, LogNotFoundError
 from dlcore.ids import DLSN
-from dlcore.log.scan import ExtentView, LogSnapshot, SegmentView
+from dlcore.log.reading.scan import ExtentView, LogSnapshot, SegmentView
 from dlspark.offsets import LogPosition, LogView, StreamOffset
 from tests.fixtures.ledgers import metadata_of
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dlcore.log.manager import DistributedLogManager
-    from dlcore.log.scan import LogSnapshot
+    from dlcore.log.reading.scan import LogSnapshot
     from dlcore.namespace import Namespace
     from dlcore.sandbox.cluster import Sandbox
 

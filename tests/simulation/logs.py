@@ -19,9 +19,9 @@ from dlcore.config import LogConfig
 from dlcore.errors import AlreadyTruncatedError, DLError
 from dlcore.ids import DLSN
 from dlcore.ledger.client import LedgerClient
-from dlcore.log.merger import LogMerger
-from dlcore.log.merging import MergePolicy
-from dlcore.log.upkeep import UpkeepConfig, ask_for_upkeep
+from dlcore.log.upkeep.merger import LogMerger
+from dlcore.log.upkeep.merging import MergePolicy
+from dlcore.log.upkeep.worker import UpkeepConfig, ask_for_upkeep
 from dlcore.namespace import Namespace, ScanClients, scan
 from tests.simulation.log_checkers import TIDY
 from tests.simulation.truth import InvariantViolatedError
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
     from dlcore.ids import BookieId
     from dlcore.log.manager import DistributedLogManager
-    from dlcore.log.metadata import LogKey
-    from dlcore.log.scan import StagedExtent
-    from dlcore.log.staging import StagingWriter
+    from dlcore.log.metadata.values import LogKey
+    from dlcore.log.reading.scan import StagedExtent
+    from dlcore.log.staging.writer import StagingWriter
     from dlcore.metadata.port import MetadataStore
     from tests.simulation.log_checkers import AppendId, LogCheckers, Reading, Rows
     from tests.simulation.world import World

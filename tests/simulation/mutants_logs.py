@@ -9,19 +9,23 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from dlcore.log import append, changes, merger, merging, removal, staged, upkeep
-from dlcore.log.commits import Decision, Verdict, decide
-from dlcore.log.entry import move_entry
-from dlcore.log.merger import LogMerger
-from dlcore.log.metadata import StagedLedger
+from dlcore.log.entries.body import move_entry
+from dlcore.log.metadata import changes, staged
+from dlcore.log.metadata.commits import Decision, Verdict, decide
+from dlcore.log.metadata.values import (
+    StagedLedger,
+)
+from dlcore.log.staging import append
+from dlcore.log.upkeep import merger, merging, removal, worker as upkeep
+from dlcore.log.upkeep.merger import LogMerger
 from dlcore.metadata.port import ANY_VERSION, Delete, Put
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dlcore.log.changes import Change
-    from dlcore.log.metadata import CommitRecord
-    from dlcore.log.segment import Extent
+    from dlcore.log.metadata.changes import Change
+    from dlcore.log.metadata.segment import Extent
+    from dlcore.log.metadata.values import CommitRecord
     from dlcore.metadata.port import Op
 
 

@@ -6,9 +6,9 @@ import asyncio
 from typing import TYPE_CHECKING, cast
 
 from dlcore.ids import DLSN
-from dlcore.log.active import ActiveSegment
-from dlcore.log.entry import decode_entry_header, ipc_options
-from dlcore.log.transmit import Group, Transmitter
+from dlcore.log.entries.body import decode_entry_header, ipc_options
+from dlcore.log.writing.active import ActiveSegment
+from dlcore.log.writing.transmit import Group, Transmitter
 
 if TYPE_CHECKING:
     from dlcore.ledger.digest import BytesLike

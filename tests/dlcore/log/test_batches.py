@@ -14,7 +14,7 @@ from dlcore.errors import (
     TransactionIdOutOfOrderError,
 )
 from dlcore.ids import DLSN, TXID_MAX
-from dlcore.log.batches import (
+from dlcore.log.entries.batches import (
     READ_SCHEMA,
     RECORD_OVERHEAD_BYTES,
     RowsPlace,
@@ -28,7 +28,7 @@ from dlcore.log.batches import (
     read_batch_of,
     records_of_read,
 )
-from dlcore.log.entry import (
+from dlcore.log.entries.body import (
     BYTE_LOG_SCHEMA,
     decode_entry_batch,
     decode_entry_header,

@@ -14,8 +14,8 @@ import pytest
 
 from dlcore.errors import EndOfStreamError, TransactionIdOutOfOrderError, UnexpectedError
 from dlcore.ids import DLSN, TXID_MAX
-from dlcore.log import codec
-from dlcore.log.changes import (
+from dlcore.log.metadata import codec
+from dlcore.log.metadata.changes import (
     Piece,
     SegmentLimits,
     plan_append,
@@ -26,14 +26,18 @@ from dlcore.log.changes import (
     plan_start,
     plan_truncate,
 )
-from dlcore.log.metadata import CHUNK_EXTENTS_MAX, TAIL_EXTENTS_MAX, VersionedHead
-from dlcore.log.segment import Extent, SegmentState
+from dlcore.log.metadata.segment import Extent, SegmentState
+from dlcore.log.metadata.values import (
+    CHUNK_EXTENTS_MAX,
+    TAIL_EXTENTS_MAX,
+    VersionedHead,
+)
 from dlcore.metadata.port import Create, Delete, Op, Put
 from tests.fixtures.log_states import LOG, NAMESPACE, PATHS, Tree, final, removable, staged, written
 
 if TYPE_CHECKING:
-    from dlcore.log.changes import Change
-    from dlcore.log.scan import StagedExtent
+    from dlcore.log.metadata.changes import Change
+    from dlcore.log.reading.scan import StagedExtent
 
 LIMITS = SegmentLimits(size_bytes_max=10_000, age_max_ms=1000)
 NO_LIMITS = SegmentLimits(size_bytes_max=10**15, age_max_ms=10**15)

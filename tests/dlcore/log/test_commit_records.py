@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dlcore.log.manager import DistributedLogManager
-    from dlcore.log.scan import StagedExtent
+    from dlcore.log.reading.scan import StagedExtent
     from dlcore.metadata.port import Op
     from dlcore.namespace import Namespace
 

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
-from dlcore.log.commits import RUNS_REMEMBERED_MAX, AppendRun, Decision, Verdict, decide
+from dlcore.log.metadata.commits import RUNS_REMEMBERED_MAX, AppendRun, Decision, Verdict, decide
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dlcore.log.metadata import CommitRecord
+    from dlcore.log.metadata.values import CommitRecord
 
 PASSES = (Verdict.APPEND, Verdict.SKIP)
 

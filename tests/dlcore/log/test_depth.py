@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from dlcore.errors import TransactionTooLargeError
-from dlcore.log.staging import LOGS_PER_APPEND
-from dlcore.log.store import CHANGE_BYTES_MAX
+from dlcore.log.metadata.store import CHANGE_BYTES_MAX
+from dlcore.log.staging.writer import LOGS_PER_APPEND
 from tests.fixtures.memory_namespace import MemoryCluster, memory_cluster, record
 from tests.fixtures.recording_store import RecordingStore
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dlcore.errors import InvalidEntryError
-from dlcore.log.batches import batch_of
-from dlcore.log.entry import (
+from dlcore.log.entries.batches import batch_of
+from dlcore.log.entries.body import (
     EntryHeader,
     decode_entry_batch,
     decode_entry_header,

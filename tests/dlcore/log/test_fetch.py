@@ -15,12 +15,12 @@ from dlcore.errors import (
     MetadataConnectionError,
 )
 from dlcore.ids import DLSN
-from dlcore.log.history import LogHistory
+from dlcore.log.metadata.history import LogHistory
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, record
 
 if TYPE_CHECKING:
     from dlcore.log.manager import DistributedLogManager
-    from dlcore.log.metadata import LogState
+    from dlcore.log.metadata.values import LogState
 
 
 async def write_segments(log: DistributedLogManager, payloads: list[bytes]) -> None:

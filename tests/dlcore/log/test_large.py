@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 from dlcore.ids import DLSN
-from dlcore.log.metadata import CHUNK_EXTENTS_MAX
-from dlcore.log.store import require_change_size
+from dlcore.log.metadata.store import require_change_size
+from dlcore.log.metadata.values import CHUNK_EXTENTS_MAX
 from dlcore.metadata.port import Delete
 from tests.fixtures.large_log import Interrupted, LargeLog, die_at
 from tests.fixtures.memory_namespace import memory_cluster, on_log, record

@@ -15,10 +15,10 @@ from dlcore.config import LedgerClientConfig, LogConfig, QuorumConfig
 from dlcore.errors import DLError, LogNotFoundError
 from dlcore.ids import DLSN
 from dlcore.ledger.client import LedgerClient
-from dlcore.log import codec
-from dlcore.log.merger import MERGING_IDENTITY, LogMerger
-from dlcore.log.merging import MergePolicy
-from dlcore.log.staged import drop_merged, list_staged, read_staged, settle
+from dlcore.log.metadata import codec
+from dlcore.log.metadata.staged import drop_merged, list_staged, read_staged, settle
+from dlcore.log.upkeep.merger import MERGING_IDENTITY, LogMerger
+from dlcore.log.upkeep.merging import MergePolicy
 from dlcore.namespace import ScanClients, scan
 from dlcore.records import LogRecord
 from dlcore.transport.memory import MemoryBookieClient
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from dlcore.ids import BookieId
     from dlcore.log.manager import DistributedLogManager
-    from dlcore.log.scan import LogSnapshot
-    from dlcore.log.staging import StagingWriter
+    from dlcore.log.reading.scan import LogSnapshot
+    from dlcore.log.staging.writer import StagingWriter
     from dlcore.metadata.memory import MemoryStore
     from dlcore.metadata.port import MetadataStore
     from dlcore.namespace import Namespace

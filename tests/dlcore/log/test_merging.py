@@ -8,8 +8,20 @@ import random
 import pytest
 
 from dlcore.errors import ConfigurationError
-from dlcore.log import codec
-from dlcore.log.merging import (
+from dlcore.log.metadata import codec
+from dlcore.log.metadata.segment import Extent
+from dlcore.log.metadata.values import (
+    CHUNK_EXTENTS_MAX,
+    Chunk,
+    LogHead,
+    LogKey,
+    OpenSegment,
+    SegmentEnd,
+    Totals,
+    VersionedHead,
+    pack,
+)
+from dlcore.log.upkeep.merging import (
     ENTRY_WEIGHT,
     MergePolicy,
     MergeRun,
@@ -21,18 +33,6 @@ from dlcore.log.merging import (
     plan_swap,
     weight_of,
 )
-from dlcore.log.metadata import (
-    CHUNK_EXTENTS_MAX,
-    Chunk,
-    LogHead,
-    LogKey,
-    OpenSegment,
-    SegmentEnd,
-    Totals,
-    VersionedHead,
-    pack,
-)
-from dlcore.log.segment import Extent
 from dlcore.metadata.paths import LogPaths
 from dlcore.metadata.port import Create, Delete, Put
 

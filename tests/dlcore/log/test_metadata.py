@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from dlcore.errors import CorruptMetadataError, UnexpectedError
-from dlcore.log import codec
-from dlcore.log.metadata import (
+from dlcore.log.metadata import codec
+from dlcore.log.metadata.segment import Extent, LogSegment, SegmentState
+from dlcore.log.metadata.values import (
     COMMITTED_RUNS_MAX,
     LAYOUT,
     Chunk,
@@ -25,7 +26,6 @@ from dlcore.log.metadata import (
     pack,
     unpack,
 )
-from dlcore.log.segment import Extent, LogSegment, SegmentState
 from tests.fixtures.log_states import LOG
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from dlcore.log.metadata import LockHolder
-from dlcore.log.ownership import (
+from dlcore.log.metadata.values import LockHolder
+from dlcore.log.writing.ownership import (
     Denied,
     Event,
     Granted,

@@ -18,13 +18,13 @@ from dlcore.errors import (
     LogNotFoundError,
 )
 from dlcore.ids import DLSN
-from dlcore.log.batches import READ_SCHEMA, records_of_read
-from dlcore.log.scan_driver import scan_range
+from dlcore.log.entries.batches import READ_SCHEMA, records_of_read
+from dlcore.log.reading.scan_driver import scan_range
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
 
 if TYPE_CHECKING:
     from dlcore.log.manager import DistributedLogManager
-    from dlcore.log.reader import AsyncLogReader
+    from dlcore.log.reading.reader import AsyncLogReader
     from dlcore.records import LogRecordWithDLSN
 
 

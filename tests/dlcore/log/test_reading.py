@@ -9,7 +9,7 @@ import pytest
 
 from dlcore.errors import AlreadyTruncatedError, UnexpectedError
 from dlcore.ids import DLSN
-from dlcore.log.changes import (
+from dlcore.log.metadata.changes import (
     SegmentLimits,
     plan_append,
     plan_complete,
@@ -17,12 +17,18 @@ from dlcore.log.changes import (
     plan_start,
     plan_truncate,
 )
-from dlcore.log.metadata import LogState
-from dlcore.log.reading import EndOfStream, FollowExtent, ReadCursor, ReadExtent, WaitForChange
+from dlcore.log.metadata.values import LogState
+from dlcore.log.reading.cursor import (
+    EndOfStream,
+    FollowExtent,
+    ReadCursor,
+    ReadExtent,
+    WaitForChange,
+)
 from tests.fixtures.log_states import PATHS, Tree, final, removable, staged, written
 
 if TYPE_CHECKING:
-    from dlcore.log.segment import Extent
+    from dlcore.log.metadata.segment import Extent
 
 LIMITS = SegmentLimits(size_bytes_max=150, age_max_ms=1000)
 

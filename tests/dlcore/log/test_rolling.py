@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dlcore.log.rolling import RollingPolicy
+from dlcore.log.writing.rolling import RollingPolicy
 
 POLICY = RollingPolicy(size_bytes_max=1_000, age_max_ms=60_000)
 

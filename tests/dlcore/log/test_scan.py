@@ -13,8 +13,8 @@ from dlcore.config import QuorumConfig
 from dlcore.errors import ConfigurationError
 from dlcore.ids import DLSN, BookieId
 from dlcore.ledger.metadata import Ensemble, LedgerMetadata, LedgerState
-from dlcore.log.batches import batch_of
-from dlcore.log.scan import ExtentView, LogSnapshot, ScanBatch, ScanRange, SegmentView
+from dlcore.log.entries.batches import batch_of
+from dlcore.log.reading.scan import ExtentView, LogSnapshot, ScanBatch, ScanRange, SegmentView
 from tests.fixtures.log_states import staged
 
 BOOKIES = tuple(BookieId(f"bookie-{i}", f"{i:032x}") for i in range(4))

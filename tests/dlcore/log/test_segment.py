@@ -6,7 +6,7 @@ import pytest
 
 from dlcore.errors import CorruptMetadataError
 from dlcore.ids import DLSN
-from dlcore.log.segment import Extent, LogSegment, SegmentState, adjacent
+from dlcore.log.metadata.segment import Extent, LogSegment, SegmentState, adjacent
 from tests.fixtures.log_states import final
 
 

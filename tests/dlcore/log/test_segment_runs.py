@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dlcore.log.segment import Extent, adjacent
+from dlcore.log.metadata.segment import Extent, adjacent
 
 
 @pytest.mark.parametrize(

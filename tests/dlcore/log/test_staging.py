@@ -21,7 +21,7 @@ from dlcore.errors import (
     WriteError,
 )
 from dlcore.ids import DLSN
-from dlcore.log.commits import AppendRun
+from dlcore.log.metadata.commits import AppendRun
 from dlcore.metadata.port import Delete
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
 from tests.fixtures.staged_records import batch, ledgers, payloads_of, stage, staged_nodes

@@ -13,7 +13,7 @@ from dlcore.errors import (
     TransactionIdOutOfOrderError,
     WriteError,
 )
-from dlcore.log.commits import SharedStaging
+from dlcore.log.metadata.commits import SharedStaging
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all
 from tests.fixtures.staged_records import batch, ledgers, payloads_of, staged_nodes
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dlcore.log.manager import DistributedLogManager
-    from dlcore.log.staging import StagingWriter
+    from dlcore.log.staging.writer import StagingWriter
     from dlcore.namespace import Namespace
 
 
@@ -200,7 +200,7 @@ async def writer_of(namespace: Namespace, parts: list[tuple[str, pa.RecordBatch]
 
 def test_more_than_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """The log with the most gets its turn early: several runs, and the order is kept."""
-    monkeypatch.setattr("dlcore.log.staging.QUEUED_BYTES_MAX", 1000)
+    monkeypatch.setattr("dlcore.log.staging.writer.QUEUED_BYTES_MAX", 1000)
 
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
         namespace = await cluster.open("b", config=replace(CONFIG, entry_bytes=300))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dlcore.errors import TransactionTooLargeError
-from dlcore.log.store import CHANGE_BYTES_MAX, require_change_size
+from dlcore.log.metadata.store import CHANGE_BYTES_MAX, require_change_size
 from dlcore.metadata.port import Check, Create, Delete, Put
 
 

@@ -14,8 +14,8 @@ from dlcore.errors import (
     TransactionIdOutOfOrderError,
 )
 from dlcore.ids import TXID_MAX
-from dlcore.log.batches import batch_of
-from dlcore.log.transmit import Slice, Transmitter, Unwritten, checked_payload
+from dlcore.log.entries.batches import batch_of
+from dlcore.log.writing.transmit import Slice, Transmitter, Unwritten, checked_payload
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -19,7 +19,7 @@ from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_
 
 if TYPE_CHECKING:
     from dlcore.log.manager import DistributedLogManager
-    from dlcore.log.writer import AsyncLogWriter
+    from dlcore.log.writing.writer import AsyncLogWriter
 
 
 async def other(cluster: MemoryCluster, **changes: object) -> DistributedLogManager:

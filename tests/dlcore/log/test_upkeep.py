@@ -9,10 +9,10 @@ import pytest
 
 from dlcore.errors import ConfigurationError
 from dlcore.ids import DLSN
-from dlcore.log.merging import lssn_to_merge
-from dlcore.log.metadata import LogHead, LogKey, OpenSegment
-from dlcore.log.truncation import truncate_log
-from dlcore.log.upkeep import LogUpkeep, UpkeepConfig, ask_for_upkeep, sweep_commits
+from dlcore.log.metadata.values import LogHead, LogKey, OpenSegment
+from dlcore.log.upkeep.merging import lssn_to_merge
+from dlcore.log.upkeep.worker import LogUpkeep, UpkeepConfig, ask_for_upkeep, sweep_commits
+from dlcore.log.writing.truncation import truncate_log
 from dlcore.records import LogRecord
 from tests.dlcore.log.test_merger import POLICY, Scene, check_ledgers, on_scene, stored_ledgers
 from tests.fixtures.memory_namespace import read_all

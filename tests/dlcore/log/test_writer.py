@@ -25,8 +25,9 @@ from dlcore.errors import (
     WriteError,
 )
 from dlcore.ids import DLSN
-from dlcore.log import accepting, store as store_module
-from dlcore.log.segment import SegmentState
+from dlcore.log.metadata import store as store_module
+from dlcore.log.metadata.segment import SegmentState
+from dlcore.log.writing import accepting
 from dlcore.records import LogRecord
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
 

@@ -1,0 +1,242 @@
+"""Arrow and numpy kernels over record batches: checks, cuts, metadata columns; no row loops."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dlcore.config import RECORD_SIZE_BYTES_MAX
+from dlcore.errors import (
+    ConfigurationError,
+    LogRecordTooLongError,
+    TransactionIdOutOfOrderError,
+)
+from dlcore.ids import DLSN, TXID_MAX
+from dlcore.log.entries.body import BYTE_LOG_SCHEMA
+from dlcore.records import LogRecordWithDLSN
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+RECORD_OVERHEAD_BYTES = 12
+"""What a record costs in an entry beyond its payload: its transaction id and its offset."""
+
+READ_SCHEMA = pa.schema(
+    [
+        pa.field("lssn", pa.int64(), nullable=False),
+        pa.field("entry_id", pa.int64(), nullable=False),
+        pa.field("slot_id", pa.int64(), nullable=False),
+        pa.field("txid", pa.int64(), nullable=False),
+        pa.field("sequence_id", pa.int64(), nullable=False),
+        pa.field("timestamp", pa.timestamp("ms", tz="UTC"), nullable=False),
+        pa.field("payload", pa.binary(), nullable=False),
+    ]
+)
+"""What `read_batch` returns; the first three columns are the record's DLSN."""
+
+
+def batch_of(txids: Sequence[int], payloads: Sequence[bytes]) -> pa.RecordBatch:
+    """Return a batch of the byte log's schema."""
+    columns = [pa.array(txids, pa.int64()), pa.array(payloads, pa.binary())]
+    return pa.RecordBatch.from_arrays(columns, schema=BYTE_LOG_SCHEMA)
+
+
+def byte_log_batch(batch: pa.RecordBatch, *, txid_required: bool = True) -> pa.RecordBatch:
+    """Return `batch` with exactly the columns txid and payload.
+
+    Args:
+        batch: has a column payload (binary, or a type that is binary inside), and txid (integers).
+        txid_required: otherwise, a batch without txid gets zeros there.
+
+    Raises:
+        ConfigurationError: a column is missing, has another type, or holds nulls.
+    """
+    payload = _column(batch, "payload")
+    if payload is None:
+        raise ConfigurationError(f"a batch needs a column payload, it has {batch.schema.names}")
+    txid = _column(batch, "txid")
+    if txid is None:
+        if txid_required:
+            raise ConfigurationError(f"a batch needs a column txid, it has {batch.schema.names}")
+        txid = pa.array(np.zeros(batch.num_rows, np.int64))
+    columns = [_typed("txid", txid, pa.int64()), _typed("payload", payload, pa.binary())]
+    return pa.RecordBatch.from_arrays(columns, schema=BYTE_LOG_SCHEMA)
+
+
+def _column(batch: pa.RecordBatch, name: str) -> Any:
+    index = batch.schema.get_field_index(name)
+    return None if index < 0 else batch.column(index)
+
+
+def _typed(name: str, column: Any, wanted: Any) -> Any:
+    if column.null_count:
+        raise ConfigurationError(f"column {name} holds {column.null_count} nulls, expected none")
+    if column.type == wanted:
+        return column
+    kinds = (
+        pa.types.is_integer(column.type)
+        if name == "txid"
+        else pa.types.is_string(column.type)
+        or pa.types.is_large_string(column.type)
+        or pa.types.is_large_binary(column.type)
+        or pa.types.is_fixed_size_binary(column.type)
+    )
+    if not kinds:
+        raise ConfigurationError(f"column {name} has type {column.type}, expected {wanted}")
+    try:
+        return column.cast(wanted)
+    except pa.ArrowInvalid as error:
+        raise ConfigurationError(f"column {name} does not fit {wanted}: {error}") from error
+
+
+def check_txids(batch: pa.RecordBatch, *, last_txid: int) -> tuple[int, int]:
+    """Return the first and last transaction id of a byte log's batch of at least one row.
+
+    Raises:
+        ConfigurationError: one is out of range.
+        TransactionIdOutOfOrderError: one is lower than the one before it, or than `last_txid`.
+    """
+    txids = batch.column(0).to_numpy()
+    first, last = int(txids[0]), int(txids[-1])
+    lowest, highest = int(txids.min()), int(txids.max())
+    if lowest < 0 or highest > TXID_MAX:
+        raise txid_out_of_range(lowest if lowest < 0 else highest)
+    descents = np.flatnonzero(txids[1:] < txids[:-1])
+    if first < last_txid:
+        raise txid_out_of_order(first, last_txid)
+    if descents.size:
+        at = int(descents[0])
+        raise txid_out_of_order(int(txids[at + 1]), int(txids[at]))
+    return first, last
+
+
+def txid_out_of_range(txid: int) -> ConfigurationError:
+    """Return the error for a transaction id outside 0 … TXID_MAX."""
+    return ConfigurationError(f"transaction id {txid} is out of range, expected 0 … {TXID_MAX}")
+
+
+def txid_out_of_order(txid: int, last_txid: int) -> TransactionIdOutOfOrderError:
+    """Return the error for a decreasing transaction id."""
+    return TransactionIdOutOfOrderError(
+        f"transaction id {txid} is lower than {last_txid}, the one before it"
+    )
+
+
+def payload_offsets(batch: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return where each payload starts, and where the last one ends, from 0."""
+    payload = batch.column(1)
+    buffer = payload.buffers()[1]
+    if buffer is None or batch.num_rows == 0:
+        return np.zeros(batch.num_rows + 1, np.int64)
+    offsets = np.frombuffer(buffer, np.int32)[payload.offset : payload.offset + len(payload) + 1]
+    return offsets.astype(np.int64) - int(offsets[0])
+
+
+def cut(batch: pa.RecordBatch, *, entry_bytes: int) -> list[tuple[pa.RecordBatch, int]]:
+    """Cut a byte log's batch into slices of at most `entry_bytes`, each with its size in bytes.
+
+    A record larger than that gets a slice of its own.
+
+    Raises:
+        LogRecordTooLongError: a record is larger than any entry may be.
+    """
+    offsets = payload_offsets(batch)
+    check_payload_size(int(np.max(np.diff(offsets), initial=0)))
+    costs = offsets + RECORD_OVERHEAD_BYTES * np.arange(len(offsets), dtype=np.int64)
+    slices: list[tuple[pa.RecordBatch, int]] = []
+    start = 0
+    while start < batch.num_rows:
+        stop = int(np.searchsorted(costs, costs[start] + entry_bytes, side="right")) - 1
+        stop = max(stop, start + 1)
+        slices.append((batch.slice(start, stop - start), int(costs[stop] - costs[start])))
+        start = stop
+    return slices
+
+
+def check_payload_size(size: int) -> None:
+    """Raise `LogRecordTooLongError` if a payload of `size` bytes is too large."""
+    if size > RECORD_SIZE_BYTES_MAX:
+        raise LogRecordTooLongError(
+            f"a record of {size} bytes exceeds the limit of {RECORD_SIZE_BYTES_MAX}"
+        )
+
+
+def first_row_not_less(batch: pa.RecordBatch, txid: int) -> int:
+    """Return the first row with `txid` or more; the number of rows if there is none."""
+    return int(np.searchsorted(batch.column(0).to_numpy(), txid, side="left"))
+
+
+class RowsPlace(NamedTuple):
+    """Where rows of one entry are in their log: the first one of them, the others follow it."""
+
+    lssn: int
+    entry_id: int
+    first_slot: int
+    sequence_id: int
+    timestamp_ms: int
+
+
+def read_batch(batch: pa.RecordBatch, place: RowsPlace) -> pa.RecordBatch:
+    """Return rows of one entry with all columns of `READ_SCHEMA`."""
+    count = batch.num_rows
+    numbers = np.empty((5, count), np.int64)
+    numbers[0] = place.lssn
+    numbers[1] = place.entry_id
+    numbers[2] = np.arange(place.first_slot, place.first_slot + count)
+    numbers[3] = numbers[2] + (place.sequence_id - place.first_slot)
+    numbers[4] = place.timestamp_ms
+    columns = [
+        *(_over(row, pa.int64()) for row in numbers[:3]),
+        batch.column(0),
+        _over(numbers[3], pa.int64()),
+        _over(numbers[4], READ_SCHEMA.field("timestamp").type),
+        batch.column(1),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=READ_SCHEMA)
+
+
+def _over(numbers: np.ndarray[Any, np.dtype[np.int64]], kind: pa.DataType) -> pa.Array:
+    # pyarrow's own conversions of numpy arrays cost as much as all else that is done per entry.
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
+
+
+def records_of(batch: pa.RecordBatch, place: RowsPlace) -> list[LogRecordWithDLSN]:
+    """Return rows of one entry as records."""
+    lssn, entry_id, first_slot, sequence_id, timestamp_ms = place
+    rows = zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
+    return [
+        LogRecordWithDLSN(
+            dlsn=DLSN(lssn, entry_id, first_slot + row),
+            txid=txid,
+            sequence_id=sequence_id + row,
+            timestamp_ms=timestamp_ms,
+            payload=payload,
+        )
+        for row, (txid, payload) in enumerate(rows)
+    ]
+
+
+def records_of_read(batch: pa.RecordBatch) -> list[LogRecordWithDLSN]:
+    """Return what `read_batch` returned, at least one row, as records."""
+    lssn, entry_id, slot_id, _, sequence_id, timestamp, _ = (column[0] for column in batch.columns)
+    place = RowsPlace(
+        lssn.as_py(), entry_id.as_py(), slot_id.as_py(), sequence_id.as_py(), timestamp.value
+    )
+    return records_of(batch.select(["txid", "payload"]), place)
+
+
+def read_batch_of(records: Sequence[LogRecordWithDLSN]) -> pa.RecordBatch:
+    """Return records that were taken one by one with all columns of `READ_SCHEMA`."""
+    columns = [
+        pa.array([r.dlsn.lssn for r in records], pa.int64()),
+        pa.array([r.dlsn.entry_id for r in records], pa.int64()),
+        pa.array([r.dlsn.slot_id for r in records], pa.int64()),
+        pa.array([r.txid for r in records], pa.int64()),
+        pa.array([r.sequence_id for r in records], pa.int64()),
+        pc.cast(pa.array([r.timestamp_ms for r in records], pa.int64()), READ_SCHEMA.field(5).type),
+        pa.array([r.payload for r in records], pa.binary()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=READ_SCHEMA)

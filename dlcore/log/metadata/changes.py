@@ -1,0 +1,402 @@
+"""Every change of a log's metadata, planned: from the head read to the operations of one multi.
+
+Rules that hold for all of them:
+
+- Each change puts the head with the version that was read.  That version is the log's only
+  compare-and-set token: of two plans made from one head, one is applied.
+- At most the last segment is in progress, and only its last extent may be open.
+- A segment that ends without any entry is forgotten and its number used again, so that numbers stay
+  consecutive.
+- What a change reads, writes and computes does not depend on how much the log holds.  Final extents
+  leave the head for a chunk, in the transaction that would make them too many.
+
+Nothing here does I/O.  `LogStore` applies the operations; a lost reply is classified there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from dlcore.errors import EndOfStreamError, TransactionIdOutOfOrderError, UnexpectedError
+from dlcore.ids import DLSN, TXID_MAX
+from dlcore.log.metadata import codec
+from dlcore.log.metadata.segment import Extent
+from dlcore.log.metadata.values import (
+    CHUNK_EXTENTS_MAX,
+    CHUNKS_PER_SEGMENT_MAX,
+    TAIL_EXTENTS_MAX,
+    Chunk,
+    LogHead,
+    LogMetadata,
+    OpenSegment,
+    SegmentEnd,
+    VersionedHead,
+    pack,
+)
+from dlcore.metadata.port import ANY_VERSION, Create, Delete, Op, Put
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dlcore.log.reading.scan import StagedExtent
+    from dlcore.metadata.paths import LogPaths, NamespacePaths
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Operations of one multi, and the log's head once they are applied."""
+
+    ops: tuple[Op, ...]
+    after: VersionedHead
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentLimits:
+    """When a segment is completed and the next one started: by size or by age."""
+
+    size_bytes_max: int
+    age_max_ms: int
+
+    def is_full(self, segment: OpenSegment, *, size_bytes: int, now_ms: int) -> bool:
+        """Return whether staged extents must go to another segment."""
+        return (
+            segment.chunk_count >= CHUNKS_PER_SEGMENT_MAX
+            or size_bytes >= self.size_bytes_max
+            or now_ms - segment.created_ms >= self.age_max_ms
+        )
+
+
+class _Draft:
+    """A change being put together: the head as it will be, and the other nodes to write."""
+
+    def __init__(self, paths: LogPaths, at: VersionedHead) -> None:
+        self._paths = paths
+        self._at = at
+        self._ops: list[Op] = []
+        head = at.head
+        self._existing = (
+            head.max_lssn if head.segment is not None and head.segment.chunk_count else None
+        )
+        self.head = head
+        self._tail = list(head.segment.tail) if head.segment is not None else []
+
+    @property
+    def segment(self) -> OpenSegment | None:
+        """The segment in progress, but for its tail."""
+        return self.head.segment
+
+    @property
+    def tail(self) -> list[Extent]:
+        return self._tail
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes in the final extents of the segment in progress."""
+        assert self.segment is not None
+        return self.segment.chunked.size_bytes + sum(extent.size_bytes for extent in self._tail)
+
+    def open_segment(self, *, now_ms: int) -> None:
+        assert self.segment is None
+        segment = OpenSegment(created_ms=now_ms, start_sequence_id=self.head.next_sequence_id)
+        self.head = replace(self.head, max_lssn=self.head.max_lssn + 1, segment=segment)
+
+    def begin_extent(self, ledger_id: int) -> None:
+        self._tail.append(Extent(ledger_id=ledger_id, first_entry_id=0, last_entry_id=None))
+
+    def append(self, extent: Extent) -> None:
+        """Add a final extent to the segment in progress."""
+        head = self.head
+        lssn = head.max_lssn
+        entries = head.end[1] if head.end[0] == lssn else 0
+        self._tail.append(extent)
+        self.head = replace(
+            head,
+            end=(lssn, entries + extent.entry_count),
+            next_sequence_id=head.next_sequence_id + extent.record_count,
+            max_txid=max(head.max_txid, extent.last_txid),
+            last_timestamp_ms=max(head.last_timestamp_ms, extent.last_timestamp_ms),
+        )
+        if len(self._tail) >= CHUNK_EXTENTS_MAX:
+            self._move_to_chunk()
+
+    def _move_to_chunk(self) -> None:
+        segment, lssn = self.segment, self.head.max_lssn
+        assert segment is not None
+        extents, self._tail = self._tail, []
+        chunk = Chunk(
+            first_entry_id=segment.chunked.entries,
+            first_sequence_id=segment.start_sequence_id + segment.chunked.records,
+            packed=pack(extents),
+        )
+        if self._existing != lssn:
+            self._ops.append(Create(self._paths.segment(lssn)))
+            self._existing = lssn
+        path = self._paths.chunk(lssn, segment.chunk_count)
+        self._ops.append(Create(path, codec.encode_packed(chunk)))
+        self.head = replace(
+            self.head,
+            segment=replace(
+                segment,
+                chunk_count=segment.chunk_count + 1,
+                chunked=segment.chunked.plus(extents),
+            ),
+        )
+
+    def complete(self, *, now_ms: int) -> None:
+        """Complete the segment in progress, or forget it if it holds nothing."""
+        segment, lssn = self.segment, self.head.max_lssn
+        assert segment is not None
+        if not self._tail and segment.chunk_count == 0:
+            self.head = replace(self.head, max_lssn=lssn - 1, segment=None)
+            return
+        value = codec.encode_packed(
+            SegmentEnd(
+                created_ms=segment.created_ms,
+                completed_ms=now_ms,
+                start_sequence_id=segment.start_sequence_id,
+                chunk_count=segment.chunk_count,
+                chunked=segment.chunked,
+                packed=pack(self._tail),
+            )
+        )
+        path = self._paths.segment(lssn)
+        exists = self._existing == lssn
+        self._ops.append(Put(path, value, ANY_VERSION) if exists else Create(path, value))
+        self._tail = []
+        self.head = replace(self.head, segment=None)
+
+    def finish(self) -> Change:
+        if self.segment is not None:
+            closed = self._tail[:-1] if self._tail and self._tail[-1].is_open else self._tail
+            if len(closed) >= TAIL_EXTENTS_MAX and closed is self._tail:
+                self._move_to_chunk()
+            segment = replace(self.segment, packed=pack(self._tail))
+            self.head = replace(self.head, segment=segment)
+        value = codec.encode_packed(self.head)
+        ops = (*self._ops, Put(self._paths.head, value, self._at.version))
+        return Change(ops, self._at.with_head(self.head))
+
+
+def plan_create(paths: NamespacePaths, log: LogMetadata) -> tuple[Op, ...]:
+    """Return the operations that create an empty log."""
+    return (
+        Create(paths.log(log.name), codec.encode(log)),
+        Create(paths.log_of(log.log_id).head, codec.encode_packed(LogHead())),
+    )
+
+
+def plan_start(
+    paths: LogPaths,
+    at: VersionedHead,
+    *,
+    ledger_id: int,
+    now_ms: int,
+    closing: Extent | None = None,
+) -> Change:
+    """Start the next segment with an open extent over `ledger_id`; complete the one in progress.
+
+    `closing` is the final form of the open extent of the segment in progress.
+
+    Raises:
+        EndOfStreamError: the log is sealed.
+    """
+    require_unsealed(at)
+    assert closing is not None or at.head.open_extent is None
+    draft = _Draft(paths, at)
+    _complete_last(draft, closing, now_ms=now_ms)
+    draft.open_segment(now_ms=now_ms)
+    draft.begin_extent(ledger_id)
+    return draft.finish()
+
+
+def plan_complete(
+    paths: LogPaths,
+    at: VersionedHead,
+    *,
+    now_ms: int,
+    closing: Extent | None,
+    empty_ledger_id: int | None = None,
+    seal: bool = False,
+) -> Change:
+    """Complete the segment in progress, if there is one, and `seal` the log.
+
+    Args:
+        paths: the log's.
+        at: the log as it was read.
+        now_ms: the present time.
+        closing: the final form of the segment's open extent, if it has one that holds entries.
+        empty_ledger_id: a closed ledger without entries: an open extent over it is dropped.
+        seal: let nothing follow.
+
+    Raises:
+        UnexpectedError: there is an open extent of which the caller says nothing.
+    """
+    draft = _Draft(paths, at)
+    _complete_last(draft, closing, now_ms=now_ms, empty_ledger_id=empty_ledger_id)
+    if seal:
+        draft.head = replace(draft.head, sealed=True)
+    return draft.finish()
+
+
+def _complete_last(
+    draft: _Draft, closing: Extent | None, *, now_ms: int, empty_ledger_id: int | None = None
+) -> None:
+    if draft.segment is None:
+        assert closing is None
+        return
+    if draft.tail and draft.tail[-1].is_open:
+        extent = draft.tail.pop()
+        if closing is not None:
+            assert extent.ledger_id == closing.ledger_id
+            draft.append(closing)
+        elif extent.ledger_id != empty_ledger_id:
+            raise UnexpectedError(
+                f"segment {draft.head.max_lssn} cannot be completed without ledger "
+                f"{extent.ledger_id}, which is open and may hold records"
+            )
+    else:
+        assert closing is None
+    draft.complete(now_ms=now_ms)
+
+
+def require_unsealed(at: VersionedHead) -> None:
+    """Raise `EndOfStreamError` if no record can follow."""
+    if at.head.sealed:
+        raise EndOfStreamError(f"log {at.name!r} is sealed: no record can follow")
+
+
+def plan_append(
+    paths: LogPaths,
+    at: VersionedHead,
+    extents: Sequence[StagedExtent],
+    *,
+    now_ms: int,
+    limits: SegmentLimits,
+) -> tuple[Change, DLSN, DLSN]:
+    """Append staged `extents` in the given order; return the change and the range of positions.
+
+    Raises:
+        EndOfStreamError: the log is sealed.
+        TransactionIdOutOfOrderError: an extent begins below a transaction id that precedes it.
+    """
+    require_unsealed(at)
+    assert extents
+    assert at.head.open_extent is None
+    draft = _Draft(paths, at)
+    first: DLSN | None = None
+    for staged in extents:
+        extent = _extent_of(at.name, staged, draft.head, now_ms=now_ms)
+        segment = draft.segment
+        if segment is not None and limits.is_full(
+            segment, size_bytes=draft.size_bytes, now_ms=now_ms
+        ):
+            draft.complete(now_ms=now_ms)
+        if draft.segment is None:
+            draft.open_segment(now_ms=now_ms)
+        draft.append(extent)
+        end = draft.head.end_dlsn
+        first = first or DLSN(end.lssn, end.entry_id - extent.entry_count, 0)
+    assert first is not None
+    return draft.finish(), first, end
+
+
+def _extent_of(log: str, staged: StagedExtent, head: LogHead, *, now_ms: int) -> Extent:
+    if staged.has_txids:
+        first, last = staged.first_txid, staged.last_txid
+        if first < head.max_txid:
+            raise TransactionIdOutOfOrderError(
+                f"log {log!r}: staged records begin with transaction id {first}, lower than "
+                f"{head.max_txid}, which the log already holds"
+            )
+    else:
+        first = last = min(max(now_ms, head.max_txid, 0), TXID_MAX)
+    floor_ms = head.last_timestamp_ms
+    return Extent(
+        ledger_id=staged.ledger_id,
+        first_entry_id=staged.first_entry_id,
+        last_entry_id=staged.last_entry_id,
+        record_count=staged.record_count,
+        size_bytes=staged.size_bytes,
+        first_txid=first,
+        last_txid=last,
+        txid_assigned=not staged.has_txids,
+        timestamp_floor_ms=floor_ms,
+        last_timestamp_ms=max(floor_ms, staged.last_timestamp_ms),
+    )
+
+
+def plan_truncate(paths: LogPaths, at: VersionedHead, dlsn: DLSN) -> Change | None:
+    """Truncate all below `dlsn`, which is not beyond the log's end; None: nothing changes."""
+    head = at.head
+    if head.segment is None and dlsn == head.end_dlsn and head.max_lssn:
+        dlsn = DLSN(head.max_lssn + 1, 0, 0)
+    if dlsn <= head.first_active_dlsn:
+        return None
+    draft = _Draft(paths, at)
+    draft.head = replace(head, first_active=(dlsn.lssn, dlsn.entry_id, dlsn.slot_id))
+    return draft.finish()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A chunk of a segment that goes, or what is left of the segment once its chunks are gone.
+
+    `chunk` is None for the latter, whose node exists if the segment is completed or had chunks.
+    """
+
+    lssn: int
+    chunk: int | None
+    extents: tuple[Extent, ...]
+    covers: int = 1
+    has_node: bool = True
+
+
+def plan_remove(
+    paths: LogPaths, at: VersionedHead, pieces: Sequence[Piece], releases: Sequence[Op]
+) -> Change:
+    """Remove the first pieces of the log, which are truncated or of a deleted log.
+
+    `releases` are the operations that give up the ledgers of their extents.
+    """
+    head = at.head
+    lssn, chunk, segment = head.first_lssn, head.first_chunk, head.segment
+    ops: list[Op] = []
+    for piece in pieces:
+        assert piece.lssn == lssn
+        if piece.chunk is not None:
+            assert piece.chunk == chunk
+            ops.append(Delete(paths.chunk(lssn, chunk)))
+            chunk += piece.covers
+            continue
+        if piece.has_node:
+            ops.append(Delete(paths.segment(lssn)))
+        if lssn == head.max_lssn:
+            segment = None
+        lssn, chunk = lssn + 1, 0
+    after = replace(
+        head,
+        first_lssn=lssn,
+        first_chunk=chunk,
+        first_active=max(head.first_active, (lssn, 0, 0)),
+        segment=segment,
+    )
+    put = Put(paths.head, codec.encode_packed(after), at.version)
+    return Change((*ops, *releases, put), at.with_head(after))
+
+
+def plan_delete(paths: NamespacePaths, log: LogMetadata, at: VersionedHead) -> tuple[Op, ...]:
+    """Return the operations that make a log unusable and its name free; the writer lock is ours.
+
+    What the log holds is removed later, from the place where deleted logs are listed.
+    """
+    own = paths.log_of(log.log_id)
+    head = replace(at.head, deleted=True)
+    return (
+        Put(own.head, codec.encode_packed(head), at.version),
+        Delete(own.lock),
+        Delete(paths.log(log.name)),
+        Create(paths.deleted_log(log.log_id), codec.encode(log)),
+    )

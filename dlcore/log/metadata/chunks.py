@@ -1,0 +1,50 @@
+"""Reading the chunks of a segment, many at once, by the numbers that each stands for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dlcore.log.metadata import codec
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from dlcore.log.metadata.values import Chunk
+    from dlcore.metadata.paths import LogPaths
+    from dlcore.metadata.port import MetadataStore
+
+
+class ChunkMissingError(Exception):
+    """The segment has not the chunks that were asked for: it has changed since.
+
+    Never leaves the log layer.
+    """
+
+
+async def read_chunks(
+    store: MetadataStore, paths: LogPaths, lssn: int, numbers: range, *, at_once: int = 500
+) -> AsyncGenerator[tuple[int, Chunk], None]:
+    """Yield the chunks that stand for `numbers`, each with its own number.
+
+    They are read `at_once`; who needs no more leaves off.
+
+    Raises:
+        ChunkMissingError: one of them is not there, or the last one stands for more.
+        CorruptMetadataError: one of them does not parse.
+    """
+    number = numbers.start
+    while number < numbers.stop:
+        asked = range(number, min(numbers.stop, number + at_once))
+        nodes = await store.get_many([paths.chunk(lssn, each) for each in asked])
+        while number < asked.stop:
+            node, path = nodes[number - asked.start], paths.chunk(lssn, number)
+            if node is None:
+                raise ChunkMissingError(f"chunk {number} of segment {lssn} is missing")
+            chunk = codec.decode_chunk(node.value, path=path)
+            yield number, chunk
+            number += chunk.covers
+    if number > numbers.stop:
+        raise ChunkMissingError(
+            f"chunks of segment {lssn} stand for numbers up to {number - 1}, expected "
+            f"{numbers.stop - 1}"
+        )

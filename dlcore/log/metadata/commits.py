@@ -1,0 +1,131 @@
+"""Whether an append is committed, skipped or refused: decided from the record of its identity.
+
+An identity's versions go up.  Within one version an appender may append several times, one after
+the other: the n-th append of a run has the ordinal n.  Who repeats a version, after a crash, does
+so in another run, from ordinal 1 on, in the same order; what is at or below the number of ordinals
+committed is skipped, the rest appended.  So each append of a version is committed once, wherever
+the runs before it ended.
+
+That holds while the appends of a run have an order, and one run at a time appends.  Both are
+watched: two appends of a run that overlap, or that threads made which have no order, make the
+version `CONFLICTING` for good, because a repetition could take one for the other; and a run that
+another one has followed is `SUPERSEDED`.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from dlcore.errors import ConfigurationError
+from dlcore.log.metadata.values import CommitRecord
+
+RUNS_REMEMBERED_MAX = 16
+"""Runs of one version that a record remembers as followed by another; older ones are long dead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendRun:
+    """One life of an appender, and when in it an append began.
+
+    `token` is unique to the life. `begun_ns` is what the monotonic clock of the machine that
+    commits showed before anything of the append was done: an append that begins before the one
+    before it commits overlaps it.  `thread` names what made the append, in an order of its own:
+    appends of different threads come now in one order, now in another, also where none overlap.
+    """
+
+    token: str
+    begun_ns: int
+    thread: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedStaging:
+    """Where appends of several identities find what was staged for all of them, in shared ledgers.
+
+    `identity` is that of the staging writers.  `round` tells which appends may run side by side:
+    all of one round are decided or given up when the next one begins.  So what a dead process
+    staged is kept from the round that finds it so until the next one.
+    """
+
+    identity: str
+    round: str
+
+    def __post_init__(self) -> None:
+        if not self.round:
+            raise ConfigurationError("round='': expected a text that tells rounds apart")
+
+
+class Verdict(enum.Enum):
+    """What becomes of an append."""
+
+    APPEND = "append"
+    SKIP = "skip"
+    KNOWN = "known"
+    """The record was written by this very append: what it tried last is done."""
+    CONFLICTING = "conflicting"
+    SUPERSEDED = "superseded"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The verdict, and the record to write with it; None leaves the record as it is."""
+
+    verdict: Verdict
+    record: CommitRecord | None = None
+
+
+def decide(
+    record: CommitRecord | None, *, version: int, token: str, run: AppendRun | None, now_ns: int
+) -> Decision:
+    """Decide about an append.
+
+    Args:
+        record: what is stored for its identity.
+        version: which version it belongs to.
+        token: unique to the append, over all its attempts.
+        run: the run it belongs to; None for an appender that appends a version once.
+        now_ns: the clock of `AppendRun.begun_ns`.
+    """
+    if record is None or version > record.version:
+        return Decision(
+            Verdict.APPEND,
+            CommitRecord(
+                version=version,
+                token=token,
+                committed=1,
+                run="" if run is None else run.token,
+                thread="" if run is None else run.thread,
+                seen=1,
+                last_ns=now_ns,
+            ),
+        )
+    if version < record.version:
+        return Decision(Verdict.SKIP)
+    if record.token == token:
+        return Decision(Verdict.KNOWN)
+    if record.conflicting:
+        return Decision(Verdict.CONFLICTING)
+    if run is None:
+        return Decision(Verdict.SKIP)
+    if run.token in record.superseded:
+        return Decision(Verdict.SUPERSEDED)
+    taken = replace(record, token=token, last_ns=now_ns)
+    if run.token == record.run:
+        if run.thread != record.thread or run.begun_ns < record.last_ns:
+            return Decision(Verdict.CONFLICTING, replace(taken, conflicting=True))
+        taken = replace(taken, seen=record.seen + 1)
+    else:
+        followed = (*record.superseded, record.run) if record.run else record.superseded
+        taken = replace(
+            taken,
+            run=run.token,
+            thread=run.thread,
+            seen=1,
+            superseded=followed[-RUNS_REMEMBERED_MAX:],
+        )
+    if taken.seen <= record.committed:
+        return Decision(Verdict.SKIP, taken)
+    return Decision(Verdict.APPEND, replace(taken, committed=taken.seen))

@@ -1,0 +1,166 @@
+"""What a log's head does not hold: completed segments and chunks, which are read once and kept.
+
+They are written once and change by merging only, which the head counts.  What merging has replaced
+reads the same as before as long as the old ledgers are there, so a reader may learn of it late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from dlcore.errors import CorruptMetadataError
+from dlcore.log.metadata import codec
+from dlcore.log.metadata.chunks import ChunkMissingError, read_chunks
+from dlcore.log.metadata.segment import Extent, LogSegment, SegmentState
+from dlcore.log.metadata.store import LogStore, persistently
+from dlcore.log.metadata.values import (
+    LogKey,
+    LogState,
+    Totals,
+    VersionedHead,
+)
+
+if TYPE_CHECKING:
+    from dlcore.log.metadata.values import LogHead
+
+_SEGMENTS_AT_ONCE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunked:
+    """The chunks read of a segment: below `count`."""
+
+    count: int = 0
+    extents: tuple[Extent, ...] = ()
+
+
+class LogHistory:
+    """Reads the states of one log, each time only what is new."""
+
+    def __init__(self, logs: LogStore, log: LogKey) -> None:
+        self._logs = logs
+        self._log = log
+        self._paths = logs.paths_of(log)
+        self._segments: dict[int, LogSegment] = {}
+        self._chunks: dict[int, _Chunked] = {}
+        self._merges = 0
+        self._state: LogState | None = None
+
+    async def read(self, *, from_lssn: int = 1) -> LogState:
+        """Return the log's state with every change that completed before this call.
+
+        Segments below `from_lssn` may be left out, now and at later calls.
+
+        Raises:
+            LogNotFoundError: the log was deleted.
+            CorruptMetadataError: the stored state contradicts itself.
+        """
+        return await self.state_of(await self._logs.read(self._log), from_lssn=from_lssn)
+
+    async def state_of(self, at: VersionedHead, *, from_lssn: int = 1) -> LogState:
+        """Return the state as of `at`, or of a later head if the log has moved on."""
+        while True:
+            state = self._state
+            if state is not None and state.version == at.version and self._reaches(from_lssn):
+                return state
+            try:
+                self._state = state = await persistently(partial(self._assemble, at, from_lssn))
+            except ChunkMissingError as error:
+                known, at = at, await self._logs.read(self._log)
+                self.forget()
+                if at.version == known.version:
+                    raise CorruptMetadataError(f"log {self._log.name!r}: {error}") from None
+            else:
+                return state
+
+    def _reaches(self, from_lssn: int) -> bool:
+        assert self._state is not None
+        wanted = max(from_lssn, _first_lssn(self._state.head))
+        return not self._state.segments or self._state.segments[0].lssn <= wanted
+
+    def forget(self) -> None:
+        """Read everything again next time."""
+        self._state = None
+        self._segments.clear()
+        self._chunks.clear()
+
+    def _heed_merges(self, head: LogHead) -> None:
+        missed = head.merges - self._merges
+        self._merges = head.merges
+        if not 0 <= missed <= len(head.merged_lssns):
+            self.forget()
+        elif missed:
+            for lssn in head.merged_lssns[-missed:]:
+                self._segments.pop(lssn, None)
+                self._chunks.pop(lssn, None)
+
+    async def _assemble(self, at: VersionedHead, from_lssn: int) -> LogState:
+        head = at.head
+        self._heed_merges(head)
+        first = max(from_lssn, _first_lssn(head))
+        last = head.max_lssn if head.segment is None else head.max_lssn - 1
+        self._segments = {n: s for n, s in self._segments.items() if first <= n <= last}
+        missing = [lssn for lssn in range(first, last + 1) if lssn not in self._segments]
+        bounds = [*range(0, len(missing), _SEGMENTS_AT_ONCE), len(missing)]
+        for start, end in pairwise(bounds):
+            await self._read_segments(missing[start:end])
+        segments = [self._segments[lssn] for lssn in range(first, last + 1)]
+        if head.segment is not None:
+            segments.append(await self._open_segment(head))
+        return LogState(log=self._log, head=head, version=at.version, segments=tuple(segments))
+
+    async def _read_segments(self, lssns: list[int]) -> None:
+        nodes = await self._logs.metadata_store.get_many([self._paths.segment(n) for n in lssns])
+        ends = {}
+        for lssn, node in zip(lssns, nodes, strict=True):
+            if node is None or not node.value:
+                raise ChunkMissingError(f"segment {lssn} is missing")
+            ends[lssn] = codec.decode_segment_end(node.value, path=self._paths.segment(lssn))
+        chunked = await asyncio.gather(
+            *(self._read_chunks(n, end.chunk_count, end.chunked) for n, end in ends.items())
+        )
+        for (lssn, end), extents in zip(ends.items(), chunked, strict=True):
+            self._chunks.pop(lssn, None)
+            self._segments[lssn] = LogSegment(
+                lssn=lssn,
+                state=SegmentState.COMPLETED,
+                created_ms=end.created_ms,
+                start_sequence_id=end.start_sequence_id,
+                extents=(*extents, *end.tail),
+                completed_ms=end.completed_ms,
+            )
+
+    async def _open_segment(self, head: LogHead) -> LogSegment:
+        segment = head.segment
+        assert segment is not None
+        extents = await self._read_chunks(head.max_lssn, segment.chunk_count, segment.chunked)
+        return LogSegment(
+            lssn=head.max_lssn,
+            state=SegmentState.IN_PROGRESS,
+            created_ms=segment.created_ms,
+            start_sequence_id=segment.start_sequence_id,
+            extents=(*extents, *segment.tail),
+        )
+
+    async def _read_chunks(self, lssn: int, count: int, totals: Totals) -> tuple[Extent, ...]:
+        known = self._chunks.get(lssn, _Chunked())
+        if count <= known.count:
+            return known.extents
+        store = self._logs.metadata_store
+        found = list(known.extents)
+        async for _, chunk in read_chunks(store, self._paths, lssn, range(known.count, count)):
+            found += chunk.extents
+        extents = tuple(found)
+        if Totals().plus(extents) != totals:
+            raise ChunkMissingError(f"the chunks of segment {lssn} are not those of its head")
+        self._chunks[lssn] = _Chunked(count, extents)
+        return extents
+
+
+def _first_lssn(head: LogHead) -> int:
+    """Return the first segment that is worth reading: those before it are wholly truncated."""
+    return min(max(head.first_lssn, head.first_active[0]), head.max_lssn + 1)

@@ -1,0 +1,80 @@
+"""The process that stages, as others see it: an ephemeral node."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from dlcore.errors import DLError, NodeExistsError, NoNodeError
+from dlcore.log.metadata.store import persistently
+from dlcore.metadata.port import Create, Delete, SessionState
+
+if TYPE_CHECKING:
+    from dlcore.log.context import LogContext
+
+logger = logging.getLogger(__name__)
+
+
+class StagingOwner:
+    """The ephemeral node by which others see that this process still stages.
+
+    After the session was lost the node is made again with the same token, so what was staged before
+    and was not reaped meanwhile stays alive.
+    """
+
+    def __init__(self, context: LogContext) -> None:
+        self._context = context
+        self._store = context.store
+        self.token = context.clock.new_token()
+        self.path = context.paths.staging_owner(self.token)
+        self._session = ""
+        self._turn = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._unsubscribe = self._store.on_session(self._session_changed)
+        self._used = False
+
+    async def ensure(self) -> None:
+        """Make sure that the node exists, in this session."""
+        self._used = True
+        async with self._turn:
+            if self._session != self._store.session_token:
+                await persistently(self._make)
+
+    async def _make(self) -> None:
+        session = self._store.session_token
+        try:
+            await self._store.create(self.path, session.encode(), ephemeral=True, make_parents=True)
+        except NodeExistsError:
+            node = await self._store.get(self.path)
+            if node is None or node.value != session.encode():
+                await self._replace(session)
+        self._session = session
+
+    async def _replace(self, session: str) -> None:
+        """Replace a node that an earlier session left and that is about to vanish."""
+        try:
+            await self._store.multi(
+                [Delete(self.path), Create(self.path, session.encode(), ephemeral=True)]
+            )
+        except NoNodeError:
+            await self._store.create(self.path, session.encode(), ephemeral=True)
+
+    def _session_changed(self, state: SessionState) -> None:
+        if state is SessionState.CONNECTED and self._used:
+            task = asyncio.create_task(self._renew(), name="staging-owner")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _renew(self) -> None:
+        try:
+            await self.ensure()
+        except DLError as error:
+            logger.warning("staging owner %s could not be renewed: %s", self.token, error)
+
+    async def aclose(self) -> None:
+        """Stop renewing; the node goes with the session."""
+        self._unsubscribe()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

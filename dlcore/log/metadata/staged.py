@@ -1,0 +1,332 @@
+"""Ledgers that several extents share: registered, counted, settled, and removed with the last one.
+
+A staged ledger is registered beside its metadata, in the transaction that creates it, and listed
+under its identity.  A commit counts the extents it adds, whoever removes extents counts them off,
+in the transactions that change the logs: so nobody ever searches a log for a ledger.  Once its
+owner is gone the ledger is settled: it is closed and listed no more, or, if no extent refers to it,
+removed.  Each step is guarded by the registration's version: of a commit and a removal that meet,
+one wins and the other one learns it.
+
+What a merge has read from a ledger is elsewhere from then on, but who reads by an older view of the
+log comes to the ledger still.  So one that ever lost extents to a merge is not removed with its
+last one, but listed, and goes some time later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from dlcore.errors import (
+    DLError,
+    LedgerNotFoundError,
+    LedgerRecoveryError,
+    MetadataVersionError,
+    NodeExistsError,
+    NodeNotEmptyError,
+    NoNodeError,
+    WriteError,
+)
+from dlcore.log.metadata import codec
+from dlcore.log.metadata.store import UNANSWERED, persistently
+from dlcore.log.metadata.values import (
+    StagedLedger,
+)
+from dlcore.metadata.port import Check, Create, Delete, Op, Put
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dlcore.config import QuorumConfig
+    from dlcore.ledger.writer import LedgerWriter
+    from dlcore.log.context import LogContext
+    from dlcore.log.metadata.owner import StagingOwner
+    from dlcore.metadata.paths import NamespacePaths
+    from dlcore.metadata.port import Versioned
+
+logger = logging.getLogger(__name__)
+
+_CREATE_ATTEMPTS_MAX = 10
+
+
+@dataclass(frozen=True, slots=True)
+class StagedNode:
+    """A registration as it is stored."""
+
+    staged: StagedLedger
+    path: str
+    version: int
+
+    def put(self, staged: StagedLedger) -> Put:
+        """Return the operation that replaces it."""
+        return Put(self.path, codec.encode(staged), self.version)
+
+
+async def create_staged_ledger(
+    context: LogContext,
+    owner: StagingOwner,
+    quorum: QuorumConfig,
+    *,
+    identity: str,
+    custom: Mapping[str, str],
+) -> LedgerWriter:
+    """Create a ledger, registered to the owner and listed under the identity.
+
+    Raises:
+        WriteError: attempts to do so were overtaken again and again.
+        DLError: no ledger can be created now.
+    """
+    paths = context.paths
+
+    def register(ledger_id: int) -> tuple[Op, ...]:
+        staged = StagedLedger(
+            ledger_id=ledger_id,
+            identity=identity,
+            owner=owner.token,
+            created_ms=context.clock.now_ms(),
+        )
+        return (
+            Check(owner.path, 0),
+            Create(paths.staged_ledger(ledger_id), codec.encode(staged)),
+            Create(paths.staging_entry(identity, ledger_id)),
+        )
+
+    for _ in range(_CREATE_ATTEMPTS_MAX):
+        await asyncio.gather(owner.ensure(), _make_list(context, identity))
+        with contextlib.suppress(NoNodeError, NodeExistsError, MetadataVersionError):
+            # The list may be removed as empty meanwhile, or the session lost.
+            return await context.ledgers.create_ledger(
+                quorum, custom={**custom, "staged_by": identity}, extra_ops=register
+            )
+    raise WriteError(
+        f"staging for {identity!r}: {_CREATE_ATTEMPTS_MAX} attempts to create a ledger were "
+        "overtaken"
+    )
+
+
+async def _make_list(context: LogContext, identity: str) -> None:
+    """Make the node below which ledgers of an identity are listed."""
+
+    async def make() -> None:
+        with contextlib.suppress(NodeExistsError):  # staged under before
+            await context.store.create(context.paths.staging_of(identity))
+
+    await persistently(make)
+
+
+def decode_node(paths: NamespacePaths, ledger_id: int, node: Versioned | None) -> StagedNode | None:
+    """Return the registration that was read of a ledger, if it has one."""
+    if node is None:
+        return None
+    path = paths.staged_ledger(ledger_id)
+    return StagedNode(codec.decode_staged(node.value, path=path), path, node.version)
+
+
+async def read_staged(context: LogContext, ledger_ids: Sequence[int]) -> dict[int, StagedNode]:
+    """Return the registrations of those ledgers that have one, as they are now."""
+    if not ledger_ids:
+        return {}
+    paths = [context.paths.staged_ledger(ledger_id) for ledger_id in ledger_ids]
+    nodes = await persistently(lambda: context.logs.fresh_many(paths))
+    found = (
+        (ledger_id, decode_node(context.paths, ledger_id, node))
+        for ledger_id, node in zip(ledger_ids, nodes, strict=True)
+    )
+    return {ledger_id: node for ledger_id, node in found if node is not None}
+
+
+async def plan_releases(context: LogContext, counts: Mapping[int, int]) -> list[Op]:
+    """Return the operations that give up so many extents of each ledger.
+
+    A ledger that is not registered has one extent, and goes with it.
+    """
+    nodes = await read_staged(context, sorted(counts))
+    ops: list[Op] = []
+    for ledger_id in sorted(counts):
+        node = nodes.get(ledger_id)
+        if node is None:
+            ops.append(Delete(context.paths.ledger(ledger_id)))
+        else:
+            ops += release(context.paths, node, node.staged.released(counts[ledger_id]))
+    return ops
+
+
+def release(paths: NamespacePaths, node: StagedNode, staged: StagedLedger) -> list[Op]:
+    """Return the operations that store a registration with fewer extents, or remove the ledger.
+
+    It goes when it is settled and its last extent is given up; later if there were merges.
+    """
+    if staged.extents or not staged.settled:
+        return [node.put(staged)]
+    if staged.released_ms:
+        return [node.put(staged), Create(paths.merged_ledger(staged.ledger_id))]
+    return [Delete(node.path, node.version), Delete(paths.ledger(staged.ledger_id))]
+
+
+async def read_owners(context: LogContext) -> set[str]:
+    """Return the tokens of the processes that stage now."""
+    path = context.paths.staging_owners
+    _, names = await asyncio.gather(context.store.sync(path), context.store.get_children(path))
+    return set(names or ())
+
+
+async def list_staged(context: LogContext, identity: str) -> list[int]:
+    """Return the ledgers of an identity that are not settled."""
+    parent = context.paths.staging_of(identity)
+    names = await persistently(lambda: context.store.get_children(parent))
+    return sorted(int(name) for name in names or ())
+
+
+async def settle(
+    context: LogContext,
+    ledger_ids: Sequence[int],
+    *,
+    created_before_ms: int | None = None,
+    in_round: str = "",
+) -> int:
+    """Settle those of the ledgers that nobody fills any more; return how many.
+
+    In a round of appends that share them, those that an earlier round found so: the others may
+    hold what an append beside this one is about to commit.
+    """
+    count = 0
+    nodes = await read_staged(context, ledger_ids)
+    # Read after the registrations: a registration is only made while its owner's node exists.
+    owners = await persistently(lambda: read_owners(context))
+    for node in nodes.values():
+        staged = node.staged
+        is_young = created_before_ms is not None and staged.created_ms >= created_before_ms
+        if staged.settled or staged.owner in owners or is_young:
+            continue
+        if in_round and staged.left_in in ("", in_round):
+            await _note_left(context, node, in_round)
+        else:
+            count += await drop(context, node)
+    for identity in sorted({node.staged.identity for node in nodes.values()}):
+        await _remove_if_empty(context, context.paths.staging_of(identity))
+    return count
+
+
+async def _note_left(context: LogContext, node: StagedNode, in_round: str) -> None:
+    if node.staged.left_in:
+        return
+    try:
+        await context.store.multi([node.put(replace(node.staged, left_in=in_round))])
+    except (MetadataVersionError, NoNodeError, *UNANSWERED) as error:
+        logger.info("staged ledger=%d: that it was left: %s", node.staged.ledger_id, error)
+
+
+async def drop(context: LogContext, node: StagedNode) -> bool:
+    """Settle a ledger that nobody fills: close it, or remove it if no extent refers to it.
+
+    Returns: False if somebody else changes the registration now, or the ledger cannot be closed.
+    """
+    staged = node.staged
+    ledger_id = staged.ledger_id
+    ops: list[Op] = [Delete(context.paths.staging_entry(staged.identity, ledger_id))]
+    try:
+        if staged.extents:
+            await _close(context, ledger_id)
+        ops += release(context.paths, node, replace(staged, owner="", settled=True))
+        await context.store.multi(ops)
+    except (MetadataVersionError, NoNodeError, *UNANSWERED) as error:
+        logger.info("staged ledger=%d is not settled now: %s", ledger_id, error)
+    except LedgerRecoveryError as error:
+        logger.warning("staged ledger=%d cannot be closed yet: %s", ledger_id, error)
+    else:
+        logger.info("settled staged ledger=%d extents=%d", ledger_id, staged.extents)
+        return True
+    return False
+
+
+async def _close(context: LogContext, ledger_id: int) -> None:
+    try:
+        await context.ledgers.recover_ledger(ledger_id)
+    except LedgerNotFoundError:
+        logger.warning("ledger=%d is gone, and extents refer to it", ledger_id)
+
+
+async def drop_merged(context: LogContext, *, grace_ms: int) -> int:
+    """Delete the ledgers that merges emptied, so long after the last one; return how many."""
+    before_ms = context.clock.now_ms() - grace_ms
+    paths = context.paths
+    names = await persistently(lambda: context.store.get_children(paths.merged))
+    ids = sorted(int(name) for name in names or ())
+    nodes = await read_staged(context, ids)
+    count = 0
+    for ledger_id in ids:
+        node = nodes.get(ledger_id)
+        ops: list[Op] = [Delete(paths.merged_ledger(ledger_id))]
+        if node is not None:
+            if node.staged.extents or node.staged.released_ms > before_ms:
+                continue
+            ops += [Delete(node.path, node.version), Delete(paths.ledger(ledger_id))]
+        try:
+            await context.store.multi(ops)
+        except (MetadataVersionError, NoNodeError, *UNANSWERED) as error:
+            logger.info("merged ledger=%d is deleted later: %s", ledger_id, error)
+        else:
+            count += 1
+    return count
+
+
+async def _remove_if_empty(context: LogContext, parent: str) -> None:
+    async def remove() -> None:
+        if await context.store.get_children(parent) == []:
+            await context.store.delete(parent)
+
+    try:
+        await persistently(remove)
+    except (NodeNotEmptyError, NoNodeError):
+        logger.debug("%s is in use, or gone", parent)
+
+
+async def list_identities(context: LogContext) -> list[str]:
+    """Return the identities that have ledgers which are not settled."""
+    return sorted(await context.logs.list_names(context.paths.staging))
+
+
+async def settle_abandoned(context: LogContext, *, created_before_ms: int) -> int:
+    """Settle what identities left behind that never came back; return how many ledgers.
+
+    What cannot be settled stays for the next one who tries: it is nobody's present work.
+    """
+    count = 0
+    for identity in await list_identities(context):
+        try:
+            ledger_ids = await list_staged(context, identity)
+            count += await settle(context, ledger_ids, created_before_ms=created_before_ms)
+            if not ledger_ids:
+                await _remove_if_empty(context, context.paths.staging_of(identity))
+        except DLError as error:
+            logger.warning(
+                "leftovers of append %s stay: %s: %s", identity, type(error).__name__, error
+            )
+    return count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedStatus:
+    """A ledger that is not settled: more of it may be committed."""
+
+    staged: StagedLedger
+    is_filled: bool
+    """Whether its process lives."""
+
+
+async def list_all_staged(context: LogContext) -> list[StagedStatus]:
+    """Return the ledgers of all identities that are not settled, by identity and ledger."""
+    identities = await list_identities(context)
+    lists = await asyncio.gather(*(list_staged(context, identity) for identity in identities))
+    nodes = await read_staged(context, [ledger_id for ids in lists for ledger_id in ids])
+    owners = await persistently(lambda: read_owners(context))
+    found = [
+        StagedStatus(staged=node.staged, is_filled=node.staged.owner in owners)
+        for node in nodes.values()
+    ]
+    return sorted(found, key=lambda each: (each.staged.identity, each.staged.ledger_id))

@@ -1,0 +1,229 @@
+"""Reading and changing the metadata of logs: consistent reads, guarded writes, classified replies.
+
+A reply that was lost says nothing.  `apply` then looks at what is stored: the head's version tells
+whether the change was not applied (it is tried again), was applied (the head is there), or was
+overtaken, which is reported as a lost compare-and-set, so that the caller plans again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, TypeVar
+
+from dlcore.errors import (
+    LogExistsError,
+    LogNotFoundError,
+    MetadataConnectionError,
+    MetadataSessionExpiredError,
+    MetadataVersionError,
+    NodeExistsError,
+    NoNodeError,
+    TransactionTooLargeError,
+)
+from dlcore.ids import validate_log_name
+from dlcore.log.metadata import codec
+from dlcore.log.metadata.changes import Change, plan_create
+from dlcore.log.metadata.values import (
+    LockHolder,
+    LogKey,
+    LogMetadata,
+    VersionedHead,
+)
+from dlcore.metadata.paths import BUCKETS, LogPaths, NamespacePaths, unescape
+from dlcore.metadata.port import Create, MetadataStore, Op, Put, Versioned
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+_Result = TypeVar("_Result")
+
+UNANSWERED = (MetadataConnectionError, MetadataSessionExpiredError)
+"""A write that ended in one of these may or may not have been applied."""
+_RETRY_DELAYS_S = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 4.0)
+"""Waits between tries of a read: together longer than a session time-out of 10 s."""
+CHANGE_BYTES_MAX = 1_000_000
+"""ZooKeeper closes the connection on a request above 1 MB (jute.maxbuffer)."""
+_OP_OVERHEAD_BYTES = 64
+"""What an operation takes in a request beyond its path and value, at most: header, ACL, flags."""
+
+
+async def persistently(call: Callable[[], Awaitable[_Result]]) -> _Result:
+    """Return the result of `call`, an idempotent one, trying again while there is no answer."""
+    for delay_s in _RETRY_DELAYS_S:
+        try:
+            return await call()
+        except UNANSWERED:
+            await asyncio.sleep(delay_s)
+    return await call()
+
+
+class LogStore:
+    """The logs of one namespace, as the metadata store holds them."""
+
+    def __init__(self, store: MetadataStore, paths: NamespacePaths) -> None:
+        self._store = store
+        self._paths = paths
+
+    @property
+    def metadata_store(self) -> MetadataStore:
+        """The session used."""
+        return self._store
+
+    def paths_of(self, log: LogKey) -> LogPaths:
+        """Return the paths of a log."""
+        return self._paths.log_of(log.log_id)
+
+    async def create(self, log: LogMetadata) -> None:
+        """Create an empty log.
+
+        Raises:
+            LogExistsError: there is one of that name, with another id.
+        """
+        path = self._paths.log(log.name)
+        try:
+            await self._store.multi(plan_create(self._paths, log))
+        except NodeExistsError as error:
+            raise LogExistsError(f"log {log.name!r} exists") from error
+        except UNANSWERED as error:
+            found = await persistently(lambda: self.fresh(path))
+            if found is None:
+                raise
+            if codec.decode_log(found.value, path=path).log_id != log.log_id:
+                raise LogExistsError(f"log {log.name!r} exists") from error
+
+    async def exists(self, name: str) -> bool:
+        """Return whether there is a log `name`."""
+        path = self._paths.log(name)
+        return await persistently(lambda: self.fresh(path)) is not None
+
+    async def list_logs(self, prefix: str | None) -> list[str]:
+        """Return the sorted names of the logs that start with `prefix`."""
+
+        names = await self.list_names(self._paths.logs)
+        return sorted(name for name in names if name.startswith(prefix or ""))
+
+    async def list_names(self, parent: str) -> list[str]:
+        """Return the unescaped names of the nodes in all buckets below `parent`."""
+
+        async def children(bucket: str) -> list[str]:
+            path = f"{parent}/{bucket}"
+            return await persistently(lambda: self._store.get_children(path)) or []
+
+        lists = await asyncio.gather(*map(children, BUCKETS))
+        return [unescape(name) for names in lists for name in names]
+
+    async def fresh(self, path: str) -> Versioned | None:
+        """Return a node as it is now: no write that completed before is missed.  One round trip."""
+        return (await self.fresh_many([path]))[0]
+
+    async def fresh_many(self, paths: Sequence[str]) -> list[Versioned | None]:
+        """Return nodes as they are now.  One round trip, however many they are."""
+        # Requests of one session are answered in order: the reads follow the sync at once.
+        _, nodes = await asyncio.gather(self._store.sync(paths[0]), self._store.get_many(paths))
+        return nodes
+
+    async def find(self, name: str) -> LogMetadata:
+        """Return what is fixed of the log `name`, or raise `LogNotFoundError`."""
+        return (await self.find_many([name]))[0]
+
+    async def find_many(self, names: Sequence[str]) -> list[LogMetadata]:
+        """Return what is fixed of each log: one round trip, however many they are.
+
+        Raises:
+            LogNotFoundError: one of them does not exist.
+        """
+        paths = [self._paths.log(validate_log_name(name)) for name in names]
+        nodes = await persistently(lambda: self.fresh_many(paths))
+        found = []
+        for name, path, node in zip(names, paths, nodes, strict=True):
+            if node is None:
+                raise LogNotFoundError(f"log {name!r} does not exist in {self._paths.root}")
+            found.append(codec.decode_log(node.value, path=path))
+        return found
+
+    async def read(self, log: LogKey) -> VersionedHead:
+        """Return the log's head, with every change that completed before this call.
+
+        Raises:
+            LogNotFoundError: the log was deleted, perhaps created again: that is another log.
+        """
+        path = self.paths_of(log).head
+        return self.head_of(log, await persistently(lambda: self.fresh(path)))
+
+    def head_of(self, log: LogKey, node: Versioned | None) -> VersionedHead:
+        """Return the head that a node holds, or raise `LogNotFoundError`."""
+        if node is not None:
+            head = codec.decode_head(node.value, path=self.paths_of(log).head)
+            if not head.deleted:
+                return VersionedHead(log=log, head=head, version=node.version)
+        raise LogNotFoundError(
+            f"log {log.name!r} was deleted; if there is one of that name again, it is another one"
+        )
+
+    async def read_lock(self, log: LogKey) -> LockHolder | None:
+        """Return who holds the writer lock."""
+        path = self.paths_of(log).lock
+        node = await persistently(lambda: self.fresh(path))
+        return None if node is None else codec.decode_lock(node.value, path=path)
+
+    async def apply(self, change: Change) -> VersionedHead:
+        """Apply a planned change; return the head after it.
+
+        Raises:
+            MetadataVersionError: the log changed since it was read, or this change was applied and
+                overtaken: read it and plan again.
+            LogNotFoundError: the log is gone.
+        """
+        require_change_size(change.ops)
+        after = change.after
+        for delay_s in _RETRY_DELAYS_S:
+            try:
+                await self._store.multi(change.ops)
+            except UNANSWERED:
+                if await persistently(lambda: self._is_applied(change)):
+                    return after
+                await asyncio.sleep(delay_s)
+            except (NodeExistsError, NoNodeError, MetadataVersionError) as error:
+                if not after.head.deleted:
+                    await self.read(after.log)  # raises if the log is gone
+                raise MetadataVersionError(
+                    f"log {after.name!r} was changed by somebody else: {error}"
+                ) from error
+            else:
+                return after
+        raise MetadataConnectionError(
+            f"log {after.name!r}: the metadata store did not answer to a change"
+        )
+
+    async def _is_applied(self, change: Change) -> bool:
+        """Return whether `change` is what is stored; False if the log is as it was before.
+
+        Raises:
+            MetadataVersionError: neither.
+        """
+        after = change.after
+        node = await self.fresh(self.paths_of(after.log).head)
+        if node is not None and node.version == after.version - 1:
+            return False
+        if (
+            node is not None
+            and node.version == after.version
+            and node.value == codec.encode_packed(after.head)
+        ):
+            return True
+        raise MetadataVersionError(f"log {after.name!r} was changed by somebody else")
+
+
+def require_change_size(ops: Sequence[Op]) -> None:
+    """Refuse what the metadata store could not take in one transaction."""
+    size = sum(
+        len(op.path.encode())
+        + len(op.value if isinstance(op, Create | Put) else b"")
+        + _OP_OVERHEAD_BYTES
+        for op in ops
+    )
+    if size > CHANGE_BYTES_MAX:
+        raise TransactionTooLargeError(
+            f"a metadata transaction of {len(ops)} operations would have {size} bytes, the "
+            f"metadata store takes {CHANGE_BYTES_MAX} at once"
+        )

@@ -1,0 +1,397 @@
+"""What the metadata store knows of logs, appends and staged ledgers: immutable values.
+
+Each stored value is declared here once; `codec.py` turns it to bytes and back.  What is written
+with every change (the head) and what there are many of (segments, chunks) is msgpack, positional,
+so new fields go last and have a default; what people look at is JSON.
+
+A log's history lies in three places, by age: chunks of its segments, which are written once; the
+tail of the segment in progress, some extents in the head; and the open extent's ledger.  A change
+reads and writes the head and, now and then, one new chunk: never what came before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import msgspec
+from msgspec import Meta
+from msgspec.structs import replace
+
+from dlcore.config import QuorumConfig
+from dlcore.errors import CorruptMetadataError, UnexpectedError
+from dlcore.ids import DLSN
+from dlcore.log.metadata.segment import Count, Extent, LogSegment, SegmentState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+LAYOUT = 2
+"""Version of every value's format; values of another one are refused."""
+TAIL_EXTENTS_MAX = 8
+"""So many final extents in the head make a chunk: measured, see benchmarks."""
+CHUNK_EXTENTS_MAX = 64
+"""An append of more extents than these makes several chunks."""
+CHUNKS_PER_SEGMENT_MAX = 10_000
+"""A segment with so many is completed, whatever its size and age."""
+MERGES_REMEMBERED = 4
+COMMITTED_RUNS_MAX = 16
+
+Number: TypeAlias = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+Txid: TypeAlias = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
+_Packed: TypeAlias = tuple[int, ...]
+
+_INTS_PER_EXTENT = 10
+_ASSIGNED, _OPEN = 1, 2
+
+
+def pack(extents: Iterable[Extent]) -> _Packed:
+    """Return extents as integers, most of them small: each is told by what differs from before."""
+    flat: list[int] = []
+    ledger_id = end = txid = time_ms = 0
+    for extent in extents:
+        last = extent.last_entry_id
+        flags = (_ASSIGNED if extent.txid_assigned else 0) | (_OPEN if last is None else 0)
+        flat += (
+            flags,
+            extent.ledger_id - ledger_id,
+            extent.first_entry_id - (end if extent.ledger_id == ledger_id else 0),
+            0 if last is None else last - extent.first_entry_id,
+            extent.record_count,
+            extent.size_bytes,
+            extent.first_txid - txid,
+            extent.last_txid - extent.first_txid,
+            extent.timestamp_floor_ms - time_ms,
+            extent.last_timestamp_ms - extent.timestamp_floor_ms,
+        )
+        ledger_id, txid, time_ms = extent.ledger_id, extent.last_txid, extent.last_timestamp_ms
+        end = extent.first_entry_id if last is None else last + 1
+    return tuple(flat)
+
+
+def unpack(flat: _Packed) -> tuple[Extent, ...]:
+    """Invert `pack`; `CorruptMetadataError` if that is impossible."""
+    if len(flat) % _INTS_PER_EXTENT:
+        raise CorruptMetadataError(f"{len(flat)} integers are no whole extents")
+    extents: list[Extent] = []
+    ledger_id = end = txid = time_ms = 0
+    for start in range(0, len(flat), _INTS_PER_EXTENT):
+        (flags, ledger, first, more, records, size, first_txid, txids, floor_ms, last_ms) = flat[
+            start : start + _INTS_PER_EXTENT
+        ]
+        first += end if ledger == 0 and start else 0
+        ledger_id, txid = ledger_id + ledger, txid + first_txid
+        floor_ms += time_ms
+        time_ms = floor_ms + last_ms
+        if min(ledger_id, first, more, records, size) < 0:
+            raise CorruptMetadataError(f"an extent with a negative number: {flat}")
+        extents.append(
+            Extent(
+                ledger_id=ledger_id,
+                first_entry_id=first,
+                last_entry_id=None if flags & _OPEN else first + more,
+                record_count=records,
+                size_bytes=size,
+                first_txid=txid,
+                last_txid=txid + txids,
+                txid_assigned=bool(flags & _ASSIGNED),
+                timestamp_floor_ms=floor_ms,
+                last_timestamp_ms=time_ms,
+            )
+        )
+        end = first if flags & _OPEN else first + more + 1
+        txid += txids
+    return tuple(extents)
+
+
+class LogKey(msgspec.Struct, frozen=True, kw_only=True):
+    """Which log: `log_id` is fresh for each that is created, also where another had its name."""
+
+    name: str
+    log_id: str
+
+
+class LogMetadata(LogKey, frozen=True, kw_only=True):
+    """What is fixed when a log is created."""
+
+    layout: int = LAYOUT
+    created_ms: Count
+    ensemble_size: Number
+    write_quorum_size: Number
+    ack_quorum_size: Number
+
+    @property
+    def quorum(self) -> QuorumConfig:
+        """The quorums of its ledgers."""
+        return QuorumConfig(
+            ensemble_size=self.ensemble_size,
+            write_quorum_size=self.write_quorum_size,
+            ack_quorum_size=self.ack_quorum_size,
+        )
+
+
+class Chunk(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Extents that left the head: written once, then only replaced by merging.
+
+    The first of them begins at `first_entry_id` of the segment, with `first_sequence_id`.  A merged
+    chunk stands for `covers` numbers: its own and those that follow, which have no node any more.
+    """
+
+    layout: int = LAYOUT
+    covers: Number = 1
+    first_entry_id: Count
+    first_sequence_id: Count
+    packed: _Packed
+
+    @property
+    def extents(self) -> tuple[Extent, ...]:
+        """Its extents, all final."""
+        return unpack(self.packed)
+
+
+class Totals(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Sums over extents."""
+
+    entries: Count = 0
+    records: Count = 0
+    size_bytes: Count = 0
+
+    def plus(self, extents: Iterable[Extent]) -> Totals:
+        """Return the sums with more extents."""
+        return Totals(
+            entries=self.entries + sum(extent.entry_count for extent in extents),
+            records=self.records + sum(extent.record_count for extent in extents),
+            size_bytes=self.size_bytes + sum(extent.size_bytes for extent in extents),
+        )
+
+
+class SegmentEnd(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A completed segment: chunks 0 … chunk_count - 1, which sum up to `chunked`, then `packed`."""
+
+    layout: int = LAYOUT
+    created_ms: Count
+    completed_ms: Count
+    start_sequence_id: Count
+    chunk_count: Count
+    chunked: Totals
+    packed: _Packed
+
+    @property
+    def tail(self) -> tuple[Extent, ...]:
+        """The extents that are in no chunk."""
+        return unpack(self.packed)
+
+
+class OpenSegment(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """The segment in progress: chunks as in `SegmentEnd`, then the tail; its last may be open."""
+
+    created_ms: Count
+    start_sequence_id: Count
+    chunk_count: Count = 0
+    chunked: Totals = Totals()
+    packed: _Packed = ()
+
+    @property
+    def tail(self) -> tuple[Extent, ...]:
+        """The newest extents."""
+        return unpack(self.packed)
+
+
+class LogHead(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """All of a log that changes, and all that the next change needs.
+
+    Segments are numbered first_lssn … max_lssn without gaps; the last one is `segment` if it is in
+    progress.  `end` is the position after the last record of a final extent.  What lies below
+    `first_active` is truncated; of segment `first_lssn` the chunks below `first_chunk` are removed.
+    `merges` counts the changes by merging; `merged_lssns` names the segments of the latest ones.
+    """
+
+    layout: int = LAYOUT
+    max_lssn: Count = 0
+    sealed: bool = False
+    deleted: bool = False
+    max_txid: Txid = -1
+    next_sequence_id: Count = 0
+    last_timestamp_ms: Count = 0
+    end: tuple[Number, Count] = (1, 0)
+    first_active: tuple[Number, Count, Count] = (1, 0, 0)
+    first_lssn: Number = 1
+    first_chunk: Count = 0
+    merges: Count = 0
+    merged_lssns: tuple[Number, ...] = ()
+    segment: OpenSegment | None = None
+
+    @property
+    def end_dlsn(self) -> DLSN:
+        """`end` as a position."""
+        return DLSN(*self.end, 0)
+
+    @property
+    def first_active_dlsn(self) -> DLSN:
+        """`first_active` as a position."""
+        return DLSN(*self.first_active)
+
+    @property
+    def open_extent(self) -> Extent | None:
+        """What a writer is appending to, or was when it died."""
+        if self.segment is None or not self.segment.packed:
+            return None
+        last = self.segment.tail[-1]
+        return last if last.is_open else None
+
+
+class VersionedHead(msgspec.Struct, frozen=True, kw_only=True):
+    """A log's head as it was read, and the version to compare-and-set it with."""
+
+    log: LogKey
+    head: LogHead
+    version: int
+
+    @property
+    def name(self) -> str:
+        """The log's name."""
+        return self.log.name
+
+    def is_open_over(self, ledger_id: int) -> bool:
+        """Return whether the log ends with an open extent over this ledger."""
+        extent = self.head.open_extent
+        return extent is not None and extent.ledger_id == ledger_id
+
+    def with_head(self, head: LogHead) -> VersionedHead:
+        """Return what is stored once `head` is written over this one."""
+        return VersionedHead(log=self.log, head=head, version=self.version + 1)
+
+
+class LogState(msgspec.Struct, frozen=True, kw_only=True):
+    """A consistent view of a log: the segments that are not wholly truncated, as of one head.
+
+    Readers that need no older ones leave out segments at the front; the last one is never missing,
+    unless the log has none that holds records.
+    """
+
+    log: LogKey
+    head: LogHead
+    version: int
+    segments: tuple[LogSegment, ...]
+
+    def __post_init__(self) -> None:
+        found = [segment.lssn for segment in self.segments]
+        last = self.head.max_lssn
+        if found != list(range(last - len(found) + 1, last + 1)):
+            raise UnexpectedError(
+                f"log {self.name!r}: its segments are {found}, expected consecutive numbers up to "
+                f"{last}"
+            )
+        early = [s.lssn for s in self.segments[:-1] if s.state is SegmentState.IN_PROGRESS]
+        if early:
+            raise UnexpectedError(
+                f"log {self.name!r}: segments {early} are in progress, not the last"
+            )
+
+    @property
+    def name(self) -> str:
+        """The log's name."""
+        return self.log.name
+
+    @property
+    def first_active(self) -> DLSN:
+        """The first position that is not truncated."""
+        return self.head.first_active_dlsn
+
+    def segment(self, lssn: int) -> LogSegment | None:
+        """Return one of the segments."""
+        if not self.segments or not self.segments[0].lssn <= lssn <= self.segments[-1].lssn:
+            return None
+        return self.segments[lssn - self.segments[0].lssn]
+
+
+class LockHolder(msgspec.Struct, frozen=True, kw_only=True):
+    """Who holds a log's writer lock: `owner` is for people, `token` names one acquisition."""
+
+    layout: int = LAYOUT
+    owner: str
+    token: str
+
+
+class UpkeepRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A log that has something to merge, in its segments from `from_lssn` on."""
+
+    layout: int = LAYOUT
+    name: str
+    log_id: str
+    from_lssn: Number
+
+
+class CommitRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The last version that an identity committed, and how far; `commits.py` decides by it.
+
+    `token` names the append that wrote this. `committed` appends of the version are in the logs.
+    `run` is the run that appended or skipped last ("": of an appender that appends each version
+    once), `thread` which of its threads, `seen` how many of the version's appends it has made, and
+    `last_ns` when it began to commit the last one, by its own monotonic clock.  `superseded` are
+    the runs before it, and `conflicting` says that two appends of one run have no order.
+    `committed_ms` is the wall clock's time of the last change: records that are old enough go.
+    """
+
+    layout: int = LAYOUT
+    version: Count
+    token: str
+    committed: Count
+    run: str
+    thread: str = ""
+    seen: Count
+    last_ns: int
+    superseded: tuple[str, ...] = ()
+    conflicting: bool = False
+    committed_ms: Count = 0
+
+
+class StagedLedger(msgspec.Struct, frozen=True, kw_only=True):
+    """A ledger whose entries may belong to several extents, of several logs or of none yet.
+
+    `owner` is the token of the process that fills it, "" once nobody does.  `extents` counts the
+    extents of logs that refer to it, `committed` are the entry ids that were given to logs, as
+    ranges: none of them is given twice.  Once it is `settled` no more of it is committed: it is not
+    listed under its identity any more, and goes with its last extent: if that was merged into
+    another ledger, some time after `released_ms`.  `left_in` is the round of appends, of those that
+    share what is staged, which found that nobody fills it.
+    """
+
+    layout: int = LAYOUT
+    ledger_id: Count
+    identity: str
+    owner: str
+    created_ms: Count
+    extents: Count = 0
+    committed: tuple[tuple[Count, Count], ...] = ()
+    settled: bool = False
+    released_ms: Count = 0
+    left_in: str = ""
+
+    def with_committed(self, extents: Sequence[tuple[int, int]]) -> StagedLedger | None:
+        """Return it with extents (first and last entry id) more; None if one was committed before.
+
+        At most `COMMITTED_RUNS_MAX` ranges are told apart: of more, the lowest gaps close.
+        """
+        taken = list(self.committed)
+        for first, last in sorted(extents):
+            if any(first <= end and start <= last for start, end in taken):
+                return None
+            taken.append((first, last))
+        joined: list[tuple[int, int]] = []
+        for start, end in sorted(taken):
+            if joined and start == joined[-1][1] + 1:
+                joined[-1] = (joined[-1][0], end)
+            else:
+                joined.append((start, end))
+        while len(joined) > COMMITTED_RUNS_MAX:
+            joined[:2] = [(joined[0][0], joined[1][1])]
+        return replace(self, extents=self.extents + len(extents), committed=tuple(joined))
+
+    def released(self, extents: int) -> StagedLedger:
+        """Return it with so many extents less."""
+        if extents > self.extents:
+            raise UnexpectedError(
+                f"staged ledger {self.ledger_id}: {extents} extents are given up, {self.extents} "
+                "are counted"
+            )
+        return replace(self, extents=self.extents - extents)

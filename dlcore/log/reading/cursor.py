@@ -1,0 +1,175 @@
+"""What a reader reads next: from a position and the segment list to one step.  No I/O.
+
+Invariants: entries are delivered in order, each once, none left out.  A position moves past a
+segment only when that segment is completed and all of its entries were delivered; the next one must
+carry the next number.  A reader that has delivered entries of a segment never finds it shorter.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from dlcore.errors import AlreadyTruncatedError, UnexpectedError
+from dlcore.ids import DLSN
+from dlcore.log.metadata.segment import Extent, LogSegment, SegmentState
+
+if TYPE_CHECKING:
+    from dlcore.log.metadata.values import LogState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadExtent:
+    """Step: read entries of a final extent, from `first_entry_id` of its ledger to its end."""
+
+    lssn: int
+    extent: Extent
+    first_entry_id: int
+    base_entry_id: int
+    start_sequence_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowExtent:
+    """Step: follow an open extent, from `first_entry_id` of its ledger on."""
+
+    lssn: int
+    extent: Extent
+    first_entry_id: int
+    base_entry_id: int
+    start_sequence_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaitForChange:
+    """Step: nothing to read until the segment list changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfStream:
+    """Step: the log is sealed and everything was read."""
+
+
+Step: TypeAlias = ReadExtent | FollowExtent | WaitForChange | EndOfStream
+
+
+class ReadCursor:
+    """A reader's position, and the rules by which it moves.
+
+    With `skips_truncated` records that are truncated before they were read are left out; otherwise
+    they are an `AlreadyTruncatedError`.
+    """
+
+    def __init__(self, log: str, position: DLSN, *, skips_truncated: bool) -> None:
+        self._log = log
+        self._skips_truncated = skips_truncated
+        self._has_delivered = False  # in the segment of the position
+        self._next_sequence_id: int | None = None  # known once an entry was delivered
+        self.position = position
+
+    def copy(self) -> ReadCursor:
+        """Return a cursor that moves by itself."""
+        return copy.copy(self)
+
+    def plan(self, state: LogState) -> Step:
+        """Return the next step; moves the position over ends of segments and truncated records.
+
+        Raises:
+            AlreadyTruncatedError: the position was truncated away.
+            UnexpectedError: the segment list contradicts what was read before.
+        """
+        self._pass_truncated(state)
+        while self.position.lssn <= state.head.max_lssn:
+            segment = state.segment(self.position.lssn)
+            if segment is None:
+                raise UnexpectedError(
+                    f"log {self._log!r}: segment {self.position.lssn} is missing before "
+                    f"{state.head.max_lssn}"
+                )
+            step = self._plan_in(segment)
+            if step is not None:
+                return step
+            if segment.lssn == state.head.max_lssn:
+                break
+            self.position = DLSN(segment.lssn + 1, 0, 0)
+            self._has_delivered = False
+        return EndOfStream() if state.head.sealed else WaitForChange()
+
+    def _pass_truncated(self, state: LogState) -> None:
+        first = state.first_active
+        if self.position >= first:
+            return
+        if not self._skips_truncated and not self._has_read_up_to(first, state):
+            raise AlreadyTruncatedError(
+                f"log {self._log!r}: position {self.position} was truncated away, "
+                f"the first one left is {first}"
+            )
+        if not self._has_read_up_to(first, state):
+            self._next_sequence_id = None
+        self.position = first
+        self._has_delivered = False
+
+    def _has_read_up_to(self, first: DLSN, state: LogState) -> bool:
+        """Return whether every record below `first` was delivered: it only looks lower."""
+        following = self._next_sequence_id
+        if following is None or first.slot_id:
+            return False
+        if first.lssn > state.head.max_lssn or first == state.head.end_dlsn:
+            return following == state.head.next_sequence_id
+        segment = state.segment(first.lssn)
+        found = None if segment is None else segment.find(first.entry_id)
+        if segment is None or found is None:
+            return False
+        _, base, sequence_id = found
+        return (base, sequence_id) == (first.entry_id, following)
+
+    def _plan_in(self, segment: LogSegment) -> Step | None:
+        """Return the step within a segment; None if all of it was read."""
+        found = segment.find(self.position.entry_id)
+        if found is not None:
+            extent, base, sequence_id = found
+            step = FollowExtent if extent.is_open else ReadExtent
+            return step(
+                lssn=segment.lssn,
+                extent=extent,
+                first_entry_id=extent.first_entry_id + self.position.entry_id - base,
+                base_entry_id=base,
+                start_sequence_id=sequence_id,
+            )
+        base = segment.closed_entry_count
+        if self._has_delivered and self.position.entry_id > base:
+            raise UnexpectedError(
+                f"log {self._log!r}: segment {segment.lssn} has {base} entries, "
+                f"but entry {self.position.entry_id - 1} of it was read"
+            )
+        return WaitForChange() if segment.state is SegmentState.IN_PROGRESS else None
+
+    def deliver(
+        self,
+        step: ReadExtent | FollowExtent,
+        ledger_entry_id: int,
+        *,
+        records_before: int,
+        record_count: int,
+    ) -> tuple[int, int]:
+        """Move past an entry of the ledger that was read for `step`.
+
+        Returns: its entry id in the segment, and the sequence id of its first record.
+        """
+        entry_id = step.base_entry_id + ledger_entry_id - step.extent.first_entry_id
+        if (step.lssn, entry_id) != (self.position.lssn, self.position.entry_id):
+            raise UnexpectedError(
+                f"log {self._log!r}: entry {entry_id} of segment {step.lssn} was read, "
+                f"expected {self.position}"
+            )
+        sequence_id = step.start_sequence_id + records_before
+        if self._next_sequence_id not in (None, sequence_id):
+            raise UnexpectedError(
+                f"log {self._log!r}: entry {step.lssn}:{entry_id} begins with sequence id "
+                f"{sequence_id}, expected {self._next_sequence_id}"
+            )
+        self.position = DLSN(step.lssn, entry_id + 1, 0)
+        self._next_sequence_id = sequence_id + record_count
+        self._has_delivered = True
+        return entry_id, sequence_id

@@ -1,0 +1,352 @@
+"""Fetching ahead: runs the read cursor over ledgers and keeps a bounded buffer of entries."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, assert_never
+
+from dlcore.errors import (
+    BookieUnavailableError,
+    DLError,
+    LedgerNotFoundError,
+    LedgerReadError,
+    MetadataConnectionError,
+    UnexpectedError,
+)
+from dlcore.log.entries.body import EntryHeader, decode_entry_header
+from dlcore.log.reading.cursor import (
+    EndOfStream,
+    FollowExtent,
+    ReadCursor,
+    ReadExtent,
+    WaitForChange,
+)
+from dlcore.metadata.port import SessionState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dlcore.config import LogConfig
+    from dlcore.ledger.digest import EntryFrame
+    from dlcore.ledger.reader import LedgerReader
+    from dlcore.log.context import LogContext
+    from dlcore.log.metadata.history import LogHistory
+    from dlcore.log.metadata.values import LogState
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchedEntry:
+    """An entry on its way to the reader's caller; rows before `first_slot` are not wanted."""
+
+    lssn: int
+    entry_id: int
+    first_slot: int
+    sequence_id: int
+    timestamp_ms: int
+    assigned_txid: int | None
+    header: EntryHeader
+    body: memoryview
+
+    @property
+    def last_txid(self) -> int:
+        """The highest transaction id in it."""
+        return self.header.last_txid if self.assigned_txid is None else self.assigned_txid
+
+
+class Fetcher:
+    """Reads a log's entries from a position on, for one consumer."""
+
+    def __init__(
+        self,
+        context: LogContext,
+        history: LogHistory,
+        state: LogState,
+        cursor: ReadCursor,
+        config: LogConfig,
+    ) -> None:
+        self._context = context
+        self._history = history
+        self._state = state
+        self._cursor = cursor
+        self._ahead_bytes = config.read_ahead_bytes
+        self._unavailable_timeout_s = config.read_unavailable_timeout_s
+        self._entries: deque[FetchedEntry] = deque()
+        self._buffered_bytes = 0
+        self._reader: LedgerReader | None = None
+        self._changed = asyncio.Event()
+        self._room = asyncio.Event()
+        self._news = asyncio.Event()
+        self._times_idle = 0
+        self.error: DLError | None = None
+        self.has_ended = False
+        self._is_closed = False
+        path = context.logs.paths_of(state.log).head
+        self._unwatch = context.store.watch(path, self._changed.set, children=False)
+        self._loop = asyncio.get_running_loop()
+        self._metadata_lost_at: float | None = None
+        self._bookies_heard_at: float | None = None  # while an open extent is followed
+        self._unsubscribe = context.store.on_session(self._session_changed)
+        self._session_changed(context.store.session_state)
+        self._task = asyncio.create_task(self._run(), name=f"log-reader-{state.name}")
+        self._task.add_done_callback(self._stopped)
+
+    def take(self) -> FetchedEntry | None:
+        """Return the next entry if it is here."""
+        if not self._entries:
+            return None
+        entry = self._entries.popleft()
+        self._buffered_bytes -= entry.body.nbytes
+        self._room.set()
+        return entry
+
+    async def wait(self) -> None:
+        """Wait for an entry, an error, the end, for `aclose`, or until all that is known is read.
+
+        Raises:
+            MetadataConnectionError, BookieUnavailableError: the cluster has been gone for
+                `read_unavailable_timeout_s`; it may be waited for again.
+        """
+        began, times_idle = self._loop.time(), self._times_idle
+        while not (
+            self._entries
+            or self.error
+            or self.has_ended
+            or self._is_closed
+            or self._times_idle > times_idle
+        ):
+            silent_since = self._silent_since()
+            deadline = (
+                None
+                if silent_since is None
+                else max(began, silent_since) + self._unavailable_timeout_s
+            )
+            if deadline is not None and self._loop.time() >= deadline:
+                raise self._unavailable()
+            self._news.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(deadline):
+                    await self._news.wait()
+
+    def _silent_since(self) -> float | None:
+        """Return since when ZooKeeper, or the bookies that are followed, may have been gone."""
+        times = (self._metadata_lost_at, self._bookies_heard_at)
+        return min((at for at in times if at is not None), default=None)
+
+    def _unavailable(self) -> DLError:
+        timeout_s = self._unavailable_timeout_s
+        lost = []
+        if self._metadata_lost_at is not None:
+            lost.append("ZooKeeper")
+        heard_at = self._bookies_heard_at
+        if heard_at is not None and self._loop.time() - heard_at >= timeout_s:
+            lost.append("the bookies that it follows")
+        return (MetadataConnectionError if self._metadata_lost_at else BookieUnavailableError)(
+            f"log {self._state.name!r}: a reader that waits for records has heard nothing of "
+            f"{' and '.join(lost)} for {timeout_s:g} s"
+        )
+
+    def _session_changed(self, state: SessionState) -> None:
+        if state is SessionState.CONNECTED:
+            self._metadata_lost_at = None
+        elif self._metadata_lost_at is None:
+            self._metadata_lost_at = self._loop.time()
+        self._news.set()
+
+    def _bookie_answered(self) -> None:
+        self._bookies_heard_at = self._loop.time()
+
+    async def has_more(self) -> bool:
+        """Return whether a record is readable now that was not taken.
+
+        The log is looked at afresh, unless more of it is known to be there.
+        """
+        if isinstance(self._cursor.copy().plan(self._state), ReadExtent):
+            return True  # unless it is truncated in this moment: then `wait` returns without it
+        state = await self._reread()
+        if self._entries or self.error is not None or self.has_ended:
+            return True
+        step = self._cursor.copy().plan(state)
+        match step:
+            case WaitForChange():
+                return False
+            case ReadExtent() | EndOfStream():
+                return True
+            case FollowExtent():
+                return await self._has_followable(step)
+            case _:
+                assert_never(step)
+
+    async def _has_followable(self, step: FollowExtent) -> bool:
+        try:
+            reader = await self._context.ledgers.open_ledger(step.extent.ledger_id)
+            confirmed = await reader.read_last_add_confirmed()
+        except LedgerNotFoundError:
+            return bool(self._entries)  # recovered as empty in this moment
+        return confirmed >= step.first_entry_id or bool(self._entries)
+
+    async def aclose(self) -> None:
+        """Stop fetching."""
+        self._unwatch()
+        self._unsubscribe()
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._entries.clear()
+        self._is_closed = True
+        self._news.set()
+
+    def _stopped(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            # DLErrors are handled inside: this is a defect, and the consumer must not wait for
+            # ever.
+            self._fail(UnexpectedError(f"reader of log {self._state.name!r} broke: {error!r}"))
+
+    def _fail(self, error: DLError) -> None:
+        self.error = error
+        self._news.set()
+
+    async def _run(self) -> None:
+        try:
+            while not self.has_ended:
+                await self._step()
+        except DLError as error:
+            self._fail(error)
+
+    async def _step(self) -> None:
+        step = self._cursor.plan(self._state)
+        try:
+            match step:
+                case ReadExtent():
+                    await self._read(step)
+                case FollowExtent():
+                    await self._follow(step)
+                case WaitForChange():
+                    await self._next_state()
+                case EndOfStream():
+                    self.has_ended = True
+                    self._news.set()
+                case _:
+                    assert_never(step)
+        except (LedgerNotFoundError, LedgerReadError):
+            self._reader = None
+            before = self._state
+            await self._refresh()
+            if self._state.version == before.version:
+                raise  # not explained by truncation or recovery
+
+    async def _next_state(self) -> None:
+        self._times_idle += 1
+        self._news.set()
+        await self._changed.wait()
+        await self._refresh()
+
+    async def _refresh(self) -> None:
+        self._changed.clear()
+        self._state = await self._reread()
+
+    async def _reread(self) -> LogState:
+        return await self._history.read(from_lssn=self._cursor.position.lssn)
+
+    async def _reader_of(self, ledger_id: int) -> LedgerReader:
+        reader = self._reader
+        if reader is None or reader.metadata.ledger_id != ledger_id:
+            reader = self._reader = await self._context.ledgers.open_ledger(ledger_id)
+        return reader
+
+    async def _read(self, step: ReadExtent) -> None:
+        last_entry_id = step.extent.last_entry_id
+        assert last_entry_id is not None
+        reader = await self._reader_of(step.extent.ledger_id)
+        async with aclosing(reader.read(step.first_entry_id, last_entry_id)) as chunks:
+            async for frames in chunks:
+                await self._deliver_all(step, frames)
+
+    async def _follow(self, step: FollowExtent) -> None:
+        """Follow an open extent until it is closed, or another step is due."""
+        following = asyncio.create_task(self._deliver_followed(step))
+        try:
+            while self._is_at(step):
+                await self._first_of(following)
+                if following.done():
+                    await following
+                    # The ledger is closed; its segment is about to say how it goes on.
+                    await self._changed.wait()
+                if self._changed.is_set():
+                    await self._refresh()
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+    def _is_at(self, step: FollowExtent) -> bool:
+        # On a copy: the cursor itself must not move past truncated records while entries are still
+        # delivered by the step that began before them.
+        cursor = self._cursor.copy()
+        now = cursor.plan(self._state)
+        return (
+            isinstance(now, FollowExtent)
+            and now.extent.ledger_id == step.extent.ledger_id
+            and cursor.position == self._cursor.position
+        )
+
+    async def _first_of(self, following: asyncio.Task[None]) -> None:
+        change = asyncio.create_task(self._changed.wait())
+        try:
+            await asyncio.wait({following, change}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            change.cancel()
+            await asyncio.gather(change, return_exceptions=True)
+
+    async def _deliver_followed(self, step: FollowExtent) -> None:
+        reader = await self._context.ledgers.open_ledger(step.extent.ledger_id)
+        updates = reader.follow(step.first_entry_id, on_answer=self._bookie_answered)
+        self._bookie_answered()  # from here on they have to
+        self._news.set()
+        try:
+            async with aclosing(updates):
+                async for update in updates:
+                    await self._deliver_all(step, update.frames)
+                    if update.closed:
+                        return
+        finally:
+            self._bookies_heard_at = None
+
+    async def _deliver_all(
+        self, step: ReadExtent | FollowExtent, frames: Sequence[EntryFrame]
+    ) -> None:
+        for frame in frames:
+            while self._buffered_bytes > self._ahead_bytes:
+                self._room.clear()
+                await self._room.wait()
+            self._deliver(step, frame)
+
+    def _deliver(self, step: ReadExtent | FollowExtent, frame: EntryFrame) -> None:
+        """Buffer an entry and move the cursor past it: at once, so cancelling loses nothing."""
+        header = decode_entry_header(frame.body)
+        first_slot = self._cursor.position.slot_id
+        entry_id, sequence_id = self._cursor.deliver(
+            step,
+            frame.entry_id,
+            records_before=header.records_before,
+            record_count=header.record_count,
+        )
+        extent = step.extent
+        entry = FetchedEntry(
+            lssn=step.lssn,
+            entry_id=entry_id,
+            first_slot=first_slot,
+            sequence_id=sequence_id,
+            timestamp_ms=max(header.write_time_ms, extent.timestamp_floor_ms),
+            assigned_txid=extent.first_txid if extent.txid_assigned else None,
+            header=header,
+            body=frame.body,
+        )
+        self._entries.append(entry)
+        self._buffered_bytes += frame.body.nbytes
+        self._news.set()

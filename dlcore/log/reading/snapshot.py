@@ -1,0 +1,370 @@
+"""Taking snapshots of a log, and finding positions in them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dlcore.errors import LedgerNotFoundError
+from dlcore.ids import DLSN
+from dlcore.ledger.metadata import LedgerMetadata, LedgerState
+from dlcore.log.entries.batches import first_row_not_less
+from dlcore.log.entries.body import EntryHeader, decode_entry_batch, decode_entry_header
+from dlcore.log.metadata.history import LogHistory
+from dlcore.log.metadata.store import persistently
+from dlcore.log.reading.scan import ExtentView, LogSnapshot, SegmentView
+from dlcore.log.recovery import bounded_extent, read_frame, read_header
+from dlcore.metadata.port import SessionState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from dlcore.ledger.reader import LedgerReader
+    from dlcore.ledger.store import LedgerStore
+    from dlcore.log.context import LogContext
+    from dlcore.log.metadata.segment import Extent, LogSegment
+    from dlcore.log.metadata.values import LogKey, LogState, VersionedHead
+    from dlcore.metadata.port import Unsubscribe
+
+_LEDGERS_KEPT_MAX = 20_000
+"""Metadata of ledgers kept for the next snapshot of any log; it is some hundred bytes each."""
+
+
+class LedgerCache:
+    """Metadata of ledgers, which says where entries are, for all logs of a namespace.
+
+    That of a closed ledger stays right.  Of an open one the part that tells of entries which were
+    committed when it was read does, so it serves until a later entry is asked for.
+    """
+
+    def __init__(self, ledgers: LedgerStore) -> None:
+        self._ledgers = ledgers
+        self._known: OrderedDict[int, tuple[LedgerMetadata, int]] = OrderedDict()
+        self._wanted: dict[int, int] = {}
+        self._reading: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()  # those who asked may have left
+
+    async def read(self, wanted: Mapping[int, int]) -> dict[int, LedgerMetadata]:
+        """Return the metadata of each ledger, of which entries up to the given one are committed.
+
+        What several ask for at once is read at once.
+
+        Raises:
+            LedgerNotFoundError: one of them is gone.
+        """
+        found = {i: self._known[i][0] for i, last in wanted.items() if self._reaches(i, last)}
+        missing = {i: last for i, last in wanted.items() if i not in found}
+        if missing:
+            for ledger_id, last in missing.items():
+                self._wanted[ledger_id] = max(last, self._wanted.get(ledger_id, last))
+            if self._reading is None:
+                self._reading = asyncio.create_task(self._read_wanted(), name="ledger-cache")
+                self._tasks.add(self._reading)
+                self._reading.add_done_callback(self._forget)
+            await asyncio.shield(self._reading)
+        for ledger_id in missing:
+            if ledger_id not in self._known:
+                raise LedgerNotFoundError(f"ledger {ledger_id} does not exist")
+            found[ledger_id] = self._known[ledger_id][0]
+        return found
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # told to those who still wait for it
+
+    def _reaches(self, ledger_id: int, last_entry_id: int) -> bool:
+        known = self._known.get(ledger_id)
+        if known is None or known[1] < last_entry_id:
+            return False
+        self._known.move_to_end(ledger_id)
+        return True
+
+    async def _read_wanted(self) -> None:
+        await asyncio.sleep(0)  # others may join
+        wanted, self._wanted, self._reading = self._wanted, {}, None
+        ledger_ids = sorted(wanted)
+        found = await persistently(lambda: self._ledgers.read_many(ledger_ids))
+        while len(self._known) > _LEDGERS_KEPT_MAX:
+            self._known.popitem(last=False)
+        for ledger_id, stored in zip(ledger_ids, found, strict=True):
+            self._known.pop(ledger_id, None)
+            if stored is None:
+                continue
+            # The custom attributes are for people, and would only make each scan range larger.
+            metadata = replace(stored.metadata, custom={})
+            is_final = metadata.state is LedgerState.CLOSED
+            self._known[ledger_id] = metadata, 2**63 if is_final else wanted[ledger_id]
+
+
+class LogFollower:
+    """Takes snapshots of one log, each from the last one and what is new."""
+
+    def __init__(self, context: LogContext, log: LogKey, *, from_lssn: int = 1) -> None:
+        self._context = context
+        self.log = log
+        self._from_lssn = from_lssn
+        self._history = LogHistory(context.logs, log)
+        self._views: dict[int, tuple[LogSegment, SegmentView]] = {}
+        self._version = -1
+        self._snapshot: LogSnapshot | None = None
+        self._is_final = False  # the snapshot stays right until the head changes
+        self._unwatch: Unsubscribe | None = None
+        self._is_stale = True
+
+    def watch(self) -> None:
+        """Learn of changes, so that `unchanged` can tell."""
+        if self._unwatch is None:
+            path = self._context.logs.paths_of(self.log).head
+            self._unwatch = self._context.store.watch(path, self._mark, children=False)
+
+    def _mark(self) -> None:
+        self._is_stale = True
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._unwatch is not None:
+            self._unwatch()
+            self._unwatch = None
+
+    def unchanged(self) -> LogSnapshot | None:
+        """Return the last snapshot if nothing was heard of a change since; for watched logs."""
+        is_connected = self._context.store.session_state is SessionState.CONNECTED
+        if self._unwatch is None or self._is_stale or not self._is_final or not is_connected:
+            return None
+        return self._snapshot
+
+    async def state(self) -> LogState:
+        """Return the log's state, read afresh."""
+        return await self._history.read(from_lssn=self._from_lssn)
+
+    async def take(self) -> LogSnapshot:
+        """Return what is readable now: after every change that completed before this call."""
+        self._is_stale = False  # before reading: a change that comes meanwhile says it again
+        return await self.take_at(await self._context.logs.read(self.log))
+
+    def expect(self) -> None:
+        """Note that the head is about to be read, for `take_at`."""
+        self._is_stale = False
+
+    async def take_at(self, at: VersionedHead) -> LogSnapshot:
+        """Return what is readable as of a head, or of a later one."""
+        while True:
+            if self._snapshot is not None and self._is_final and at.version == self._version:
+                return self._snapshot
+            try:
+                state = await self._history.state_of(at, from_lssn=self._from_lssn)
+                snapshot = await self._snapshot_of(state)
+            except LedgerNotFoundError:
+                # Truncated, recovered or merged in the meantime.
+                known, at = at, await self._context.logs.read(self.log)
+                self._history.forget()
+                if at.version == known.version:
+                    raise
+            else:
+                self._snapshot, self._version = snapshot, state.version
+                self._is_final = state.head.open_extent is None
+                return snapshot
+
+    async def _snapshot_of(self, state: LogState) -> LogSnapshot:
+        views = await self._views_of(state)
+        first = state.first_active
+        ends = (DLSN(v.lssn, v.entry_count, 0) for v in reversed(views) if v.entry_count)
+        snapshot = LogSnapshot(
+            log=state.name,
+            log_id=state.log.log_id,
+            first=first,
+            end=max(first, next(ends, first)),
+            segments=tuple(views),
+            sealed=state.head.sealed,
+            cluster_id=self._context.cluster_id,
+            addresses=await self._context.registry.get_addresses(),
+        )
+        if first < snapshot.end and first != (canonical := snapshot.canonical(first)):
+            return snapshot.starting_at(canonical)
+        return snapshot
+
+    async def _views_of(self, state: LogState) -> list[SegmentView]:
+        kept: dict[int, tuple[LogSegment, SegmentView]] = {}
+        wanted: dict[int, int] = {}
+        changed: list[tuple[LogSegment, SegmentView | None, int]] = []
+        for segment in state.segments:
+            before = self._views.get(segment.lssn)
+            if before is not None and before[0] is segment and not segment.has_open_extent:
+                kept[segment.lssn] = before
+                continue
+            same = 0 if before is None else _common_length(before[0], segment)
+            changed.append((segment, None if before is None else before[1], same))
+            for extent in segment.extents[same:]:
+                last = -1 if extent.last_entry_id is None else extent.last_entry_id
+                wanted[extent.ledger_id] = max(last, wanted.get(extent.ledger_id, -1))
+        ledgers = await self._context.ledger_cache.read(wanted)
+        for segment, view, same in changed:
+            known = () if view is None else view.extents[:same]
+            view = await _view_of(self._context, segment, ledgers, known)
+            kept[segment.lssn] = segment, view
+        self._views = kept
+        return [kept[segment.lssn][1] for segment in state.segments]
+
+
+def _common_length(before: LogSegment, after: LogSegment) -> int:
+    """Return how many final extents at the front are the same."""
+    pairs = zip(before.closed_extents, after.closed_extents, strict=False)
+    same = 0
+    for old, new in pairs:
+        if old is not new and old != new:
+            break
+        same += 1
+    return same
+
+
+async def _view_of(
+    context: LogContext,
+    segment: LogSegment,
+    ledgers: Mapping[int, LedgerMetadata],
+    known: tuple[ExtentView, ...],
+) -> SegmentView:
+    views = list(known)
+    base = views[-1].end_entry_id if views else 0
+    sequence_id = segment.start_sequence_id
+    if views:
+        sequence_id = views[-1].start_sequence_id + views[-1].record_count
+    for each in segment.extents[len(views) :]:
+        ledger = ledgers[each.ledger_id]
+        extent: Extent | None = each
+        if each.is_open:
+            reader = await context.ledgers.open_ledger(each.ledger_id)
+            confirmed = await reader.read_last_add_confirmed()
+            extent = await bounded_extent(reader, each, last_entry_id=confirmed)
+            ledger = replace(reader.metadata, custom={})
+        if extent is None:
+            break
+        view = _extent_view(extent, ledger, base_entry_id=base, sequence_id=sequence_id)
+        views.append(view)
+        base = view.end_entry_id
+        sequence_id += view.record_count
+    return SegmentView(
+        lssn=segment.lssn, start_sequence_id=segment.start_sequence_id, extents=tuple(views)
+    )
+
+
+def _extent_view(
+    extent: Extent, ledger: LedgerMetadata, *, base_entry_id: int, sequence_id: int
+) -> ExtentView:
+    assert extent.last_entry_id is not None
+    return ExtentView(
+        ledger=ledger,
+        first_entry_id=extent.first_entry_id,
+        last_entry_id=extent.last_entry_id,
+        base_entry_id=base_entry_id,
+        start_sequence_id=sequence_id,
+        record_count=extent.record_count,
+        size_bytes=extent.size_bytes,
+        first_txid=extent.first_txid,
+        last_txid=extent.last_txid,
+        txid_assigned=extent.txid_assigned,
+        timestamp_floor_ms=extent.timestamp_floor_ms,
+        last_timestamp_ms=extent.last_timestamp_ms,
+    )
+
+
+class Finder:
+    """Finds positions in one snapshot: binary search over extents, then over entry headers."""
+
+    def __init__(self, context: LogContext, snapshot: LogSnapshot) -> None:
+        self._context = context
+        self._snapshot = snapshot
+
+    async def last_dlsn(self) -> DLSN | None:
+        """Return the position of the last record, or None if there is none."""
+        snapshot = self._snapshot
+        for segment in reversed(snapshot.segments):
+            if segment.extents and snapshot.first < snapshot.end:
+                view = segment.extents[-1]
+                header = await self._header(view, view.last_entry_id)
+                return DLSN(segment.lssn, view.end_entry_id - 1, header.record_count - 1)
+        return None
+
+    async def not_less_than_txid(self, txid: int) -> DLSN:
+        """Return the position of the first record with `txid` or more, or the end."""
+        for segment, view in self._extents():
+            if view.last_txid < txid:
+                continue
+            if view.txid_assigned:
+                return self._clamped(DLSN(segment.lssn, view.base_entry_id, 0))
+            entry_id = await self._first_entry(view, lambda header: header.last_txid >= txid)
+            frame = await read_frame(self._reader(view), entry_id)
+            header = decode_entry_header(frame.body)
+            row = first_row_not_less(decode_entry_batch(frame.body, header), txid)
+            return self._clamped(DLSN(segment.lssn, _in_segment(view, entry_id), row))
+        return self._snapshot.end
+
+    async def not_less_than_timestamp(self, timestamp_ms: int) -> DLSN:
+        """Return the position of the first record not older than `timestamp_ms`, or the end."""
+        for segment, view in self._extents():
+            if view.last_timestamp_ms < timestamp_ms:
+                continue
+            if view.timestamp_floor_ms >= timestamp_ms:
+                return self._clamped(DLSN(segment.lssn, view.base_entry_id, 0))
+            entry_id = await self._first_entry(
+                view, lambda header: header.write_time_ms >= timestamp_ms
+            )
+            return self._clamped(DLSN(segment.lssn, _in_segment(view, entry_id), 0))
+        return self._snapshot.end
+
+    async def sequence_id(self, dlsn: DLSN) -> int:
+        """Return the sequence id of the first record at or after `dlsn`."""
+        snapshot = self._snapshot
+        position = snapshot.canonical(dlsn)
+        last: ExtentView | None = None
+        for segment, view in self._extents():
+            last = view
+            if segment.lssn != position.lssn or position.entry_id >= view.end_entry_id:
+                continue
+            header = await self._header(
+                view, view.first_entry_id + position.entry_id - view.base_entry_id
+            )
+            slot = min(position.slot_id, header.record_count)
+            return view.start_sequence_id + header.records_before + slot
+        return 0 if last is None else last.start_sequence_id + last.record_count
+
+    def _extents(self) -> list[tuple[SegmentView, ExtentView]]:
+        return [(segment, view) for segment in self._snapshot.segments for view in segment.extents]
+
+    def _clamped(self, dlsn: DLSN) -> DLSN:
+        return max(dlsn, self._snapshot.first)
+
+    def _reader(self, view: ExtentView) -> LedgerReader:
+        return self._context.ledgers.open_ledger_of(view.ledger)
+
+    async def _header(self, view: ExtentView, entry_id: int) -> EntryHeader:
+        return await read_header(self._reader(view), entry_id)
+
+    async def _first_entry(self, view: ExtentView, reached: Callable[[EntryHeader], bool]) -> int:
+        """Return the first entry of the extent whose header has `reached`; its last one has."""
+        low, high = view.first_entry_id, view.last_entry_id
+        while low < high:
+            middle = (low + high) // 2
+            if reached(await self._header(view, middle)):
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+
+async def take_last(context: LogContext, log: LogKey) -> LogSnapshot:
+    """Return a snapshot that leaves out all before the segment that holds the last record."""
+    at = await context.logs.read(log)
+    follower = LogFollower(context, log, from_lssn=at.head.end[0])
+    return await follower.take_at(at)
+
+
+async def find_last_dlsn(context: LogContext, log: LogKey) -> DLSN | None:
+    """Return the position of the log's last record; None if it holds none."""
+    return await Finder(context, await take_last(context, log)).last_dlsn()
+
+
+def _in_segment(view: ExtentView, entry_id: int) -> int:
+    return view.base_entry_id + entry_id - view.first_entry_id

@@ -1,0 +1,95 @@
+"""Snapshots of many logs at once, for those who follow them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from dlcore.errors import LogNotFoundError
+from dlcore.log.metadata import codec
+from dlcore.log.metadata.store import persistently
+from dlcore.log.reading.snapshot import LogFollower
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dlcore.log.context import LogContext
+    from dlcore.log.reading.scan import LogSnapshot
+
+FOLLOWED_LOGS_MAX = 10_000
+"""Logs whose last snapshot is kept and which are watched; the one not asked for longest goes."""
+_AT_ONCE = 64
+
+
+class LogFollowers:
+    """The logs that are followed."""
+
+    def __init__(self, context: LogContext) -> None:
+        self._context = context
+        self._followers: OrderedDict[str, LogFollower] = OrderedDict()
+
+    async def take(self, names: Sequence[str], *, fresh: bool) -> dict[str, LogSnapshot | None]:
+        """Return a snapshot of each log; None where there is none of that name."""
+        if fresh and names:
+            # What changed is told before the answer.
+            await persistently(lambda: self._context.store.sync(self._context.paths.heads))
+        found: dict[str, LogSnapshot | None] = {}
+        for name in names:
+            follower = self._followers.get(name)
+            snapshot = None if follower is None else follower.unchanged()
+            if snapshot is not None:
+                found[name] = snapshot
+        changed = [name for name in names if name not in found]
+        found |= await self._refresh([name for name in changed if name in self._followers])
+        # What is not there any more may have been created again.
+        await self._find([name for name in changed if name not in self._followers])
+        left = [name for name in changed if found.get(name) is None]
+        found |= await self._refresh([name for name in left if name in self._followers])
+        for name in names:
+            if name in self._followers:
+                self._followers.move_to_end(name)
+        while len(self._followers) > max(FOLLOWED_LOGS_MAX, len(names)):
+            self._followers.popitem(last=False)[1].close()
+        return {name: found.get(name) for name in names}
+
+    async def _find(self, names: Sequence[str]) -> None:
+        paths = [self._context.paths.log(name) for name in names]
+        if not paths:
+            return
+        nodes = await persistently(lambda: self._context.logs.fresh_many(paths))
+        for name, path, node in zip(names, paths, nodes, strict=True):
+            if node is not None:
+                log = codec.decode_log(node.value, path=path)
+                follower = self._followers[name] = LogFollower(self._context, log)
+                follower.watch()
+
+    async def _refresh(self, names: Sequence[str]) -> dict[str, LogSnapshot | None]:
+        """Return what the logs hold; those that are gone are followed no more."""
+        if not names:
+            return {}
+        followers = [self._followers[name] for name in names]
+        paths = [self._context.logs.paths_of(follower.log).head for follower in followers]
+        for follower in followers:
+            follower.expect()
+        heads = await persistently(lambda: self._context.logs.fresh_many(paths))
+        limit = asyncio.Semaphore(_AT_ONCE)
+
+        async def take(name: str, index: int) -> LogSnapshot | None:
+            follower = followers[index]
+            try:
+                async with limit:
+                    at = self._context.logs.head_of(follower.log, heads[index])
+                    return await follower.take_at(at)
+            except LogNotFoundError:
+                self._followers.pop(name).close()
+                return None
+
+        taken = await asyncio.gather(*(take(name, index) for index, name in enumerate(names)))
+        return dict(zip(names, taken, strict=True))
+
+    def close(self) -> None:
+        """Follow nothing any more."""
+        for follower in self._followers.values():
+            follower.close()
+        self._followers.clear()

@@ -1,0 +1,1 @@
+"""Appends of many tasks to many logs: records wait in ledgers, one transaction commits them."""

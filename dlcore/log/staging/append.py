@@ -1,0 +1,501 @@
+"""Atomic appends: staged extents enter any number of logs in one metadata transaction.
+
+The transaction writes the heads of all logs and the record of the commit, and counts the extents in
+the registrations of their ledgers.  It is planned from what one round trip reads; if anything of
+that changed, it is planned again.  A lost reply is classified by the commit record, which carries
+the token of the append that wrote it.  What the record means for an append is decided in
+`metadata/commits.py`.  Tidying comes after the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, assert_never
+
+from msgspec.structs import replace
+
+from dlcore.errors import (
+    AppendAbortedError,
+    AppendSupersededError,
+    ConfigurationError,
+    DLError,
+    DuplicateAppendError,
+    LogNotFoundError,
+    MetadataConnectionError,
+    MetadataVersionError,
+    NodeExistsError,
+    NoNodeError,
+    OwnershipAcquireFailedError,
+    TransactionTooLargeError,
+)
+from dlcore.log.metadata import codec
+from dlcore.log.metadata.changes import SegmentLimits, plan_append
+from dlcore.log.metadata.commits import Decision, Verdict, decide
+from dlcore.log.metadata.staged import (
+    StagedNode,
+    decode_node,
+    drop,
+    list_staged,
+    read_staged,
+    settle,
+)
+from dlcore.log.metadata.store import UNANSWERED, persistently, require_change_size
+from dlcore.log.metadata.values import (
+    LogKey,
+)
+from dlcore.log.reading.scan import CommitResult, StagedExtent
+from dlcore.log.recovery import recover_log
+from dlcore.log.staging.writer import LOGS_PER_APPEND, StagingWriter, require_few_logs
+from dlcore.log.upkeep.merging import lssn_to_merge
+from dlcore.log.upkeep.worker import ask_for_upkeep
+from dlcore.metadata.port import Create, Op, Put, Versioned
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    import pyarrow as pa
+
+    from dlcore.config import LogConfig
+    from dlcore.ids import DLSN
+    from dlcore.log.context import LogContext
+    from dlcore.log.metadata.commits import AppendRun, SharedStaging
+    from dlcore.log.metadata.owner import StagingOwner
+    from dlcore.log.metadata.values import CommitRecord, LockHolder, VersionedHead
+
+logger = logging.getLogger(__name__)
+
+_ATTEMPTS_MAX = 100
+_CONFLICT_DELAY_S_MAX = 0.05
+_LOCK_LOOKS_EVERY_S = 1.0
+"""How often a lock that is waited for is looked at, should no watch tell that it is gone."""
+IDENTITY_BYTES_MAX = 200
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    ops: tuple[Op, ...] = ()
+    logs: dict[str, tuple[DLSN, DLSN]] = field(default_factory=dict)
+    to_merge: dict[LogKey, int] = field(default_factory=dict)
+    """The logs that have much to merge then, from which segment on."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What one round trip tells of all that an append concerns."""
+
+    record: Versioned | None
+    staged: dict[int, StagedNode | None]
+    heads: dict[str, Versioned | None]
+    locks: dict[str, Versioned | None]
+
+
+class _LockedError(Exception):
+    """A writer owns a log; never leaves this module."""
+
+    def __init__(self, log: LogKey, holder: LockHolder) -> None:
+        super().__init__(log, holder)
+        self.log = log
+        self.holder = holder
+
+
+class _ChangedError(Exception):
+    """Something was changed since it was read; never leaves this module."""
+
+
+class StagedAppend:
+    """One atomic append, named by an identity, a version, and its place among the run's appends.
+
+    Of one identity the versions go up; what was committed of a version is not committed again, and
+    `commit` says so.  Use `Namespace.begin_append`.
+    """
+
+    def __init__(
+        self,
+        context: LogContext,
+        owner: StagingOwner,
+        identity: str,
+        version: int,
+        *,
+        shared: SharedStaging | None,
+        run: AppendRun | None,
+        lock_timeout_s: float,
+        config: LogConfig,
+        keep_record: bool = True,
+    ) -> None:
+        check_identity(identity)
+        staged_as = identity if shared is None else shared.identity
+        check_identity(staged_as)
+        if not 0 <= version < 2**63:
+            raise ConfigurationError(f"version={version}: expected 0 … 2**63-1")
+        self._context = context
+        self._owner = owner
+        self._identity = identity
+        self._version = version
+        self._staged_as = staged_as
+        self._round = "" if shared is None else shared.round
+        self._run = run
+        self._lock_timeout_s = lock_timeout_s
+        self._keep_record = keep_record
+        self._result: CommitResult | None = None
+        self._config = config
+        self._limits = SegmentLimits(
+            size_bytes_max=config.segment_bytes_max,
+            age_max_ms=int(config.segment_age_max_s * 1000),
+        )
+        self._token = context.clock.new_token()
+        self._writer: StagingWriter | None = None
+        self._staged: list[StagedExtent] = []
+        self._listed: list[int] | None = None
+        self._tried = Decision(Verdict.APPEND)
+        self._logs: dict[str, tuple[DLSN, DLSN]] = {}
+        self._to_merge: dict[LogKey, int] = {}
+        self._aborted = False
+
+    def __repr__(self) -> str:
+        return f"<StagedAppend {self._identity!r} version={self._version}>"
+
+    async def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
+        """Stage rows for a log; `commit` without extents takes all of them.
+
+        Raises: as `StagingWriter.write_batch`.
+        """
+        self._require_alive()
+        if self._writer is None:
+            self._writer = StagingWriter(self._context, self._owner, self._staged_as, self._config)
+        await self._writer.write_batch(log, batch)
+
+    async def commit(self, extents: Sequence[StagedExtent] | None = None) -> CommitResult:
+        """Append `extents`, in the given order per log: all or nothing, once.
+
+        Args:
+            extents: what to append; None for what this append's own writers hold.
+
+        Raises:
+            AppendAbortedError: it was aborted, staged data is gone, or one of the logs is.
+            TransactionTooLargeError: more logs or extents than one transaction takes.
+            DuplicateAppendError: appends of this version overlapped: which of them are committed
+                cannot be told.
+            AppendSupersededError: a later run of the appender appends this version.
+            OwnershipAcquireFailedError: a writer owned one of the logs during `lock_timeout_s`.
+            EndOfStreamError: one of the logs is sealed.
+            TransactionIdOutOfOrderError: the extents' own transaction ids do not follow the log's.
+            MetadataConnectionError: whether it was committed is unknown; calling again tells.
+        """
+        self._require_alive()
+        if self._result is None:
+            if extents is None:
+                extents = await self._stage_own()
+            _check_extents(extents, self._staged_as)
+            # Remembered here too, for the record that tells of it may be removed now.
+            self._result = await self._commit(extents)
+            await self._context.tidier.submit(f"tidying after {self!r}", self._tidy)
+        return self._result
+
+    async def _stage_own(self) -> list[StagedExtent]:
+        if self._writer is not None:
+            self._staged += await self._writer.stage()
+        return self._staged
+
+    async def _commit(self, extents: Sequence[StagedExtent]) -> CommitResult:
+        loop = asyncio.get_running_loop()
+        begun_ns = int(loop.time() * 1e9)
+        deadline = loop.time() + self._lock_timeout_s
+        attempts = 0
+        while attempts < _ATTEMPTS_MAX:
+            found = await self._look(extents)
+            decision = decide(
+                self._record_of(found.record),
+                version=self._version,
+                token=self._token,
+                run=self._run,
+                now_ns=begun_ns,
+            )
+            if decision.verdict is Verdict.KNOWN:
+                return self._conclude(self._tried)
+            plan = _Plan()
+            if decision.verdict is Verdict.APPEND:
+                try:
+                    plan = await self._plan(extents, found)
+                except _LockedError as locked:
+                    await self._wait_for_lock(locked, deadline=deadline)
+                    continue
+                except _ChangedError:
+                    continue
+            ops = (*plan.ops, *self._record_ops(decision.record, found.record))
+            if not ops:
+                return self._conclude(decision)
+            _require_fit(ops, extents)
+            self._tried, self._logs, self._to_merge = decision, plan.logs, plan.to_merge
+            attempts += 1
+            try:
+                await self._context.store.multi(ops)
+            except (MetadataVersionError, NodeExistsError, NoNodeError) as error:
+                logger.info("append %s v%d overtaken: %s", self._identity, self._version, error)
+            except UNANSWERED as error:
+                logger.info("append %s v%d unanswered: %s", self._identity, self._version, error)
+            else:
+                return self._conclude(decision)
+            await asyncio.sleep(self._context.rng.uniform(0, _CONFLICT_DELAY_S_MAX))
+        raise MetadataConnectionError(
+            f"append {self._identity!r} version {self._version}: {_ATTEMPTS_MAX} attempts to "
+            "commit were overtaken or not answered"
+        )
+
+    async def _look(self, extents: Sequence[StagedExtent]) -> _Found:
+        """Read the record, registrations, heads and locks: one round trip, however many they are.
+
+        The first time also which ledgers are listed where it stages: what is among them and nobody
+        fills any more can be settled once this append is decided.
+        """
+        paths = self._context.paths
+        ledger_ids = sorted({extent.ledger_id for extent in extents})
+        log_ids = sorted({extent.log_id for extent in extents})
+        wanted = [
+            paths.commit(self._identity),
+            *(paths.staged_ledger(ledger_id) for ledger_id in ledger_ids),
+            *(paths.log_of(log_id).head for log_id in log_ids),
+            *(paths.log_of(log_id).lock for log_id in log_ids),
+        ]
+
+        async def read() -> tuple[list[Versioned | None], list[int]]:
+            if self._listed is not None:
+                return await self._context.logs.fresh_many(wanted), self._listed
+            return await asyncio.gather(
+                self._context.logs.fresh_many(wanted), list_staged(self._context, self._staged_as)
+            )
+
+        (record, *nodes), self._listed = await persistently(read)
+        at = len(ledger_ids)
+        return _Found(
+            record,
+            {i: decode_node(paths, i, n) for i, n in zip(ledger_ids, nodes[:at], strict=True)},
+            dict(zip(log_ids, nodes[at : at + len(log_ids)], strict=True)),
+            dict(zip(log_ids, nodes[at + len(log_ids) :], strict=True)),
+        )
+
+    def _record_of(self, node: Versioned | None) -> CommitRecord | None:
+        if node is None:
+            return None
+        return codec.decode_commit(node.value, path=self._context.paths.commit(self._identity))
+
+    def _conclude(self, decision: Decision) -> CommitResult:
+        """Return the outcome of a decision that is stored."""
+        what = f"append {self._identity!r} version {self._version}"
+        match decision.verdict:
+            case Verdict.APPEND:
+                return CommitResult(committed=True, already_committed=False, logs=self._logs)
+            case Verdict.SKIP:
+                return CommitResult(committed=False, already_committed=True)
+            case Verdict.CONFLICTING:
+                raise DuplicateAppendError(
+                    f"{what}: threads appended at the same time; their appends have no order "
+                    "that a repetition could keep, so which were committed cannot be told"
+                )
+            case Verdict.SUPERSEDED:
+                raise AppendSupersededError(
+                    f"{what}: a later run of the appender has begun to append this version"
+                )
+            case Verdict.KNOWN:
+                raise AssertionError("what is known was decided before")
+            case _:
+                assert_never(decision.verdict)
+
+    async def _wait_for_lock(self, locked: _LockedError, *, deadline: float) -> None:
+        """Wait until the lock may be free, or raise if the time is up.
+
+        The lock of a dead writer goes with its session.
+        """
+        left_s = deadline - asyncio.get_running_loop().time()
+        if left_s <= 0:
+            raise OwnershipAcquireFailedError(
+                f"log {locked.log.name!r} is owned by the writer {locked.holder.owner} (waited "
+                f"{self._lock_timeout_s:g} s)",
+                owner=locked.holder.owner,
+            )
+        logs, changed = self._context.logs, asyncio.Event()
+        path = logs.paths_of(locked.log).lock
+        unsubscribe = self._context.store.watch(path, changed.set, children=False)
+        try:
+            async with asyncio.timeout(min(left_s, _LOCK_LOOKS_EVERY_S)):
+                while await logs.read_lock(locked.log) == locked.holder:
+                    await changed.wait()
+                    changed.clear()
+        except TimeoutError:
+            logger.debug("log=%s is still owned by %s", locked.log.name, locked.holder.owner)
+        finally:
+            unsubscribe()
+
+    async def _plan(self, extents: Sequence[StagedExtent], found: _Found) -> _Plan:
+        """Return what appends `extents` to the logs as they were found.
+
+        Raises:
+            _LockedError: a writer owns one of the logs.
+            _ChangedError: a dead writer's log was recovered: look again.
+        """
+        ops: list[Op] = []
+        logs: dict[str, tuple[DLSN, DLSN]] = {}
+        to_merge: dict[LogKey, int] = {}
+        now_ms = self._context.clock.now_ms()
+        parts: dict[LogKey, list[StagedExtent]] = {}
+        for extent in extents:
+            parts.setdefault(LogKey(name=extent.log, log_id=extent.log_id), []).append(extent)
+        for log in sorted(parts, key=lambda log: log.name):
+            at = await self._appendable(log, found)
+            paths = self._context.logs.paths_of(log)
+            change, first, end = plan_append(
+                paths, at, parts[log], now_ms=now_ms, limits=self._limits
+            )
+            ops += change.ops
+            logs[log.name] = (first, end)
+            lssn = lssn_to_merge(at.head, change.after.head)
+            if lssn is not None:
+                to_merge[log] = lssn
+        for ledger_id, node in found.staged.items():
+            ops.append(self._count(ledger_id, node, extents))
+        return _Plan(tuple(ops), logs, to_merge)
+
+    async def _appendable(self, log: LogKey, found: _Found) -> VersionedHead:
+        """Return the log's head if nobody writes to it."""
+        try:
+            at = self._context.logs.head_of(log, found.heads[log.log_id])
+        except LogNotFoundError as error:
+            raise AppendAbortedError(f"records were staged for it, but {error}") from error
+        lock = found.locks[log.log_id]
+        if lock is not None:
+            path = self._context.logs.paths_of(log).lock
+            raise _LockedError(log, codec.decode_lock(lock.value, path=path))
+        if at.head.open_extent is not None:
+            # It was read together with the lock: what is open was left by a dead writer.
+            await recover_log(self._context, at)
+            raise _ChangedError
+        return at
+
+    def _count(
+        self, ledger_id: int, node: StagedNode | None, extents: Sequence[StagedExtent]
+    ) -> Op:
+        """Return the operation that counts the extents of a ledger as committed."""
+        if node is None or node.staged.settled:
+            raise AppendAbortedError(
+                f"append {self._identity!r} version {self._version}: staged ledger {ledger_id} is "
+                "gone; it was aborted, or removed after its process ended"
+            )
+        taken = [(e.first_entry_id, e.last_entry_id) for e in extents if e.ledger_id == ledger_id]
+        staged = node.staged.with_committed(taken)
+        if staged is None:
+            raise AppendAbortedError(
+                f"append {self._identity!r} version {self._version}: entries {taken} of staged "
+                f"ledger {ledger_id} are in a log already, of {node.staged.committed}"
+            )
+        return node.put(staged)
+
+    def _record_ops(self, record: CommitRecord | None, node: Versioned | None) -> tuple[Op, ...]:
+        if record is None:
+            return ()
+        path = self._context.paths.commit(self._identity)
+        value = codec.encode(replace(record, committed_ms=self._context.clock.now_ms()))
+        return (Create(path, value) if node is None else Put(path, value, node.version),)
+
+    async def abort(self, extents: Sequence[StagedExtent] | None = None) -> None:
+        """Give the append up: it can never commit.
+
+        Drops what this append's writers staged, and of `extents` those whose process is gone or has
+        closed its writer; a writer that lives drops its own.  Of what is shared, what an earlier
+        round found left.
+        """
+        self._aborted = True
+        await self.aclose()
+        if not self._round:
+            ledger_ids = sorted({extent.ledger_id for extent in extents or ()})
+            for node in (await read_staged(self._context, ledger_ids)).values():
+                if not node.staged.owner and not node.staged.extents:
+                    await drop(self._context, node)
+        listed = await list_staged(self._context, self._staged_as)
+        await settle(self._context, listed, in_round=self._round)
+
+    async def _tidy(self) -> None:
+        """Close what is not needed once the append is decided."""
+        if self._writer is not None:
+            await self._writer.aclose()
+            # Committed and closed by us: nothing more of it can follow.
+            self._listed = [*(self._listed or ()), *(e.ledger_id for e in self._staged)]
+        await settle(self._context, sorted(set(self._listed or ())), in_round=self._round)
+        if self._result is not None and self._result.committed:
+            await ask_for_upkeep(self._context, self._to_merge)
+            if not self._keep_record:
+                await self._drop_record()
+
+    async def _drop_record(self) -> None:
+        """Remove the commit record if it is this append's; what is left over harms nobody."""
+        path = self._context.paths.commit(self._identity)
+        try:
+            node = await persistently(lambda: self._context.logs.fresh(path))
+            record = self._record_of(node)
+            if node is not None and record is not None and record.token == self._token:
+                await self._context.store.delete(path, version=node.version)
+        except DLError as error:
+            logger.warning("the record of append %s stays: %s", self._identity, error)
+
+    def _require_alive(self) -> None:
+        if self._aborted:
+            raise AppendAbortedError(
+                f"append {self._identity!r} version {self._version} was aborted"
+            )
+
+    async def aclose(self) -> None:
+        """Close the writer; what was staged and not committed is dropped."""
+        if self._writer is not None and self._result is None:
+            await self._writer.aclose(delete=True)
+
+    async def __aenter__(self) -> StagedAppend:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+
+def check_identity(identity: str) -> None:
+    """Raise `ConfigurationError` unless `identity` can name appends."""
+    size = len(identity.encode())
+    if not 0 < size <= IDENTITY_BYTES_MAX:
+        raise ConfigurationError(
+            f"identity={identity!r}: expected 1 … {IDENTITY_BYTES_MAX} bytes, not {size}"
+        )
+
+
+def _check_extents(extents: Sequence[StagedExtent], staged_as: str) -> None:
+    require_few_logs({extent.log_id for extent in extents})
+    taken: dict[int, list[StagedExtent]] = {}
+    for extent in extents:
+        if extent.identity != staged_as:
+            raise ConfigurationError(
+                f"an extent staged as {extent.identity!r} cannot be committed by an append that is "
+                f"staged as {staged_as!r}"
+            )
+        for other in taken.setdefault(extent.ledger_id, []):
+            if _overlap(extent, other.first_entry_id, other.last_entry_id):
+                raise ConfigurationError(f"the same entries are given twice: {other!r}, {extent!r}")
+        taken[extent.ledger_id].append(extent)
+
+
+def _require_fit(ops: Sequence[Op], extents: Sequence[StagedExtent]) -> None:
+    try:
+        require_change_size(ops)
+    except TransactionTooLargeError as error:
+        logs = len({extent.log_id for extent in extents})
+        raise TransactionTooLargeError(
+            f"an append of {len(extents)} extents to {logs} logs is too large: {error}. Nothing "
+            f"was appended; {LOGS_PER_APPEND} logs with one extent each fit: let fewer tasks write "
+            "or write to fewer logs at once"
+        ) from error
+
+
+def _overlap(extent: StagedExtent, first: int, last: int) -> bool:
+    return extent.first_entry_id <= last and first <= extent.last_entry_id

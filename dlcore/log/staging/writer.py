@@ -1,0 +1,402 @@
+"""Staging: records that are durable in ledgers of their own, and belong to no log yet.
+
+A process stages for all its logs in one ledger (in one per quorum, where logs differ in theirs), so
+that ledgers grow with neither logs nor appends.  The entries of one log lie in runs: what is
+written for others meanwhile waits in memory, up to a bound.  Each run becomes an extent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from dlcore.errors import (
+    AlreadyClosedError,
+    ConfigurationError,
+    DLError,
+    MetadataVersionError,
+    NoNodeError,
+    TransactionTooLargeError,
+    WriteError,
+)
+from dlcore.log.entries.batches import byte_log_batch, check_txids, cut
+from dlcore.log.entries.body import ipc_options
+from dlcore.log.metadata.staged import create_staged_ledger, drop, read_staged
+from dlcore.log.metadata.store import UNANSWERED
+from dlcore.log.reading.scan import StagedExtent
+from dlcore.log.writing.active import encode_group
+from dlcore.log.writing.transmit import Slice, Transmitter
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Awaitable, Callable, Collection, Sequence
+    from types import TracebackType
+
+    import pyarrow as pa
+
+    from dlcore.config import LogConfig, QuorumConfig
+    from dlcore.ledger.writer import LedgerWriter
+    from dlcore.log.context import LogContext
+    from dlcore.log.metadata.owner import StagingOwner
+    from dlcore.log.metadata.values import LogMetadata
+
+logger = logging.getLogger(__name__)
+
+LOGS_PER_APPEND = 1000
+"""One append over so many logs fits into a transaction, whatever the logs hold."""
+QUEUED_BYTES_MAX = 32 * 1024 * 1024
+"""More than this does not wait for its log's turn: the log with the most gets its turn early."""
+
+
+def require_few_logs(logs: Collection[str]) -> None:
+    """Raise `TransactionTooLargeError` if so many logs may not fit one append."""
+    if len(logs) > LOGS_PER_APPEND:
+        raise TransactionTooLargeError(
+            f"one append would change {len(logs)} logs: {LOGS_PER_APPEND} fit one transaction, "
+            "whatever they hold; write to fewer logs at once"
+        )
+
+
+class _Run:
+    """Entries of one log that follow each other in a ledger."""
+
+    def __init__(self, ledger: LedgerWriter) -> None:
+        self.ledger = ledger
+        self.first_entry_id = ledger.last_add_pushed + 1
+        self.records = 0
+        self.size_bytes = 0
+        self.first_txid = -1
+        self.last_txid = -1
+
+
+class _Part:
+    """What was written for one log since the last `stage`."""
+
+    def __init__(self, log: LogMetadata, *, entry_bytes: int, has_txids: bool) -> None:
+        self.log = log
+        self.has_txids = has_txids
+        self.last_txid = -1
+        self.transmitter: Transmitter[None] = Transmitter(entry_bytes=entry_bytes)
+        self.queued_bytes = 0
+        self.run: _Run | None = None
+        self.extents: list[StagedExtent] = []
+
+
+class _Lane:
+    """The ledger being filled for logs of one quorum."""
+
+    def __init__(self, quorum: QuorumConfig) -> None:
+        self.quorum = quorum
+        self.ledger: LedgerWriter | None = None
+        self.started_ms = 0
+        self.timestamp_ms = 0
+        self.part: _Part | None = None  # whose turn it is
+
+
+class StagingWriter:
+    """Stages records for any number of logs, under one identity.
+
+    Each `stage` ends the extents.  The ledger stays open across them, and a new one is begun when
+    it has the size or the age of a segment.
+    """
+
+    def __init__(
+        self, context: LogContext, owner: StagingOwner, identity: str, config: LogConfig
+    ) -> None:
+        self._context = context
+        self._owner = owner
+        self._identity = identity
+        self._config = config
+        self._options = ipc_options(config.compression)
+        self._logs: dict[str, LogMetadata] = {}
+        self._parts: dict[str, _Part] = {}
+        self._queued_bytes = 0
+        self._lanes: dict[QuorumConfig, _Lane] = {}
+        self._staged: dict[int, int] = {}  # of each ledger not settled, how many entries in extents
+        self._error: DLError | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<StagingWriter identity={self._identity!r} logs={len(self._logs)}>"
+
+    async def write_batches(self, parts: Sequence[tuple[str, pa.RecordBatch]]) -> None:
+        """Write rows for several logs: as `write_batch`, and logs that are new are found at once.
+
+        Where one part is refused, those before it are written: stage or discard them.  Too many
+        logs are refused before any part is.
+        """
+        self._require_usable()
+        require_few_logs(self._parts.keys() | {log for log, batch in parts if batch.num_rows})
+        unknown = sorted({log for log, _ in parts if log not in self._logs})
+        if unknown:
+            found = await self._context.logs.find_many(unknown)
+            self._logs.update(zip(unknown, found, strict=True))
+        for log, batch in parts:
+            await self.write_batch(log, batch)
+
+    async def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
+        """Write rows for `log`: payload (binary), and txid (int64) where they have their own.
+
+        What is staged for one log at once either has transaction ids, or has none; then its records
+        get one when the append commits.
+
+        Raises:
+            LogNotFoundError: there is no such log.
+            TransactionTooLargeError: more logs than one append takes, since the last `stage`.
+            TransactionIdOutOfOrderError, LogRecordTooLongError, ConfigurationError: refused as a
+                whole, the writer stays usable.
+            WriteError: the ledger failed; what was not staged is lost.
+        """
+        self._require_usable()
+        metadata = await self._metadata_of(log)
+        has_txids = batch.schema.get_field_index("txid") >= 0
+        batch = byte_log_batch(batch, txid_required=False)
+        if batch.num_rows == 0:
+            return
+        part = self._parts.get(log)
+        if part is None:
+            require_few_logs({*self._parts, log})
+            part = _Part(metadata, entry_bytes=self._config.entry_bytes, has_txids=has_txids)
+        if part.has_txids is not has_txids:
+            raise ConfigurationError(
+                f"staging for log {log!r}: one extent mixes batches with and without a column txid"
+            )
+        _, last_txid = check_txids(batch, last_txid=part.last_txid)
+        slices = [
+            Slice(piece, piece.column(0)[0].as_py(), piece.column(0)[-1].as_py(), size_bytes)
+            for piece, size_bytes in cut(batch, entry_bytes=self._config.entry_bytes)
+        ]
+        part.last_txid = last_txid
+        part.transmitter.add_slices(slices)
+        size_bytes = sum(each.size_bytes for each in slices)
+        part.queued_bytes += size_bytes
+        self._queued_bytes += size_bytes
+        self._parts[log] = part
+        lane = self._lane_of(metadata)
+        if lane.part is None:
+            lane.part = part
+        if lane.part is part:
+            await self._send_full(lane, part)
+        await self._spill()
+
+    async def _metadata_of(self, log: str) -> LogMetadata:
+        if log not in self._logs:
+            self._logs[log] = await self._context.logs.find(log)
+        return self._logs[log]
+
+    def _lane_of(self, log: LogMetadata) -> _Lane:
+        return self._lanes.setdefault(log.quorum, _Lane(log.quorum))
+
+    async def _spill(self) -> None:
+        """Give the log with the most its turn while too much is waiting."""
+        while self._queued_bytes > QUEUED_BYTES_MAX:
+            part = max(self._parts.values(), key=lambda part: part.queued_bytes)
+            await self._send_all(part)
+
+    async def _send_all(self, part: _Part) -> None:
+        lane = self._lane_of(part.log)
+        self._take_turn(lane, part)
+        part.transmitter.seal()
+        await self._send_full(lane, part)
+
+    def _take_turn(self, lane: _Lane, part: _Part | None) -> None:
+        if lane.part is not None and lane.part is not part:
+            self._end_run(lane.part)
+        lane.part = part
+
+    async def _send_full(self, lane: _Lane, part: _Part) -> None:
+        while part.transmitter.has_sealed:
+            ledger = lane.ledger
+            if ledger is None or self._is_due_for_another(lane, ledger):
+                self._end_run(part)
+                ledger = await self._next_ledger(lane)
+            await self._guarded(ledger.wait_for_capacity)
+            if part.transmitter.has_sealed:
+                self._push(lane, part, ledger)
+
+    def _push(self, lane: _Lane, part: _Part, ledger: LedgerWriter) -> None:
+        run = part.run
+        if run is None:
+            run = part.run = _Run(ledger)
+        group = part.transmitter.next_group()
+        lane.timestamp_ms = max(lane.timestamp_ms, self._context.clock.now_ms())
+        body, size = encode_group(
+            group,
+            records_before=run.records,
+            write_time_ms=lane.timestamp_ms,
+            options=self._options,
+        )
+        ledger.append(body).add_done_callback(partial(self._answered, part))
+        if run.records == 0:
+            run.first_txid = group.first_txid
+        run.last_txid = group.last_txid
+        run.records += group.record_count
+        run.size_bytes += size
+        part.queued_bytes -= group.size_bytes
+        self._queued_bytes -= group.size_bytes
+
+    def _answered(self, part: _Part, future: asyncio.Future[int]) -> None:
+        if future.cancelled():
+            return
+        error = future.exception()
+        if error is None:
+            part.transmitter.acknowledged()
+        elif self._error is None:
+            self._error = error if isinstance(error, DLError) else WriteError(repr(error))
+
+    def _end_run(self, part: _Part) -> None:
+        run, part.run = part.run, None
+        if run is None:
+            return
+        lane = self._lane_of(part.log)
+        self._staged[run.ledger.ledger_id] += run.ledger.last_add_pushed + 1 - run.first_entry_id
+        part.extents.append(
+            StagedExtent(
+                log=part.log.name,
+                log_id=part.log.log_id,
+                identity=self._identity,
+                ledger_id=run.ledger.ledger_id,
+                first_entry_id=run.first_entry_id,
+                last_entry_id=run.ledger.last_add_pushed,
+                record_count=run.records,
+                size_bytes=run.size_bytes,
+                first_txid=run.first_txid if part.has_txids else -1,
+                last_txid=run.last_txid if part.has_txids else -1,
+                last_timestamp_ms=lane.timestamp_ms,
+            )
+        )
+
+    # Ledgers
+
+    def _is_due_for_another(self, lane: _Lane, ledger: LedgerWriter) -> bool:
+        age_ms = self._context.clock.now_ms() - lane.started_ms
+        return (
+            ledger.length_bytes >= self._config.segment_bytes_max
+            or age_ms >= self._config.segment_age_max_s * 1000
+        )
+
+    async def _next_ledger(self, lane: _Lane) -> LedgerWriter:
+        if lane.ledger is not None:
+            await self._guarded(lane.ledger.flush)
+            await self._finish(lane)
+            await self._settle_committed()
+        ledger = await create_staged_ledger(
+            self._context, self._owner, lane.quorum, identity=self._identity, custom={}
+        )
+        lane.ledger = ledger
+        lane.started_ms = self._context.clock.now_ms()
+        self._staged[ledger.ledger_id] = 0
+        return ledger
+
+    async def _settle_committed(self) -> None:
+        """Settle ledgers filled before of which all that was staged is committed."""
+        filled = {lane.ledger.ledger_id for lane in self._lanes.values() if lane.ledger is not None}
+        nodes = await read_staged(self._context, [i for i in self._staged if i not in filled])
+        for ledger_id, node in nodes.items():
+            committed = sum(end + 1 - start for start, end in node.staged.committed)
+            if committed >= self._staged[ledger_id]:
+                await drop(self._context, node)
+                del self._staged[ledger_id]
+
+    # Staging
+
+    async def stage(self) -> list[StagedExtent]:
+        """Wait until everything written since the last call is durable; return it, log by log.
+
+        Raises:
+            WriteError: the ledger failed; what was not staged is lost.
+        """
+        self._require_usable()
+        for part in sorted(self._parts.values(), key=lambda part: part.run is None):
+            await self._send_all(part)
+        for lane in self._lanes.values():
+            self._take_turn(lane, None)
+            if lane.ledger is not None:
+                await self._guarded(lane.ledger.flush)
+        parts, self._parts = self._parts, {}
+        extents = [extent for log in sorted(parts) for extent in parts[log].extents]
+        return extents
+
+    async def discard(self) -> None:
+        """Forget what was written since the last `stage`; entries already sent stay unused."""
+        self._require_usable()
+        for part in self._parts.values():
+            for extent in part.extents:
+                self._staged[extent.ledger_id] -= extent.last_entry_id + 1 - extent.first_entry_id
+        self._parts = {}
+        self._queued_bytes = 0
+        for lane in self._lanes.values():
+            lane.part = None
+
+    async def _guarded(self, call: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await call()
+        except DLError as error:
+            self._error = self._error or error
+        self._require_usable()
+
+    def _require_usable(self) -> None:
+        if self._error is not None:
+            raise WriteError(
+                f"staging for {self._identity!r} failed: {type(self._error).__name__}: "
+                f"{self._error}"
+            ) from self._error
+        if self._closed:
+            raise AlreadyClosedError(f"the staging writer of {self._identity!r} is closed")
+
+    async def aclose(self, *, delete: bool = False) -> None:
+        """Close the ledgers; what was staged and not committed stays until it is, or is settled.
+
+        With `delete` they are dropped at once, but for those that a log holds entries of.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        for lane in self._lanes.values():
+            await self._finish(lane)
+        nodes = await read_staged(self._context, sorted(self._staged))
+        for ledger_id, node in nodes.items():
+            if delete or self._staged[ledger_id] == 0:
+                await drop(self._context, node)
+            else:
+                await self._disown(ledger_id)
+
+    async def _finish(self, lane: _Lane) -> None:
+        """Stop filling the lane's ledger."""
+        ledger, lane.ledger = lane.ledger, None
+        if ledger is None:
+            return
+        if self._error is not None:
+            await ledger.abandon()
+            return
+        try:
+            await ledger.close()
+        except DLError as error:
+            # What was staged is durable; whoever settles the ledger recovers it.
+            logger.warning("staged ledger=%d does not close: %s", ledger.ledger_id, error)
+            await ledger.abandon()
+
+    async def _disown(self, ledger_id: int) -> None:
+        while True:
+            node = (await read_staged(self._context, [ledger_id])).get(ledger_id)
+            if node is None or not node.staged.owner:
+                return
+            put = node.put(replace(node.staged, owner=""))
+            with contextlib.suppress(NoNodeError, MetadataVersionError, *UNANSWERED):
+                await self._context.store.multi([put])
+                return
+
+    async def __aenter__(self) -> StagingWriter:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()

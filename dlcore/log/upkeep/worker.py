@@ -1,0 +1,266 @@
+"""The upkeep of logs: what is gathered is merged, and what nobody needs goes.
+
+A log whose extents have become many is asked for by who made them so: a node below ``upkeep`` names
+it.  Any number of workers look at these nodes; one takes a log under a lock, merges, removes what
+truncations left, and deletes the node.  No log is looked at without being asked for, however many
+there are.  From time to time one of them sweeps: what dead processes staged or half merged, ledgers
+that were merged away, deleted logs whose removal was interrupted, and records of commits that are
+old.
+
+Nothing rests on any of this but space and speed: all of it is safe to do twice, late or never.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dlcore.autorecovery.shift import run_together
+from dlcore.config import MIB, require
+from dlcore.errors import (
+    DLError,
+    LogNotFoundError,
+    MetadataVersionError,
+    NodeExistsError,
+    NoNodeError,
+)
+from dlcore.log.metadata import codec
+from dlcore.log.metadata.staged import drop_merged, list_staged, settle, settle_abandoned
+from dlcore.log.metadata.store import persistently
+from dlcore.log.metadata.values import (
+    LogKey,
+    UpkeepRequest,
+)
+from dlcore.log.upkeep.merger import MERGING_IDENTITY, LogMerger
+from dlcore.log.upkeep.merging import MergePolicy
+from dlcore.log.upkeep.removal import remove_deleted, remove_truncated
+from dlcore.metadata.paths import BUCKETS
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator, Mapping
+
+    from dlcore.log.context import LogContext
+    from dlcore.log.metadata.owner import StagingOwner
+
+logger = logging.getLogger(__name__)
+
+_DAY_S = 24 * 3600.0
+_ASKED_AT_ONCE = 32
+_RECORDS_AT_ONCE = 500
+_RETRY_S_MAX = 600.0
+_SWEEP = "sweep"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpkeepConfig:
+    """How often is looked, how much is done at a time, and what counts as old."""
+
+    poll_interval_s: float = 10.0
+    """How often a worker looks which logs are asked for."""
+    sweep_interval_s: float = 600.0
+    logs_at_once: int = 2
+    """Logs that one worker merges at the same time."""
+    copy_bytes_per_s: float = 32.0 * MIB
+    """Pace of copying, of all logs that one worker merges."""
+    merged_grace_s: float = 300.0
+    """How long a ledger stays that merging has emptied: readers may hold older views of the log."""
+    leftovers_age_s: float = _DAY_S
+    """What a dead process staged under an identity that never came back goes at this age."""
+    commits_age_s: float = 90 * _DAY_S
+    """Records of commits go at this age: a replay that is older is not recognised."""
+    policy: MergePolicy = field(default_factory=MergePolicy)
+
+    def __post_init__(self) -> None:
+        for key in ("poll_interval_s", "sweep_interval_s", "logs_at_once", "copy_bytes_per_s"):
+            value = getattr(self, key)
+            require(condition=value > 0, key=key, value=value, rule="expected a number > 0")
+        for key in ("merged_grace_s", "leftovers_age_s", "commits_age_s"):
+            value = getattr(self, key)
+            require(condition=value >= 0, key=key, value=value, rule="expected seconds >= 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Retry:
+    at: float
+    pause_s: float
+
+
+async def ask_for_upkeep(context: LogContext, lssns: Mapping[LogKey, int]) -> None:
+    """Ask for the upkeep of logs, each from a segment on; harmless where it is asked for already.
+
+    Without an answer it is left to the next who asks.
+    """
+    turn = asyncio.Semaphore(_ASKED_AT_ONCE)
+
+    async def ask(log: LogKey, lssn: int) -> None:
+        request = UpkeepRequest(name=log.name, log_id=log.log_id, from_lssn=lssn)
+        path = context.paths.upkeep_request(log.log_id)
+        async with turn:
+            with contextlib.suppress(NodeExistsError):
+                await context.store.create(path, codec.encode(request))
+
+    await asyncio.gather(*(ask(log, lssn) for log, lssn in lssns.items()))
+
+
+class LogUpkeep:
+    """One worker, on one event loop; `owner` is its process as others see it."""
+
+    def __init__(self, context: LogContext, owner: StagingOwner, config: UpkeepConfig) -> None:
+        self._context = context
+        self._config = config
+        self._token = context.clock.new_token().encode()
+        self._retries: dict[str, _Retry] = {}  # of logs whose upkeep failed
+        self._mergers = [
+            LogMerger(
+                context,
+                owner,
+                policy=config.policy,
+                bytes_per_s=config.copy_bytes_per_s / config.logs_at_once,
+            )
+            for _ in range(config.logs_at_once)
+        ]
+
+    async def run(self) -> None:
+        """Work until cancelled.
+
+        Raises:
+            MetadataError: the store failed.
+        """
+        await run_together(self._serve_requests(), self._sweep_now_and_then())
+
+    async def _serve_requests(self) -> None:
+        while True:
+            await self.serve()
+            await asyncio.sleep(self._config.poll_interval_s)
+
+    async def _sweep_now_and_then(self) -> None:
+        while True:
+            await self.sweep()
+            await asyncio.sleep(self._config.sweep_interval_s)
+
+    async def serve(self) -> int:
+        """Serve every log that is asked for now; return how many merges were made."""
+        requests = await self._context.logs.list_names(self._context.paths.upkeep_requests)
+        self._retries = {each: self._retries[each] for each in requests if each in self._retries}
+        now = asyncio.get_running_loop().time()
+        requests = [r for r in requests if r not in self._retries or self._retries[r].at <= now]
+        self._context.rng.shuffle(requests)  # several workers begin at different ends
+        waiting = iter(requests)
+        counts = await asyncio.gather(
+            *(self._serve_some(merger, waiting) for merger in self._mergers)
+        )
+        return sum(counts)
+
+    async def _serve_some(self, merger: LogMerger, requests: Iterator[str]) -> int:
+        count = 0
+        for log_id in requests:
+            try:
+                count += await self._serve_log(merger, log_id)
+            except DLError as error:
+                # Bookies are away, or metadata is damaged: other logs go on, this one is asked for.
+                pause_s = self._back_off(log_id)
+                logger.warning(
+                    "upkeep of log id=%s failed, next try in %.0f s: %s: %s",
+                    log_id,
+                    pause_s,
+                    type(error).__name__,
+                    error,
+                )
+            else:
+                self._retries.pop(log_id, None)
+        return count
+
+    def _back_off(self, log_id: str) -> float:
+        known = self._retries.get(log_id)
+        first_s = self._config.poll_interval_s
+        pause_s = first_s if known is None else min(known.pause_s * 2, _RETRY_S_MAX)
+        at = asyncio.get_running_loop().time() + pause_s
+        self._retries[log_id] = _Retry(at=at, pause_s=pause_s)
+        return pause_s
+
+    async def _serve_log(self, merger: LogMerger, log_id: str) -> int:
+        context = self._context
+        path = context.paths.upkeep_request(log_id)
+        async with self._lock(log_id) as is_ours:
+            node = await context.store.get(path) if is_ours else None
+            if node is None:
+                return 0
+            request = codec.decode_upkeep(node.value, path=path)
+            log = LogKey(name=request.name, log_id=request.log_id)
+            count = await merger.merge(log, from_lssn=request.from_lssn)
+            with contextlib.suppress(LogNotFoundError):
+                await remove_truncated(context, await context.logs.read(log))
+            with contextlib.suppress(NoNodeError):
+                await context.store.delete(path)
+        return count
+
+    @contextlib.asynccontextmanager
+    async def _lock(self, what: str) -> AsyncGenerator[bool, None]:
+        """Take a lock that goes with the session; yield whether it was free.
+
+        Two that both believe to hold it do the same work twice.
+        """
+        store, path = self._context.store, self._context.paths.upkeep_lock(what)
+        try:
+            await store.create(path, self._token, ephemeral=True)
+        except NodeExistsError:
+            node = await store.get(path)
+            if node is None or node.value != self._token:
+                yield False
+                return
+            # Ours, and the answer of its creation or of its deletion was lost.
+        try:
+            yield True
+        finally:
+            with contextlib.suppress(DLError):  # without an answer it goes with the session
+                await store.delete(path)
+
+    async def sweep(self) -> None:
+        """Remove what nobody needs any more, unless another worker does it now."""
+        context, config = self._context, self._config
+        now_ms = context.clock.now_ms()
+        async with self._lock(_SWEEP) as is_ours:
+            if not is_ours:
+                return
+            await settle(context, await list_staged(context, MERGING_IDENTITY))
+            dropped = await drop_merged(context, grace_ms=int(config.merged_grace_s * 1000))
+            before_ms = now_ms - int(config.leftovers_age_s * 1000)
+            await settle_abandoned(context, created_before_ms=before_ms)
+            await self._remove_deleted()
+            records = await sweep_commits(
+                context, before_ms=now_ms - int(config.commits_age_s * 1000)
+            )
+        logger.info("swept merged ledgers=%d commit records=%d", dropped, records)
+
+    async def _remove_deleted(self) -> None:
+        context = self._context
+        parent = context.paths.deleted_logs
+        for name in await persistently(lambda: context.store.get_children(parent)) or []:
+            path = f"{parent}/{name}"
+            node = await context.store.get(path)
+            if node is not None:
+                await remove_deleted(context, codec.decode_log(node.value, path=path))
+
+
+async def sweep_commits(context: LogContext, *, before_ms: int) -> int:
+    """Delete the records of commits made before a time; return how many."""
+    count = 0
+    for bucket in BUCKETS:
+        parent = f"{context.paths.commits}/{bucket}"
+        names = await persistently(lambda parent=parent: context.store.get_children(parent)) or []  # type: ignore[misc]
+        for start in range(0, len(names), _RECORDS_AT_ONCE):
+            paths = [f"{parent}/{name}" for name in names[start : start + _RECORDS_AT_ONCE]]
+            nodes = await persistently(lambda paths=paths: context.store.get_many(paths))  # type: ignore[misc]
+            for path, node in zip(paths, nodes, strict=True):
+                if node is None:
+                    continue
+                record = codec.decode_commit(node.value, path=path)
+                if record.committed_ms < before_ms:
+                    # Changed or gone meanwhile: it is not old, or another sweep was here.
+                    with contextlib.suppress(MetadataVersionError, NoNodeError):
+                        await context.store.delete(path, version=node.version)
+                        count += 1
+    return count

@@ -1,0 +1,1 @@
+"""The one writer of a log: its lock, its segments, and the records it is given."""

@@ -1,0 +1,260 @@
+"""The writer lock of a log: runs the ownership machine over the metadata store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, assert_never
+
+from dlcore.errors import (
+    AlreadyClosedError,
+    DLError,
+    LogNotFoundError,
+    MetadataVersionError,
+    NodeExistsError,
+    NoNodeError,
+    OwnershipAcquireFailedError,
+)
+from dlcore.log.metadata import codec
+from dlcore.log.metadata.store import UNANSWERED, LogStore, persistently
+from dlcore.log.metadata.values import (
+    LockHolder,
+    LogKey,
+)
+from dlcore.log.writing.ownership import (
+    Denied,
+    Effect,
+    Event,
+    Granted,
+    LockChanged,
+    LockHeld,
+    LockTaken,
+    LogMoved,
+    Ownership,
+    OwnershipState,
+    Resumed,
+    SessionExpired,
+    SessionResumed,
+    Suspended,
+    TimedOut,
+    TryLock,
+)
+from dlcore.metadata.port import Check, Create, Delete, Op, SessionState, Unsubscribe
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from dlcore.clock import Clock
+    from dlcore.metadata.port import Versioned
+
+logger = logging.getLogger(__name__)
+
+_GUARDED_ATTEMPTS_MAX = 100
+_RELEASE_WAIT_S = 5.0
+"""Without an answer of the metadata store, whoever releases a lock does not wait longer."""
+_deletions: set[asyncio.Task[None]] = set()
+"""Locks that are released in the background; each ends when its store is closed, or sooner."""
+
+
+class WriterLock:
+    """Holds a log for one writer from `acquire` to `release`.
+
+    `verify` is asked when the session was lost: it returns the version of the head at which the
+    log is as its owner left it, or None if somebody else changed it.  `on_change` is called after
+    the lock was lost, regained or denied.
+    """
+
+    def __init__(self, logs: LogStore, log: LogKey, *, client_id: str, clock: Clock) -> None:
+        self._logs = logs
+        self._store = logs.metadata_store
+        self._log = log
+        self._name = log.name
+        self._path = logs.paths_of(log).lock
+        self._guard_path = logs.paths_of(log).head
+        self._client_id = client_id
+        self._clock = clock
+        self._ownership = Ownership(waits=False)
+        self._denial: DLError | None = None
+        self._events: asyncio.Queue[Event] = asyncio.Queue(maxsize=1000)
+        self._changed = asyncio.Event()
+        self._unsubscribe: list[Unsubscribe] = []
+        self._task: asyncio.Task[None] | None = None
+        self.verify: Callable[[], Awaitable[int | None]] | None = None
+        self.on_change: Callable[[], None] = lambda: None
+
+    def __repr__(self) -> str:
+        return f"<WriterLock {self._name!r} {self._ownership.state.name}>"
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether records may be acknowledged now."""
+        return self._ownership.is_owner
+
+    @property
+    def denial(self) -> DLError | None:
+        """Why the lock can never be had again, if so."""
+        return self._denial
+
+    async def acquire(self, *, timeout_s: float) -> None:
+        """Take the lock, waiting for another owner up to `timeout_s`.
+
+        Raises:
+            OwnershipAcquireFailedError: another writer owns the log.
+            LogNotFoundError: there is no such log.
+        """
+        self._ownership = Ownership(waits=timeout_s > 0)
+        self._unsubscribe = [
+            self._store.watch(self._path, lambda: self._tell(LockChanged()), children=False),
+            self._store.on_session(self._session_changed),
+        ]
+        self._task = asyncio.create_task(self._run(), name=f"writer-lock-{self._name}")
+        timer = asyncio.get_running_loop().call_later(timeout_s, self._tell, TimedOut())
+        try:
+            if timeout_s <= 0:
+                timer.cancel()  # the first refusal is final
+            while self._ownership.state is OwnershipState.ACQUIRING and self._denial is None:
+                self._changed.clear()
+                await self._changed.wait()
+        except BaseException:
+            await self.release()
+            raise
+        finally:
+            timer.cancel()
+        if self._denial is not None:
+            await self.release()
+            raise self._denial
+
+    async def wait_owned(self) -> None:
+        """Wait while the lock is lost; raise once it is denied."""
+        while not self.is_owner:
+            if self._denial is not None:
+                raise self._denial
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _session_changed(self, state: SessionState) -> None:
+        if state is SessionState.EXPIRED:
+            # At once, not through the queue: nothing may be acknowledged from here on.
+            self._perform_now(self._ownership.handle(SessionExpired()))
+        elif state is SessionState.CONNECTED:
+            self._tell(SessionResumed())
+
+    def _tell(self, event: Event) -> None:
+        try:
+            self._events.put_nowait(event)
+        except asyncio.QueueFull:
+            # Each event waiting there makes the machine look again, which is all this one would do.
+            logger.warning("writer lock of log=%s: event queue is full", self._name)
+
+    async def _run(self) -> None:
+        try:
+            await self._perform(self._ownership.start())
+            while True:
+                await self._perform(self._ownership.handle(await self._events.get()))
+        except DLError as error:
+            self._denied(error)
+
+    async def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, TryLock):
+                event = await self._try_lock(guarded=effect.guarded)
+                await self._perform(self._ownership.handle(event))
+            else:
+                self._perform_now([effect])
+
+    def _perform_now(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Granted() | Suspended() | Resumed():
+                    logger.info("writer lock log=%s: %s", self._name, type(effect).__name__)
+                    self._announce()
+                case Denied():
+                    self._denied(
+                        OwnershipAcquireFailedError(
+                            f"log {self._name!r} is owned by {effect.owner or 'another writer'}",
+                            owner=effect.owner,
+                        )
+                    )
+                case TryLock():
+                    raise AssertionError("attempts are awaited")
+                case _:
+                    assert_never(effect)
+
+    def _denied(self, error: DLError) -> None:
+        self._denial = self._denial or error
+        self._announce()
+
+    def _announce(self) -> None:
+        self._changed.set()
+        self.on_change()
+
+    async def _try_lock(self, *, guarded: bool) -> Event:
+        """Try to create the node; the answer tells whose it is."""
+        token = self._clock.new_token()
+        self._ownership.attempted(token)
+        value = codec.encode(LockHolder(owner=self._client_id, token=token))
+        create = Create(self._path, value, ephemeral=True)
+        for _ in range(_GUARDED_ATTEMPTS_MAX):
+            ops: list[Op] = [create]
+            if guarded:
+                version = await self._verify()
+                if version is None:
+                    return LogMoved()
+                ops = [Check(self._guard_path, version), create]
+            try:
+                await self._store.multi(ops)
+            except MetadataVersionError:
+                continue  # changed since it was verified; perhaps only truncated
+            except NodeExistsError:
+                pass
+            except NoNodeError as error:
+                raise LogNotFoundError(f"log {self._name!r} does not exist") from error
+            except UNANSWERED:
+                pass  # the node tells
+            else:
+                return LockTaken()
+            holder = await self._logs.read_lock(self._log)
+            if holder is not None:
+                return LockTaken() if holder.token == token else LockHeld(holder)
+        return LogMoved() if guarded else TimedOut()
+
+    async def _verify(self) -> int | None:
+        return None if self.verify is None else await self.verify()
+
+    async def release(self) -> None:
+        """Give the lock up; harmless when it is not held.
+
+        While the metadata store does not answer it goes on in the background.
+        """
+        self._ownership.release()
+        for unsubscribe in self._unsubscribe:
+            unsubscribe()
+        self._unsubscribe = []
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        if self._ownership.has_attempted:
+            deletion = asyncio.create_task(self._delete_own_node(), name=f"release-{self._name}")
+            _deletions.add(deletion)
+            deletion.add_done_callback(_deletions.discard)
+            await asyncio.wait({deletion}, timeout=_RELEASE_WAIT_S)
+
+    async def _delete_own_node(self) -> None:
+        async def delete() -> None:
+            await self._store.sync(self._path)
+            node = await self._store.get(self._path)
+            if node is None or not self._is_own(node):
+                return
+            with contextlib.suppress(NoNodeError):  # it vanished with its session
+                await self._store.multi([Delete(self._path)])
+
+        try:
+            await persistently(delete)
+        except (*UNANSWERED, AlreadyClosedError) as error:
+            # The node goes with the session.
+            logger.warning("writer lock of log=%s is left to expire: %s", self._name, error)
+
+    def _is_own(self, node: Versioned) -> bool:
+        return self._ownership.is_own(codec.decode_lock(node.value, path=self._path))

@@ -1,0 +1,260 @@
+"""When to send what: records and batches in, groups that become one entry each out.  No I/O.
+
+Theory of operation.  Accepted records gather in the *open* group.  It is sealed when the next
+record would make it larger than an entry should be, or when someone waits for it (`seal`).  Sealed
+groups are sent in order, as fast as the ledger takes them.  The open group is sent too as soon as
+nothing is in flight, so a lone record leaves at once and a busy writer fills its entries while it
+waits for acks.
+
+`tickets` are the caller's: what it wants to be told about the record at a slot of the group.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
+
+import pyarrow as pa
+
+from dlcore.config import require
+from dlcore.errors import ConfigurationError
+from dlcore.ids import TXID_MAX
+from dlcore.log.entries.batches import (
+    RECORD_OVERHEAD_BYTES,
+    batch_of,
+    check_payload_size,
+    txid_out_of_order,
+    txid_out_of_range,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_Ticket = TypeVar("_Ticket")
+RECORD_TICKET_BYTES = 256
+"""What a record that is written by itself costs in memory beyond its payload."""
+
+
+def checked_payload(txid: int, payload: bytes, *, last_txid: int) -> bytes:
+    """Return the payload, as bytes that nobody can change while the record waits to be sent.
+
+    Raises the error that says why the record cannot follow `last_txid`, if it cannot.
+    """
+    if not isinstance(payload, bytes | bytearray | memoryview):
+        raise ConfigurationError(f"payload={payload!r}: expected bytes")
+    if not isinstance(txid, int):
+        raise ConfigurationError(f"txid={txid!r}: expected an integer")
+    if not 0 <= txid <= TXID_MAX:
+        raise txid_out_of_range(txid)
+    if txid < last_txid:
+        raise txid_out_of_order(txid, last_txid)
+    stored = payload if type(payload) is bytes else bytes(payload)
+    check_payload_size(len(stored))
+    return stored
+
+
+@dataclass(slots=True)
+class _Run:
+    """Records that were written one by one."""
+
+    txids: list[int] = field(default_factory=list)
+    payloads: list[bytes] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Group(Generic[_Ticket]):
+    """Records that become one entry."""
+
+    first_txid: int
+    last_txid: int
+    record_count: int = 0
+    size_bytes: int = 0
+    memory_bytes: int = 0
+    tickets: list[tuple[int, _Ticket]] = field(default_factory=list)
+    _parts: list[_Run | pa.RecordBatch] = field(default_factory=list)
+
+    def batch(self) -> pa.RecordBatch:
+        """Return its records as one batch."""
+        batches = [
+            batch_of(part.txids, part.payloads) if isinstance(part, _Run) else part
+            for part in self._parts
+        ]
+        return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+    def _add_record(self, txid: int, payload: bytes) -> None:
+        part = self._parts[-1] if self._parts else None
+        if not isinstance(part, _Run):
+            part = _Run()
+            self._parts.append(part)
+        part.txids.append(txid)
+        part.payloads.append(payload)
+        self._grow(1, txid, len(payload) + RECORD_OVERHEAD_BYTES, RECORD_TICKET_BYTES)
+
+    def _add_batch(self, batch: pa.RecordBatch, last_txid: int, size_bytes: int) -> None:
+        self._parts.append(batch)
+        self._grow(batch.num_rows, last_txid, size_bytes, 0)
+
+    def _grow(self, records: int, last_txid: int, size_bytes: int, extra_bytes: int) -> None:
+        self.record_count += records
+        self.last_txid = last_txid
+        self.size_bytes += size_bytes
+        self.memory_bytes += size_bytes + extra_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Unwritten:
+    """Records that a writer accepted and that are not known to be written."""
+
+    record_count: int
+    first_txid: int
+    last_txid: int
+
+    def __str__(self) -> str:
+        one = self.record_count == 1
+        records = f"{self.record_count} record{'' if one else 's'}"
+        txids = f"transaction id{'' if one else 's'} {self.first_txid}"
+        return f"{records}, {txids}" + ("" if one else f" to {self.last_txid}")
+
+    @classmethod
+    def of(cls, batch: pa.RecordBatch) -> Unwritten:
+        """Return the rows of a byte log's batch, which has some."""
+        txids = batch.column(0)
+        return cls(batch.num_rows, txids[0].as_py(), txids[-1].as_py())
+
+    @classmethod
+    def joined(cls, parts: Iterable[Unwritten | None]) -> Unwritten | None:
+        """Return all of `parts` as one, None if there is nothing; they are in order."""
+        given = [part for part in parts if part is not None]
+        if not given:
+            return None
+        count = sum(part.record_count for part in given)
+        return cls(count, given[0].first_txid, given[-1].last_txid)
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A part of a batch that fits into one entry."""
+
+    batch: pa.RecordBatch
+    first_txid: int
+    last_txid: int
+    size_bytes: int
+
+
+Item: TypeAlias = Slice | tuple[int, bytes]
+
+
+class Transmitter(Generic[_Ticket]):
+    """The queue between a writer's callers and its ledger."""
+
+    def __init__(self, *, entry_bytes: int) -> None:
+        require(
+            condition=entry_bytes > 0, key="entry_bytes", value=entry_bytes, rule="expected > 0"
+        )
+        self._entry_bytes = entry_bytes
+        self._sealed: deque[Group[_Ticket]] = deque()
+        self._open: Group[_Ticket] | None = None
+        self._in_flight: deque[Group[_Ticket]] = deque()
+        self.pending_bytes = 0
+        """Memory of all that was accepted and is not acknowledged."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything accepted is acknowledged."""
+        return not (self._sealed or self._open or self._in_flight)
+
+    def add_record(self, txid: int, payload: bytes, ticket: _Ticket | None = None) -> None:
+        """Accept one record, which `checked_payload` passed."""
+        size_bytes = len(payload) + RECORD_OVERHEAD_BYTES
+        group = self._group_for(txid, size_bytes)
+        group._add_record(txid, payload)
+        self.pending_bytes += size_bytes + RECORD_TICKET_BYTES
+        if ticket is not None:
+            group.tickets.append((group.record_count - 1, ticket))
+
+    def add_slices(self, slices: Sequence[Slice], ticket: _Ticket | None = None) -> None:
+        """Accept a batch that was cut to entries; the ticket is for its last record."""
+        assert slices
+        for part in slices:
+            group = self._group_for(part.first_txid, part.size_bytes)
+            group._add_batch(part.batch, part.last_txid, part.size_bytes)
+            self.pending_bytes += part.size_bytes
+        if ticket is not None:
+            group.tickets.append((group.record_count - 1, ticket))
+
+    def _group_for(self, first_txid: int, size_bytes: int) -> Group[_Ticket]:
+        group = self._open
+        if group is not None and group.size_bytes + size_bytes > self._entry_bytes:
+            self.seal()
+            group = None
+        if group is None:
+            group = self._open = Group(first_txid, first_txid)
+        assert first_txid >= group.last_txid
+        return group
+
+    def seal(self) -> None:
+        """Let everything accepted be sent, full or not."""
+        if self._open is not None:
+            self._sealed.append(self._open)
+            self._open = None
+
+    def add_barrier(self, ticket: _Ticket) -> bool:
+        """Attach a ticket to the last record accepted; False if that is acknowledged already."""
+        self.seal()
+        for queue in (self._sealed, self._in_flight):
+            if queue:
+                queue[-1].tickets.append((queue[-1].record_count - 1, ticket))
+                return True
+        return False
+
+    @property
+    def has_sealed(self) -> bool:
+        """Whether a group is complete; `next_group` gives it."""
+        return bool(self._sealed)
+
+    @property
+    def has_next(self) -> bool:
+        """Whether a group should be sent now."""
+        return bool(self._sealed) or (self._open is not None and not self._in_flight)
+
+    @property
+    def next_txid(self) -> int:
+        """The first transaction id of the group to send now."""
+        assert self.has_next
+        group = self._sealed[0] if self._sealed else self._open
+        assert group is not None
+        return group.first_txid
+
+    def next_group(self) -> Group[_Ticket]:
+        """Take the group to send now; it counts as in flight."""
+        assert self.has_next
+        if not self._sealed:
+            self.seal()
+        group = self._sealed.popleft()
+        self._in_flight.append(group)
+        return group
+
+    def acknowledged(self) -> Group[_Ticket]:
+        """Take the oldest group in flight, which is durable."""
+        group = self._in_flight.popleft()
+        self.pending_bytes -= group.memory_bytes
+        assert self.pending_bytes >= 0
+        return group
+
+    def unacknowledged(self) -> Unwritten | None:
+        """Return what was accepted and not acknowledged."""
+        open_groups = [] if self._open is None else [self._open]
+        return Unwritten.joined(
+            Unwritten(group.record_count, group.first_txid, group.last_txid)
+            for group in (*self._in_flight, *self._sealed, *open_groups)
+        )
+
+    def drain(self) -> tuple[list[Group[_Ticket]], list[Group[_Ticket]]]:
+        """Give everything up: return the groups in flight, and those never sent."""
+        self.seal()
+        in_flight, queued = list(self._in_flight), list(self._sealed)
+        self._in_flight.clear()
+        self._sealed.clear()
+        self.pending_bytes = 0
+        return in_flight, queued

@@ -1,0 +1,63 @@
+"""Truncating a log: one write of its head; then, step by step, the data goes (see `upkeep/removal.py`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dlcore.errors import ConfigurationError, MetadataVersionError
+from dlcore.ids import DLSN
+from dlcore.log.metadata.changes import plan_truncate
+
+if TYPE_CHECKING:
+    from dlcore.log.context import LogContext
+    from dlcore.log.metadata.values import VersionedHead
+
+
+async def end_of_log(context: LogContext, at: VersionedHead) -> DLSN:
+    """Return the position after the last readable record of the last segment."""
+    head = at.head
+    extent = head.open_extent
+    if extent is None:
+        return head.end_dlsn
+    reader = await context.ledgers.open_ledger(extent.ledger_id)
+    confirmed = await reader.read_last_add_confirmed()
+    before = head.end[1] if head.end[0] == head.max_lssn else 0
+    return DLSN(head.max_lssn, before + max(0, confirmed - extent.first_entry_id + 1), 0)
+
+
+async def truncate_log(
+    context: LogContext, at: VersionedHead, dlsn: DLSN, *, end: DLSN | None = None
+) -> tuple[bool, VersionedHead]:
+    """Make the records below `dlsn` unreadable; their data stays until it is removed.
+
+    Args:
+        context: the namespace's adapters.
+        at: the log's head as it was read last.
+        dlsn: the first position to keep; the end of the log drops every record.
+        end: the end of the log, if the caller knows; read otherwise.
+
+    Returns: whether anything was truncated, and the head after.
+
+    Raises:
+        ConfigurationError: `dlsn` lies past the end, which the message names; nothing was dropped.
+    """
+    paths = context.logs.paths_of(at.log)
+    while True:
+        if dlsn > at.head.first_active_dlsn:
+            _require_within(at, dlsn, end or await end_of_log(context, at))
+        change = plan_truncate(paths, at, dlsn)
+        if change is None:
+            return False, at
+        try:
+            return True, await context.logs.apply(change)
+        except MetadataVersionError:
+            at = await context.logs.read(at.log)
+
+
+def _require_within(at: VersionedHead, dlsn: DLSN, end: DLSN) -> None:
+    # A position that was mistyped must not drop every record.
+    if dlsn > end:
+        raise ConfigurationError(
+            f"position {dlsn} lies past the end of log {at.name!r}, {end}: nothing was "
+            f"truncated; {end} would drop every record"
+        )
