@@ -1,4 +1,4 @@
-"""Truncating a log: one write of its head; then, step by step, the data goes (see `upkeep/removal.py`)."""
+"""Truncating a log: one write of its head; step by step the data goes (`upkeep/removal.py`)."""
 
 from __future__ import annotations
 
