@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dlcore.clock import Clock
     from dlcore.ids import BookieId
     from dlcore.metadata.paths import NamespacePaths
-    from dlcore.metadata.port import MetadataStore
+    from dlcore.metadata.port import MetadataStore, Versioned
 
 logger = logging.getLogger(__name__)
 
@@ -207,15 +207,7 @@ class RepairList:
 
     async def read_last_check(self) -> ReplicaCheckRun | None:
         """Return the last full replica check that came to its end."""
-        path = self._paths.last_check
-        node = await self._store.get(path)
-        if node is None:
-            return None
-        try:
-            return decode_check_run(node.value, source=path)
-        except CorruptMetadataError as error:
-            logger.warning("the last replica check counts as none: %s", error)
-            return None
+        return _check_run_of(await self._store.get(self._paths.last_check), self._paths.last_check)
 
     async def begin_check(self, *, age_ms_max: float) -> CheckProgress:
         """Return the full replica check to go on with, or one that begins now.
@@ -224,14 +216,9 @@ class RepairList:
         """
         path, now_ms = self._paths.check_progress, self._clock.now_ms()
         node = await self._store.get(path)
-        if node is not None:
-            try:
-                run = decode_check_run(node.value, source=path)
-            except CorruptMetadataError as error:
-                logger.warning("the full replica check begins anew: %s", error)
-            else:
-                if 0 <= now_ms - run.started_ms <= age_ms_max:
-                    return CheckProgress(run, node.version)
+        run = _check_run_of(node, path)
+        if node is not None and run is not None and 0 <= now_ms - run.started_ms <= age_ms_max:
+            return CheckProgress(run, node.version)
         run = ReplicaCheckRun(
             started_ms=now_ms, finished_ms=now_ms, ledgers=0, under_replicated=0, unknown=0
         )
@@ -261,3 +248,14 @@ class RepairList:
         node = await self._store.get(path)
         store: Op = Create(path, value) if node is None else Put(path, value, node.version)
         await self._store.multi([Delete(self._paths.check_progress, progress.version), store])
+
+
+def _check_run_of(node: Versioned | None, path: str) -> ReplicaCheckRun | None:
+    """Return the check that a node tells of; one whose node is damaged counts as none."""
+    if node is None:
+        return None
+    try:
+        return decode_check_run(node.value, source=path)
+    except CorruptMetadataError as error:
+        logger.warning("a full replica check counts as none: %s", error)
+        return None

@@ -56,6 +56,17 @@ def dlog(
     )
 
 
+def require_unreadable(cluster: TlsCluster, log: str, *, tls: TlsFiles | None) -> None:
+    """Let a client try to read, which must fail by its connections."""
+    with (
+        open_namespace(cluster.uri, tls=tls, client_config=IMPATIENT) as namespace,
+        namespace.open_log(log) as manager,
+        manager.open_reader(dlsn=DLSN.INITIAL) as reader,
+        pytest.raises(LedgerReadError, match="connection"),
+    ):
+        reader.read_next()
+
+
 def test_commands_reach_bookies_that_speak_tls(cluster: TlsCluster) -> None:
     """Write, tail, and ask all replicas by the control service, with the files of a client."""
     created = dlog(cluster, "log", "create", "clicks", tls=cluster.client)
@@ -91,13 +102,27 @@ def test_who_is_not_let_in_reads_nothing(cluster: TlsCluster, tmp_path: Path, wh
         "a stranger": replace(other.issue("client"), ca=cluster.client.ca),
         "who trusts another authority": replace(cluster.client, ca=str(other.ca)),
     }[who]
-    with (
-        open_namespace(cluster.uri, tls=tls, client_config=IMPATIENT) as namespace,
-        namespace.open_log("clicks") as log,
-        log.open_reader(dlsn=DLSN.INITIAL) as reader,
-        pytest.raises(LedgerReadError, match="connection"),
-    ):
-        reader.read_next()
+    require_unreadable(cluster, "clicks", tls=tls)
+
+
+def test_without_client_auth_who_has_no_certificate_is_let_in(
+    zookeeper: EmbeddedZooKeeper, zookeeper_root: str, tmp_path: Path
+) -> None:
+    """By TLS, for entries and for control; it asks the bookies for their certificates still."""
+    uri = f"distributedlog://{zookeeper.servers}{zookeeper_root}"
+    with tls_cluster(uri, tmp_path, "--tls-client-auth", "none") as cluster:
+        nameless = TlsFiles(ca=cluster.client.ca)
+        with open_namespace(cluster.uri, tls=nameless) as namespace:
+            namespace.create_log("clicks")
+            with namespace.open_log("clicks") as log, log.open_writer() as writer:
+                writer.write(LogRecord(txid=1, payload=b"x"))
+            with namespace.open_log("clicks") as log, log.open_reader() as reader:
+                assert [record.payload for record in reader.read_bulk(10)] == [b"x"]
+        checked = dlog(cluster, "--tls-ca", nameless.ca, "ledger", "check", "0", tls=None)
+        assert checked.returncode == 0, checked.stdout + checked.stderr
+        other = TlsFiles(ca=str(Authority(tmp_path / "other").ca))
+        for tls in (None, other):
+            require_unreadable(cluster, "clicks", tls=tls)
 
 
 def test_a_bookie_that_cannot_use_its_files_does_not_start(
