@@ -53,6 +53,7 @@ is set); ``retriable`` says whether the same call may succeed later without a ch
         ├── AppendAbortedError          a staged append can no longer commit
         ├── DuplicateAppendError        appends of one identity and version overlapped
         ├── AppendSupersededError       a later run of the appender appends the version already
+        ├── AppendMismatchError         another append has the identity and version
         └── UnexpectedError             an invariant of the stored state is broken
 """
 
@@ -372,6 +373,15 @@ class AppendSupersededError(LogError):
     """A later run of the appender has begun to append the same version; this one must not go on."""
 
     code = 542
+
+
+class AppendMismatchError(LogError):
+    """The version is older than the last one committed, or was committed to other logs.
+
+    An appender that goes on from an old or copied state would lose its records by being skipped.
+    """
+
+    code = 543
 
 
 class UnexpectedError(LogError):

@@ -227,6 +227,7 @@ class Namespace:
         run: AppendRun | None = None,
         lock_timeout_s: float | None = None,
         keep_record: bool = True,
+        strict: bool = False,
     ) -> StagedAppend:
         """Begin an atomic append to any number of logs.
 
@@ -242,6 +243,9 @@ class Namespace:
                 for what the namespace's configuration says.
             keep_record: remember the commit.  False for an identity of one append only, which
                 nobody tries again: its record is removed once the commit is known.
+            strict: the appender repeats its latest version only, and to the same logs.  What does
+                not look so is refused; else a version that was committed is skipped, for its number
+                alone.
         """
         self._require_open()
         return StagedAppend(
@@ -256,6 +260,7 @@ class Namespace:
             ),
             config=self._context.config,
             keep_record=keep_record,
+            strict=strict,
         )
 
     async def open_staging_writer(self, *, identity: str) -> StagingWriter:

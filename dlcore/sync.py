@@ -194,12 +194,14 @@ class Namespace(_Blocking):
         run: AppendRun | None = None,
         lock_timeout_s: float | None = None,
         keep_record: bool = True,
+        strict: bool = False,
     ) -> StagedAppend:
         """Begin an atomic append to any number of logs; (identity, version) commits once.
 
         It commits what was staged under its own identity, or is `shared` with others.  With a
         `run`, each of its appends of the version commits once.  Without `keep_record`, for an
-        identity of one append only, nothing of it is kept.
+        identity of one append only, nothing of it is kept.  A `strict` one is refused, not skipped,
+        if the version is not the latest, or was committed to other logs only.
         """
         append = self._call(
             self._namespace.begin_append(
@@ -209,6 +211,7 @@ class Namespace(_Blocking):
                 run=run,
                 lock_timeout_s=lock_timeout_s,
                 keep_record=keep_record,
+                strict=strict,
             )
         )
         return StagedAppend(self._portal, append)

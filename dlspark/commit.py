@@ -57,7 +57,8 @@ class AppendIdentity:
     `run` tells the runs of a batch apart, in which writes are counted; "" where a version is
     written once.  `thread` tells the threads of a run apart.  `shared` is where a streaming query
     stages for all its targets, since the same tasks soon write again; its rounds are the batches.
-    `is_unique` says that nobody will append under this identity again.
+    `is_unique` says that nobody will append under this identity again, `is_stream` that versions
+    are the batches of a streaming query, of which only the latest is ever repeated.
     """
 
     identity: str
@@ -66,6 +67,7 @@ class AppendIdentity:
     thread: str = ""
     shared: SharedStaging | None = None
     is_unique: bool = False
+    is_stream: bool = False
 
     @property
     def staged_as(self) -> str:
@@ -80,6 +82,7 @@ def stream_identity(options: WriteOptions, properties: Mapping[str, str | None])
         identity=_with_target(_name_stream(query_id), options.log),
         version=int(batch_id),
         shared=SharedStaging(identity=_name_stream(query_id), round=batch_id),
+        is_stream=True,
     )
 
 
@@ -110,6 +113,7 @@ def batch_identity(
             run="/".join(run),
             thread=properties.get(THREAD_PROPERTY) or "",
             shared=shared,
+            is_stream=True,
         )
     if transaction is not None:
         return _transaction_identity(transaction, options.log)

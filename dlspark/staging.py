@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dlcore import AppendRun
 from dlcore.errors import (
+    AppendMismatchError,
     DuplicateAppendError,
     LogNotFoundError,
     OwnershipAcquireFailedError,
@@ -74,6 +75,7 @@ def commit_staged(
         begun_ns: when the write began, by the monotonic clock of this machine.
 
     Raises:
+        AppendMismatchError: a query goes on from a checkpoint that is not the latest of it.
         DuplicateAppendError: threads wrote to the same target in one batch.
         OwnershipAcquireFailedError: a writer owned one of the logs as long as the options say.
         TransactionIdOutOfOrderError: transaction ids decrease between partitions, or are below
@@ -88,6 +90,7 @@ def commit_staged(
     with (
         _advice_on_txids(),
         _advice_on_duplicates(append),
+        _advice_on_checkpoints(append),
         _advice_on_locks(),
         open_shared_namespace(options.address).begin_append(
             append.identity,
@@ -98,6 +101,7 @@ def commit_staged(
             else None,
             lock_timeout_s=options.lock_timeout_s,
             keep_record=not append.is_unique,
+            strict=append.is_stream,
         ) as staged,
     ):
         result = staged.commit(extents)
@@ -154,6 +158,19 @@ def _advice_on_duplicates(append: AppendIdentity) -> Iterator[None]:
             "order: make them one after the other, or give each of them a txnAppId of its own and "
             f"the batch id as txnVersion. Batch {append.version} can only go on in the second way, "
             "which writes again what it has written to the log already"
+        ) from error
+
+
+@contextlib.contextmanager
+def _advice_on_checkpoints(append: AppendIdentity) -> Iterator[None]:
+    try:
+        yield
+    except AppendMismatchError as error:
+        raise AppendMismatchError(
+            f"{error}. The query's checkpoint is an old one or a copy, or its rows go to other logs"
+            f" than when it wrote batch {append.version}: skipped, their records would be lost. Go "
+            "on with the newest checkpoint and the column log as it was, or start with a new "
+            "checkpoint at the startingOffsets that are wanted"
         ) from error
 
 

@@ -48,6 +48,7 @@ def test_stream_is_identified_by_query_target_and_batch() -> None:
         identity="stream:q>clicks",
         version=7,
         shared=SharedStaging(identity="stream:q", round="7"),
+        is_stream=True,
     )
     assert stream_identity(BY_COLUMN, IN_A_BATCH).identity == "stream:q><column>"
 
@@ -89,7 +90,7 @@ def test_write_inside_foreach_batch_belongs_to_the_batch() -> None:
     """The token does not matter, the target does; a query may change from one sink to the other."""
     one, two = (batch_identity(OPTIONS, IN_A_BATCH, token=token) for token in "ab")
     assert one == two
-    assert (one.version, one.run) == (7, "a/a/12")
+    assert (one.version, one.run, one.is_stream) == (7, "a/a/12", True)
     assert one.identity == stream_identity(OPTIONS, IN_A_BATCH).identity
     assert batch_identity(BY_COLUMN, IN_A_BATCH, token="a").identity != one.identity
 

@@ -6,6 +6,7 @@ Method: a real cluster; this process is task and driver.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from dlcore.errors import (
+    AppendMismatchError,
     LogNotFoundError,
     OwnershipAcquireFailedError,
     TransactionIdOutOfOrderError,
@@ -90,6 +92,18 @@ def test_a_batch_is_committed_once_in_the_order_of_its_partitions(target: Target
     assert target.payloads() == [b"a", b"b", b"c"]
     commit_staged([target.stage(b"a", b"b", b"c")], options=target.options)
     assert target.payloads() == [b"a", b"b", b"c"]
+
+
+def test_a_stream_that_goes_on_from_an_old_checkpoint_is_told_what_to_do(target: Target) -> None:
+    """Its batch would be skipped, and its records lost; a user's own versions may come again."""
+    target.append = replace(target.append, version=7)
+    commit_staged([target.stage(b"a")], options=target.options)
+    target.append = replace(target.append, version=6)
+    commit_staged([target.stage(b"skipped")], options=target.options)
+    target.append = replace(target.append, is_stream=True)
+    with pytest.raises(AppendMismatchError, match=r"version 7 was .* start with a new checkpoint"):
+        commit_staged([target.stage(b"refused")], options=target.options)
+    assert target.payloads() == [b"a"]
 
 
 def test_an_aborted_batch_leaves_no_record(target: Target) -> None:

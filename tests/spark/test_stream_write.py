@@ -334,6 +334,31 @@ def test_a_copied_checkpoint_with_another_target(logs: LogBench, tmp_path: Path)
     assert logs.payloads(second) == as_bytes(range(10, 20))
 
 
+def test_a_checkpoint_that_is_not_the_latest(logs: LogBench, tmp_path: Path) -> None:
+    """Its batches have numbers that are taken to other records: an error, not a loss in silence."""
+    source, first, second = logs.create("in"), logs.create("out"), logs.create("other")
+    frame = logs.stream(log=source, startingOffsets="earliest").select("value")
+    to_first, to_second = (frame.withColumn("log", F.lit(log)) for log in (first, second))
+    checkpoint, copy = tmp_path / "checkpoint", tmp_path / "copy"
+    for batch in range(3):
+        append(logs, source, range(batch * 10, batch * 10 + 10))
+        query = start(logs, to_first, checkpoint)
+        wait_for(logs, query, first, batch * 10 + 10)
+        wait_until((checkpoint / "commits" / str(batch)).exists, timeout_s=TIMEOUT_S)
+        stop(query)
+        if batch == 0:
+            shutil.copytree(checkpoint, copy)
+        if batch == 1:
+            shutil.copytree(copy, tmp_path / "another copy")
+            message = message_of_failure(start(logs, to_second, tmp_path / "another copy"))
+            assert f"nothing of it to {second!r}" in message
+            assert "start with a new checkpoint" in message
+    append(logs, source, range(30, 40))
+    assert "version 2 was committed before" in message_of_failure(start(logs, to_first, copy))
+    assert logs.payloads(first) == as_bytes(range(30))
+    assert logs.payloads(second) == []
+
+
 def test_a_sink_waits_for_a_writer(logs: LogBench, tmp_path: Path) -> None:
     """As long as its option says; then it names the owner, and goes on after a restart."""
     source, target = logs.create("in"), logs.create("out")

@@ -10,20 +10,34 @@ That holds while the appends of a run have an order, and one run at a time appen
 watched: two appends of a run that overlap, or that threads made which have no order, make the
 version `CONFLICTING` for good, because a repetition could take one for the other; and a run that
 another one has followed is `SUPERSEDED`.
+
+Skipping loses records in silence where the appender is not who it was: one that goes on from an old
+or copied state gives numbers that are taken to other records.  An appender that repeats nothing but
+its latest version, to the logs that it wrote to before, says to which logs it appends.  Then an
+older version is `OLDER`, and the latest one to none of the version's logs is `ELSEWHERE`.
 """
 
 from __future__ import annotations
 
 import enum
+import hashlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from dlcore.errors import ConfigurationError
 from dlcore.log.metadata.values import CommitRecord
 
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
 RUNS_REMEMBERED_MAX = 16
 """Runs of one version that a record remembers as followed by another; older ones are long dead."""
+LOGS_REMEMBERED_MAX = 2_000
+"""Logs of one version that a record remembers; of one with more it cannot be told what is new."""
+_DIGEST_BYTES = 4
+"""Of a log's name.  Two that are equal by chance let one append in 2**32 be skipped after all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +81,8 @@ class Verdict(enum.Enum):
     """The record was written by this very append: what it tried last is done."""
     CONFLICTING = "conflicting"
     SUPERSEDED = "superseded"
+    OLDER = "older"
+    ELSEWHERE = "elsewhere"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +94,13 @@ class Decision:
 
 
 def decide(
-    record: CommitRecord | None, *, version: int, token: str, run: AppendRun | None, now_ns: int
+    record: CommitRecord | None,
+    *,
+    version: int,
+    token: str,
+    run: AppendRun | None,
+    now_ns: int,
+    logs: Collection[str] | None = None,
 ) -> Decision:
     """Decide about an append.
 
@@ -88,6 +110,8 @@ def decide(
         token: unique to the append, over all its attempts.
         run: the run it belongs to; None for an appender that appends a version once.
         now_ns: the clock of `AppendRun.begun_ns`.
+        logs: the names of those it appends to, if the appender repeats its latest version only,
+            and to the same logs; None for one of which that is not known.
     """
     if record is None or version > record.version:
         return Decision(
@@ -100,16 +124,18 @@ def decide(
                 thread="" if run is None else run.thread,
                 seen=1,
                 last_ns=now_ns,
+                logs=_join(b"", logs),
             ),
         )
     if version < record.version:
-        return Decision(Verdict.SKIP)
+        return Decision(Verdict.SKIP if logs is None else Verdict.OLDER)
     if record.token == token:
         return Decision(Verdict.KNOWN)
     if record.conflicting:
         return Decision(Verdict.CONFLICTING)
+    skip = Verdict.ELSEWHERE if _are_others(record.logs, logs) else Verdict.SKIP
     if run is None:
-        return Decision(Verdict.SKIP)
+        return Decision(skip)
     if run.token in record.superseded:
         return Decision(Verdict.SUPERSEDED)
     taken = replace(record, token=token, last_ns=now_ns)
@@ -127,5 +153,29 @@ def decide(
             superseded=followed[-RUNS_REMEMBERED_MAX:],
         )
     if taken.seen <= record.committed:
-        return Decision(Verdict.SKIP, taken)
-    return Decision(Verdict.APPEND, replace(taken, committed=taken.seen))
+        return Decision(skip, taken if skip is Verdict.SKIP else None)
+    logs_of_all = _join(record.logs, logs)
+    return Decision(Verdict.APPEND, replace(taken, committed=taken.seen, logs=logs_of_all))
+
+
+def _digests(logs: Collection[str]) -> set[bytes]:
+    return {hashlib.blake2b(log.encode(), digest_size=_DIGEST_BYTES).digest() for log in logs}
+
+
+def _split(joined: bytes) -> set[bytes]:
+    return {joined[i : i + _DIGEST_BYTES] for i in range(0, len(joined), _DIGEST_BYTES)}
+
+
+def _join(joined: bytes | None, logs: Collection[str] | None) -> bytes | None:
+    """Return the digests of a version's logs with those of one more append; None: not known."""
+    if joined is None or logs is None:
+        return None
+    digests = _split(joined) | _digests(logs)
+    return b"".join(sorted(digests)) if len(digests) <= LOGS_REMEMBERED_MAX else None
+
+
+def _are_others(joined: bytes | None, logs: Collection[str] | None) -> bool:
+    """Whether an append has logs, and none of them is among those of the version."""
+    if joined is None or not logs:
+        return False
+    return _split(joined).isdisjoint(_digests(logs))

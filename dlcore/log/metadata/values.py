@@ -328,7 +328,8 @@ class CommitRecord(msgspec.Struct, frozen=True, kw_only=True):
     `run` is the run that appended or skipped last ("": of an appender that appends each version
     once), `thread` which of its threads, `seen` how many of the version's appends it has made, and
     `last_ns` when it began to commit the last one, by its own monotonic clock.  `superseded` are
-    the runs before it, and `conflicting` says that two appends of one run have no order.
+    the runs before it, and `conflicting` says that two appends of one run have no order.  `logs`
+    are digests of the names of the logs that the version went to, if that is known.
     `committed_ms` is the wall clock's time of the last change: records that are old enough go.
     """
 
@@ -343,6 +344,7 @@ class CommitRecord(msgspec.Struct, frozen=True, kw_only=True):
     superseded: tuple[str, ...] = ()
     conflicting: bool = False
     committed_ms: Count = 0
+    logs: bytes | None = None
 
 
 class StagedLedger(msgspec.Struct, frozen=True, kw_only=True):

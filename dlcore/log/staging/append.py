@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from dlcore.errors import (
     AppendAbortedError,
+    AppendMismatchError,
     AppendSupersededError,
     ConfigurationError,
     DLError,
@@ -53,7 +54,7 @@ from dlcore.log.upkeep.worker import ask_for_upkeep
 from dlcore.metadata.port import Create, Op, Put, Versioned
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from types import TracebackType
 
     import pyarrow as pa
@@ -72,6 +73,8 @@ _CONFLICT_DELAY_S_MAX = 0.05
 _LOCK_LOOKS_EVERY_S = 1.0
 """How often a lock that is waited for is looked at, should no watch tell that it is gone."""
 IDENTITY_BYTES_MAX = 200
+_NAMED_MAX = 5
+"""So many logs are named in an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,7 @@ class StagedAppend:
         lock_timeout_s: float,
         config: LogConfig,
         keep_record: bool = True,
+        strict: bool = False,
     ) -> None:
         check_identity(identity)
         staged_as = identity if shared is None else shared.identity
@@ -139,6 +143,7 @@ class StagedAppend:
         self._run = run
         self._lock_timeout_s = lock_timeout_s
         self._keep_record = keep_record
+        self._strict = strict
         self._result: CommitResult | None = None
         self._config = config
         self._limits = SegmentLimits(
@@ -179,6 +184,8 @@ class StagedAppend:
             DuplicateAppendError: appends of this version overlapped: which of them are committed
                 cannot be told.
             AppendSupersededError: a later run of the appender appends this version.
+            AppendMismatchError: a strict append is older than the last one committed, or its
+                version was committed to other logs.
             OwnershipAcquireFailedError: a writer owned one of the logs during `lock_timeout_s`.
             EndOfStreamError: one of the logs is sealed.
             TransactionIdOutOfOrderError: the extents' own transaction ids do not follow the log's.
@@ -206,13 +213,7 @@ class StagedAppend:
         attempts = 0
         while attempts < _ATTEMPTS_MAX:
             found = await self._look(extents)
-            decision = decide(
-                self._record_of(found.record),
-                version=self._version,
-                token=self._token,
-                run=self._run,
-                now_ns=begun_ns,
-            )
+            decision = self._decide(extents, found.record, now_ns=begun_ns)
             if decision.verdict is Verdict.KNOWN:
                 return self._conclude(self._tried)
             plan = _Plan()
@@ -243,6 +244,33 @@ class StagedAppend:
             f"append {self._identity!r} version {self._version}: {_ATTEMPTS_MAX} attempts to "
             "commit were overtaken or not answered"
         )
+
+    def _decide(
+        self, extents: Sequence[StagedExtent], node: Versioned | None, *, now_ns: int
+    ) -> Decision:
+        """Decide by the record that was read; raise if the version is another append's."""
+        record = self._record_of(node)
+        logs = {extent.log for extent in extents}
+        decision = decide(
+            record,
+            version=self._version,
+            token=self._token,
+            run=self._run,
+            now_ns=now_ns,
+            logs=logs if self._strict else None,
+        )
+        what = f"append {self._identity!r} version {self._version}"
+        if decision.verdict is Verdict.OLDER:
+            assert record is not None, "something is newer"
+            raise AppendMismatchError(
+                f"{what}: version {record.version} was committed before, and none but the latest "
+                "version is repeated by who goes on from where the last one ended"
+            )
+        if decision.verdict is Verdict.ELSEWHERE:
+            raise AppendMismatchError(
+                f"{what} was committed before, but nothing of it to {_name_some(logs)}"
+            )
+        return decision
 
     async def _look(self, extents: Sequence[StagedExtent]) -> _Found:
         """Read the record, registrations, heads and locks: one round trip, however many they are.
@@ -298,8 +326,8 @@ class StagedAppend:
                 raise AppendSupersededError(
                     f"{what}: a later run of the appender has begun to append this version"
                 )
-            case Verdict.KNOWN:
-                raise AssertionError("what is known was decided before")
+            case Verdict.KNOWN | Verdict.OLDER | Verdict.ELSEWHERE:
+                raise AssertionError(f"{decision.verdict} ends an append before it is tried")
             case _:
                 assert_never(decision.verdict)
 
@@ -468,6 +496,11 @@ def check_identity(identity: str) -> None:
         raise ConfigurationError(
             f"identity={identity!r}: expected 1 … {IDENTITY_BYTES_MAX} bytes, not {size}"
         )
+
+
+def _name_some(logs: Collection[str]) -> str:
+    named = ", ".join(map(repr, sorted(logs)[:_NAMED_MAX]))
+    return named if len(logs) <= _NAMED_MAX else f"{named} and {len(logs) - _NAMED_MAX} more logs"
 
 
 def _check_extents(extents: Sequence[StagedExtent], staged_as: str) -> None:

@@ -12,10 +12,17 @@ import pytest
 from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
-from dlcore.log.metadata.commits import RUNS_REMEMBERED_MAX, AppendRun, Decision, Verdict, decide
+from dlcore.log.metadata.commits import (
+    LOGS_REMEMBERED_MAX,
+    RUNS_REMEMBERED_MAX,
+    AppendRun,
+    Decision,
+    Verdict,
+    decide,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from dlcore.log.metadata.values import CommitRecord
 
@@ -38,6 +45,7 @@ class Store:
         version: int = 1,
         began_before_ns: int = 0,
         thread: str = "",
+        logs: Collection[str] | None = None,
     ) -> Verdict:
         """Decide about an append that begins now, or so much earlier, and do what was decided."""
         self.now_ns += 10
@@ -49,6 +57,7 @@ class Store:
             token=f"{what}@{self.now_ns}",
             run=AppendRun(token=run, begun_ns=begun_ns, thread=thread) if run else None,
             now_ns=self.now_ns,
+            logs=logs,
         )
         if decision.verdict is Verdict.APPEND:
             self.appended.append(what)
@@ -180,3 +189,51 @@ def test_runs_that_interleave(runs: Sequence[int], order: Sequence[int], count: 
     assert len(set(store.appended)) == len(store.appended)
     if any(ok and made == count for ok, made in zip(passed, done, strict=True)):
         assert store.appended == [str(number) for number in range(count)]
+
+
+def test_a_strict_appender_repeats_its_latest_version_only() -> None:
+    """An older one is somebody's who goes on from an old state."""
+    store = Store()
+    for version in (1, 2):
+        assert store.append("a", "", version=version, logs={"x"}) is Verdict.APPEND
+    assert store.append("a", "", version=1, logs={"x"}) is Verdict.OLDER
+    assert store.append("a", "", version=1) is Verdict.SKIP
+    assert store.append("a", "", version=2, logs={"x"}) is Verdict.SKIP
+
+
+@pytest.mark.parametrize("run", ["", "r2"])
+def test_a_strict_appender_repeats_a_version_to_the_same_logs(run: str) -> None:
+    """What shares no log with all that is committed is another's; what is empty loses nothing."""
+    store = Store()
+    store.append("a", run and "r1", logs={"x", "y"})
+    before = store.record
+    assert store.append("a", run, logs={"z"}) is Verdict.ELSEWHERE
+    assert store.record == before
+    assert store.append("a", run and "r3", logs=()) is Verdict.SKIP
+    assert store.append("a", run and "r4", logs={"y", "z"}) is Verdict.SKIP
+    assert store.append("b", run, version=2, logs=()) is Verdict.APPEND
+    assert store.append("b", run and "r5", version=2, logs={"x"}) is Verdict.ELSEWHERE
+    assert store.appended == ["a", "b"]
+
+
+def test_the_logs_of_all_appends_of_a_version_count() -> None:
+    """Which of them a repetition makes first is known by their number only."""
+    store = Store()
+    assert store.append("a", "r1", logs={"x"}) is Verdict.APPEND
+    assert store.append("b", "r1", logs={"y"}) is Verdict.APPEND
+    assert store.append("a", "r2", logs={"x"}) is Verdict.SKIP
+    assert store.append("b", "r2", logs={"y"}) is Verdict.SKIP
+    assert store.append("c", "r2", logs={"z"}) is Verdict.APPEND
+    assert store.append("a", "r3", logs={"u"}) is Verdict.ELSEWHERE
+
+
+def test_of_too_many_logs_none_is_remembered() -> None:
+    """The record stays small; what cannot be told is skipped, as it was said to be committed."""
+    store = Store()
+    names = [f"log-{number}" for number in range(LOGS_REMEMBERED_MAX)]
+    assert store.append("a", "r1", logs=names) is Verdict.APPEND
+    assert store.record is not None
+    assert len(store.record.logs or b"") == 4 * LOGS_REMEMBERED_MAX
+    assert store.append("b", "r1", logs={"one more"}) is Verdict.APPEND
+    assert store.record.logs is None
+    assert store.append("a", "r2", logs={"another"}) is Verdict.SKIP

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dlcore.errors import (
+    AppendMismatchError,
     ConfigurationError,
     LogNotFoundError,
     TransactionIdOutOfOrderError,
@@ -45,6 +46,39 @@ def test_own_transaction_ids() -> None:
         with pytest.raises(TransactionIdOutOfOrderError, match="6, lower than 7"):
             await append.commit()
         await append.aclose()
+
+    on_log(body)
+
+
+def test_a_strict_append_is_never_taken_for_another() -> None:
+    """A version of an old state, or one that went elsewhere, fails; nothing of it is appended."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        others = [f"other-{number}" for number in range(7)]
+        for name in others:
+            await namespace.create_log(name)
+
+        async def append(version: int, *names: str) -> bool:
+            async with await namespace.begin_append("job", version, strict=True) as staged:
+                for name in names:
+                    await staged.write_batch(name, batch(f"{version}"))
+                return (await staged.commit()).committed
+
+        assert await append(4, "clicks")
+        assert await append(5, "clicks", others[0])
+        assert not await append(5, others[0], others[1])
+        assert not await append(5)
+        with pytest.raises(AppendMismatchError, match="version 4: version 5 was committed before"):
+            await append(4, "clicks")
+        with pytest.raises(AppendMismatchError, match=r"nothing of it to 'other-1', 'other-2'$"):
+            await append(5, *others[1:3])
+        with pytest.raises(AppendMismatchError, match="'other-5' and 1 more logs"):
+            await append(5, *others[1:])
+        assert await append(6)
+        with pytest.raises(AppendMismatchError, match="nothing of it to 'clicks'"):
+            await append(6, "clicks")
+        assert await payloads_of(log) == ["4", "5"]
 
     on_log(body)
 
