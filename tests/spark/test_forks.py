@@ -1,7 +1,7 @@
 """A namespace and Spark in one process, which forks to start the JVM: any order works.
 
-Method: one program, in a process of its own, for each order, with a writer that is busy or idle.
-When both are open it forks by `multiprocessing`, too.
+Method: one program, in a process of its own, for each order, with a writer that is busy or idle;
+and once in the kernel of a notebook.  When both are open it forks by `multiprocessing`, too.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import sys
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
-from tests.fixtures.spark import spark_environment
+from tests.fixtures.spark import ROOT, spark_environment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -129,3 +131,16 @@ def test_a_script(
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("all of it worked\n")
     assert "Traceback" not in done.stderr
+
+
+def test_a_notebook(sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernel has threads and a loop of its own."""
+    for key, value in spark_environment().items():
+        monkeypatch.setenv(key, value)
+    cells = (work_of(sandbox, tmp_path, namespace_first=True, is_busy=True), PROGRAM)
+    notebook = nbformat.v4.new_notebook(  # type: ignore[no-untyped-call]  # nbformat is untyped
+        cells=[nbformat.v4.new_code_cell(cell) for cell in cells]  # type: ignore[no-untyped-call]
+    )
+    where = {"metadata": {"path": str(ROOT)}}
+    NotebookClient(notebook, timeout=TIMEOUT_S, resources=where).execute()
+    assert notebook.cells[-1].outputs[-1]["text"].endswith("all of it worked\n")
