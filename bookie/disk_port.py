@@ -78,6 +78,10 @@ class DiskFile(Protocol):
         """Return exactly `size` bytes; fewer in the file is a `BookieStorageError`."""
         ...
 
+    async def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        """Fill at most 1,024 buffers, one after the other; a shorter file is an error as above."""
+        ...
+
     def read_now(self, offset: int, size: int) -> memoryview:
         """Return exactly `size` bytes, waiting for the device: for what is small and mostly cached.
 

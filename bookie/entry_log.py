@@ -35,9 +35,9 @@ from bookie.entry_log_format import (
     file_header_bytes,
     file_name,
 )
+from bookie.entry_runs import interleaved
 from bookie.index import FileIndex, encode_footer_record
 from bookie.replay import NOTE_BYTES, WritePosition, note_newest
-from bookie.small_entries import interleaved
 from dlcore.errors import BookieStorageError, BookieUnavailableError
 from dlcore.ledger.digest import frame_check
 
@@ -222,7 +222,7 @@ class EntryLog:
             return None
         batch = self._batch_for(size, is_apart=False)
         self._wakeup.set()
-        sizes = np.diff(run.bounds)
+        sizes = run.sizes
         headers = encode_entry_headers(
             sizes,
             what.checks,

@@ -24,9 +24,9 @@ from bookie.entry_log_format import (
     file_name,
     read_record_header,
 )
+from bookie.entry_runs import COUNT_MAX, EntryRun, first_run, joined, scattered
 from bookie.index import LedgerEntries, SealedIndex, read_footer
 from bookie.listed_ranges import RangePage
-from bookie.small_entries import COUNT_MIN, EntryRun, first_run, joined, run_count
 from dlcore.errors import (
     BookieStorageError,
     DigestMismatchError,
@@ -57,6 +57,8 @@ _LOOKUP_COUNT = 256
 """Entries looked up at a time while a chunk is filled, at most."""
 _LOOKUP_COUNT_FIRST = 4
 _LOOKUP_GROWTH = 4
+_FOUND_MAX = 64
+"""Places looked up and not yet read from, of readers who are expected to go on; 100 KB each."""
 
 
 class FooterPlace(NamedTuple):
@@ -105,6 +107,7 @@ class EntryReader:
         self._open: OrderedDict[int, DiskFile] = OrderedDict()
         self._footers: OrderedDict[int, _Footer] = OrderedDict()
         self._footer_bytes = 0
+        self._found: OrderedDict[tuple[int, int, int], EntryRun] = OrderedDict()
 
     def add_sealed(self, number: int, *, footer_offset: int, seed: int) -> None:
         """Take note of a sealed file; `seed` is that of its header."""
@@ -180,24 +183,35 @@ class EntryReader:
         return chunk
 
     def find_run(self, ledger_id: int, wanted: range, *, bytes_max: int) -> EntryRun | None:
-        """Return where the first `wanted` entries are, if they are many small neighbours.
+        """Return where the first `wanted` entries are, as far as they follow each other in a file.
 
-        None: they are not, or more than one file may hold them; `find_all` finds them all.
+        At most `bytes_max` bytes of frames, or one frame; durable or not.  None: one by one they
+        may be found (`find_all`).  What else was found is kept for whoever goes on there; should a
+        better copy come, the one that is kept is the same or shows its damage.
         """
-        sources = self._sources(ledger_id, wanted.start, wanted.stop - 1)
+        run = self._found.pop((ledger_id, wanted.start, wanted.step), None)
+        if run is None:
+            run = self._look_up_run(ledger_id, wanted)
+        if run is None:
+            return None
+        run, rest = run.split(bytes_max, wanted.stop - 1)
+        if rest is not None:
+            self._found[ledger_id, int(rest.entry_ids[0]), wanted.step] = rest
+            if len(self._found) > _FOUND_MAX:
+                self._found.popitem(last=False)
+        return run
+
+    def _look_up_run(self, ledger_id: int, wanted: range) -> EntryRun | None:
+        first, last = wanted.start, wanted.stop - 1
+        sources = self._sources(ledger_id, first, last)
         source = next(sources, None)
         if source is None:
             return None
         _, number, entries = source
-        first, last = wanted.start, wanted.stop - 1
-        count = run_count(entries.columns_between(first, last, COUNT_MIN)[2], bytes_max=bytes_max)
-        if not count:
-            return None
+        columns = entries.columns_between(first, last, COUNT_MAX * wanted.step)
+        run = first_run(*columns, wanted=wanted, file_number=number)
         newer = next(sources, None)
-        columns = entries.columns_between(first, last, count * wanted.step)
-        run = first_run(*columns, wanted=wanted, bytes_max=bytes_max, file_number=number)
-        is_alone = newer is None or run is None or run.entry_ids[-1] < newer[0]
-        return run if is_alone else None
+        return run if run is None or newer is None else run.before(newer[0])
 
     async def read_run(self, ledger_id: int, run: EntryRun) -> FrameRun | None:
         """Return the verified frames of a run that is durable; None if not all can be had."""
@@ -206,10 +220,13 @@ class EntryReader:
             return None
         start = int(run.offsets[0])
         try:
-            data = await file.read(start, int(run.offsets[-1] + run.sizes[-1]) - start)
+            if run.is_copied:
+                frames = joined(await file.read(start, run.span_bytes), run)
+            else:
+                frames, buffers = scattered(run)
+                await file.read_into(start, buffers)
         except BookieStorageError:
             return None
-        frames = joined(data, run)
         return frames if is_sound(frames, ledger_id=ledger_id, entry_ids=run.entry_ids) else None
 
     def find_confirmed(

@@ -39,14 +39,21 @@ def write_all(descriptor: int, buffers: Sequence[memoryview], offset: int, flags
     A short write goes on where it ended.  Within a block a direct one cannot, and the kernel
     refuses it: then the log has failed.
     """
-    remaining = [buffer for buffer in buffers if len(buffer)]
+    remaining = without_first(buffers, 0)
     while remaining:
         count = os.pwritev(descriptor, remaining, offset, flags)
         offset += count
-        while remaining and count >= len(remaining[0]):
-            count -= len(remaining.pop(0))
-        if count:
-            remaining[0] = remaining[0][count:]
+        remaining = without_first(remaining, count)
+
+
+def without_first(buffers: Sequence[memoryview], count: int) -> list[memoryview]:
+    """Return the buffers behind the first `count` bytes, without empty ones."""
+    rest: list[memoryview] = []
+    for buffer in buffers:
+        if count < len(buffer):
+            rest.append(buffer[count:])
+        count = max(0, count - len(buffer))
+    return rest
 
 
 def fallocate(descriptor: int, offset: int, size: int) -> None:

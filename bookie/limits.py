@@ -59,7 +59,7 @@ def may_add_run(
         state.accepts(is_recovery=False)
         and not state.is_deleted
         and what.first_entry_id > state.last_entry_id
-        and np.diff(run.bounds).max() <= config.entry_size_bytes_max
+        and run.sizes.max() <= config.entry_size_bytes_max
         and what.ledger_id >= 0
         and (what.last_add_confirmed >= INVALID_ENTRY_ID).all()
         and (what.last_add_confirmed < entry_ids).all()

@@ -453,6 +453,13 @@ class MemoryFile:
         """Return exactly `size` bytes."""
         return self.read_now(offset, size)
 
+    async def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        """Fill buffers, one after the other."""
+        data = self.read_now(offset, sum(map(len, buffers)))
+        for buffer in buffers:
+            buffer[:] = data[: len(buffer)]
+            data = data[len(buffer) :]
+
     def read_now(self, offset: int, size: int) -> memoryview:
         """Return a copy of exactly `size` bytes."""
         self._check_open()

@@ -47,6 +47,7 @@ from bookie.file_calls import (
     hold,
     sync,
     sync_directory,
+    without_first,
     write_all,
     write_file,
 )
@@ -159,23 +160,27 @@ class RealFile:
 
     async def read(self, offset: int, size: int) -> memoryview:
         """Return exactly `size` bytes."""
-        if self._is_closed:
-            raise BookieStorageError(f"{self._path} is closed")
-        recent = None if self._recent is None else self._recent.read(offset, size)
-        if recent is not None:
-            return recent
         # Not zeroed: it is handed out only once every byte was read.
         buffer = np.empty(size, np.uint8).data
+        await self.read_into(offset, [buffer])
+        return buffer.toreadonly()
+
+    async def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        """Fill buffers, one after the other."""
+        if self._is_closed:
+            raise BookieStorageError(f"{self._path} is closed")
+        if self._recent is not None and self._recent.read_into(offset, buffers):
+            return
+        size = sum(map(len, buffers))
         self._uses += 1
         try:
             with _device_errors("read", self._path):
-                done = self._read_cached(buffer, offset)
+                done = self._read_cached(buffers, offset)
                 if done < size:
-                    await self._disk.read_in_thread(self._read_rest, buffer, offset, done)
+                    await self._disk.read_in_thread(self._read_rest, buffers, offset, done)
         finally:
             self._uses -= 1
             self._close_when_unused()
-        return buffer.toreadonly()
 
     def read_now(self, offset: int, size: int) -> memoryview:
         """Return exactly `size` bytes, waiting for the device."""
@@ -183,7 +188,7 @@ class RealFile:
             raise BookieStorageError(f"{self._path} is closed")
         buffer = bytearray(size)
         with _device_errors("read", self._path):
-            self._read_rest(buffer, offset, 0)
+            self._read_rest([memoryview(buffer)], offset, 0)
         return memoryview(buffer).toreadonly()
 
     def close(self) -> None:
@@ -230,7 +235,7 @@ class RealFile:
             flags = os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC
             self._direct = os.open(self._path, flags)
         block = bytearray(offset % BLOCK_BYTES)
-        self._read_rest(block, offset - len(block), 0)
+        self._read_rest([memoryview(block)], offset - len(block), 0)
         self._disk.note_appended(self)
         return RecentBytes(self._disk.take_ring(), block, offset)
 
@@ -268,21 +273,24 @@ class RealFile:
             self._disk.give_ring(self._recent.ring)
             self._recent = None
 
-    def _read_cached(self, buffer: memoryview, offset: int) -> int:
+    def _read_cached(self, buffers: Sequence[memoryview], offset: int) -> int:
         try:
-            return os.preadv(self._descriptor, [buffer], offset, os.RWF_NOWAIT)
+            return os.preadv(self._descriptor, buffers, offset, os.RWF_NOWAIT)
         except OSError as error:
             if error.errno in _WOULD_BLOCK:
                 return 0
             raise
 
-    def _read_rest(self, buffer: bytearray | memoryview, offset: int, done: int) -> None:
-        with memoryview(buffer) as view:
-            while done < len(buffer):
-                count = os.preadv(self._descriptor, [view[done:]], offset + done)
-                if count == 0:
-                    raise OSError(errno.EIO, f"the file ends before offset {offset + len(buffer)}")
-                done += count
+    def _read_rest(self, buffers: Sequence[memoryview], offset: int, done: int) -> None:
+        rest = without_first(buffers, done)
+        offset += done
+        while rest:
+            count = os.preadv(self._descriptor, rest, offset)
+            if count == 0:
+                end = offset + sum(map(len, rest))
+                raise OSError(errno.EIO, f"the file ends before offset {end}")
+            rest = without_first(rest, count)
+            offset += count
 
     def _close_when_unused(self) -> None:
         if self._is_closed and self._uses == 0 and self._descriptor >= 0:

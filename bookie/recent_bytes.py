@@ -83,15 +83,19 @@ class RecentBytes:
         """Let bytes up to `end` be read: they are durable."""
         self.end = end
 
-    def read(self, offset: int, size: int) -> memoryview | None:
-        """Return `size` bytes, None if they are not (all) here."""
-        if offset < self._first or offset + size > self.end:
-            return None
-        data = b"".join(self._memory(offset, offset + size))
+    def read_into(self, offset: int, buffers: Sequence[memoryview]) -> bool:
+        """Fill buffers, one after the other; False if not all of it is here."""
+        if offset < self._first or offset + sum(map(len, buffers)) > self.end:
+            return False
+        at = offset
+        for buffer in buffers:
+            filled = 0
+            for memory in self._memory(at, at + len(buffer)):
+                buffer[filled : filled + len(memory)] = memory
+                filled += len(memory)
+            at += filled
         # Another thread may have begun to fill meanwhile: it said so before it changed anything.
-        if offset < self._filled - len(self.ring):
-            return None
-        return memoryview(data)
+        return offset >= self._filled - len(self.ring)
 
     def _put(self, data: memoryview, offset: int) -> None:
         for memory in self._memory(offset, offset + len(data)):

@@ -52,8 +52,8 @@ _HEADERS = np.dtype(
         ("ledger_bytes", ">i8"),
     ]
 )
-_HEADER_POSITIONS = np.arange(_HEADER.size)
-_CHECK_POSITIONS = np.arange(-_CHECK.size, 0)
+_HEADER_BYTES = np.dtype(f"V{_HEADER.size}")
+_CHECK_BYTES = np.dtype(f"V{_CHECK.size}")
 _ID_MAX = 2**63 - 1
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
@@ -185,8 +185,7 @@ def following_frames(run: FrameRun) -> FollowingFrames | None:
     headers = _sound_headers(run, ledger_id, np.arange(first, first + len(run)))
     if headers is None:
         return None
-    data = np.frombuffer(run.payload, np.uint8)
-    checks = data[run.bounds[1:, None] + _CHECK_POSITIONS].view("<u4")[:, 0]
+    checks = _pieces(run.payload, run.bounds[1:] - _CHECK.size, _CHECK_BYTES).view("<u4")
     return FollowingFrames(ledger_id, first, headers["last_add_confirmed"].astype(np.int64), checks)
 
 
@@ -226,11 +225,10 @@ def _sound_headers(
     run: FrameRun, ledger_id: int, entry_ids: NDArray[np.int64]
 ) -> NDArray[Any] | None:
     """Return the headers of frames that are all sound, else None."""
-    body_bytes = np.diff(run.bounds) - FRAME_BYTES
+    body_bytes = run.sizes - FRAME_BYTES
     if not len(run) or body_bytes.min() < 0 or crc32c.crc32c(run.payload):
         return None
-    data = np.frombuffer(run.payload, np.uint8)
-    headers = data[run.bounds[:-1, None] + _HEADER_POSITIONS].view(_HEADERS)[:, 0]
+    headers = _pieces(run.payload, run.bounds[:-1], _HEADER_BYTES).view(_HEADERS)
     is_sound = (
         (headers["magic"] == _MAGIC)
         & (headers["version"] == _VERSION)
@@ -239,3 +237,12 @@ def _sound_headers(
         & (headers["entry_id"] == entry_ids)
     )
     return headers if is_sound.all() else None
+
+
+def _pieces(
+    payload: memoryview, starts: NDArray[np.int64], piece: np.dtype[np.void]
+) -> NDArray[np.void]:
+    """Return copies of the pieces of `payload` that begin at `starts`; all lie within it."""
+    anywhere = (len(payload) - piece.itemsize + 1,)
+    pieces: NDArray[np.void] = np.ndarray(anywhere, piece, payload, strides=(1,))[starts]
+    return pieces

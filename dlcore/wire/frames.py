@@ -59,6 +59,11 @@ class FrameRun(Sequence[memoryview]):
         assert bounds[-1] == len(payload)
         return cls(payload, bounds)
 
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Bytes of each frame."""
+        return self.bounds[1:] - self.bounds[:-1]
+
     def __repr__(self) -> str:
         return f"<FrameRun frames={len(self)} bytes={len(self.payload)}>"
 

@@ -388,7 +388,7 @@ def _with_frames(
     kind: Kind, flag: bool, request_id: int, fields: bytes, frames: Sequence[Frame]
 ) -> list[Buffer]:
     if isinstance(frames, FrameRun):
-        fields += np.diff(frames.bounds).astype(">u4").tobytes()
+        fields += frames.sizes.astype(">u4").tobytes()
         payload = frames.payload
         return [_head(kind, flag, request_id, fields, payload_bytes=len(payload)), payload]
     sizes = [len(frame) for frame in frames]

@@ -220,6 +220,9 @@ def test_appends_of_all_sizes_are_read_back_at_once_and_later(way: str, tmp_path
             start = rng.randrange(len(expected))
             part = min(len(expected) - start, rng.choice((10, 5000, 100_000)))
             assert bytes(await file.read(start, part)) == expected[start : start + part]
+            buffers = [memoryview(bytearray(each)) for each in (part // 2, 0, part - part // 2)]
+            await (file if number % 2 else other).read_into(start, buffers)
+            assert b"".join(buffers) == expected[start : start + part]
             if number % 20 == 0:  # past the ring, through the page cache
                 assert bytes(await other.read(0, len(expected))) == expected
         await disk.aclose()

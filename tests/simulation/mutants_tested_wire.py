@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import crc32c
-import numpy as np
 
 from bookie import entry_reader as entry_reader_module
 from bookie.ledger_state import LedgerState
@@ -40,7 +39,7 @@ def a_short_read_is_taken_for_a_frame() -> Iterator[None]:
 
 
 @caught_by(
-    "bookie/test_small_entries.py::test_damage_among_small_entries_is_found_and_belongs_to_one_of_them"
+    "bookie/test_entry_runs.py::test_damage_among_many_entries_is_found_and_belongs_to_one_of_them"
 )
 def many_entries_are_sent_unread() -> Iterator[None]:
     """A bookie verifies entries one by one only."""
@@ -55,18 +54,15 @@ def one_checksum_stands_for_all_frames() -> Iterator[None]:
     def headers(run: FrameRun, *_: Any) -> NDArray[Any] | None:
         if crc32c.crc32c(run.payload):
             return None
-        data = np.frombuffer(run.payload, np.uint8)
-        positions = run.bounds[:-1, None] + digest_module._HEADER_POSITIONS
-        found: NDArray[Any] = data[positions].view(digest_module._HEADERS)[:, 0]
-        return found
+        headers = digest_module._pieces(run.payload, run.bounds[:-1], digest_module._HEADER_BYTES)
+        return headers.view(digest_module._HEADERS)
 
     with patch.object(digest_module, "_sound_headers", headers):
         yield
 
 
 @caught_by(
-    "bookie/test_small_entries.py::"
-    "test_what_speaks_against_one_entry_leaves_all_to_be_looked_at_alone"
+    "bookie/test_entry_runs.py::test_what_speaks_against_one_entry_leaves_all_to_be_looked_at_alone"
 )
 def entries_that_come_together_pass_the_fence() -> Iterator[None]:
     """Only a single add is refused on a fenced ledger."""

@@ -15,7 +15,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from bookie import entry_reader, small_entries
 from dlcore.errors import DLError, LedgerNotFoundError
 from dlcore.wire import messages
 from tests.simulation.faults import Chaos
@@ -90,12 +89,8 @@ def run_seed(seed: int) -> Run:
 
 @contextmanager
 def _few_are_many() -> Iterator[None]:
-    """Let entries be added and read many at a time from two on: here there are never many."""
-    with (
-        patch.object(messages, "_RUN_FRAMES_MIN", 2),
-        patch.object(small_entries, "COUNT_MIN", 2),
-        patch.object(entry_reader, "COUNT_MIN", 2),
-    ):
+    """Let entries be added many at a time from two on: here there are never many."""
+    with patch.object(messages, "_RUN_FRAMES_MIN", 2):
         yield
 
 

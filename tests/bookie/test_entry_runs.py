@@ -1,4 +1,4 @@
-"""Goal: reading many small entries at once gives what reading each gives.
+"""Goal: reading many entries at once gives what reading each gives.
 
 Method: columns made by hand with every reason to stop; a real storage with damage in the middle.
 """
@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 
 from bookie.disk import MemoryDisk
 from bookie.entry_log_format import file_name
+from bookie.entry_runs import EntryRun, first_run, joined, scattered
 from bookie.index import EntryColumns
-from bookie.small_entries import EntryRun, first_run, joined, run_count
 from dlcore.errors import BookieStorageError
 from dlcore.wire.frames import FrameRun
 from tests.fixtures.aio import run
@@ -34,19 +35,26 @@ SIZES = np.full(COUNT, 60)
 OFFSETS = 1000 + 100 * np.arange(COUNT)
 
 
+def run_at(
+    ids: NDArray[np.int64], offsets: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> EntryRun:
+    """Return a run of file 1, a part of one that began before."""
+    return EntryRun(1, ids, offsets, sizes, 700 + np.cumsum(sizes))
+
+
 def count_of(
     ids: NDArray[np.int64] = IDS,
     offsets: NDArray[np.int64] = OFFSETS,
     sizes: NDArray[np.int64] = SIZES,
     *,
     wanted: range = range(100, 1000),
-    bytes_max: int = 10**6,
 ) -> int:
     """Return how many entries the first run has, 0 for none."""
-    found = first_run(ids, offsets, sizes, wanted=wanted, bytes_max=bytes_max, file_number=1)
+    found = first_run(ids, offsets, sizes, wanted=wanted, file_number=1)
     if found is None:
         return 0
     assert len(found.entry_ids) == len(found.offsets) == len(found.sizes)
+    assert found.sums.tolist() == np.cumsum(found.sizes).tolist()
     assert found.entry_ids.tolist() == list(wanted[: len(found.entry_ids)])
     return len(found.entry_ids)
 
@@ -63,31 +71,56 @@ def test_neighbours_are_one_run() -> None:
     assert count_of() == COUNT
 
 
-@pytest.mark.parametrize("position", [0, 1, 15, 16, 17, 39])
+@pytest.mark.parametrize("position", [0, 1, 2, 17, 39])
 def test_a_run_ends_before_what_does_not_belong_to_it(position: int) -> None:
-    """A hole, an entry that is held twice, one elsewhere in the file, one that does not fit."""
-    expected = position if position >= 16 else 0
-    assert count_of(changed(IDS, position, 1)) == expected
-    assert count_of(bytes_max=60 * (position + 1) - 1) == expected
+    """A hole, an entry that is held twice, one elsewhere in the file."""
+    assert count_of(changed(IDS, position, 1)) == position
     if position:
-        assert count_of(changed(IDS, position, -1)) == expected
-        assert count_of(offsets=changed(OFFSETS, position, 2000)) == expected
-        assert count_of(offsets=changed(OFFSETS, position, -2000)) == expected
+        assert count_of(changed(IDS, position, -1)) == position
+        assert count_of(offsets=changed(OFFSETS, position, 2000)) == position
+        assert count_of(offsets=changed(OFFSETS, position, -2000)) == position
 
 
-def test_large_entries_are_no_run() -> None:
-    """They are not worth copying."""
-    sizes = np.full(COUNT, 20_000)
-    assert count_of(offsets=20_040 * np.arange(COUNT), sizes=sizes) == 0
+def test_nothing_is_no_run() -> None:
+    """Where no entry is held from the wanted one on."""
+    assert count_of(IDS[:0], OFFSETS[:0], SIZES[:0]) == 0
 
 
-def test_it_is_known_from_the_first_ones_how_many_to_look_up() -> None:
-    """None for few or large ones; else about twice what fits, so that sizes may vary."""
-    assert run_count(SIZES[:15], bytes_max=6000) == 0
-    assert run_count(np.full(16, 20_000), bytes_max=10**6) == 0
-    assert run_count(SIZES[:16], bytes_max=6000) == 200
-    assert run_count(SIZES[:16], bytes_max=10) == 16
-    assert run_count(SIZES[:16], bytes_max=10**9) == 4096
+@given(
+    sizes=st.lists(st.integers(1, 99), min_size=1, max_size=30),
+    bytes_max=st.integers(1, 999),
+    last=st.integers(0, 40),
+    stride=st.integers(1, 3),
+)
+def test_a_run_is_split_where_a_chunk_is_full(
+    sizes: list[int], bytes_max: int, last: int, stride: int
+) -> None:
+    """The head is as long as it may be; the rest is what is left, unless it is too little."""
+    ids = np.arange(0, len(sizes) * stride, stride)
+    ends = np.cumsum(np.array(sizes, np.int64))
+    run = run_at(ids, ends - np.array(sizes), np.array(sizes))
+    head, rest = run.split(bytes_max, last)
+    count = len(head.entry_ids)
+    wanted = int(sum(ids <= last))
+    assert 1 <= count <= wanted
+    assert count == 1 or ends[count - 1] <= bytes_max
+    assert count == wanted or ends[count] > bytes_max
+    left = ends[-1] - ends[count - 1]
+    assert (rest is not None) == (count < wanted and left >= ends[count - 1])
+    for column, whole in zip(head[1:], run[1:], strict=True):
+        assert column.tolist() == whole[:count].tolist()
+    if rest is not None:
+        assert rest.entry_ids.tolist() == ids[count:].tolist()
+        assert rest.sizes.tolist() == sizes[count:]
+
+
+def test_a_run_ends_where_another_file_begins() -> None:
+    """What that holds too counts, if it is newer."""
+    run = run_at(IDS, OFFSETS, SIZES)
+    found = run.before(110)
+    assert found is not None
+    assert found.entry_ids.tolist() == list(range(100, 110))
+    assert run.before(100) is None
 
 
 def test_a_stride_takes_every_other_entry() -> None:
@@ -102,11 +135,25 @@ def test_frames_are_joined_without_what_lies_between(sizes: list[int], gaps: lis
     """Equal or not, as they lie in the file."""
     offsets = 500 + np.cumsum([0, *sizes[:-1]]) + np.cumsum(gaps)
     data = os.urandom(int(offsets[-1] - offsets[0]) + sizes[-1])
-    frames = joined(memoryview(data), EntryRun(1, np.arange(20), offsets, np.array(sizes)))
+    entries = run_at(np.arange(20), offsets, np.array(sizes))
     starts = (offsets - offsets[0]).tolist()
-    assert list(frames) == [
-        data[start : start + size] for start, size in zip(starts, sizes, strict=True)
-    ]
+    expected = [data[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+    assert list(joined(memoryview(data), entries)) == expected
+    frames, buffers = scattered(entries)
+    assert sum(map(len, buffers)) == len(data) == entries.span_bytes
+    rest = data
+    for buffer in buffers:
+        buffer[:], rest = rest[: len(buffer)], rest[len(buffer) :]
+    assert list(frames) == expected
+    assert frames.payload.readonly
+
+
+def test_a_single_frame_is_a_run() -> None:
+    """And nothing is copied of one that is large."""
+    entries = run_at(np.arange(1), np.array([40]), np.array([3]))
+    assert list(joined(memoryview(b"abc"), entries)) == [b"abc"]
+    assert entries.is_copied
+    assert not run_at(np.arange(1), np.array([40]), np.array([9000])).is_copied
 
 
 async def chunk_of(storage: LedgerStorage, first: int, *, stride: int = 1) -> Sequence[memoryview]:
@@ -116,7 +163,7 @@ async def chunk_of(storage: LedgerStorage, first: int, *, stride: int = 1) -> Se
     )
 
 
-def test_a_storage_gives_many_small_entries_at_once_wherever_they_are() -> None:
+def test_a_storage_gives_many_entries_at_once_wherever_they_are() -> None:
     """In the file being written and in sealed ones, beside another ledger's, with a stride."""
 
     async def main() -> None:
@@ -144,7 +191,63 @@ def test_a_storage_gives_many_small_entries_at_once_wherever_they_are() -> None:
     run(main())
 
 
-def test_damage_among_small_entries_is_found_and_belongs_to_one_of_them() -> None:
+def test_large_entries_are_given_at_once_too() -> None:
+    """As many as fit, or one."""
+
+    async def main() -> None:
+        frames = [make_frame(1, entry_id, os.urandom(20_000)) for entry_id in range(8)]
+        config = small_config(
+            file_bytes_max=10**6, batch_bytes_max=10**5, entry_size_bytes_max=10**5
+        )
+        async with open_storage(MemoryDisk(), config) as storage:
+            for frame in frames:
+                await storage.add_entry(frame)
+            for bytes_max, count in ((1, 1), (50_000, 2), (10**6, 8)):
+                chunk = await storage.read_chunk(
+                    1, first_entry_id=0, last_entry_id=99, bytes_max=bytes_max
+                )
+                assert isinstance(chunk, FrameRun)
+                assert list(chunk) == frames[:count]
+
+    run(main())
+
+
+def test_what_was_found_for_the_next_chunk_is_bounded_and_no_answer_by_itself() -> None:
+    """Readers who never go on cost little; one who does finds damage, and its repair."""
+
+    async def main() -> None:
+        frames = frames_of(0, 200)
+        disk = MemoryDisk()
+        async with open_storage(disk, small_config(file_bytes_max=10**6)) as storage:
+            for frame in frames:
+                future = storage.add_entry(frame)
+            await future
+
+            async def chunk_from(first: int, last: int = 199) -> list[memoryview]:
+                bytes_max = 2 * len(frames[0])
+                return list(
+                    await storage.read_chunk(
+                        1, first_entry_id=first, last_entry_id=last, bytes_max=bytes_max
+                    )
+                )
+
+            for first in reversed(range(100)):
+                assert await chunk_from(first) == frames[first : first + 2]
+            assert len(storage._reader._found) == 64
+            assert await chunk_from(100, last=100) == frames[100:101]
+            location = storage._reader.find(1, 101)
+            assert location is not None
+            disk.corrupt(file_name(location.file_number), location.offset + 50, b"\xff")
+            with pytest.raises(BookieStorageError, match="entry 1:101 is damaged"):
+                await chunk_from(101)
+            assert await chunk_from(99) == frames[99:101]  # keeps where the next ones are
+            await storage.repair_entry(frames[101])
+            assert await chunk_from(101) == frames[101:103]
+
+    run(main())
+
+
+def test_damage_among_many_entries_is_found_and_belongs_to_one_of_them() -> None:
     """Whoever reads it gets no answer about it, and all others as they are."""
 
     async def main() -> None:

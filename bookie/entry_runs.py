@@ -1,0 +1,165 @@
+"""Entries that follow each other in one file: their frames out of its bytes, and in.
+
+Nothing here takes a step per entry, but for large frames and for small ones of different sizes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from dlcore.wire.frames import FrameRun
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+COUNT_MAX = 4096
+"""Entries looked up at once: several chunks of 1 KB, and not long for large ones."""
+_GAP_BYTES_MAX = 1024
+"""Between two frames: the record header of the next one, and perhaps a small record."""
+_COPIED_BYTES_MAX = 8 * 1024
+"""Of a frame on average: to copy one from its neighbours then costs less than a step for it."""
+_GAP = memoryview(bytearray(_GAP_BYTES_MAX))
+"""Where bytes are read that nobody wants."""
+
+
+class EntryRun(NamedTuple):
+    """Entries of one ledger, ascending in one file, close together; columns of equal length."""
+
+    file_number: int
+    entry_ids: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    sums: NDArray[np.int64]
+    """Of the sizes, up to and with each; they may start from any number."""
+
+    @property
+    def last_offset(self) -> int:
+        """Where the last frame begins."""
+        return int(self.offsets[-1])
+
+    @property
+    def span_bytes(self) -> int:
+        """Bytes of the file from the first frame to the end of the last one."""
+        return int(self.offsets[-1] + self.sizes[-1] - self.offsets[0])
+
+    @property
+    def frames_bytes(self) -> int:
+        """Bytes of all frames."""
+        return int(self.sums[-1] - self.sums[0] + self.sizes[0])
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether the frames are best read with what lies between them, and copied from there."""
+        return self.frames_bytes <= len(self.sizes) * _COPIED_BYTES_MAX
+
+    def split(self, bytes_max: int, last_entry_id: int) -> tuple[EntryRun, EntryRun | None]:
+        """Return the first entries, and the rest, None if there is less of it than of the first.
+
+        The first ones have at most `bytes_max` bytes, or are one entry; none is above
+        `last_entry_id`, nor is the first one of the rest.
+        """
+        sums = self.sums
+        start = sums[0] - self.sizes[0]
+        last = int(self.entry_ids.searchsorted(last_entry_id, "right"))
+        count = min(last, max(1, int(sums.searchsorted(start + bytes_max, "right"))))
+        has_rest = count < last and sums[-1] - sums[count - 1] >= sums[count - 1] - start
+        return self._part(slice(count)), self._part(slice(count, None)) if has_rest else None
+
+    def before(self, entry_id: int) -> EntryRun | None:
+        """Return the entries below `entry_id`, None if there are none."""
+        count = int(self.entry_ids.searchsorted(entry_id))
+        return self._part(slice(count)) if count else None
+
+    def _part(self, part: slice) -> EntryRun:
+        _, entry_ids, offsets, sizes, sums = self
+        return EntryRun(self.file_number, entry_ids[part], offsets[part], sizes[part], sums[part])
+
+
+def first_run(
+    entry_ids: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    *,
+    wanted: range,
+    file_number: int,
+) -> EntryRun | None:
+    """Return the first `wanted` entries of those in a file as far as they follow each other.
+
+    None: the first one is not among them.
+
+    Args:
+        entry_ids: from `wanted.start` on, ascending.
+        offsets: of their frames in the file.
+        sizes: of their frames.
+        wanted: which entries are.
+        file_number: which file it is.
+    """
+    if wanted.step > 1:
+        is_wanted = (entry_ids - wanted.start) % wanted.step == 0
+        entry_ids, offsets, sizes = entry_ids[is_wanted], offsets[is_wanted], sizes[is_wanted]
+    if not len(entry_ids) or entry_ids[0] != wanted.start:
+        return None
+    gaps = offsets[1:] - offsets[:-1] - sizes[:-1]
+    is_next = (np.diff(entry_ids) == wanted.step) & (gaps >= 0) & (gaps <= _GAP_BYTES_MAX)
+    count = len(entry_ids) if is_next.all() else int(np.argmin(is_next)) + 1
+    sizes = sizes[:count]
+    return EntryRun(file_number, entry_ids[:count], offsets[:count], sizes, np.cumsum(sizes))
+
+
+def interleaved(headers: NDArray[np.void], run: FrameRun) -> memoryview:
+    """Return each frame behind its header, in one buffer."""
+    sizes = run.sizes
+    head_bytes = headers.itemsize
+    if (sizes == sizes[0]).all():
+        records = np.empty((len(run), head_bytes + int(sizes[0])), np.uint8)
+        records[:, :head_bytes] = headers.view(np.uint8).reshape(len(run), head_bytes)
+        frames = np.frombuffer(run.payload, np.uint8)
+        records[:, head_bytes:] = frames.reshape(len(run), int(sizes[0]))
+        return records.reshape(-1).data
+    data = headers.tobytes()
+    pieces: list[bytes | memoryview] = []
+    for number, frame in enumerate(run):
+        pieces += (data[number * head_bytes : (number + 1) * head_bytes], frame)
+    return memoryview(b"".join(pieces))
+
+
+def joined(data: memoryview, run: EntryRun) -> FrameRun:
+    """Return the frames of a run without what lies between them.
+
+    `data` is the file from the beginning of the first frame to the end of the last one.
+    """
+    starts = run.offsets - run.offsets[0]
+    size = int(run.sizes[0])
+    count = len(starts)
+    step = int(starts[1]) if count > 1 else size
+    if (run.sizes == size).all() and (np.diff(starts) == step).all():
+        frames = np.ndarray((count, size), np.uint8, data, strides=(step, 1))
+        payload = frames.copy().reshape(-1).data
+    else:
+        ends = starts + run.sizes
+        pieces = [
+            data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+        ]
+        payload = memoryview(b"".join(pieces))
+    return FrameRun.of_sizes(payload.toreadonly(), run.sizes)
+
+
+def scattered(run: EntryRun) -> tuple[FrameRun, list[memoryview]]:
+    """Return frames to be read, and where the file's bytes go that they are read from.
+
+    The buffers take the file from the beginning of the first frame to the end of the last one, so
+    that the frames lie one after the other without a copy.
+    """
+    # Not zeroed: it is handed out only once every byte was read.
+    payload = np.empty(run.frames_bytes, np.uint8).data
+    frames = FrameRun.of_sizes(payload.toreadonly(), run.sizes)
+    gaps = [0, *(run.offsets[1:] - run.offsets[:-1] - run.sizes[:-1]).tolist()]
+    bounds = frames.bounds.tolist()
+    buffers: list[memoryview] = []
+    for gap, start, end in zip(gaps, bounds[:-1], bounds[1:], strict=True):
+        if gap:
+            buffers.append(_GAP[:gap])
+        buffers.append(payload[start:end])
+    return frames, buffers
