@@ -360,16 +360,24 @@ class Connection(asyncio.BufferedProtocol):
     def _land(
         self, request_ids: Sequence[int], size_bytes: int, future: asyncio.Future[None]
     ) -> None:
-        """Settle requests that were in flight."""
+        """Settle requests that were in flight; the answer of the last one need not wait."""
         self._in_flight -= 1
         self._in_flight_bytes -= size_bytes
         assert self._in_flight_bytes >= 0
         if future.cancelled():
-            self._settle(request_ids, BookieUnavailableError("the bookie gave the request up"))
+            self._note(request_ids, BookieUnavailableError("the bookie gave the request up"))
         else:
-            self._settle(request_ids, future.exception())
+            self._note(request_ids, future.exception())
+        if not self._in_flight and not self._is_flush_due:
+            self._flush()
+        else:
+            self._flush_soon()
 
     def _settle(self, request_ids: Sequence[int], error: BaseException | None) -> None:
+        self._note(request_ids, error)
+        self._flush_soon()
+
+    def _note(self, request_ids: Sequence[int], error: BaseException | None) -> None:
         if error is None:
             self._durable += request_ids
         else:
@@ -377,13 +385,15 @@ class Connection(asyncio.BufferedProtocol):
                 logger.error("a request failed unexpectedly", exc_info=error)
             status = status_of(error)
             self._failed += (Failed(request_id, *status) for request_id in request_ids)
+
+    def _flush_soon(self) -> None:
         if not self._is_flush_due:
             self._is_flush_due = True
             self.settled.clear()
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Send what was settled in this turn of the loop."""
+        """Send what was settled."""
         self._is_flush_due = False
         durable, self._durable = self._durable, []
         failed, self._failed = self._failed, []

@@ -66,6 +66,13 @@ class DiskFile(Protocol):
         """
         ...
 
+    def append_now(self, buffers: Sequence[BytesLike]) -> bool:
+        """Append like `append`, while the caller waits, if the device is quick and this is small.
+
+        Returns: False if it is not, and nothing was done.
+        """
+        ...
+
     async def rewrite(self, offset: int, data: BytesLike) -> None:
         """Write `data` over existing bytes, or at the end, and make it durable."""
         ...

@@ -475,10 +475,13 @@ class EntryLog:
     async def _write_batch(self, batch: _Batch) -> None:
         self._writing = batch
         target = self._unsealed[batch.file_number]
-        file = await self._prepare(target)
+        file = target.file
+        if file is None or not target.is_noted:
+            file = await self._prepare(target)
         if file.size != batch.offset:
             raise BookieStorageError(f"{file.name} has {file.size} bytes, expected {batch.offset}")
-        await self._persist(batch.size, partial(file.append, batch.buffers))
+        if not self._append_now(file, batch):
+            await self._persist(batch.size, partial(file.append, batch.buffers))
         self._writing = None
         self._durable = (batch.file_number, batch.offset + batch.size)
         self.pending_bytes -= batch.size
@@ -486,6 +489,13 @@ class EntryLog:
             if not future.done():
                 future.set_result(None)
         self._events.on_durable(batch.ledger_ids)
+
+    def _append_now(self, file: DiskFile, batch: _Batch) -> bool:
+        """Write a batch without waiting; return whether that was possible."""
+        try:
+            return not self._is_stalled and file.append_now(batch.buffers)
+        except DiskFullError:
+            return False  # there are ways to make room
 
     async def _prepare(self, target: _UnsealedFile) -> DiskFile:
         """Return the file, which exists and is known to exist; the one before it is sealed."""

@@ -83,7 +83,7 @@ _READ_THREADS = 4
 _INLINE_BYTES_MAX = 16 * 1024
 """Appends up to this size are written and synced on the event loop while the device is quick: two
 switches of threads cost more than the sync itself."""
-_QUICK_S_MAX = 0.001
+_QUICK_S_MAX = 0.002
 """One append that takes longer sends the following to the thread, until one there was quick."""
 _WOULD_BLOCK = (errno.EAGAIN, errno.EOPNOTSUPP)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -94,8 +94,12 @@ def _device_errors(action: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        kind = DiskFullError if error.errno in _NO_ROOM else BookieStorageError
-        raise kind(f"cannot {action} {path}: {error.strerror}") from error
+        raise _device_error(action, path, error) from error
+
+
+def _device_error(action: str, path: Path, error: OSError) -> BookieStorageError:
+    kind = DiskFullError if error.errno in _NO_ROOM else BookieStorageError
+    return kind(f"cannot {action} {path}: {error.strerror}")
 
 
 class RealFile:
@@ -131,22 +135,34 @@ class RealFile:
 
     async def append(self, buffers: Sequence[BytesLike]) -> None:
         """Write `buffers` at the end and make them durable."""
-        if self._is_closed:
-            raise BookieStorageError(f"{self._path} is closed")
-        offset = self._size
-        size = sum(len(buffer) for buffer in buffers)
+        size = sum(map(len, buffers))
         loop = asyncio.get_running_loop()
         started_s = loop.time()
-        is_small = size <= _INLINE_BYTES_MAX and (
-            rounded_up(offset + size) <= self._allocated or not self._disk.can_allocate
-        )
-        if is_small and self._disk.is_quick and self._recent is not None:
-            with _device_errors("append to", self._path):
-                self._append(buffers, offset, size)
-        else:
-            await self._write("append to", self._append, buffers, offset, size)
+        await self._write("append to", self._append, buffers, self._size, size)
         self._size += size
         self._disk.is_quick = loop.time() - started_s <= _QUICK_S_MAX
+
+    def append_now(self, buffers: Sequence[BytesLike]) -> bool:
+        """Append on the event loop, if a thread costs more."""
+        disk = self._disk
+        size = sum(map(len, buffers))
+        if (
+            not disk.is_quick
+            or self._recent is None
+            or self._is_closed
+            or size > _INLINE_BYTES_MAX
+            or (disk.can_allocate and self._size + size > self._allocated - BLOCK_BYTES)
+        ):
+            return False
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        try:
+            self._append(buffers, self._size, size)
+        except OSError as error:
+            raise _device_error("append to", self._path, error) from error
+        self._size += size
+        disk.is_quick = loop.time() - started_s <= _QUICK_S_MAX
+        return True
 
     async def rewrite(self, offset: int, data: BytesLike) -> None:
         """Write `data` over existing bytes, or at the end, and make it durable."""
@@ -339,9 +355,11 @@ class RealDisk:
 
     def space(self) -> DiskSpace:
         """Return free and total space; what is allocated ahead or kept for recycling is free."""
-        with _device_errors("examine", self._directory):
-            status = os.statvfs(self._directory)
-        ahead = sum(file.ahead_bytes for file in list(self._appended))
+        try:
+            status = os.fstatvfs(self._lock)
+        except OSError as error:
+            raise _device_error("examine", self._directory, error) from error
+        ahead = sum([file.ahead_bytes for file in list(self._appended)])
         return DiskSpace(
             free_bytes=status.f_bavail * status.f_frsize
             + self._held_bytes
