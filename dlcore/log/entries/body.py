@@ -65,18 +65,31 @@ def encode_entry(
     `batch` has `BYTE_LOG_SCHEMA` and at least one record.
     """
     assert batch.num_rows > 0
-    header = _HEADER.pack(
+    header = encode_entry_header(
+        record_count=batch.num_rows,
+        first_txid=first_txid,
+        last_txid=last_txid,
+        records_before=records_before,
+        write_time_ms=write_time_ms,
+    )
+    return [header, memoryview(_encapsulate(batch, options))]
+
+
+def encode_entry_header(
+    *, record_count: int, first_txid: int, last_txid: int, records_before: int, write_time_ms: int
+) -> bytes:
+    """Return what stands before the batch in an entry's body."""
+    return _HEADER.pack(
         _VERSION,
         0,
         _SCHEMA_ID_BYTES,
-        batch.num_rows,
+        record_count,
         first_txid,
         last_txid,
         records_before,
         write_time_ms,
         0,
     )
-    return [header, memoryview(_encapsulate(batch, options))]
 
 
 def _encapsulate(batch: pa.RecordBatch, options: pa.ipc.IpcWriteOptions) -> pa.Buffer:

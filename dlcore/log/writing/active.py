@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dlcore.ids import DLSN
-from dlcore.log.entries.body import encode_entry
+from dlcore.log.entries.body import encode_entry, encode_entry_header
+from dlcore.log.entries.lone_record import LONE_RECORD_FORMAT
 from dlcore.log.metadata.segment import Extent
 
 if TYPE_CHECKING:
@@ -27,6 +28,18 @@ def encode_group(
     options: pa.ipc.IpcWriteOptions,
 ) -> tuple[list[BytesLike], int]:
     """Return the parts of an entry's body, and their size in bytes."""
+    lone = group.lone_record()
+    if lone is not None and LONE_RECORD_FORMAT is not None and options.compression is None:
+        txid, payload = lone
+        header = encode_entry_header(
+            record_count=1,
+            first_txid=txid,
+            last_txid=txid,
+            records_before=records_before,
+            write_time_ms=write_time_ms,
+        )
+        parts = [header, *LONE_RECORD_FORMAT.message(txid, payload)]
+        return parts, sum(map(len, parts))
     body = encode_entry(
         group.batch(),
         first_txid=group.first_txid,

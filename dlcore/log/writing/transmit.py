@@ -82,6 +82,13 @@ class Group(Generic[_Ticket]):
         ]
         return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
+    def lone_record(self) -> tuple[int, bytes] | None:
+        """Return its transaction id and payload if it is one record that was written by itself."""
+        part = self._parts[0]
+        if self.record_count > 1 or not isinstance(part, _Run):
+            return None
+        return part.txids[0], part.payloads[0]
+
     def _add_record(self, txid: int, payload: bytes) -> None:
         part = self._parts[-1] if self._parts else None
         if not isinstance(part, _Run):

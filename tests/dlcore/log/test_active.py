@@ -6,9 +6,10 @@ import asyncio
 from typing import TYPE_CHECKING, cast
 
 from dlcore.ids import DLSN
-from dlcore.log.entries.body import decode_entry_header, ipc_options
-from dlcore.log.writing.active import ActiveSegment
-from dlcore.log.writing.transmit import Group, Transmitter
+from dlcore.log.entries.batches import batch_of
+from dlcore.log.entries.body import decode_entry_batch, decode_entry_header, ipc_options
+from dlcore.log.writing.active import ActiveSegment, encode_group
+from dlcore.log.writing.transmit import Group, Slice, Transmitter
 
 if TYPE_CHECKING:
     from dlcore.ledger.digest import BytesLike
@@ -81,3 +82,26 @@ def test_a_ledger_closed_before_its_first_entry_makes_no_extent() -> None:
     """The segment is forgotten then."""
     active = ActiveSegment(4, cast("LedgerWriter", Ledger()), started_ms=0, timestamp_ms=0)
     assert active.extent(last_entry_id=-1, size_bytes=0) is None
+
+
+def test_a_lone_record_is_encoded_as_arrow_does_it() -> None:
+    """With compression and within a batch it goes through Arrow, and reads the same."""
+    by_itself = group_of(5)
+    in_batch: Transmitter[str] = Transmitter(entry_bytes=10_000)
+    in_batch.add_slices([Slice(batch_of([5], [b"payload"]), 5, 5, 19)])
+    bodies = []
+    for group, compression in (
+        (by_itself, "none"),
+        (in_batch.next_group(), "none"),
+        (by_itself, "zstd"),
+    ):
+        parts, size = encode_group(
+            group, records_before=3, write_time_ms=9, options=ipc_options(compression)
+        )
+        body = b"".join(parts)
+        assert len(body) == size
+        header = decode_entry_header(body)
+        assert (header.records_before, header.first_txid, header.last_txid) == (3, 5, 5)
+        assert decode_entry_batch(body, header) == batch_of([5], [b"payload"])
+        bodies.append(body)
+    assert bodies[0] == bodies[1] != bodies[2]
