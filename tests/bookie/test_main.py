@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie.__main__ import EXIT_REFUSED, _parser, _read_config, main
-from dlcore.errors import ConfigurationError
+from bookie.__main__ import (
+    EXIT_FAILED,
+    EXIT_REFUSED,
+    EXIT_STOPPED,
+    _parser,
+    _read_config,
+    _run,
+    main,
+)
+from bookie.server import BookieServer
+from dlcore.errors import BookieStorageError, ConfigurationError
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from bookie.server_config import BookieConfig
+    from dlcore.errors import DLError
+    from dlcore.sandbox.zookeeper import EmbeddedZooKeeper
 
 URI = "distributedlog://127.0.0.1:1/dlog"
 
@@ -51,3 +69,79 @@ def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
     assert (config.name, config.port, config.metadata_uri) == ("given", 7, URI)
     with pytest.raises(ConfigurationError, match="name"):
         _read_config({"config": None})
+
+
+def test_it_is_refused_without_the_checks_that_guard_the_data(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are assertions."""
+    monkeypatch.setattr(sys, "flags", SimpleNamespace(optimize=1))
+    assert "python -O" in refusal(capsys)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("ends_by", ["signal", "parent"])
+def test_it_serves_until_it_is_told_to_stop(
+    zookeeper: EmbeddedZooKeeper,
+    zookeeper_root: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    ends_by: str,
+) -> None:
+    """By a signal, or by the end of its standard input, which its parent holds."""
+    theirs, ours = os.pipe()
+    monkeypatch.setattr(sys, "stdin", os.fdopen(theirs))
+    uri = f"distributedlog://{zookeeper.servers}{zookeeper_root}"
+    options: dict[str, object] = {"name": "b", "metadata_uri": uri, "data_dir": str(tmp_path)}
+
+    async def scenario() -> int:
+        config = _read_config({"config": None, **options})
+        task = asyncio.create_task(_run(config, watch_parent=ends_by == "parent"))
+        out = ""
+        while "serving on" not in out:
+            assert not task.done()
+            await asyncio.sleep(0.02)
+            out += capfd.readouterr().out
+        if ends_by == "signal":
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            os.write(ours, b"ignored")
+            os.close(ours)
+        return await task
+
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        assert asyncio.run(scenario()) == EXIT_STOPPED
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        sys.stdin.close()
+        if ends_by == "signal":
+            os.close(ours)
+
+
+@pytest.mark.integration
+def test_it_says_why_it_failed_or_did_not_start(
+    zookeeper: EmbeddedZooKeeper,
+    zookeeper_root: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The folder of another bookie is refused; a failure has another status."""
+    uri = f"distributedlog://{zookeeper.servers}{zookeeper_root}"
+
+    def config_of(name: str) -> BookieConfig:
+        return _read_config(
+            {"config": None, "name": name, "metadata_uri": uri, "data_dir": str(tmp_path)}
+        )
+
+    async def fails(_server: BookieServer) -> DLError:
+        return BookieStorageError("made to fail")
+
+    monkeypatch.setattr(BookieServer, "wait_failed", fails)
+    assert asyncio.run(_run(config_of("a"), watch_parent=False)) == EXIT_FAILED
+    assert "bookie a failed: made to fail" in capsys.readouterr().err
+    assert asyncio.run(_run(config_of("b"), watch_parent=False)) == EXIT_REFUSED
+    assert "bookie refuses to start" in capsys.readouterr().err

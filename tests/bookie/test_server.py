@@ -7,6 +7,7 @@ import shutil
 import signal
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -389,6 +390,30 @@ def test_a_storage_that_fails_during_the_start_ends_the_start(tmp_path: Path) ->
         await store.aclose()
 
     run(scenario)
+
+
+def test_a_storage_that_fails_later_ends_the_bookie(tmp_path: Path) -> None:
+    """Its first error is the bookie's; before, clients are told when its disk is full."""
+
+    async def scenario() -> None:
+        tree = MemoryTree()
+        store = tree.connect()
+        async with in_process(tmp_path, tree) as server:
+            for is_full in (True, False):
+                server.storage._room.note_stalled(is_stalled=is_full)
+                server.storage._watch_space()
+                path = PATHS.bookie_readonly("b") if is_full else PATHS.bookie_available("b")
+                await until_async(partial(_exists, store, path))
+            server.storage._on_failed(BookieStorageError("made to fail"))
+            server._fail(BookieStorageError("and again"))
+            assert "the storage failed" in str(await server.wait_failed())
+        await store.aclose()
+
+    run(scenario)
+
+
+async def _exists(store: MetadataStore, path: str) -> bool:
+    return await store.get(path) is not None
 
 
 def test_garbage_is_what_the_metadata_store_says_is_deleted(tmp_path: Path) -> None:

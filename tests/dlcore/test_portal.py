@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import logging
 import os
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from dlcore import _portal
 from dlcore._portal import Portal, shared_portal
 from dlcore.errors import AlreadyClosedError, ConfigurationError
 
@@ -77,3 +82,119 @@ def test_a_process_has_one() -> None:
     """Namespaces share it."""
     assert shared_portal() is shared_portal()
     assert shared_portal()._pid == os.getpid()
+
+
+def test_at_exit_each_is_closed_whatever_the_others_do(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Goal: a closer that fails, or never ends, is told of; the others close, the loop stops."""
+    monkeypatch.setattr(_portal, "_CLOSERS_TIMEOUT_S", 0.5)
+    closed: list[str] = []
+
+    async def close() -> None:
+        closed.append("first")
+
+    async def fail() -> None:
+        raise KeyError("mine")
+
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    shared = _portal._Shared()
+    shared.close()  # nothing was opened
+    monkeypatch.setattr(_portal, "_shared", shared)
+    for late in (False, True):
+        portal = shared_portal()
+        owners = [object() for _ in range(4)]
+        for owner, closer in zip(owners, (close, fail, hang, hang), strict=True):
+            _portal.close_at_exit(owner, closer)
+        _portal.forget(owners[3])
+        if not late:
+            _portal.forget(owners[2])
+        with caplog.at_level(logging.WARNING):
+            shared.close()
+        assert not portal.is_usable
+        assert ("not closed within 0.5 s" in caplog.text) == late
+    shared.close()
+    assert closed == ["first"] * 2
+    assert "not closed cleanly at exit: KeyError('mine')" in caplog.text
+
+
+def test_exit_waits_for_threads_that_may_still_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for those that they start; a daemon is not waited for."""
+    shared = _portal._Shared()
+    monkeypatch.setattr(_portal, "_shared", shared)
+    _portal._close_at_exit()
+    assert "dlcore-exit" not in {thread.name for thread in threading.enumerate()}
+    shared_portal()
+    order: list[str] = []
+    go = threading.Event()
+
+    async def close() -> None:
+        order.append("closed")
+
+    def write() -> None:
+        go.wait()
+        later = threading.Thread(target=lambda: order.append("written"))
+        later.start()
+        order.append("started another")
+
+    _portal.close_at_exit(order, close)
+    ever = threading.Event()
+    threading.Thread(target=ever.wait, daemon=True).start()
+    threading.Thread(target=write).start()
+    _portal._close_at_exit()
+    (closing,) = (each for each in threading.enumerate() if each.name == "dlcore-exit")
+    assert closing.is_alive()
+    assert order == []
+    go.set()
+    closing.join(30)
+    ever.set()
+    assert sorted(order[:2]) == ["started another", "written"]
+    assert order[2:] == ["closed"]
+
+
+def test_a_loss_shows_in_the_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python ends with 120 if the last flush of a standard stream fails."""
+    stream = io.StringIO()
+    for given in (stream, None):
+        monkeypatch.setattr(sys, "stderr", given)
+        monkeypatch.setattr(_portal, "_exit_fails", False)
+        _portal._spoil_stderr()
+        assert sys.stderr is given
+        _portal.fail_exit()
+        _portal._spoil_stderr()
+        spoiled: Any = sys.stderr
+        with pytest.raises(OSError, match="not written"):
+            spoiled.flush()
+        assert not spoiled.closed
+    monkeypatch.setattr(sys, "stderr", stream)
+    _portal._spoil_stderr()
+    sys.stderr.write("still works")
+    assert stream.getvalue() == "still works"
+
+
+def test_what_was_inherited_by_a_fork_is_refused_and_left_alone() -> None:
+    """The thread is the parent's: neither calls nor stopping reach it."""
+    portal = Portal()
+    portal._pid -= 1
+    assert not portal.is_usable
+    with pytest.raises(
+        ConfigurationError, match=rf"opened in process {portal._pid} .* {os.getpid()}"
+    ):
+        portal.post(lambda: None)
+    portal.stop()
+    portal._pid += 1
+    assert portal.call(asyncio.sleep(0, "alive")) == "alive"
+    portal.stop()
+
+
+def test_pyarrow_is_imported_before_a_fork_only_if_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child would wait for ever for the lock of a thread that imports it."""
+    arrays: list[list[object]] = []
+    monkeypatch.setitem(sys.modules, "pyarrow", SimpleNamespace(array=arrays.append))
+    _portal._let_pyarrow_finish()
+    assert arrays == [[]]
+    monkeypatch.delitem(sys.modules, "pyarrow")
+    _portal._let_pyarrow_finish()
+    assert "pyarrow" not in sys.modules

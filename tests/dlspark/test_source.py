@@ -1,0 +1,217 @@
+"""The data source without Spark, on a real cluster: what it reads, and what it refuses.
+
+Goal: in this process, what Spark does in processes of its own: parse options, plan, read.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pytest
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StringType, StructField, StructType
+
+from dlcore.errors import AlreadyTruncatedError, ConfigurationError, LogNotFoundError
+from dlcore.ids import DLSN
+from dlcore.records import LogRecord
+from dlcore.sync import open_namespace
+from dlspark.commit import AppendIdentity, batch_identity
+from dlspark.options import Address, Mode, WriteOptions
+from dlspark.sessions import close_shared_namespace
+from dlspark.source import DistributedLogDataSource
+from dlspark.staging import abort_staged, commit_staged, stage_rows
+from tests.fixtures.spark import list_staged
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dlcore.sync import Namespace
+
+pytestmark = pytest.mark.integration
+VALUES = StructType([StructField("value", StringType())])
+TO_LOGS = StructType([*VALUES.fields, StructField("log", StringType())])
+
+
+class Bench:
+    """A log of two segments, one entry per record, and the source over it."""
+
+    def __init__(self, namespace: Namespace) -> None:
+        self.namespace = namespace
+        self.uri = namespace.uri
+        self.log = f"source/{uuid4().hex}"
+        namespace.create_log(self.log)
+        for start in (0, 5):
+            with namespace.open_log(self.log) as log, log.open_writer() as writer:
+                for txid in range(start, start + 5):
+                    writer.write(LogRecord(txid=txid, payload=b"%d" % txid))
+                    writer.flush()
+
+    def source(self, **options: str) -> DistributedLogDataSource:
+        """Return the source with these options."""
+        return DistributedLogDataSource({"uri": self.uri, **options})
+
+    def read(self, **options: str) -> list[int]:
+        """Return the transaction ids that a batch read of the log gives."""
+        source = self.source(**options)
+        reader = source.reader(source.schema())
+        parts = reader.partitions()
+        return [
+            txid
+            for part in parts
+            for batch in reader.read(part)
+            for txid in batch.column("txid").to_pylist()
+        ]
+
+    def truncate(self, dlsn: DLSN) -> None:
+        """Drop the records before a position."""
+        with self.namespace.open_log(self.log) as log, log.open_writer() as writer:
+            writer.truncate(dlsn)
+
+    def payloads(self) -> list[bytes]:
+        """Return what the log holds."""
+        with self.namespace.open_log(self.log) as log, log.open_reader() as reader:
+            return [record.payload for record in reader.read_bulk(1_000)]
+
+
+@pytest.fixture
+def bench(namespace_uri: str) -> Iterator[Bench]:
+    """A fresh log; what this process opened for the source is closed."""
+    with open_namespace(namespace_uri) as namespace:
+        yield Bench(namespace)
+    close_shared_namespace(Address(uri=namespace_uri))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "expected"),
+    [
+        ({}, range(10)),
+        ({"startingOffsets": "1:3:0"}, range(3, 10)),
+        ({"startingOffsets": "2:0:0", "endingOffsets": "2:2:0"}, range(5, 7)),
+        ({"startingTxid": "7"}, range(7, 10)),
+        ({"startingTxid": "2", "endingTxid": "8"}, range(2, 8)),
+        ({"startingTimestamp": "0"}, range(10)),
+        ({"endingTimestamp": "1"}, range(0)),
+        ({"startingOffsets": "latest"}, range(0)),
+        ({"minPartitions": "4"}, range(10)),
+        ({"maxRecordsPerPartition": "3"}, range(10)),
+    ],
+    ids=str,
+)
+def test_a_batch_reads_what_its_bounds_say(
+    bench: Bench, bounds: dict[str, str], expected: range
+) -> None:
+    """By positions, transaction ids and times; however it is divided."""
+    if bounds.get("startingOffsets") == "latest":
+        with pytest.raises(ConfigurationError, match="latest"):
+            bench.read(log=bench.log, **bounds)
+    else:
+        assert bench.read(log=bench.log, **bounds) == list(expected)
+
+
+def test_positions_by_log_and_logs_by_pattern(bench: Bench) -> None:
+    """Each log has its own start; a pattern takes what there is, and must match something."""
+    positions = f'{{"{bench.log}": "2:3:0"}}'
+    assert bench.read(log=bench.log, startingOffsets=positions) == [8, 9]
+    assert bench.read(logsPattern=bench.log) == list(range(10))
+    with pytest.raises(LogNotFoundError, match=r"no log in .* matches logsPattern='nothing-"):
+        bench.read(logsPattern="nothing-.*")
+    with pytest.raises(LogNotFoundError, match="dlog log create"):
+        bench.read(log=f"{bench.log}-missing")
+
+
+def test_truncated_records_fail_a_batch_or_are_told(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A start below the first record asks for what is gone."""
+    bench.truncate(DLSN(1, 3, 0))
+    options = {"log": bench.log, "startingOffsets": "1:1:0"}
+    with pytest.raises(AlreadyTruncatedError, match="failOnDataLoss"):
+        bench.read(**options)
+    with caplog.at_level(logging.WARNING):
+        assert bench.read(**options, failOnDataLoss="false") == list(range(3, 10))
+    assert "data loss" in caplog.text
+    assert bench.read(log=bench.log, startingOffsets="1:3:0") == list(range(3, 10))
+    assert bench.read(log=bench.log) == list(range(3, 10))
+
+
+def test_a_stream_reads_on_from_its_offsets(bench: Bench) -> None:
+    """Batch after batch; one that is planned again gives the same; stop closes what is open."""
+    source = bench.source(log=bench.log, startingOffsets="earliest")
+    reader = source.streamReader(source.schema())
+    start = reader.initialOffset()
+    end = reader.latestOffset(start)
+
+    def txids(first: dict[str, Any], last: dict[str, Any]) -> list[int]:
+        return [
+            txid
+            for part in reader.partitions(first, last)
+            for batch in reader.read(part)
+            for txid in batch.column("txid").to_pylist()
+        ]
+
+    assert txids(start, end) == list(range(10))
+    with bench.namespace.open_log(bench.log) as log, log.open_writer() as writer:
+        writer.write(LogRecord(txid=10, payload=b"10"))
+    later = reader.latestOffset(end)
+    assert txids(end, later) == [10]
+    assert txids(start, end) == list(range(10))
+    assert reader.latestOffset(later) == later
+    assert list(reader.read(InputPartition(None))) == []  # what Spark passes for nothing
+    reader.commit(later)
+    reader.stop()
+    reader.stop()
+    assert txids(start, end) == list(range(10))
+
+
+def test_a_stream_of_a_log_that_goes(bench: Bench) -> None:
+    """It stops, and says which option lets it go on."""
+    source = bench.source(log=bench.log, startingOffsets="earliest")
+    reader = source.streamReader(source.schema())
+    end = reader.latestOffset(reader.initialOffset())
+    bench.namespace.delete_log(bench.log)
+    with pytest.raises(LogNotFoundError, match="failOnDataLoss"):
+        reader.latestOffset(end)
+    reader.stop()
+
+
+@pytest.mark.parametrize("kind", ["writer", "streamWriter"])
+def test_writers_are_made_for_logs_that_exist_and_to_append(bench: Bench, kind: str) -> None:
+    """Each mistake is told before a task runs."""
+
+    def make(schema: StructType, *, overwrite: bool = False, **options: str) -> object:
+        return getattr(bench.source(**options), kind)(schema, overwrite)
+
+    assert make(VALUES, log=bench.log) is not None
+    assert make(TO_LOGS) is not None
+    with pytest.raises(ConfigurationError, match="can only be appended to"):
+        make(VALUES, overwrite=True, log=bench.log)
+    with pytest.raises(ConfigurationError, match="log"):
+        make(VALUES)
+    with pytest.raises(LogNotFoundError, match="dlog log create"):
+        make(VALUES, log=f"{bench.log}-missing")
+    with pytest.raises(ConfigurationError, match="value"):
+        make(StructType([StructField("other", StringType())]), log=bench.log)
+
+
+def test_a_write_of_no_rows_and_one_that_fails(bench: Bench) -> None:
+    """Neither is seen, and neither leaves a ledger."""
+    options = WriteOptions.parse({"uri": bench.uri, "log": bench.log}, Mode.BATCH)
+    append = batch_identity(options, {}, token=uuid4().hex)
+    assert append == AppendIdentity(identity=append.identity, version=0, is_unique=True)
+    source = bench.source(log=bench.log)
+    writer = source.writer(VALUES, overwrite=False)
+
+    def stage(*batches: Any) -> Any:
+        return stage_rows(
+            batches, options=options, columns=writer._columns, append=append, partition_id=0
+        )
+
+    commit_staged([stage()], options=options)
+    writer.commit([])
+    writer.commit([None])
+    writer.abort([None])
+    abort_staged([stage()], address=options.address)
+    assert list_staged(bench.uri, append.identity)[0] == set()
+    assert bench.payloads() == [b"%d" % txid for txid in range(10)]
