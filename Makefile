@@ -16,7 +16,7 @@ PYTHON_HINT := install it, for example: apt-get install python3 python3-venv
 
 .DEFAULT_GOAL := help
 .SHELLFLAGS := -eu -c
-.PHONY: help install demo test coverage check lint types layers sim model mutants chaos chaos-spark fuzz bench proto proto-check requirements clean
+.PHONY: help install demo test coverage prove check lint types layers sim model mutants chaos chaos-spark fuzz bench proto proto-check requirements clean
 
 ##@ Use
 
@@ -35,12 +35,21 @@ demo: $(STAMP) ## Run the main job on real data: cluster, write, stream, kill a 
 # Tests that share a SparkSession stay on one worker.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
-test: $(STAMP) ## Run all tests, on WORKERS=n processes. ARGS="-k name" passes options to pytest.
+test: $(STAMP) ## Run the tests, of long sweeps a sample, on WORKERS=n. ARGS="-k name" goes to pytest.
 	@$(PYTEST) $(ARGS)
 
-coverage: $(STAMP) ## Run all tests; fail unless they ran all of the pure modules, and most of the rest.
-	@$(PYTEST) --cov --cov-report= $(ARGS)
+coverage: $(STAMP) ## Run all tests at full length; fail unless they ran the pure modules and most else.
+	@$(PYTEST) --full --cov --cov-report= $(ARGS)
 	@$(BIN)/python -m tests.coverage_check
+
+prove: $(STAMP) ## Run all tests and searches at full length, one after the other, and sum up.
+	@status=0; sums=; \
+	for proof in coverage model sim mutants chaos chaos-spark; do \
+		echo "== make $$proof"; began=$$(date +%s); \
+		if $(MAKE) --no-print-directory $$proof; then ended=passed; else ended=FAILED; status=1; fi; \
+		sums="$$sums$$(printf '%-12s %s after %d s' $$proof $$ended $$(($$(date +%s) - began)));"; \
+	done; \
+	echo "$$sums" | tr ';' '\n'; exit $$status
 
 check: lint types layers proto-check test ## Run lint, types, layers and proto-check, then all tests.
 

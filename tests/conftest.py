@@ -5,6 +5,7 @@ from __future__ import annotations
 pytest_plugins = [
     "tests.fixtures.cluster",
     "tests.fixtures.examples",
+    "tests.fixtures.lengths",
     "tests.fixtures.signals",
     "tests.fixtures.spark",
     "tests.fixtures.unmeasured",

@@ -16,6 +16,7 @@ from bookie.storage import LedgerStorage
 from tests.bookie import test_compaction as compaction
 from tests.fixtures import killed_steps
 from tests.fixtures.acknowledged import Acknowledged
+from tests.fixtures.lengths import sample
 from tests.fixtures.storage import ManualClock, make_frame
 
 if TYPE_CHECKING:
@@ -24,15 +25,29 @@ if TYPE_CHECKING:
     from bookie.config import StorageConfig
 
 ROOT = Path(__file__).resolve().parents[2]
+STEPS_MAX = 2000
+ONE_IN = 8
+"""Of how many steps one is taken in a sample."""
 
 
 def killed(scenario: str, prepared: Path, folder: Path) -> Iterator[tuple[Path, list[str]]]:
     """Run a scenario to each of its steps; return the folders it left, and what it was told."""
     folder.mkdir()
-    command = [sys.executable, "-m", "tests.fixtures.killed_steps"]
-    subprocess.run([*command, scenario, str(prepared), str(folder)], check=True, cwd=ROOT)
+    command = [sys.executable, "-m", "tests.fixtures.killed_steps", scenario]
+    steps = map(str, sample(range(1, STEPS_MAX), STEPS_MAX // ONE_IN))
+    subprocess.run([*command, str(prepared), str(folder), *steps], check=True, cwd=ROOT)
     for path in folder.glob("*.told"):
         yield path.with_suffix(""), path.read_text().splitlines()
+
+
+def number_of(step: tuple[Path, list[str]]) -> int:
+    """Return which step of the process it was."""
+    return int(step[0].name)
+
+
+def last_of(steps: list[tuple[Path, list[str]]]) -> int:
+    """Return the number of the step that was not reached."""
+    return max(map(number_of, steps))
 
 
 def promised_by(told: list[str]) -> Acknowledged:
@@ -71,7 +86,7 @@ def test_killed_while_files_fill_and_are_sealed(tmp_path: Path) -> None:
     """Goal: what was told before any step is there after it."""
     (tmp_path / "empty").mkdir()
     steps = list(killed("roll", tmp_path / "empty", tmp_path / "rolled"))
-    assert len(steps) > killed_steps.BATCHES * 2
+    assert last_of(steps) > killed_steps.BATCHES * 2
 
     async def main() -> None:
         for directory, told in steps:
@@ -87,22 +102,21 @@ def test_killed_while_it_replays_and_repairs(tmp_path: Path) -> None:
     Method: the folder needs its tail cut and two footers made again.
     """
     (tmp_path / "empty").mkdir()
-    steps = killed("roll", tmp_path / "empty", tmp_path / "rolled")
-    *_, (prepared, told) = sorted(steps, key=lambda step: int(step[0].name))
+    rolled = killed("roll", tmp_path / "empty", tmp_path / "rolled")
+    *_, (prepared, told) = sorted(rolled, key=number_of)
     promised = promised_by(told)
     files = sorted(prepared.glob("*.log"))
     files[0].write_bytes(files[0].read_bytes()[:-20])
     files[1].write_bytes(files[1].read_bytes()[:-1] + b"?")
     files[-1].write_bytes(files[-1].read_bytes() + b"\xb1\x0c torn")
-    assert asyncio.run(count_steps_checked(prepared, tmp_path / "replayed", promised)) > 6
+    steps = list(killed("replay", prepared, tmp_path / "replayed"))
+    assert last_of(steps) > 6
 
+    async def main() -> None:
+        for directory, _ in steps:
+            await check(directory, promised)
 
-async def count_steps_checked(prepared: Path, folder: Path, promised: Acknowledged) -> int:
-    """Kill the replay of `prepared` at each step, check each, and return how many there were."""
-    steps = list(killed("replay", prepared, folder))
-    for directory, _ in steps:
-        await check(directory, promised)
-    return len(steps)
+    asyncio.run(main())
 
 
 def test_killed_while_it_compacts(tmp_path: Path) -> None:

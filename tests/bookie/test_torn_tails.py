@@ -25,6 +25,7 @@ from dlcore.errors import NoSuchEntryError, NoSuchLedgerError
 from dlcore.ledger.digest import decode_frame
 from tests.bookie.test_damaged_files import place
 from tests.fixtures.acknowledged import Acknowledged
+from tests.fixtures.lengths import sample
 from tests.fixtures.storage import ManualClock, open_storage, small_config
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 CONFIG = small_config(file_bytes_max=2000, batch_bytes_max=1000)
 NEWEST = "0000000002.log"
 WORKERS = 8
+CUTS = 60
 FOOTER_STEP = 7
 """A footer is one record: it is whole or torn, wherever it was cut."""
 
@@ -118,12 +120,11 @@ def test_the_newest_file_is_cut_at_every_byte(tmp_path: Path) -> None:
             RecordType.LAC,
         }
         footer = records[-2][0]
-        cuts = iter(
-            [
-                *range(records[-9][0], footer + RECORD_HEADER_BYTES),
-                *range(footer + RECORD_HEADER_BYTES, len(content[NEWEST]) + 1, FOOTER_STEP),
-            ]
-        )
+        every = [
+            *range(records[-9][0], footer + RECORD_HEADER_BYTES),
+            *range(footer + RECORD_HEADER_BYTES, len(content[NEWEST]) + 1, FOOTER_STEP),
+        ]
+        cuts = iter(sample(every, CUTS))
 
         async def work(directory: Path) -> None:
             for end in cuts:
@@ -154,7 +155,7 @@ def test_the_newest_file_ends_at_every_byte_in_its_earlier_life(tmp_path: Path) 
         records = records_of(newer, 2)
         assert [end for end, _, _ in records] == [end for end, _, _ in records_of(earlier, 2)]
         everything = held([*older, *records])
-        cuts = iter(range(records[-6][0], records[-2][0] + RECORD_HEADER_BYTES))
+        cuts = iter(sample(range(records[-6][0], records[-2][0] + RECORD_HEADER_BYTES), CUTS))
 
         async def work(directory: Path) -> None:
             for cut in cuts:

@@ -71,8 +71,9 @@ def tests_pass_without(names: Iterable[str]) -> bool:
 
 
 def _run_tests(tests: Sequence[str], *options: str) -> int:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "-p", "no:cacheprovider"]
-    command += ["-p", "tests.simulation.mutant_plugin", f"--timeout={_TEST_TIMEOUT_S}"]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--full", "--no-header"]
+    command += ["-p", "no:cacheprovider", "-p", "tests.simulation.mutant_plugin"]
+    command += [f"--timeout={_TEST_TIMEOUT_S}"]
     return subprocess.run(
         [*command, *options, *tests],
         cwd=ROOT,

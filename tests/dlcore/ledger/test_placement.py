@@ -26,6 +26,7 @@ from dlcore.ledger.placement import (
     weigh,
 )
 from tests.fixtures.ledgers import bookie, bookies
+from tests.fixtures.lengths import amount
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -290,7 +291,7 @@ def test_full_bookies_are_chosen_when_nobody_else_is_there() -> None:
         assert set(chosen) == {*bookies("ABCD")}
 
 
-@settings(max_examples=20)
+@settings(max_examples=amount(20, sampled=5))
 @given(racks=st.text("vwxyz", min_size=20, max_size=20), seed=st.integers(0, 3))
 def test_large_ensembles_come_to_an_end(racks: str, seed: int) -> None:
     """Searching all ways would take for ever; what is found is an ensemble in any case."""

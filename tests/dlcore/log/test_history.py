@@ -20,6 +20,7 @@ import pytest
 from dlcore.config import LogConfig
 from dlcore.errors import DLError
 from dlcore.records import LogRecord, LogRecordWithDLSN
+from tests.fixtures.lengths import sample
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, memory_cluster
 
 if TYPE_CHECKING:
@@ -224,13 +225,13 @@ async def check(
             assert held == {outcome == "committed"}
 
 
-@pytest.mark.parametrize("seed", range(120))
+@pytest.mark.parametrize("seed", sample(range(120), 24))
 def test_history_with_the_lock(seed: int) -> None:
     """Two writers and two committers compete; the lock and fencing keep them apart."""
     asyncio.run(asyncio.wait_for(run(seed, lock_enabled=True), RUN_LIMIT_S))
 
 
-@pytest.mark.parametrize("seed", range(80))
+@pytest.mark.parametrize("seed", sample(range(80), 16))
 def test_history_without_the_lock(seed: int) -> None:
     """Without the lock fencing alone must do."""
     asyncio.run(asyncio.wait_for(run(seed, lock_enabled=False), RUN_LIMIT_S))

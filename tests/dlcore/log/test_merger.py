@@ -23,6 +23,7 @@ from dlcore.namespace import ScanClients, scan
 from dlcore.records import LogRecord
 from dlcore.transport.memory import MemoryBookieClient
 from tests.fixtures.interrupted_store import InterruptedStore
+from tests.fixtures.lengths import amount
 from tests.fixtures.memory_namespace import (
     ManualClock,
     MemoryCluster,
@@ -49,7 +50,7 @@ POLICY = MergePolicy(
     large_weight=20_000, fan_in=4, run_weight_max=80_000, run_extents_max=40, run_ledgers_max=20
 )
 TIME_LIMIT_S = 60
-STRIDE = 3
+STRIDE = amount(3, sampled=11)
 """A prime: changes that follow each other in the list begin at different requests."""
 
 

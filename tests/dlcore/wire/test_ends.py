@@ -55,6 +55,7 @@ from dlcore.wire.messages import (
 )
 from dlcore.wire.statuses import Status
 from tests.dlcore.wire.test_vectors import MESSAGES
+from tests.fixtures.lengths import amount
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -117,7 +118,7 @@ def plain(message: Message) -> Message:
     return message
 
 
-@settings(max_examples=60)
+@settings(max_examples=amount(60, sampled=15))
 @given(frames=FRAMES, cuts=st.lists(SIZES, min_size=1, max_size=5), order=st.randoms())
 def test_messages_arrive_whole_however_they_are_cut(
     frames: list[int], cuts: list[int], order: object
