@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.fixtures.lengths import amount
 from tests.simulation.loop import LivenessLostError, run
 from tests.simulation.workload import run_seed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SEED_COUNT = 400
-SEEDS_PER_TEST = 25
+SEED_COUNT = amount(400, sampled=80)
+SEEDS_PER_TEST = 20
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.fixtures.lengths import amount
 from tests.simulation.checkers import INVARIANTS
 from tests.simulation.mutants import FOCUSES, MUTANTS, focused
 from tests.simulation.mutants_run import find, is_caught_by_its_test, known
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
-FOCUSED_SEEDS = 3
+FOCUSED_SEEDS = amount(3, sampled=1)
 SEEDS_MAX = 1000
 """Far more than any mutant needs, so that no change of the product makes one be missed by luck."""
-_PER_INVARIANT = 2
+_PER_INVARIANT = amount(2, sampled=1)
 _TESTED_SAMPLE = (
     "a_closing_writer_undoes_a_swap",
     "late_acks_of_replaced_bookies_count",
@@ -34,7 +35,7 @@ _TESTED_SAMPLE = (
 )
 
 
-def sample() -> list[str]:
+def soonest() -> list[str]:
     """Return the mutants of each invariant that took the fewest seeds."""
     found = known()
     chosen: list[str] = []
@@ -53,7 +54,7 @@ def _quiet() -> Iterator[None]:
 
 
 @pytest.mark.timeout(1800)  # a search of all seeds takes minutes; most end at the first one
-@pytest.mark.parametrize("name", sample())
+@pytest.mark.parametrize("name", soonest())
 def test_known_bugs_are_found(name: str) -> None:
     """A simulation that lets a known bug pass proves nothing about unknown ones."""
     finding = find(name, (known()[name].seed, *range(SEEDS_MAX)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import product
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -16,6 +17,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from tests.fixtures.lengths import sample
 from tests.fixtures.spark import ROOT, spark_environment
 
 if TYPE_CHECKING:
@@ -113,8 +115,9 @@ def work_of(sandbox: Sandbox, folder: Path, *, namespace_first: bool, is_busy: b
     return f"import json; work = json.loads({json.dumps(work)!r})"
 
 
-@pytest.mark.parametrize("namespace_first", [True, False], ids=["namespace first", "Spark first"])
-@pytest.mark.parametrize("is_busy", [True, False], ids=["busy", "idle"])
+@pytest.mark.parametrize(
+    ("namespace_first", "is_busy"), sample(product((True, False), repeat=2), 2)
+)
 def test_a_script(
     sandbox: Sandbox, tmp_path: Path, *, namespace_first: bool, is_busy: bool
 ) -> None:
