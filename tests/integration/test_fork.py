@@ -13,13 +13,15 @@ from uuid import uuid4
 
 import pytest
 
+from tests.fixtures.lengths import amount
+
 if TYPE_CHECKING:
     from dlcore.sandbox.cluster import Sandbox
 
 pytestmark = pytest.mark.integration
 
 WAIT_S = 200
-CHILDREN = 60
+CHILDREN = amount(60, sampled=20)
 PRELUDE = """
 import os, subprocess, sys, threading
 from dlcore import LogRecord

@@ -19,6 +19,7 @@ import pytest
 
 from dlcore.config import LogConfig
 from dlcore.sync import open_namespace
+from tests.fixtures.lengths import sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -148,7 +149,7 @@ EXITS = {
 }
 
 
-@pytest.mark.parametrize("way", EXITS)
+@pytest.mark.parametrize("way", sample(EXITS, 6))
 def test_what_was_written_is_flushed(
     way: str, sandbox: Sandbox, namespace: Namespace, log: str
 ) -> None:

@@ -20,6 +20,7 @@ from dlcore.errors import BookieUnavailableError, NotEnoughBookiesError
 from dlcore.metadata.zookeeper import ZooKeeperStore
 from dlcore.sync import open_namespace
 from tests.fixtures.aio import run
+from tests.fixtures.lengths import sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -138,7 +139,8 @@ def check_recovery(
 
 
 @pytest.mark.parametrize(
-    ("copies", "survivor"), [(1, 0), (2, 1), (3, 0), (3, 1), (3, 2), (4, 3), (5, 2)]
+    ("copies", "survivor"),
+    sample([(1, 0), (2, 1), (3, 0), (3, 1), (3, 2), (4, 3), (5, 2)], 3),
 )
 def test_one_survivor_serves_all_and_wiped_bookies_come_back(
     fresh_sandbox: Callable[..., Sandbox], copies: int, survivor: int

@@ -18,6 +18,7 @@ from dlcore.cli.app import EXIT_FAILED, EXIT_TERMINATED, EXIT_USAGE, run
 from dlcore.config import LogConfig
 from dlcore.records import LogRecord
 from dlcore.sync import open_namespace
+from tests.fixtures.lengths import sample
 from tests.fixtures.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -261,7 +262,7 @@ def test_a_terminated_writer_writes_what_it_has_read(sandbox: Sandbox, log: str)
             writer.kill()
 
 
-@pytest.mark.parametrize("dies", ["bookies", "everything"])
+@pytest.mark.parametrize("dies", sample(["bookies", "everything"], 1))
 def test_following_ends_with_an_error_when_the_cluster_is_gone(
     dies: str, fresh_sandbox: Callable[..., Sandbox]
 ) -> None:

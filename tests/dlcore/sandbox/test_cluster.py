@@ -25,6 +25,7 @@ from dlcore.sandbox import Sandbox
 from dlcore.sandbox.cluster import _python_path
 from dlcore.sandbox.process import HOST
 from tests.fixtures.aio import run
+from tests.fixtures.lengths import sample
 from tests.fixtures.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -260,7 +261,7 @@ def start_owner(folder: Path, ending: str) -> tuple[subprocess.Popen[str], list[
     return owner, pids
 
 
-@pytest.mark.parametrize("ending", ["SIGKILL", "SIGTERM", "SIGINT", "forgets"])
+@pytest.mark.parametrize("ending", sample(["SIGKILL", "SIGTERM", "SIGINT", "forgets"], 2))
 def test_no_process_outlives_its_owner(tmp_path: Path, ending: str) -> None:
     """However the owner ends, and even those that are paused; the folder is free afterwards."""
     owner, pids = start_owner(tmp_path, "return" if ending == "forgets" else "wait")
