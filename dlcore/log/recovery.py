@@ -10,7 +10,6 @@ from dlcore.errors import (
     LedgerNotFoundError,
     LedgerReadError,
     MetadataVersionError,
-    OwnershipAcquireFailedError,
 )
 from dlcore.log.entries.body import EntryHeader, decode_entry_header
 from dlcore.log.metadata.changes import plan_complete
@@ -122,10 +121,3 @@ async def delete_ledger(context: LogContext, ledger_id: int) -> None:
         await context.ledgers.delete_ledger(ledger_id)
     except LedgerNotFoundError:
         logger.debug("ledger=%d is gone already", ledger_id)
-
-
-def taken_over(log: str, ledger_id: int) -> OwnershipAcquireFailedError:
-    """Return what a writer is told whose ledger somebody else recovered."""
-    return OwnershipAcquireFailedError(
-        f"log {log!r}: another writer recovered ledger {ledger_id} of this one"
-    )

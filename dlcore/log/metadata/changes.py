@@ -41,6 +41,7 @@ from dlcore.metadata.port import ANY_VERSION, Create, Delete, Op, Put
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dlcore.config import LogConfig
     from dlcore.log.reading.scan import StagedExtent
     from dlcore.metadata.paths import LogPaths, NamespacePaths
 
@@ -60,12 +61,22 @@ class SegmentLimits:
     size_bytes_max: int
     age_max_ms: int
 
+    @classmethod
+    def of(cls, config: LogConfig) -> SegmentLimits:
+        """Return the limits that a log's configuration sets."""
+        return cls(
+            size_bytes_max=config.segment_bytes_max,
+            age_max_ms=int(config.segment_age_max_s * 1000),
+        )
+
+    def is_reached(self, *, size_bytes: int, age_ms: int) -> bool:
+        """Return whether what has this size and age gets nothing more."""
+        return size_bytes >= self.size_bytes_max or age_ms >= self.age_max_ms
+
     def is_full(self, segment: OpenSegment, *, size_bytes: int, now_ms: int) -> bool:
         """Return whether staged extents must go to another segment."""
-        return (
-            segment.chunk_count >= CHUNKS_PER_SEGMENT_MAX
-            or size_bytes >= self.size_bytes_max
-            or now_ms - segment.created_ms >= self.age_max_ms
+        return segment.chunk_count >= CHUNKS_PER_SEGMENT_MAX or self.is_reached(
+            size_bytes=size_bytes, age_ms=now_ms - segment.created_ms
         )
 
 

@@ -146,10 +146,7 @@ class StagedAppend:
         self._strict = strict
         self._result: CommitResult | None = None
         self._config = config
-        self._limits = SegmentLimits(
-            size_bytes_max=config.segment_bytes_max,
-            age_max_ms=int(config.segment_age_max_s * 1000),
-        )
+        self._limits = SegmentLimits.of(config)
         self._token = context.clock.new_token()
         self._writer: StagingWriter | None = None
         self._staged: list[StagedExtent] = []

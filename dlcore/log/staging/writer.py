@@ -23,13 +23,14 @@ from dlcore.errors import (
     TransactionTooLargeError,
     WriteError,
 )
-from dlcore.log.entries.batches import byte_log_batch, check_txids, cut
+from dlcore.log.entries.batches import byte_log_batch
 from dlcore.log.entries.body import ipc_options
+from dlcore.log.metadata.changes import SegmentLimits
 from dlcore.log.metadata.staged import create_staged_ledger, drop, read_staged
 from dlcore.log.metadata.store import UNANSWERED
 from dlcore.log.reading.scan import StagedExtent
-from dlcore.log.writing.active import encode_group
-from dlcore.log.writing.transmit import Slice, Transmitter
+from dlcore.log.writing.run import Run
+from dlcore.log.writing.transmit import Transmitter
 
 if TYPE_CHECKING:
     import asyncio
@@ -61,28 +62,14 @@ def require_few_logs(logs: Collection[str]) -> None:
         )
 
 
-class _Run:
-    """Entries of one log that follow each other in a ledger."""
-
-    def __init__(self, ledger: LedgerWriter) -> None:
-        self.ledger = ledger
-        self.first_entry_id = ledger.last_add_pushed + 1
-        self.records = 0
-        self.size_bytes = 0
-        self.first_txid = -1
-        self.last_txid = -1
-
-
 class _Part:
     """What was written for one log since the last `stage`."""
 
     def __init__(self, log: LogMetadata, *, entry_bytes: int, has_txids: bool) -> None:
         self.log = log
         self.has_txids = has_txids
-        self.last_txid = -1
         self.transmitter: Transmitter[None] = Transmitter(entry_bytes=entry_bytes)
-        self.queued_bytes = 0
-        self.run: _Run | None = None
+        self.run: Run | None = None
         self.extents: list[StagedExtent] = []
 
 
@@ -111,6 +98,7 @@ class StagingWriter:
         self._owner = owner
         self._identity = identity
         self._config = config
+        self._limits = SegmentLimits.of(config)
         self._options = ipc_options(config.compression)
         self._logs: dict[str, LogMetadata] = {}
         self._parts: dict[str, _Part] = {}
@@ -165,16 +153,9 @@ class StagingWriter:
             raise ConfigurationError(
                 f"staging for log {log!r}: one extent mixes batches with and without a column txid"
             )
-        _, last_txid = check_txids(batch, last_txid=part.last_txid)
-        slices = [
-            Slice(piece, piece.column(0)[0].as_py(), piece.column(0)[-1].as_py(), size_bytes)
-            for piece, size_bytes in cut(batch, entry_bytes=self._config.entry_bytes)
-        ]
-        part.last_txid = last_txid
-        part.transmitter.add_slices(slices)
-        size_bytes = sum(each.size_bytes for each in slices)
-        part.queued_bytes += size_bytes
-        self._queued_bytes += size_bytes
+        before = part.transmitter.queued_bytes
+        part.transmitter.add_batch(batch)
+        self._queued_bytes += part.transmitter.queued_bytes - before
         self._parts[log] = part
         lane = self._lane_of(metadata)
         if lane.part is None:
@@ -194,7 +175,7 @@ class StagingWriter:
     async def _spill(self) -> None:
         """Give the log with the most its turn while too much is waiting."""
         while self._queued_bytes > QUEUED_BYTES_MAX:
-            part = max(self._parts.values(), key=lambda part: part.queued_bytes)
+            part = max(self._parts.values(), key=lambda part: part.transmitter.queued_bytes)
             await self._send_all(part)
 
     async def _send_all(self, part: _Part) -> None:
@@ -221,23 +202,13 @@ class StagingWriter:
     def _push(self, lane: _Lane, part: _Part, ledger: LedgerWriter) -> None:
         run = part.run
         if run is None:
-            run = part.run = _Run(ledger)
+            first_entry_id = ledger.last_add_pushed + 1
+            run = part.run = Run(first_entry_id=first_entry_id, timestamp_ms=lane.timestamp_ms)
         group = part.transmitter.next_group()
-        lane.timestamp_ms = max(lane.timestamp_ms, self._context.clock.now_ms())
-        body, size = encode_group(
-            group,
-            records_before=run.records,
-            write_time_ms=lane.timestamp_ms,
-            options=self._options,
-        )
-        ledger.append(body).add_done_callback(partial(self._answered, part))
-        if run.records == 0:
-            run.first_txid = group.first_txid
-        run.last_txid = group.last_txid
-        run.records += group.record_count
-        run.size_bytes += size
-        part.queued_bytes -= group.size_bytes
         self._queued_bytes -= group.size_bytes
+        body = run.encode(group, now_ms=self._context.clock.now_ms(), options=self._options)
+        lane.timestamp_ms = run.timestamp_ms
+        ledger.append(body).add_done_callback(partial(self._answered, part))
 
     def _answered(self, part: _Part, future: asyncio.Future[int]) -> None:
         if future.cancelled():
@@ -252,31 +223,31 @@ class StagingWriter:
         run, part.run = part.run, None
         if run is None:
             return
-        lane = self._lane_of(part.log)
-        self._staged[run.ledger.ledger_id] += run.ledger.last_add_pushed + 1 - run.first_entry_id
+        ledger = self._lane_of(part.log).ledger
+        assert ledger is not None  # the run's own: another one is begun after the run has ended
+        self._staged[ledger.ledger_id] += run.entry_count
         part.extents.append(
             StagedExtent(
                 log=part.log.name,
                 log_id=part.log.log_id,
                 identity=self._identity,
-                ledger_id=run.ledger.ledger_id,
+                ledger_id=ledger.ledger_id,
                 first_entry_id=run.first_entry_id,
-                last_entry_id=run.ledger.last_add_pushed,
-                record_count=run.records,
+                last_entry_id=run.last_entry_id,
+                record_count=run.record_count,
                 size_bytes=run.size_bytes,
                 first_txid=run.first_txid if part.has_txids else -1,
                 last_txid=run.last_txid if part.has_txids else -1,
-                last_timestamp_ms=lane.timestamp_ms,
+                last_timestamp_ms=run.timestamp_ms,
             )
         )
 
     # Ledgers
 
     def _is_due_for_another(self, lane: _Lane, ledger: LedgerWriter) -> bool:
-        age_ms = self._context.clock.now_ms() - lane.started_ms
-        return (
-            ledger.length_bytes >= self._config.segment_bytes_max
-            or age_ms >= self._config.segment_age_max_s * 1000
+        return self._limits.is_reached(
+            size_bytes=ledger.length_bytes,
+            age_ms=self._context.clock.now_ms() - lane.started_ms,
         )
 
     async def _next_ledger(self, lane: _Lane) -> LedgerWriter:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import pyarrow as pa
 
@@ -24,12 +24,14 @@ from dlcore.log.entries.batches import (
     RECORD_OVERHEAD_BYTES,
     batch_of,
     check_payload_size,
+    check_txids,
+    cut,
     txid_out_of_order,
     txid_out_of_range,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
 _Ticket = TypeVar("_Ticket")
 RECORD_TICKET_BYTES = 256
@@ -139,23 +141,10 @@ class Unwritten:
         return cls(count, given[0].first_txid, given[-1].last_txid)
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """A part of a batch that fits into one entry."""
-
-    batch: pa.RecordBatch
-    first_txid: int
-    last_txid: int
-    size_bytes: int
-
-
-Item: TypeAlias = Slice | tuple[int, bytes]
-
-
 class Transmitter(Generic[_Ticket]):
-    """The queue between a writer's callers and its ledger."""
+    """The queue between a writer's callers and its ledger; transaction ids never fall in it."""
 
-    def __init__(self, *, entry_bytes: int) -> None:
+    def __init__(self, *, entry_bytes: int, last_txid: int = -1) -> None:
         require(
             condition=entry_bytes > 0, key="entry_bytes", value=entry_bytes, rule="expected > 0"
         )
@@ -163,30 +152,49 @@ class Transmitter(Generic[_Ticket]):
         self._sealed: deque[Group[_Ticket]] = deque()
         self._open: Group[_Ticket] | None = None
         self._in_flight: deque[Group[_Ticket]] = deque()
+        self.last_txid = last_txid
+        """The highest transaction id accepted, or that the log held before; -1 if there is none."""
         self.pending_bytes = 0
         """Memory of all that was accepted and is not acknowledged."""
+        self.queued_bytes = 0
+        """What was accepted and is not in flight will take so much of entries."""
 
     @property
     def is_idle(self) -> bool:
         """Whether everything accepted is acknowledged."""
         return not (self._sealed or self._open or self._in_flight)
 
+    @property
+    def has_in_flight(self) -> bool:
+        """Whether something was sent and is not acknowledged."""
+        return bool(self._in_flight)
+
     def add_record(self, txid: int, payload: bytes, ticket: _Ticket | None = None) -> None:
-        """Accept one record, which `checked_payload` passed."""
+        """Accept one record, or raise what `checked_payload` says against it."""
+        payload = checked_payload(txid, payload, last_txid=self.last_txid)
         size_bytes = len(payload) + RECORD_OVERHEAD_BYTES
         group = self._group_for(txid, size_bytes)
         group._add_record(txid, payload)
+        self.last_txid = txid
         self.pending_bytes += size_bytes + RECORD_TICKET_BYTES
+        self.queued_bytes += size_bytes
         if ticket is not None:
             group.tickets.append((group.record_count - 1, ticket))
 
-    def add_slices(self, slices: Sequence[Slice], ticket: _Ticket | None = None) -> None:
-        """Accept a batch that was cut to entries; the ticket is for its last record."""
-        assert slices
-        for part in slices:
-            group = self._group_for(part.first_txid, part.size_bytes)
-            group._add_batch(part.batch, part.last_txid, part.size_bytes)
-            self.pending_bytes += part.size_bytes
+    def add_batch(self, batch: pa.RecordBatch, ticket: _Ticket | None = None) -> None:
+        """Accept a byte log's batch of at least one row, cut to entries; for its last row a ticket.
+
+        Raises (nothing of it is accepted):
+            TransactionIdOutOfOrderError, LogRecordTooLongError, ConfigurationError.
+        """
+        check_txids(batch, last_txid=self.last_txid)
+        for part, size_bytes in cut(batch, entry_bytes=self._entry_bytes):
+            txids = part.column(0)
+            first_txid, self.last_txid = txids[0].as_py(), txids[-1].as_py()
+            group = self._group_for(first_txid, size_bytes)
+            group._add_batch(part, self.last_txid, size_bytes)
+            self.pending_bytes += size_bytes
+            self.queued_bytes += size_bytes
         if ticket is not None:
             group.tickets.append((group.record_count - 1, ticket))
 
@@ -239,6 +247,7 @@ class Transmitter(Generic[_Ticket]):
         if not self._sealed:
             self.seal()
         group = self._sealed.popleft()
+        self.queued_bytes -= group.size_bytes
         self._in_flight.append(group)
         return group
 
@@ -263,5 +272,5 @@ class Transmitter(Generic[_Ticket]):
         in_flight, queued = list(self._in_flight), list(self._sealed)
         self._in_flight.clear()
         self._sealed.clear()
-        self.pending_bytes = 0
+        self.pending_bytes = self.queued_bytes = 0
         return in_flight, queued

@@ -1,20 +1,21 @@
-"""The log's writer: accepts records, sends entries, rolls segments, and answers in order.
+"""The log's writer, as programs use it: runs the machine of `append.py` over ledgers and metadata.
 
-One task, the pump, takes groups from the transmitter and appends them to the active segment's
-ledger; it alone starts and rolls segments.  The first failure ends the writer: what was in flight
-fails with it, what was queued is cancelled, and a new writer recovers what is durable.
+One task, the pump, performs the machine's steps one after the other; it alone starts and completes
+segments.  The first failure ends the writer, and a new one recovers what is durable.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
-from collections import deque
-from typing import TYPE_CHECKING
+import os
+import weakref
+from typing import TYPE_CHECKING, assert_never
 
 from dlcore.errors import (
+    ConfigurationError,
     DLError,
-    MetadataError,
     MetadataVersionError,
     NodeExistsError,
     NoNodeError,
@@ -23,34 +24,52 @@ from dlcore.errors import (
     WriteError,
 )
 from dlcore.ids import DLSN
-from dlcore.log.entries.batches import txid_out_of_order
+from dlcore.log.entries.batches import byte_log_batch
 from dlcore.log.entries.body import ipc_options
-from dlcore.log.metadata.changes import Change, plan_complete, plan_start
+from dlcore.log.metadata.changes import Change, SegmentLimits, plan_complete, plan_start
 from dlcore.log.reading.snapshot import find_last_dlsn
-from dlcore.log.recovery import delete_ledger, recover_log, taken_over
+from dlcore.log.recovery import recover_log
 from dlcore.log.upkeep.removal import remove_truncated
-from dlcore.log.writing.accepting import Acceptor
-from dlcore.log.writing.active import ActiveSegment
-from dlcore.log.writing.rolling import RollingPolicy
+from dlcore.log.writing.append import (
+    Acknowledge,
+    AppendEntry,
+    CloseLedger,
+    CompleteSegment,
+    Effect,
+    Ended,
+    Ending,
+    Finish,
+    GiveUp,
+    LogAppender,
+    RecoverLog,
+    Refuse,
+    StartSegment,
+    Step,
+)
 from dlcore.log.writing.truncation import truncate_log
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import TracebackType
+
+    import pyarrow as pa
 
     from dlcore.config import LogConfig
     from dlcore.ledger.writer import LedgerWriter
     from dlcore.log.context import LogContext
-    from dlcore.log.metadata.segment import Extent
     from dlcore.log.metadata.values import LogMetadata, VersionedHead
     from dlcore.log.writing.lock import WriterLock
+    from dlcore.log.writing.transmit import Unwritten
+    from dlcore.records import LogRecord
 
 logger = logging.getLogger(__name__)
 
-_START_ATTEMPTS_MAX = 20
-_CONFLICTS = (MetadataVersionError, NodeExistsError, NoNodeError)
+PENDING_BYTES_SOFT = 32 * 1024 * 1024
+"""`wait_for_capacity` waits while more than this is not acknowledged."""
+_OVERTAKEN = (MetadataVersionError, NodeExistsError, NoNodeError)
 
 
-class AsyncLogWriter(Acceptor):
+class AsyncLogWriter:
     """Appends to one log, as its only writer.
 
     Use `DistributedLogManager.open_writer`.  The methods that return futures may be called from any
@@ -65,37 +84,108 @@ class AsyncLogWriter(Acceptor):
         lock: WriterLock | None,
         config: LogConfig,
     ) -> None:
-        super().__init__(at.name, config, last_txid=at.head.max_txid)
         self._context = context
-        self._quorum = log.quorum
-        self._at = at
+        self._log = log
+        self._paths = context.logs.paths_of(log)
         self._lock = lock
-        self._paths = context.logs.paths_of(at.log)
-        self._policy = RollingPolicy(
-            size_bytes_max=config.segment_bytes_max,
-            age_max_ms=int(config.segment_age_max_s * 1000),
+        self._machine: LogAppender[asyncio.Future[DLSN]] = LogAppender(
+            at,
+            entry_bytes=config.entry_bytes,
+            limits=SegmentLimits.of(config),
+            options=ipc_options(config.compression),
         )
-        self._options = ipc_options(config.compression)
-        self._last_dlsn: DLSN | None = None
-        self._active: ActiveSegment | None = None
-        self._withheld: deque[tuple[ActiveSegment, int]] = deque()  # durable, but we lost the lock
-        self._own_ledger_id: int | None = None  # of our open extent, as the metadata has it
+        self._ledger: LedgerWriter | None = None  # of the segment that is ours
         self._changing = asyncio.Lock()  # one change of the log's metadata at a time
-        self._pump_task = asyncio.create_task(self._run(), name=f"log-writer-{at.name}")
+        self._wake = asyncio.Event()
+        self._capacity = asyncio.Event()
+        self._pump_task = asyncio.create_task(self._run(), name=f"log-writer-{log.name}")
         self._pump_task.add_done_callback(self._pump_ended)
         context.open_objects.add(self)
+        _left_open.add(self)
         if lock is not None:
             lock.verify = self._verify_untouched
             lock.on_change = self._ownership_changed
+            self._ownership_changed()
 
     def __repr__(self) -> str:
-        condition = "FAILED" if self._failure else "CLOSED" if self._closed else "OPEN"
-        return f"<AsyncLogWriter {self._at.name!r} {condition} {self._active!r}>"
+        return f"<AsyncLogWriter {self._machine!r}>"
+
+    @property
+    def log_name(self) -> str:
+        """The name of the log."""
+        return self._log.name
+
+    @property
+    def last_txid(self) -> int:
+        """The highest transaction id accepted, or found in the log; -1 if there is none."""
+        return self._machine.last_txid
 
     @property
     def last_dlsn(self) -> DLSN | None:
         """Position of the last record that this writer knows to be durable."""
-        return self._last_dlsn
+        return self._machine.last_dlsn
+
+    @property
+    def unwritten(self) -> Unwritten | None:
+        """Records accepted and not acknowledged, unless a call has failed because of them."""
+        return self._machine.unwritten
+
+    # Accepting
+
+    def write(self, record: LogRecord) -> asyncio.Future[DLSN]:
+        """Accept a record; return the future of its position, completed in order once durable.
+
+        Raises (nothing is written, the writer stays usable):
+            TransactionIdOutOfOrderError: the transaction id is lower than the one before.
+            LogRecordTooLongError: the record exceeds RECORD_SIZE_BYTES_MAX.
+            OverCapacityError: too much is pending; `wait_for_capacity` first.
+        Raises (nothing more can be written):
+            EndOfStreamError, AlreadyClosedError, WriteError.
+        """
+        future = _new_future()
+        self._machine.add_record(record.txid, record.payload, future)
+        self._wake.set()
+        return future
+
+    def write_bulk(self, records: Iterable[LogRecord]) -> list[asyncio.Future[DLSN]]:
+        """Write each of `records`; after the first that is refused, the rest is cancelled."""
+        futures: list[asyncio.Future[DLSN]] = []
+        refusal: DLError | None = None
+        for record in records:
+            try:
+                if refusal is not None:
+                    raise WriteCancelledError(f"an earlier record of the bulk failed: {refusal}")
+                futures.append(self.write(record))
+            except DLError as error:
+                refusal = refusal or error
+                futures.append(_new_future())
+                futures[-1].set_exception(error)
+        return futures
+
+    def write_batch(self, batch: pa.RecordBatch) -> asyncio.Future[DLSN]:
+        """Accept the rows of `batch` (txid, payload); return the future of its last position.
+
+        The batch is cut to entries; it is refused as a whole or accepted as a whole.
+        """
+        if batch.num_rows == 0:
+            raise ConfigurationError("a batch without rows has no position")
+        future = _new_future()
+        self._machine.add_batch(byte_log_batch(batch), future)
+        self._wake.set()
+        return future
+
+    async def submit_batch(self, batch: pa.RecordBatch) -> None:
+        """Wait for capacity and write `batch`; its failure shows in the next call."""
+        if batch.num_rows == 0:
+            return
+        await self.wait_for_capacity()
+        self.write_batch(batch)
+
+    async def wait_for_capacity(self) -> None:
+        """Wait until less than PENDING_BYTES_SOFT is pending, or the writer has failed."""
+        while self._machine.pending_bytes > PENDING_BYTES_SOFT:
+            self._capacity.clear()
+            await self._capacity.wait()
 
     # Waiting
 
@@ -104,19 +194,18 @@ class AsyncLogWriter(Acceptor):
 
         Returns: the last position that this writer wrote, if it wrote anything.
         """
-        self._require_usable()
-        try:
-            return await self._flush()
-        except DLError:
-            self._untold = None
-            raise
+        barrier = _new_future()
+        if not self._machine.flush(barrier):
+            return self.last_dlsn
+        return await self._answer(barrier)
 
-    async def _flush(self) -> DLSN | None:
-        barrier = self._new_future()
-        if not self._transmitter.add_barrier(barrier):
-            return self._last_dlsn
+    async def _answer(self, future: asyncio.Future[DLSN]) -> DLSN:
         self._wake.set()
-        return await barrier
+        try:
+            return await future
+        except DLError:
+            self._machine.failure_was_told()
+            raise
 
     async def commit(self) -> DLSN | None:
         """Flush, and make everything visible to readers; return the log's last position.
@@ -126,59 +215,37 @@ class AsyncLogWriter(Acceptor):
         Returns: the position of the log's last record, whoever wrote it; None if it holds none.
         """
         last = await self.flush()
-        async with self._changing:
-            if self._active is not None:
-                try:
-                    await self._active.ledger.publish_lac()
-                except DLError as error:
-                    self._fail(error)
-                    raise
+        if self._ledger is not None:
+            try:
+                await self._ledger.publish_lac()
+            except DLError as error:
+                self._fail(error)
+                raise
         if last is not None:
             return last
-        return await find_last_dlsn(self._context, self._at.log)
+        return await find_last_dlsn(self._context, self._log)
 
     async def truncate(self, dlsn: DLSN) -> bool:
         """Drop the records below `dlsn`; return whether that changed anything."""
-        self._require_usable()
+        machine = self._machine
+        machine.require_usable()
         async with self._changing:
-            changed, at = await truncate_log(
-                self._context, self._at, dlsn, end=self._end_of_active()
-            )
-            if self._is_ours(at):
-                self._at = at
+            changed, at = await truncate_log(self._context, machine.at, dlsn, end=machine.end)
+            self._perform(machine.head_changed(at))
+        if machine.error is not None:
+            raise machine.error
         # Removing may take long, and needs nothing of the writer.
         await remove_truncated(self._context, at)
         return changed
 
-    def _is_ours(self, at: VersionedHead) -> bool:
-        """Return whether `at` can be gone on from; raise if another took our segment over."""
-        if self._active is None:
-            # An open segment is another writer's.  The head known before makes our next change
-            # fail, and only then is the log taken over.
-            return at.head.open_extent is None
-        ledger_id = self._active.ledger.ledger_id
-        if not at.is_open_over(ledger_id):
-            error = taken_over(at.name, ledger_id)
-            self._fail(error)
-            raise error
-        return True
-
-    def _end_of_active(self) -> DLSN | None:
-        last = self._last_dlsn
-        if self._active is None or last is None or last.lssn != self._active.lssn:
-            return None
-        return DLSN(last.lssn, last.entry_id + 1, 0)
-
     async def mark_end_of_stream(self) -> None:
         """Flush and seal the log: no record can follow, and readers learn that they are done."""
-        self._require_writable()
-        self._ended = True
-        try:
-            await self.flush()
-            await self._complete_active(seal=True)
-        except DLError as error:
-            self._fail(error)
-            raise
+        await self._end(Ending.SEAL)
+
+    async def _end(self, ending: Ending) -> None:
+        ended = _new_future()
+        self._machine.end_with(ending, ended)
+        await self._answer(ended)
 
     async def aclose(self) -> None:
         """Flush, complete the segment and release the lock; harmless when it is closed.
@@ -186,27 +253,19 @@ class AsyncLogWriter(Acceptor):
         Raises:
             WriteError: records failed; what was acknowledged is durable.
         """
-        if self._closed:
+        if self._machine.is_closing:
             return
-        self._closed = True
+        _left_open.discard(self)  # who closes it is told
         try:
-            if self._failure is None:
-                await self._flush()
-                await self._complete_active(seal=False)
-        except DLError as error:
-            self._fail(error)
-            raise
+            await self._end(Ending.CLOSE)
         finally:
             await self._stop()
-        if self._failure is not None:
-            raise self._write_error() from self._failure
 
     async def abort(self) -> None:
         """Stop at once, as a crash would: the segment stays in progress until it is recovered."""
-        if self._closed:
+        if self._machine.is_closing:
             return
-        self._closed = True
-        self._give_up(WriteCancelledError(f"the writer of log {self._at.name!r} was aborted"))
+        _left_open.discard(self)
         await self._stop()
 
     async def abandon(self, reason: str) -> None:
@@ -228,20 +287,22 @@ class AsyncLogWriter(Acceptor):
         except WriteError:
             if not isinstance(error, asyncio.CancelledError):
                 raise
-            logger.info("log=%s: the writer had failed when it was cancelled", self._at.name)
+            logger.info("log=%s: the writer had failed when it was cancelled", self.log_name)
 
     async def _stop(self) -> None:
         self._pump_task.cancel()
         await asyncio.gather(self._pump_task, return_exceptions=True)
-        await self._let_go()
+        await self._let_go("the writer was aborted")
 
-    async def _let_go(self) -> None:
+    async def _let_go(self, reason: str) -> None:
+        error = WriteCancelledError(f"log {self.log_name!r}: {reason}")
+        self._perform(self._machine.abort(error))
         self._context.open_objects.discard(self)
-        self._forget()
-        active, self._active = self._active, None
+        _left_open.discard(self)
+        ledger, self._ledger = self._ledger, None
         try:
-            if active is not None:
-                await active.ledger.abandon()
+            if ledger is not None:
+                await ledger.abandon()
         finally:
             if self._lock is not None:
                 await self._lock.release()
@@ -252,223 +313,186 @@ class AsyncLogWriter(Acceptor):
         """Pump until `_stop`; if the event loop ends before that, say so and release the lock."""
         try:
             await self._pump()
-            await asyncio.get_running_loop().create_future()  # failed: what follows is `_stop`
         except asyncio.CancelledError:
-            if not self._closed:
+            if self in _left_open:
                 self._report_unwritten("its event loop ended")
-                self._closed = True
-                self._give_up(WriteCancelledError(f"log {self._at.name!r}: the loop ended"))
-                await self._let_go()
+                await self._let_go("its event loop ended")
             raise
         except GeneratorExit:
             self._report_unwritten("its event loop was dropped")
             raise
 
     async def _pump(self) -> None:
-        try:
-            while True:
-                self._wake.clear()
-                while self._has_next():
-                    async with self._changing:
-                        await self._send_next()
-                await self._wake.wait()
-        except DLError as error:
-            self._fail(error)
+        while True:
+            self._wake.clear()
+            while (step := self._next_step()) is not None:
+                try:
+                    if isinstance(step, AppendEntry):
+                        await self._append()
+                    else:
+                        async with self._changing:
+                            await self._change(self._next_step())
+                except DLError as error:
+                    self._fail(error)
+            await self._wake.wait()
+
+    def _next_step(self) -> Step | None:
+        return self._machine.next_step(now_ms=self._context.clock.now_ms())
 
     def _pump_ended(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             # A defect; whoever waits for an answer must not wait for ever.
-            self._fail(UnexpectedError(f"the writer of log {self._at.name!r} broke: {error!r}"))
+            self._fail(UnexpectedError(f"the writer of log {self.log_name!r} broke: {error!r}"))
 
-    async def _send_next(self) -> None:
-        if self._lock is not None and not self._lock.is_owner:
-            await self._lock.wait_owned()
-        active = self._active
-        if not self._has_next():
-            return  # given up meanwhile
-        if active is None or self._should_roll(active):
-            active = await self._next_segment(self._transmitter.next_txid)
-        await active.ledger.wait_for_capacity()
-        if not self._has_next():
-            return
-        segment = active
-        segment.push(
-            self._transmitter.next_group(),
-            now_ms=self._context.clock.now_ms(),
-            options=self._options,
-            on_answer=lambda future, timestamp_ms: self._answered(segment, future, timestamp_ms),
-        )
+    async def _append(self) -> None:
+        ledger = self._ledger
+        assert ledger is not None
+        await ledger.wait_for_capacity()
+        body = self._machine.next_entry(now_ms=self._context.clock.now_ms())
+        if body is not None:
+            ledger.append(body).add_done_callback(self._answered)
 
-    def _has_next(self) -> bool:
-        return self._transmitter.has_next
-
-    def _should_roll(self, active: ActiveSegment) -> bool:
-        return self._policy.should_roll(
-            size_bytes=active.bytes_pushed,
-            age_ms=self._context.clock.now_ms() - active.started_ms,
-        )
-
-    def _answered(
-        self, active: ActiveSegment, future: asyncio.Future[int], timestamp_ms: int
-    ) -> None:
+    def _answered(self, future: asyncio.Future[int]) -> None:
         if future.cancelled():
             return
         error = future.exception()
-        if error is not None:
+        if error is None:
+            self._perform(self._machine.entry_durable())
+        else:
             self._fail(error if isinstance(error, DLError) else WriteError(repr(error)))
-            return
-        if self._given_up:
-            return
-        if self._withheld or (self._lock is not None and not self._lock.is_owner):
-            self._withheld.append((active, timestamp_ms))
-            return
-        self._acknowledge(active, timestamp_ms)
 
-    def _acknowledge(self, active: ActiveSegment, timestamp_ms: int) -> None:
-        group = self._transmitter.acknowledged()
-        first = active.acknowledged(group, timestamp_ms=timestamp_ms)
-        self._last_dlsn = DLSN(first.lssn, first.entry_id, group.record_count - 1)
-        for slot, future in group.tickets:
-            if not future.done():
-                future.set_result(DLSN(first.lssn, first.entry_id, slot))
-        self._capacity.set()
-        self._wake.set()
+    async def _change(self, step: Step | None) -> None:
+        """Perform what changes segments; the log's metadata is ours to change meanwhile."""
+        machine = self._machine
+        match step:
+            case CloseLedger():
+                assert self._ledger is not None
+                end = await self._ledger.close()
+                self._ledger = None
+                machine.ledger_closed(last_entry_id=end.last_entry_id, size_bytes=end.length_bytes)
+            case StartSegment() | CompleteSegment():
+                try:
+                    await self._apply(step)
+                except _OVERTAKEN as error:
+                    logger.info("log=%s changed under its writer: %s", self.log_name, error)
+                    at = await self._context.logs.read(self._log)
+                    self._perform(machine.overtaken(at))
+            case RecoverLog():
+                machine.recovered(await recover_log(self._context, step.at))
+            case Finish():
+                self._perform(machine.finished())
+            case GiveUp():
+                raise step.error
+            case AppendEntry() | None:
+                pass  # the log changed while we waited for our turn
+            case _:
+                assert_never(step)
 
-    # Segments
-
-    async def _next_segment(self, first_txid: int) -> ActiveSegment:
-        """Complete the active segment, if any, and start the next one: one transaction."""
-        closing = await self._close_ledger()
-        for _ in range(_START_ATTEMPTS_MAX):
-            at = self._at
-            if first_txid < at.head.max_txid:
-                # An atomic append came between our opening and our first record.
-                raise txid_out_of_order(first_txid, at.head.max_txid)
-            now_ms = self._context.clock.now_ms()
-            try:
-                ledger, self._at = await self._create_ledger(at, closing, now_ms=now_ms)
-            except _CONFLICTS as error:
-                closing = await self._reread(closing, error)
-                continue
-            lssn = self._at.head.max_lssn
-            self._own_ledger_id = ledger.ledger_id
-            self._active = ActiveSegment(
-                lssn,
-                ledger,
-                started_ms=now_ms,
-                timestamp_ms=self._at.head.last_timestamp_ms,
-            )
-            logger.info("started log=%s segment=%d ledger=%d", at.name, lssn, ledger.ledger_id)
-            return self._active
-        raise WriteError(
-            f"log {self._at.name!r}: {_START_ATTEMPTS_MAX} attempts to start a segment were "
-            "overtaken"
+    async def _apply(self, step: StartSegment | CompleteSegment) -> None:
+        if isinstance(step, StartSegment):
+            await self._start(step)
+            return
+        change = plan_complete(
+            self._paths,
+            step.at,
+            now_ms=self._context.clock.now_ms(),
+            closing=step.closing,
+            seal=step.seal,
         )
+        self._perform(self._machine.completed(await self._context.logs.apply(change)))
 
-    async def _create_ledger(
-        self, at: VersionedHead, closing: Extent | None, *, now_ms: int
-    ) -> tuple[LedgerWriter, VersionedHead]:
-        """Create the next segment's ledger together with the segment; return the head after."""
+    async def _start(self, step: StartSegment) -> None:
+        at, now_ms = step.at, self._context.clock.now_ms()
 
         def plan(ledger_id: int) -> Change:
-            return plan_start(self._paths, at, ledger_id=ledger_id, now_ms=now_ms, closing=closing)
+            return plan_start(
+                self._paths, at, ledger_id=ledger_id, now_ms=now_ms, closing=step.closing
+            )
 
-        ledger = await self._context.ledgers.create_ledger(
-            self._quorum,
+        ledger = self._ledger = await self._context.ledgers.create_ledger(
+            self._log.quorum,
             custom={"log": at.name, "log_id": at.log.log_id},
             extra_ops=lambda ledger_id: plan(ledger_id).ops,
         )
-        return ledger, plan(ledger.ledger_id).after
+        after = plan(ledger.ledger_id).after
+        self._machine.segment_started(ledger.ledger_id, after, now_ms=now_ms)
+        lssn = after.head.max_lssn
+        logger.info("started log=%s segment=%d ledger=%d", at.name, lssn, ledger.ledger_id)
 
-    async def _close_ledger(self) -> Extent | None:
-        """Close the active segment's ledger, everything in it acknowledged; return its extent."""
-        active = self._active
-        if active is None:
-            return None
-        await active.ledger.flush()
-        await self._acknowledged_all(active)
-        metadata = await active.ledger.close()
-        self._active = None
-        return active.extent(last_entry_id=metadata.last_entry_id, size_bytes=metadata.length_bytes)
+    # Answers, ownership and failure
 
-    async def _acknowledged_all(self, active: ActiveSegment) -> None:
-        """Wait until answers that are in were handled: not while the lock is lost."""
-        while active.entries_acknowledged < active.entries_pushed:
-            if self._failure is not None:
-                raise self._write_error() from self._failure
-            self._capacity.clear()
-            await self._capacity.wait()
-
-    async def _reread(self, closing: Extent | None, error: MetadataError) -> Extent | None:
-        """Look again after a lost compare-and-set; return the extent that is still to be closed.
-
-        Raises:
-            OwnershipAcquireFailedError: another writer took over.
-        """
-        known, at = self._at, await self._context.logs.read(self._at.log)
-        logger.info("log=%s changed under its writer: %s", at.name, error)
-        if closing is not None and not at.is_open_over(closing.ledger_id):
-            # Whoever completed our segment read the same ledger to its end.
-            if at.head.end != (known.head.max_lssn, closing.entry_count):
-                raise taken_over(at.name, closing.ledger_id) from error
-            closing = None
-        if closing is None and at.head.open_extent is not None:
-            if self._lock is not None and not self._lock.is_owner:
-                await self._lock.wait_owned()
-            at = await recover_log(self._context, at)
-        self._at = at
-        return closing
-
-    async def _complete_active(self, *, seal: bool) -> None:
-        async with self._changing:
-            if self._lock is not None and not self._lock.is_owner:
-                await self._lock.wait_owned()
-            ledger = self._active.ledger if self._active is not None else None
-            closing = await self._close_ledger()
-            if ledger is None and not seal:
-                return
-            while True:
-                change = plan_complete(
-                    self._paths,
-                    self._at,
-                    now_ms=self._context.clock.now_ms(),
-                    closing=closing,
-                    empty_ledger_id=None if ledger is None else ledger.ledger_id,
-                    seal=seal,
-                )
-                try:
-                    self._at = await self._context.logs.apply(change)
-                except MetadataVersionError as error:
-                    closing = await self._reread(closing, error)
-                    if closing is None and not seal:
-                        return
-                    continue
-                break
-            self._own_ledger_id = None
-        if closing is None and ledger is not None:
-            await delete_ledger(self._context, ledger.ledger_id)
-
-    # Ownership and failure
+    def _perform(self, effects: Iterable[Effect[asyncio.Future[DLSN]]]) -> None:
+        for effect in effects:
+            match effect:
+                case Acknowledge():
+                    for slot, future in effect.tickets:
+                        if not future.done():  # its caller may have cancelled it
+                            future.set_result(DLSN(effect.lssn, effect.entry_id, slot))
+                case Refuse():
+                    for future in effect.tickets:
+                        if not future.done():
+                            future.set_exception(effect.error)
+                case Ended():
+                    if not effect.ticket.done():
+                        effect.ticket.set_result(self.last_dlsn or DLSN.INITIAL)
+                case _:
+                    assert_never(effect)
+        self._capacity.set()
+        self._wake.set()
 
     async def _verify_untouched(self) -> int | None:
         """Return the head's version if the log is as this writer left it, else None."""
-        at = await self._context.logs.read(self._at.log)
-        if self._own_ledger_id is not None:
-            return at.version if at.is_open_over(self._own_ledger_id) else None
-        head, known = at.head, self._at.head
-        is_same = (head.max_lssn, head.sealed) == (known.max_lssn, known.sealed)
-        return at.version if is_same and head.open_extent is None else None
+        async with self._changing:
+            at = await self._context.logs.read(self._log)
+            return at.version if self._machine.is_untouched(at) else None
 
     def _ownership_changed(self) -> None:
         assert self._lock is not None
         if self._lock.denial is not None:
             self._fail(self._lock.denial)
         elif self._lock.is_owner:
-            while self._withheld and self._failure is None:
-                self._acknowledge(*self._withheld.popleft())
-            self._wake.set()
+            self._perform(self._machine.resumed())
+        else:
+            self._machine.suspended()
 
-    def _give_up(self, error: DLError) -> None:
-        self._withheld.clear()
-        super()._give_up(error)
+    def _fail(self, error: DLError) -> None:
+        if not self._machine.is_over:
+            name = type(error).__name__
+            logger.warning("writer of log=%s failed: %s: %s", self.log_name, name, error)
+            self._perform(self._machine.fail(error))
+
+    def _report_unwritten(self, reason: str) -> None:
+        unwritten = self.unwritten
+        if unwritten is not None and self in _left_open:
+            logger.error(
+                "log %r: not written: %s: the writer was not closed, and %s",
+                self.log_name,
+                unwritten,
+                reason,
+            )
+        _left_open.discard(self)  # it is told once
+
+
+_left_open: weakref.WeakSet[AsyncLogWriter] = weakref.WeakSet()
+
+
+def _report_left_open() -> None:
+    for writer in list(_left_open):
+        writer._report_unwritten("the process ended")
+
+
+atexit.register(_report_left_open)
+os.register_at_fork(after_in_child=_left_open.clear)  # they are the parent's
+
+
+def _new_future() -> asyncio.Future[DLSN]:
+    future: asyncio.Future[DLSN] = asyncio.get_running_loop().create_future()
+    # The writer reports a failure in its next call too, so nobody needs to look at each future.
+    future.add_done_callback(_retrieve)
+    return future
+
+
+def _retrieve(future: asyncio.Future[DLSN]) -> None:
+    if not future.cancelled():
+        future.exception()

@@ -15,7 +15,7 @@ from dlcore.errors import (
 )
 from dlcore.ids import TXID_MAX
 from dlcore.log.entries.batches import batch_of
-from dlcore.log.writing.transmit import Slice, Transmitter, Unwritten, checked_payload
+from dlcore.log.writing.transmit import Transmitter, Unwritten, checked_payload
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,7 +62,7 @@ def test_small_batches_are_joined_with_records_in_order() -> None:
     transmitter.add_record(0, b"-")
     transmitter.next_group()
     transmitter.add_record(1, b"a")
-    transmitter.add_slices([Slice(batch_of([2, 3], [b"b", b"c"]), 2, 3, 26)], "batch")
+    transmitter.add_batch(batch_of([2, 3], [b"b", b"c"]), "batch")
     transmitter.add_record(4, b"d", "last")
     transmitter.seal()
     group = transmitter.next_group()
@@ -162,8 +162,10 @@ def test_batches_and_records_concatenate_without_copying_small_parts() -> None:
     """A group of one batch hands it on as it is."""
     transmitter: Transmitter[None] = Transmitter(entry_bytes=1000)
     batch: pa.RecordBatch = batch_of([1], [b"a"])
-    transmitter.add_slices([Slice(batch, 1, 1, 13)])
-    assert transmitter.next_group().batch() is batch
+    transmitter.add_batch(batch)
+    assert transmitter.queued_bytes == 13
+    assert transmitter.next_group().batch().column(1).buffers()[2] == batch.column(1).buffers()[2]
+    assert transmitter.queued_bytes == 0
 
 
 def test_transaction_ids_are_integers() -> None:

@@ -27,12 +27,15 @@ from dlcore.errors import (
 from dlcore.ids import DLSN
 from dlcore.log.metadata import store as store_module
 from dlcore.log.metadata.segment import SegmentState
-from dlcore.log.writing import accepting
+from dlcore.log.recovery import recover_log
+from dlcore.log.writing import append, writer as writer_module
 from dlcore.records import LogRecord
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
 
 if TYPE_CHECKING:
     from dlcore.log.manager import DistributedLogManager
+    from dlcore.log.metadata.changes import Change
+    from dlcore.log.metadata.values import VersionedHead
     from dlcore.namespace import Namespace
 
 
@@ -227,6 +230,32 @@ def test_the_seal() -> None:
             for _ in range(2):
                 with pytest.raises(EndOfStreamError):
                     await reader.read_next()
+
+    on_log(body)
+
+
+def test_a_seal_keeps_what_another_completed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who recovers the log just before its writer seals it finds the same end: no record goes."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        context = (await other(cluster))._context
+        writer = await log.open_writer()
+        last = await writer.write(record(1))
+        logs = cluster.namespaces[0]._context.logs
+        apply, interruptions = logs.apply, [1]
+
+        async def apply_late(change: Change) -> VersionedHead:
+            if interruptions.pop():
+                await recover_log(context, await context.logs.read(log._log))
+                interruptions.append(0)
+            return await apply(change)
+
+        monkeypatch.setattr(logs, "apply", apply_late)
+        await writer.mark_end_of_stream()
+        await writer.aclose()
+        assert interruptions == []
+        assert [r.dlsn for r in await read_all(log)] == [last]
+        assert await log.is_end_of_stream_marked()
 
     on_log(body)
 
@@ -453,8 +482,8 @@ def test_a_failed_writer_tells_what_became_of_each_record() -> None:
 
 def test_pending_bytes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the hard bound a write is refused; whoever waits for capacity never gets there."""
-    monkeypatch.setattr(accepting, "PENDING_BYTES_SOFT", 50_000)
-    monkeypatch.setattr(accepting, "PENDING_BYTES_MAX", 200_000)
+    monkeypatch.setattr(writer_module, "PENDING_BYTES_SOFT", 50_000)
+    monkeypatch.setattr(append, "PENDING_BYTES_MAX", 200_000)
 
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
         async with await log.open_writer() as writer:

@@ -1,0 +1,556 @@
+"""The writer of one log: records in, entries, segments and answers out.  No I/O, no clock.
+
+Theory of operation.  Accepted records wait in the transmitter, become entries of the ledger of the
+open segment, and are answered when their entry is durable.  A segment that is full or old is
+completed, once all of it is answered, in the change that starts the next one.
+
+    OPENING --segment_started--> OPEN --full, old, or asked to end--> ROLLING
+    ROLLING --segment_started--> OPEN
+    ROLLING --another completed our segment--> OPENING
+    OPENING, ROLLING --completed, finished--> SEALED, CLOSED
+
+    any of these --suspended--> SUSPENDED --resumed--> the one before
+    any of these --fail--> FAILED
+    all --abort--> CLOSED
+
+Invariants:
+
+* Every accepted record is answered exactly once, in the order of the calls: with its position, or
+  with an error.  Positions and sequence ids rise, transaction ids never fall.
+* Nothing is acknowledged while ownership is lost (SUSPENDED): what is durable by then is
+  acknowledged when it is regained, or fails when it is denied.
+* After the first failure nothing is acknowledged.  What was in flight fails with that error, for it
+  may be in the log; what was never sent is cancelled, and is not.
+* A ledger is closed only when all of it is answered, so that its extent says just what callers were
+  told.  A change that was overtaken is planned again from the log as it is: if another has
+  completed our segment at the end that we know, nothing was lost, and at any other end we fail.
+
+What calls promise, by state:
+
+              OPENING, OPEN, ROLLING    SUSPENDED             SEALED           FAILED      CLOSED
+    write     accepted                  accepted, answered    end of stream    the error   closed
+                                        once resumed
+    flush     all before it answered    once resumed          nothing is left  the error   closed
+    seal      all answered, then sealed once resumed          end of stream    the error   closed
+    close     all answered, and the     once resumed          at once          the error   at once
+              segment completed
+    abort     at once: what was not answered fails, the segment stays for recovery
+
+`commit` is a flush and a call to the ledger.  Truncation changes the head beside this machine, and
+`head_changed` tells it.  From the call of seal or close on, writes are refused as if it were done.
+
+The driver (`writer.py`) asks for the `next_step`, performs it, and feeds the answer back; it does
+one change of the log's metadata at a time.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
+
+from dlcore.errors import (
+    AlreadyClosedError,
+    DLError,
+    EndOfStreamError,
+    OverCapacityError,
+    OwnershipAcquireFailedError,
+    WriteCancelledError,
+    WriteError,
+)
+from dlcore.ids import DLSN
+from dlcore.log.entries.batches import txid_out_of_order
+from dlcore.log.metadata.segment import Extent
+from dlcore.log.writing.run import Run
+from dlcore.log.writing.transmit import Transmitter, Unwritten
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import pyarrow as pa
+
+    from dlcore.ledger.digest import BytesLike
+    from dlcore.log.metadata.changes import SegmentLimits
+    from dlcore.log.metadata.values import VersionedHead
+    from dlcore.log.writing.transmit import Group
+
+_Ticket = TypeVar("_Ticket")
+
+PENDING_BYTES_MAX = 128 * 1024 * 1024
+"""Beyond this a write is refused with `OverCapacityError`."""
+_START_ATTEMPTS_MAX = 20
+
+
+class WriterState(enum.Enum):
+    """Where the machine is; FAILED and CLOSED are final."""
+
+    OPENING = "opening"
+    """No segment is ours: the first entry starts one."""
+    OPEN = "open"
+    ROLLING = "rolling"
+    """Nothing is sent: our segment is being completed, and the next one started or the end made."""
+    SUSPENDED = "suspended"
+    FAILED = "failed"
+    SEALED = "sealed"
+    CLOSED = "closed"
+
+
+class Ending(enum.Enum):
+    """What ends a writer in good order."""
+
+    SEAL = "seal"
+    CLOSE = "close"
+
+
+@dataclass(frozen=True, slots=True)
+class AppendEntry:
+    """Step: once the ledger has capacity, append what `next_entry` returns.
+
+    When it is durable comes `entry_durable`, in order.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class CloseLedger:
+    """Step: close the ledger of the segment; answer with `ledger_closed`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartSegment:
+    """Step: plan and apply the next segment's start; answer `segment_started` or `overtaken`."""
+
+    at: VersionedHead
+    closing: Extent | None
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteSegment:
+    """Step: plan and apply the last change; answer with `completed` or `overtaken`."""
+
+    at: VersionedHead
+    closing: Extent | None
+    seal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RecoverLog:
+    """Step: complete the segment that another left open; answer with `recovered`."""
+
+    at: VersionedHead
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Step: nothing is left to do; answer with `finished`."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Step: answer with `fail`."""
+
+    error: DLError
+
+
+Step: TypeAlias = (
+    AppendEntry | CloseLedger | StartSegment | CompleteSegment | RecoverLog | Finish | GiveUp
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge(Generic[_Ticket]):
+    """Effect: the records of an entry are durable; tell who holds the tickets of its slots."""
+
+    lssn: int
+    entry_id: int
+    tickets: list[tuple[int, _Ticket]]
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse(Generic[_Ticket]):
+    """Effect: tell who holds these tickets the error."""
+
+    tickets: list[_Ticket]
+    error: DLError
+
+
+@dataclass(frozen=True, slots=True)
+class Ended(Generic[_Ticket]):
+    """Effect: the log is sealed, or the writer closed, as this ticket asked for."""
+
+    ticket: _Ticket
+
+
+Effect: TypeAlias = Acknowledge[_Ticket] | Refuse[_Ticket] | Ended[_Ticket]
+
+
+@dataclass(slots=True)
+class _Segment:
+    """The segment that is ours, until its completion is in the metadata."""
+
+    lssn: int
+    ledger_id: int
+    started_ms: int
+    run: Run
+    entries_acknowledged: int = 0
+    closing: Extent | None = None  # once its ledger is closed
+
+
+class LogAppender(Generic[_Ticket]):
+    """The only writer of a log from the head `at` on, which has no open extent.
+
+    `_Ticket` is what callers hold of a record or of an end, and what effects name them by.
+    """
+
+    def __init__(
+        self,
+        at: VersionedHead,
+        *,
+        entry_bytes: int,
+        limits: SegmentLimits,
+        options: pa.ipc.IpcWriteOptions,
+    ) -> None:
+        self.at = at
+        self.state = WriterState.OPENING
+        self.error: DLError | None = None
+        self.last_dlsn: DLSN | None = None
+        self._limits = limits
+        self._options = options
+        self._transmitter: Transmitter[_Ticket] = Transmitter(
+            entry_bytes=entry_bytes, last_txid=at.head.max_txid
+        )
+        self._segment: _Segment | None = None
+        self._durable = 0  # entries in flight that are durable, not acknowledged: we are suspended
+        self._suspended: WriterState | None = None  # where to go on
+        self._must_recover = False
+        self._attempts = 0  # at the change that is to be made now
+        self._ends: deque[tuple[Ending, _Ticket]] = deque()
+        self._untold: Unwritten | None = None  # given up, and no caller has met the error
+
+    def __repr__(self) -> str:
+        segment = self._segment
+        where = "no segment" if segment is None else f"segment={segment.lssn}"
+        return f"<LogAppender {self.at.name!r} {self.state.name} {where}>"
+
+    # What is known
+
+    @property
+    def last_txid(self) -> int:
+        """The highest transaction id accepted, or found in the log; -1 if there is none."""
+        return self._transmitter.last_txid
+
+    @property
+    def pending_bytes(self) -> int:
+        """Memory of all that was accepted and is not answered."""
+        return self._transmitter.pending_bytes
+
+    @property
+    def unwritten(self) -> Unwritten | None:
+        """Records accepted and not acknowledged, unless a call has failed because of them."""
+        return self._untold or self._transmitter.unacknowledged()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will be sent or acknowledged."""
+        return self.state in (WriterState.FAILED, WriterState.CLOSED)
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether it is closed, or was asked to be."""
+        if self._ends:
+            return self._ends[-1][0] is Ending.CLOSE
+        return self.state is WriterState.CLOSED
+
+    @property
+    def end(self) -> DLSN | None:
+        """The position after the last acknowledged record of our segment, if it has one."""
+        segment = self._segment
+        if segment is None or not segment.entries_acknowledged:
+            return None
+        return DLSN(segment.lssn, segment.entries_acknowledged, 0)
+
+    def is_untouched(self, at: VersionedHead) -> bool:
+        """Return whether the log, read as `at`, is as this writer left it."""
+        if self._segment is not None:
+            return at.is_open_over(self._segment.ledger_id)
+        head, known = at.head, self.at.head
+        is_same = (head.max_lssn, head.sealed) == (known.max_lssn, known.sealed)
+        return is_same and head.open_extent is None
+
+    # Accepting
+
+    def add_record(self, txid: int, payload: bytes, ticket: _Ticket) -> None:
+        """Accept a record.  Raises what says why it cannot follow, or nothing can."""
+        self._require_writable()
+        self._transmitter.add_record(txid, payload, ticket)
+
+    def add_batch(self, batch: pa.RecordBatch, ticket: _Ticket) -> None:
+        """Accept a byte log's batch of at least one row, whole or not at all, as `add_record`."""
+        self._require_writable()
+        self._transmitter.add_batch(batch, ticket)
+
+    def flush(self, ticket: _Ticket) -> bool:
+        """Answer the ticket with the last record accepted; False if that is answered already."""
+        self.require_usable()
+        return self._transmitter.add_barrier(ticket)
+
+    def end_with(self, ending: Ending, ticket: _Ticket) -> None:
+        """Answer the ticket once all is answered, the segment completed, and the log sealed."""
+        if ending is Ending.SEAL:
+            self._require_writable()
+        self.require_usable()
+        self._transmitter.seal()
+        self._ends.append((ending, ticket))
+
+    def require_usable(self) -> None:
+        """Raise if the writer has failed or is closed; a failure counts as told then."""
+        if self.error is not None:
+            self.failure_was_told()
+            raise WriteError(
+                f"the writer of log {self.at.name!r} failed and takes no more records: "
+                f"{type(self.error).__name__}: {self.error}"
+            ) from self.error
+        if self.is_closing:
+            raise AlreadyClosedError(f"the writer of log {self.at.name!r} is closed")
+
+    def _require_writable(self) -> None:
+        self.require_usable()
+        if self._ends or self.at.head.sealed:
+            raise EndOfStreamError(f"log {self.at.name!r} is sealed: no record can follow")
+        if self._transmitter.pending_bytes > PENDING_BYTES_MAX:
+            raise OverCapacityError(
+                f"log {self.at.name!r}: {self._transmitter.pending_bytes} bytes are pending, "
+                f"the limit is {PENDING_BYTES_MAX}: await wait_for_capacity() between writes"
+            )
+
+    def failure_was_told(self) -> None:
+        """Note that a caller met the error: nobody needs to be told at the end."""
+        self._untold = None
+
+    # Steps
+
+    def next_step(self, *, now_ms: int) -> Step | None:
+        """Return what to do now; the same again until it is answered.  None: wait for an event."""
+        if self.state is WriterState.OPEN:
+            if self._transmitter.has_next and not self._is_full(now_ms):
+                return AppendEntry()
+            if not self._transmitter.has_next and not self._must_end:
+                return None
+            self.state = WriterState.ROLLING
+        if self.state in (WriterState.OPENING, WriterState.ROLLING):
+            return self._next_change()
+        if self.state is WriterState.SEALED and self._ends:
+            return Finish()
+        return None
+
+    def _is_full(self, now_ms: int) -> bool:
+        segment = self._segment
+        assert segment is not None
+        # One without an entry is never completed, however long its start took.
+        return segment.run.entry_count > 0 and self._limits.is_reached(
+            size_bytes=segment.run.size_bytes, age_ms=now_ms - segment.started_ms
+        )
+
+    @property
+    def _must_end(self) -> bool:
+        return bool(self._ends) and self._transmitter.is_idle
+
+    def _next_change(self) -> Step | None:
+        segment = self._segment
+        closing = None if segment is None else segment.closing
+        if segment is not None and closing is None:
+            return None if self._transmitter.has_in_flight else CloseLedger()
+        if not self._must_end:
+            return self._next_start(closing) if self._transmitter.has_next else None
+        is_seal = self._ends[0][0] is Ending.SEAL
+        if closing is None and not is_seal:
+            return Finish()
+        return self._recovery() or CompleteSegment(self.at, closing, is_seal)
+
+    def _next_start(self, closing: Extent | None) -> Step:
+        first_txid = self._transmitter.next_txid
+        if self._attempts == _START_ATTEMPTS_MAX:
+            return GiveUp(
+                WriteError(
+                    f"log {self.at.name!r}: {_START_ATTEMPTS_MAX} attempts to start a segment "
+                    "were overtaken"
+                )
+            )
+        if first_txid < self.at.head.max_txid:
+            # An atomic append came between our opening and our first record.
+            return GiveUp(txid_out_of_order(first_txid, self.at.head.max_txid))
+        return self._recovery() or StartSegment(self.at, closing)
+
+    def _recovery(self) -> RecoverLog | None:
+        return RecoverLog(self.at) if self._must_recover else None
+
+    # Answers to steps
+
+    def next_entry(self, *, now_ms: int) -> list[BytesLike] | None:
+        """Return the parts of the next entry's body; None if it is not to be sent any more."""
+        if self.state is not WriterState.OPEN:
+            return None
+        assert self._segment is not None
+        group = self._transmitter.next_group()
+        return self._segment.run.encode(group, now_ms=now_ms, options=self._options)
+
+    def ledger_closed(self, *, last_entry_id: int, size_bytes: int) -> None:
+        """Take over the end of the segment's ledger."""
+        if self.is_over:
+            return
+        segment = self._segment
+        assert segment is not None
+        run = segment.run
+        assert last_entry_id == run.last_entry_id == segment.entries_acknowledged - 1
+        segment.closing = Extent(
+            ledger_id=segment.ledger_id,
+            first_entry_id=0,
+            last_entry_id=last_entry_id,
+            record_count=run.record_count,
+            size_bytes=size_bytes,
+            first_txid=run.first_txid,
+            last_txid=run.last_txid,
+            last_timestamp_ms=run.timestamp_ms,
+        )
+
+    def segment_started(self, ledger_id: int, at: VersionedHead, *, now_ms: int) -> None:
+        """Go on in the segment that the head `at` opens over this ledger."""
+        run = Run(timestamp_ms=at.head.last_timestamp_ms)
+        self._segment = _Segment(at.head.max_lssn, ledger_id, now_ms, run)
+        self._change_made(at)
+        self._go_to(WriterState.OPEN)
+
+    def completed(self, at: VersionedHead) -> list[Effect[_Ticket]]:
+        """Take over the head that our last change made."""
+        self._segment = None
+        self._change_made(at)
+        return self._end()
+
+    def finished(self) -> list[Effect[_Ticket]]:
+        """Close, with nothing to change."""
+        return self._end()
+
+    def _end(self) -> list[Effect[_Ticket]]:
+        if self.is_over:
+            return []
+        ending, ticket = self._ends.popleft()
+        self._go_to(WriterState.SEALED if ending is Ending.SEAL else WriterState.CLOSED)
+        return [Ended(ticket)]
+
+    def overtaken(self, at: VersionedHead) -> list[Effect[_Ticket]]:
+        """Plan again from the head read after a change was refused."""
+        segment = self._segment
+        if segment is not None and not at.is_open_over(segment.ledger_id):
+            # Whoever completed our segment read the same ledger to its end.
+            assert segment.closing is not None
+            if at.head.end != (segment.lssn, segment.closing.entry_count):
+                return self.fail(self._taken_over(segment.ledger_id))
+            self._segment = None
+            self._go_to(WriterState.OPENING)
+        self.at = at
+        self._attempts += 1
+        self._must_recover = self._segment is None and at.head.open_extent is not None
+        return []
+
+    def recovered(self, at: VersionedHead) -> None:
+        """Go on from the head whose open extent was completed."""
+        self.at = at
+        self._must_recover = False
+
+    def _change_made(self, at: VersionedHead) -> None:
+        self.at = at
+        self._attempts = 0
+        self._must_recover = False
+
+    def _go_to(self, state: WriterState) -> None:
+        if self.state is WriterState.SUSPENDED:
+            self._suspended = state
+        elif not self.is_over:
+            self.state = state
+
+    # Other events
+
+    def head_changed(self, at: VersionedHead) -> list[Effect[_Ticket]]:
+        """Take over the head that a truncation left, unless it says that another took over."""
+        segment = self._segment
+        if segment is None:
+            # An open segment is another writer's.  The head known before makes our next change
+            # fail, and only then is the log taken over.
+            if at.head.open_extent is None:
+                self.at = at
+            return []
+        if not at.is_open_over(segment.ledger_id):
+            return self.fail(self._taken_over(segment.ledger_id))
+        self.at = at
+        return []
+
+    def entry_durable(self) -> list[Effect[_Ticket]]:
+        """Acknowledge the oldest entry in flight, unless ownership is lost."""
+        if self.is_over:
+            return []
+        self._durable += 1
+        return [] if self.state is WriterState.SUSPENDED else self._acknowledge()
+
+    def _acknowledge(self) -> list[Effect[_Ticket]]:
+        effects: list[Effect[_Ticket]] = []
+        segment = self._segment
+        for _ in range(self._durable):
+            assert segment is not None
+            group = self._transmitter.acknowledged()
+            entry_id = segment.entries_acknowledged
+            segment.entries_acknowledged += 1
+            self.last_dlsn = DLSN(segment.lssn, entry_id, group.record_count - 1)
+            effects.append(Acknowledge(segment.lssn, entry_id, group.tickets))
+        self._durable = 0
+        return effects
+
+    def suspended(self) -> None:
+        """Ownership is lost: acknowledge nothing until it is regained."""
+        if not self.is_over and self.state is not WriterState.SUSPENDED:
+            self._suspended, self.state = self.state, WriterState.SUSPENDED
+
+    def resumed(self) -> list[Effect[_Ticket]]:
+        """Ownership is regained: acknowledge what is durable, and go on."""
+        if self.state is not WriterState.SUSPENDED:
+            return []
+        assert self._suspended is not None
+        self.state, self._suspended = self._suspended, None
+        return self._acknowledge()
+
+    def fail(self, error: DLError) -> list[Effect[_Ticket]]:
+        """End for good with the first failure; later ones are harmless."""
+        if self.is_over:
+            return []
+        self.error, self.state = error, WriterState.FAILED
+        return self._give_up(error)
+
+    def abort(self, error: DLError) -> list[Effect[_Ticket]]:
+        """Close at once; what was not answered fails with `error`."""
+        effects = self._give_up(error)
+        self.state = WriterState.CLOSED
+        return effects
+
+    def _give_up(self, error: DLError) -> list[Effect[_Ticket]]:
+        self._untold = self._untold or self._transmitter.unacknowledged()
+        in_flight, queued = self._transmitter.drain()
+        if not in_flight:
+            in_flight, queued = queued[:1], queued[1:]  # the one that could not be sent
+        cancelled = WriteCancelledError(f"never sent, an earlier write failed: {error}")
+        cancelled.__cause__ = error
+        ends = [ticket for _, ticket in self._ends]
+        self._ends.clear()
+        refusals = [
+            Refuse(_tickets_of(in_flight), error),
+            Refuse(_tickets_of(queued), cancelled),
+            Refuse(ends, error),
+        ]
+        return [each for each in refusals if each.tickets]
+
+    def _taken_over(self, ledger_id: int) -> OwnershipAcquireFailedError:
+        return OwnershipAcquireFailedError(
+            f"log {self.at.name!r}: another writer recovered ledger {ledger_id} of this one"
+        )
+
+
+def _tickets_of(groups: Iterable[Group[_Ticket]]) -> list[_Ticket]:
+    return [ticket for group in groups for _, ticket in group.tickets]

@@ -1,0 +1,70 @@
+"""A run: entries of one log that follow each other in a ledger, and the extent they make."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dlcore.log.entries.body import encode_entry, encode_entry_header
+from dlcore.log.entries.lone_record import LONE_RECORD_FORMAT
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from dlcore.ledger.digest import BytesLike
+    from dlcore.log.writing.transmit import Group
+
+
+class Run:
+    """Counts what the headers of its entries say, and then its extent.
+
+    Write times never fall below `timestamp_ms`, the last one of the segment or ledger before.
+    """
+
+    def __init__(self, *, first_entry_id: int = 0, timestamp_ms: int = 0) -> None:
+        self.first_entry_id = first_entry_id
+        self.timestamp_ms = timestamp_ms
+        self.entry_count = 0
+        self.record_count = 0
+        self.size_bytes = 0
+        self.first_txid = -1
+        self.last_txid = -1
+
+    @property
+    def last_entry_id(self) -> int:
+        """The last of its entries, one below the first while there are none."""
+        return self.first_entry_id + self.entry_count - 1
+
+    def encode(
+        self, group: Group[Any], *, now_ms: int, options: pa.ipc.IpcWriteOptions
+    ) -> list[BytesLike]:
+        """Return the parts of the next entry's body, which holds `group`, and count it."""
+        self.timestamp_ms = max(self.timestamp_ms, now_ms)
+        body = self._encode(group, options)
+        if not self.entry_count:
+            self.first_txid = group.first_txid
+        self.last_txid = group.last_txid
+        self.entry_count += 1
+        self.record_count += group.record_count
+        self.size_bytes += sum(memoryview(part).nbytes for part in body)
+        return body
+
+    def _encode(self, group: Group[Any], options: pa.ipc.IpcWriteOptions) -> list[BytesLike]:
+        lone = group.lone_record()
+        if lone is not None and LONE_RECORD_FORMAT is not None and options.compression is None:
+            txid, payload = lone
+            header = encode_entry_header(
+                record_count=1,
+                first_txid=txid,
+                last_txid=txid,
+                records_before=self.record_count,
+                write_time_ms=self.timestamp_ms,
+            )
+            return [header, *LONE_RECORD_FORMAT.message(txid, payload)]
+        return encode_entry(
+            group.batch(),
+            first_txid=group.first_txid,
+            last_txid=group.last_txid,
+            records_before=self.record_count,
+            write_time_ms=self.timestamp_ms,
+            options=options,
+        )

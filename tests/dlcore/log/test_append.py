@@ -1,0 +1,446 @@
+"""The writer's machine: exact steps and answers for each event."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dlcore.errors import (
+    AlreadyClosedError,
+    EndOfStreamError,
+    LedgerFencedError,
+    OverCapacityError,
+    OwnershipAcquireFailedError,
+    TransactionIdOutOfOrderError,
+    WriteCancelledError,
+    WriteError,
+)
+from dlcore.ids import DLSN
+from dlcore.log.entries.batches import batch_of
+from dlcore.log.entries.body import decode_entry_header, ipc_options
+from dlcore.log.metadata.changes import SegmentLimits, plan_complete, plan_start, plan_truncate
+from dlcore.log.metadata.segment import Extent
+from dlcore.log.metadata.values import LogHead, LogKey, VersionedHead
+from dlcore.log.writing import append
+from dlcore.log.writing.append import (
+    Acknowledge,
+    AppendEntry,
+    CloseLedger,
+    CompleteSegment,
+    Ended,
+    Ending,
+    Finish,
+    GiveUp,
+    LogAppender,
+    RecoverLog,
+    Refuse,
+    StartSegment,
+    WriterState,
+)
+from dlcore.metadata.paths import NamespacePaths
+
+if TYPE_CHECKING:
+    from dlcore.log.writing.append import Step
+
+PATHS = NamespacePaths("/dlog").log_of("log-1")
+EMPTY = VersionedHead(log=LogKey(name="clicks", log_id="log-1"), head=LogHead(), version=0)
+LIMITS = SegmentLimits(size_bytes_max=5000, age_max_ms=1000)
+FENCED = LedgerFencedError("fenced")
+
+
+def appender(at: VersionedHead = EMPTY, *, limits: SegmentLimits = LIMITS) -> LogAppender[str]:
+    """Return a machine that begins at a head."""
+    return LogAppender(at, entry_bytes=200, limits=limits, options=ipc_options("none"))
+
+
+def state_of(machine: LogAppender[str]) -> WriterState:
+    """Return where it is now."""
+    return machine.state
+
+
+def started(machine: LogAppender[str], ledger_id: int = 1, *, now_ms: int = 0) -> None:
+    """Perform the start that it asks for."""
+    step = machine.next_step(now_ms=now_ms)
+    assert isinstance(step, StartSegment)
+    change = plan_start(PATHS, step.at, ledger_id=ledger_id, now_ms=now_ms, closing=step.closing)
+    machine.segment_started(ledger_id, change.after, now_ms=now_ms)
+
+
+def sent(machine: LogAppender[str], *, now_ms: int = 0) -> int:
+    """Perform the append that it asks for; return how many records it takes."""
+    assert machine.next_step(now_ms=now_ms) == AppendEntry()
+    body = machine.next_entry(now_ms=now_ms)
+    assert body is not None
+    return decode_entry_header(b"".join(body)).record_count
+
+
+def writing(*, ledger_id: int = 1) -> LogAppender[str]:
+    """Return a machine with one record that is acknowledged, ticket "a"."""
+    machine = appender()
+    machine.add_record(1, b"a", "a")
+    started(machine, ledger_id)
+    assert sent(machine) == 1
+    assert machine.entry_durable() == [Acknowledge(1, 0, [(0, "a")])]
+    return machine
+
+
+def closed(machine: LogAppender[str], last_entry_id: int, *, now_ms: int = 0) -> Step | None:
+    """Perform the close of the ledger that it asks for; return what comes then."""
+    assert machine.next_step(now_ms=now_ms) == CloseLedger()
+    machine.ledger_closed(last_entry_id=last_entry_id, size_bytes=100)
+    return machine.next_step(now_ms=now_ms)
+
+
+def completed_by_another(machine: LogAppender[str], entries: int = 1) -> VersionedHead:
+    """Return the head once another has recovered the machine's segment with so many entries."""
+    extent = machine.at.head.open_extent
+    assert extent is not None
+    closing = Extent(
+        ledger_id=extent.ledger_id,
+        first_entry_id=0,
+        last_entry_id=entries - 1,
+        record_count=entries,
+        size_bytes=100,
+        first_txid=1,
+        last_txid=1,
+    )
+    return plan_complete(PATHS, machine.at, now_ms=5, closing=closing).after
+
+
+def opened_by_another(at: VersionedHead, ledger_id: int = 77) -> VersionedHead:
+    """Return the head once another has started a segment."""
+    return plan_start(PATHS, at, ledger_id=ledger_id, now_ms=5).after
+
+
+def test_the_first_record_starts_a_segment_and_leaves_alone() -> None:
+    """What comes while it is in flight waits, and shares an entry."""
+    machine = appender()
+    assert machine.next_step(now_ms=0) is None
+    assert machine.last_txid == -1
+    assert (machine.last_dlsn, machine.end) == (None, None)
+    machine.add_record(4, b"a", "a")
+    assert machine.next_step(now_ms=0) == StartSegment(EMPTY, None)
+    started(machine)
+    assert state_of(machine) is WriterState.OPEN
+    assert sent(machine) == 1
+    machine.add_batch(batch_of([4, 5], [b"b", b"c"]), "c")
+    machine.add_record(5, b"d", "d")
+    assert machine.next_step(now_ms=0) is None
+    assert (machine.end,) == (None,)
+    assert machine.entry_durable() == [Acknowledge(1, 0, [(0, "a")])]
+    assert machine.end == DLSN(1, 1, 0)
+    assert sent(machine) == 3
+    assert machine.pending_bytes > 0
+    assert machine.entry_durable() == [Acknowledge(1, 1, [(1, "c"), (2, "d")])]
+    assert machine.last_dlsn == DLSN(1, 1, 2)
+    assert (machine.last_txid, machine.pending_bytes, machine.unwritten) == (5, 0, None)
+    assert repr(machine) == "<LogAppender 'clicks' OPEN segment=1>"
+
+
+@pytest.mark.parametrize("why", ["size", "age"])
+def test_a_segment_that_is_full_or_old_is_completed_with_the_next_start(why: str) -> None:
+    """Not before all of it is answered; the extent says what callers were told."""
+    machine = writing()
+    machine.add_record(2, b"b" * (5000 if why == "size" else 1), "b")
+    assert sent(machine) == 1
+    machine.add_record(3, b"c" * 300, "c")  # complete by itself
+    assert machine.flush("flush")
+    now_ms = 0 if why == "size" else 1000
+    assert machine.next_step(now_ms=now_ms) is None
+    assert state_of(machine) is WriterState.ROLLING
+    assert machine.next_entry(now_ms=now_ms) is None
+    assert machine.entry_durable() == [Acknowledge(1, 1, [(0, "b")])]
+    step = closed(machine, 1, now_ms=now_ms)
+    assert isinstance(step, StartSegment)
+    assert step.closing is not None
+    assert (step.closing.entry_count, step.closing.record_count) == (2, 2)
+    assert (step.closing.first_txid, step.closing.last_txid) == (1, 2)
+    assert machine.next_step(now_ms=now_ms) == step  # until it is answered
+    started(machine, 2, now_ms=now_ms)
+    assert sent(machine, now_ms=now_ms) == 1
+    assert machine.entry_durable() == [Acknowledge(2, 0, [(0, "c"), (0, "flush")])]
+    assert machine.at.head.next_sequence_id == 2
+    assert not machine.flush("nothing is left")
+
+
+def test_the_seal_and_the_close() -> None:
+    """Each waits for what was accepted before it, and refuses what comes after."""
+    machine = writing()
+    machine.add_record(2, b"b", "b")
+    assert sent(machine) == 1
+    machine.end_with(Ending.SEAL, "seal")
+    with pytest.raises(EndOfStreamError, match="is sealed"):
+        machine.add_record(3, b"", "c")
+    machine.end_with(Ending.CLOSE, "close")
+    assert machine.is_closing
+    with pytest.raises(AlreadyClosedError):
+        machine.flush("flush")
+    with pytest.raises(AlreadyClosedError):
+        machine.end_with(Ending.CLOSE, "again")
+    assert machine.next_step(now_ms=0) is None
+    machine.entry_durable()
+    step = closed(machine, 1)
+    assert isinstance(step, CompleteSegment)
+    assert step.seal
+    after = plan_complete(PATHS, step.at, now_ms=0, closing=step.closing, seal=True).after
+    assert machine.completed(after) == [Ended("seal")]
+    assert state_of(machine) is WriterState.SEALED
+    assert machine.next_step(now_ms=0) == Finish()
+    assert machine.finished() == [Ended("close")]
+    assert state_of(machine) is WriterState.CLOSED
+    assert machine.next_step(now_ms=0) is None
+    assert machine.is_over
+    assert machine.is_closing
+    assert repr(machine) == "<LogAppender 'clicks' CLOSED no segment>"
+
+
+def test_an_idle_writer_closes_and_seals_without_a_segment() -> None:
+    """To close it needs no change, to seal it does."""
+    idle = appender()
+    idle.end_with(Ending.CLOSE, "close")
+    assert idle.next_step(now_ms=0) == Finish()
+    sealing = appender()
+    sealing.end_with(Ending.SEAL, "seal")
+    assert sealing.next_step(now_ms=0) == CompleteSegment(EMPTY, None, seal=True)
+    sealing.completed(plan_complete(PATHS, EMPTY, now_ms=0, closing=None, seal=True).after)
+    with pytest.raises(EndOfStreamError):
+        sealing.end_with(Ending.SEAL, "again")
+    assert not sealing.flush("flush")
+    assert sealing.next_step(now_ms=0) is None
+
+
+def test_a_segment_without_an_entry_is_not_completed() -> None:
+    """Its start may take longer than a segment may last."""
+    machine = appender()
+    machine.add_record(1, b"a", "a")
+    started(machine, now_ms=0)
+    assert sent(machine, now_ms=5000) == 1
+
+
+def test_nothing_follows_the_seal_while_suspended() -> None:
+    """The lock may be lost after it."""
+    machine = appender()
+    machine.end_with(Ending.SEAL, "seal")
+    machine.completed(plan_complete(PATHS, EMPTY, now_ms=0, closing=None, seal=True).after)
+    machine.suspended()
+    with pytest.raises(EndOfStreamError):
+        machine.add_record(1, b"a", "a")
+
+
+def test_nothing_is_acknowledged_while_suspended() -> None:
+    """What became durable meanwhile is acknowledged in order, or fails when it is denied."""
+    for is_denied in (False, True):
+        machine = writing()
+        machine.add_record(2, b"b" * 300, "b")
+        sent(machine)
+        machine.add_record(3, b"c" * 300, "c")
+        machine.add_record(4, b"d", "d")
+        sent(machine)
+        machine.suspended()
+        machine.suspended()
+        assert state_of(machine) is WriterState.SUSPENDED
+        assert machine.entry_durable() == machine.entry_durable() == []
+        assert machine.next_step(now_ms=0) is None
+        assert machine.next_entry(now_ms=0) is None
+        if is_denied:
+            refused = machine.fail(FENCED)
+            assert [each.tickets for each in refused if isinstance(each, Refuse)] == [
+                ["b", "c"],
+                ["d"],
+            ]
+            assert machine.resumed() == []
+        else:
+            assert machine.resumed() == [
+                Acknowledge(1, 1, [(0, "b")]),
+                Acknowledge(1, 2, [(0, "c")]),
+            ]
+            assert machine.resumed() == []
+            assert sent(machine) == 1
+
+
+def test_answers_to_steps_may_come_while_suspended() -> None:
+    """The state after them is taken up when ownership is back."""
+    machine = appender()
+    machine.add_record(1, b"a", "a")
+    assert isinstance(machine.next_step(now_ms=0), StartSegment)
+    machine.suspended()
+    machine.segment_started(1, opened_by_another(EMPTY, 1), now_ms=0)
+    assert state_of(machine) is WriterState.SUSPENDED
+    assert machine.resumed() == []
+    assert state_of(machine) is WriterState.OPEN
+
+
+def test_the_first_failure_is_the_last_word() -> None:
+    """In flight: the error.  Never sent: cancelled.  Ends: the error.  Later: nothing."""
+    machine = writing()
+    machine.add_record(2, b"b", "b")
+    sent(machine)
+    machine.add_record(3, b"c", "c")
+    machine.end_with(Ending.CLOSE, "close")
+    in_flight, queued, ends = machine.fail(FENCED)
+    assert (in_flight, ends) == (Refuse(["b"], FENCED), Refuse(["close"], FENCED))
+    assert isinstance(queued, Refuse)
+    assert queued.tickets == ["c"]
+    assert isinstance(queued.error, WriteCancelledError)
+    assert queued.error.__cause__ is FENCED
+    assert machine.fail(WriteError("later")) == machine.entry_durable() == machine.resumed() == []
+    assert machine.finished() == []
+    machine.suspended()
+    machine.ledger_closed(last_entry_id=9, size_bytes=0)
+    assert machine.next_step(now_ms=0) is None
+    assert state_of(machine) is WriterState.FAILED
+    assert str(machine.unwritten) == "2 records, transaction ids 2 to 3"
+    match = "failed and takes no more records: LedgerFenced"
+    with pytest.raises(WriteError, match=match):
+        machine.add_record(4, b"", "d")
+    with pytest.raises(WriteError, match=match):
+        machine.require_usable()
+    assert machine.unwritten is None  # it was told
+    assert machine.abort(FENCED) == []
+    assert state_of(machine) is WriterState.CLOSED
+    assert machine.error is FENCED
+
+
+def test_what_could_not_be_sent_fails_with_the_reason() -> None:
+    """Nothing was in flight: the first in the queue is what failed, the others never left."""
+    machine = appender()
+    machine.add_record(1, b"a" * 300, "a")
+    machine.add_record(2, b"b" * 300, "b")
+    first, others = machine.fail(FENCED)
+    assert first == Refuse(["a"], FENCED)
+    assert isinstance(others, Refuse)
+    assert others.tickets == ["b"]
+
+
+def test_an_abort_closes_at_once() -> None:
+    """Nothing comes after it, whatever was under way."""
+    machine = appender()
+    machine.add_record(1, b"a", "a")
+    assert isinstance(machine.next_step(now_ms=0), StartSegment)
+    aborted = WriteCancelledError("aborted")
+    assert machine.abort(aborted) == [Refuse(["a"], aborted)]
+    machine.segment_started(1, opened_by_another(EMPTY, 1), now_ms=0)
+    assert state_of(machine) is WriterState.CLOSED
+    assert machine.fail(FENCED) == []
+    with pytest.raises(AlreadyClosedError):
+        machine.add_record(2, b"", "b")
+
+
+def test_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so is a record that cannot follow; the writer stays usable."""
+    monkeypatch.setattr(append, "PENDING_BYTES_MAX", 1000)
+    machine = appender()
+    machine.add_record(7, b"a" * 2000, "a")
+    with pytest.raises(OverCapacityError, match="wait_for_capacity"):
+        machine.add_record(7, b"", "b")
+    monkeypatch.undo()
+    with pytest.raises(TransactionIdOutOfOrderError, match="6 is lower than 7"):
+        machine.add_batch(batch_of([6], [b""]), "b")
+    machine.add_record(7, b"", "b")
+
+
+def test_a_start_that_was_overtaken_is_planned_again() -> None:
+    """From the log as it is now; another's open segment is recovered first."""
+    machine = appender()
+    machine.add_record(1, b"a", "a")
+    theirs = opened_by_another(EMPTY)
+    assert machine.overtaken(theirs) == []
+    assert machine.next_step(now_ms=0) == RecoverLog(theirs)
+    done = plan_complete(PATHS, theirs, now_ms=6, closing=None, empty_ledger_id=77).after
+    machine.recovered(done)
+    assert machine.next_step(now_ms=0) == StartSegment(done, None)
+
+
+def test_a_start_gives_up_when_its_first_record_cannot_follow_any_more() -> None:
+    """Another wrote a higher transaction id meanwhile, or overtook us again and again."""
+    machine = appender()
+    machine.add_record(1, b"a", "a")
+    head = LogHead(max_lssn=1, end=(1, 1), max_txid=2)
+    machine.overtaken(VersionedHead(log=EMPTY.log, head=head, version=9))
+    step = machine.next_step(now_ms=0)
+    assert isinstance(step, GiveUp)
+    assert isinstance(step.error, TransactionIdOutOfOrderError)
+    unlucky = appender()
+    unlucky.add_record(1, b"a", "a")
+    for _ in range(20):
+        assert isinstance(unlucky.next_step(now_ms=0), StartSegment)
+        unlucky.overtaken(EMPTY)
+    step = unlucky.next_step(now_ms=0)
+    assert isinstance(step, GiveUp)
+    assert "20 attempts to start a segment were overtaken" in str(step.error)
+
+
+@pytest.mark.parametrize("ending", [None, Ending.SEAL, Ending.CLOSE])
+def test_another_may_complete_our_segment_at_the_same_end(ending: Ending | None) -> None:
+    """Nothing was lost: the next change leaves it as it is."""
+    machine = writing()
+    if ending is None:
+        machine.add_record(2, b"b", "b")
+        assert isinstance(closed(machine, 0, now_ms=1000), StartSegment)
+    else:
+        machine.end_with(ending, "end")
+        assert isinstance(closed(machine, 0), CompleteSegment)
+    after = completed_by_another(machine)
+    assert machine.overtaken(after) == []
+    assert state_of(machine) is WriterState.OPENING
+    wanted: dict[Any, Step] = {
+        None: StartSegment(after, None),
+        Ending.SEAL: CompleteSegment(after, None, seal=True),
+        Ending.CLOSE: Finish(),
+    }
+    assert machine.next_step(now_ms=1000) == wanted[ending]
+
+
+def test_another_that_completed_our_segment_elsewhere_has_taken_over() -> None:
+    """It may have gone on, or have missed what we were told is durable."""
+    machine = writing()
+    machine.end_with(Ending.CLOSE, "close")
+    closed(machine, 0)
+    (refused,) = machine.overtaken(completed_by_another(machine, entries=2))
+    assert isinstance(refused, Refuse)
+    assert refused.tickets == ["close"]
+    assert isinstance(refused.error, OwnershipAcquireFailedError)
+
+
+def test_a_change_beside_ours_is_no_harm() -> None:
+    """A truncation by another: our segment is open still, and completed from the head as it is."""
+    machine = writing()
+    machine.end_with(Ending.CLOSE, "close")
+    first = closed(machine, 0)
+    assert isinstance(first, CompleteSegment)
+    change = plan_truncate(PATHS, machine.at, DLSN(1, 1, 0))
+    assert change is not None
+    assert machine.overtaken(change.after) == []
+    assert machine.next_step(now_ms=0) == CompleteSegment(change.after, first.closing, seal=False)
+
+
+def test_truncation_beside_the_machine() -> None:
+    """The head it left is gone on from, unless the log is not ours any more."""
+    machine = writing()
+    change = plan_truncate(PATHS, machine.at, DLSN(1, 1, 0))
+    assert change is not None
+    assert machine.head_changed(change.after) == []
+    assert machine.at == change.after
+    assert machine.head_changed(completed_by_another(machine)) == []
+    assert isinstance(machine.error, OwnershipAcquireFailedError)
+    idle = appender()
+    theirs = opened_by_another(EMPTY)
+    assert idle.head_changed(theirs) == []
+    assert idle.at == EMPTY
+    done = plan_complete(PATHS, theirs, now_ms=6, closing=None, empty_ledger_id=77).after
+    idle.head_changed(done)
+    assert idle.at == done
+
+
+def test_whether_the_log_is_as_we_left_it() -> None:
+    """What a lock that was lost may be regained by."""
+    machine = writing()
+    assert machine.is_untouched(machine.at)
+    assert not machine.is_untouched(completed_by_another(machine))
+    idle = appender()
+    assert idle.is_untouched(EMPTY)
+    assert not idle.is_untouched(opened_by_another(EMPTY))
+    assert not idle.is_untouched(
+        plan_complete(PATHS, EMPTY, now_ms=0, closing=None, seal=True).after
+    )
