@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import uvloop
 
+from bookie import allocator
 from bookie.config import StorageConfig
 from bookie.disk import RealDisk
 from bookie.service import BookieService
@@ -46,6 +47,7 @@ async def serve(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    allocator.install()
     with (
         patch.object(os, "fdatasync", lambda _descriptor: None),
         patch.object(os, "RWF_DSYNC", 0),

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import uvloop
 
-from bookie import collector
+from bookie import allocator, collector
 from bookie.server import BookieServer
 from bookie.server_config import BookieConfig, bookie_options
 from dlcore.clock import SystemClock
@@ -53,6 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
         config = _read_config(options)
     except ConfigurationError as error:
         return _refuse(str(error))
+    allocator.install()
     # An append crosses five event loops on its way to three bookies and back: uvloop's are faster.
     return uvloop.run(_run(config, watch_parent=watch_parent))
 
