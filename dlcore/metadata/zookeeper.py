@@ -86,7 +86,6 @@ class _Request:
     what: str  # operation and path, for errors
     start: Callable[[], Any]  # gives kazoo's IAsyncResult
     reply: asyncio.Future[Any]
-    is_answered: bool = False
 
 
 @dataclass(slots=True, eq=False)

@@ -1,0 +1,186 @@
+"""What comes late, twice, or to a process that is ending: the ZooKeeper store bears it.
+
+Goal: nobody is told twice, an answer that nobody waits for harms nothing, no session outlives its
+process.  Method: a real server; what its client does at odd moments is done by hand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from kazoo.exceptions import RolledBackError
+
+from dlcore.errors import ConfigurationError, MetadataError
+from dlcore.metadata import zookeeper as adapter
+from dlcore.metadata.port import Create, SessionState
+from dlcore.metadata.zookeeper import ZooKeeperStore
+from tests.fixtures.aio import run, until, until_async
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from dlcore.sandbox.zookeeper import EmbeddedZooKeeper
+
+pytestmark = pytest.mark.integration
+
+
+@contextlib.asynccontextmanager
+async def connected(zookeeper: EmbeddedZooKeeper) -> AsyncIterator[ZooKeeperStore]:
+    """Open a store and close it at the end."""
+    store = await ZooKeeperStore.connect(zookeeper.servers, session_timeout_s=20)
+    try:
+        yield store
+    finally:
+        await store.aclose()
+
+
+def test_sessions_that_nobody_closed_end_with_their_process(
+    zookeeper: EmbeddedZooKeeper, zookeeper_root: str
+) -> None:
+    """What lives as long as the session, such as a lock, is free at once."""
+
+    async def scenario() -> None:
+        async with connected(zookeeper) as other:
+            left = await ZooKeeperStore.connect(zookeeper.servers, session_timeout_s=60)
+            await other.create(zookeeper_root)
+            await left.create(f"{zookeeper_root}/lock", ephemeral=True)
+            kept, adapter._left_open = adapter._left_open, type(adapter._left_open)({left})
+            try:
+                await asyncio.to_thread(adapter._end_sessions)
+            finally:
+                adapter._left_open = kept
+
+            async def is_free() -> bool:
+                return await other.get(f"{zookeeper_root}/lock") is None
+
+            await until_async(is_free)
+            await left.aclose()
+
+    run(scenario())
+
+
+def test_a_child_leaves_the_sessions_of_its_parent_alone(
+    zookeeper: EmbeddedZooKeeper, zookeeper_root: str
+) -> None:
+    """It neither ends nor uses them, and says which process opened what it has."""
+
+    async def scenario() -> None:
+        async with connected(zookeeper) as store:
+            await store.create(f"{zookeeper_root}", ephemeral=True)
+            kept, adapter._left_open = adapter._left_open, type(adapter._left_open)({store})
+            try:
+                adapter._forget_sessions()
+                assert not adapter._left_open
+                adapter._end_sessions()
+            finally:
+                adapter._left_open = kept
+            store._pid -= 1
+            with pytest.raises(
+                ConfigurationError, match=f"opened in process {store._pid} and used"
+            ):
+                await store.get(zookeeper_root)
+            store._pid = os.getpid()
+            assert await store.get(zookeeper_root) is not None
+
+    run(scenario())
+
+
+def test_an_answer_counts_once(zookeeper: EmbeddedZooKeeper, zookeeper_root: str) -> None:
+    """kazoo gives some twice, and some to callers that have gone."""
+
+    async def scenario() -> None:
+        async with connected(zookeeper) as store:
+            reply = store._enqueue("get", lambda: store._client.exists_async("/"))
+            (request,) = store._outstanding
+            await reply
+            store._on_answer(request, None, RuntimeError("again"))
+            gone = store._enqueue("get", lambda: store._client.exists_async("/"))
+            gone.cancel()
+            await until(lambda: not store._outstanding)
+            await store.create(zookeeper_root)
+
+    run(scenario())
+
+
+def test_a_watcher_is_told_once_of_many_changes_and_not_after_it_left(
+    zookeeper: EmbeddedZooKeeper, zookeeper_root: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also of the session's state; a watch that cannot be armed is an error that is logged."""
+
+    async def scenario() -> None:
+        async with connected(zookeeper) as store:
+            told: list[object] = []
+            unwatch = store.watch(zookeeper_root, lambda: told.append("changed"))
+            for _ in range(3):
+                store._on_change(zookeeper_root)
+            await until(lambda: not store._outstanding)
+            assert told == ["changed"]
+            forget = store.on_session(told.append)
+            store._on_change(zookeeper_root)
+            store._set_state(SessionState.SUSPENDED)
+            store._arm(zookeeper_root)  # the next connection does it
+            assert not store._backlog
+            store._state = SessionState.CONNECTED
+            unwatch()
+            forget()
+            store._on_change(zookeeper_root)
+            await until(lambda: not store._outstanding)
+            assert told == ["changed"]
+            failed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            failed.set_exception(MetadataError("no such watch"))
+            store._on_armed(failed)
+            assert "a watch is not armed: error=no such watch" in caplog.text
+
+    with caplog.at_level(logging.ERROR):
+        run(scenario())
+
+
+def test_a_transaction_that_failed_without_a_reason_is_an_error(
+    zookeeper: EmbeddedZooKeeper, zookeeper_root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never taken for applied."""
+
+    async def scenario() -> None:
+        async with connected(zookeeper) as store:
+
+            async def answer(*_asked: object) -> list[object]:
+                return [RolledBackError()]
+
+            monkeypatch.setattr(store, "_write", answer)
+            with pytest.raises(MetadataError, match="a transaction of 1 operations failed"):
+                await store.multi([Create(zookeeper_root)])
+
+    run(scenario())
+
+
+def test_what_kazoo_tells_after_the_loop_has_ended_is_dropped(
+    zookeeper: EmbeddedZooKeeper,
+) -> None:
+    """Its threads may outlive the loop; any other error of the loop is a defect."""
+
+    async def scenario() -> None:
+        async with connected(zookeeper) as store:
+            loop = store._loop
+
+            def refuse(*_asked: object) -> None:
+                raise RuntimeError("planted")
+
+            for is_closed in (True, False):
+                ending = SimpleNamespace(
+                    call_soon_threadsafe=refuse, is_closed=lambda is_closed=is_closed: is_closed
+                )
+                store._loop = ending  # type: ignore[assignment]
+                if is_closed:
+                    store._post(print)
+                else:
+                    with pytest.raises(RuntimeError, match="planted"):
+                        store._post(print)
+            store._loop = loop
+
+    run(scenario())
