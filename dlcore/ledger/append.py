@@ -31,7 +31,7 @@ The driver (`writer.py`, `recoverer.py`) performs the effects and feeds the answ
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from dlcore.errors import (
     BadRequestError,
@@ -42,7 +42,7 @@ from dlcore.errors import (
     LedgerFencedError,
     NotEnoughBookiesError,
 )
-from dlcore.ledger.digest import BytesLike, EntryFrame, frame_parts
+from dlcore.ledger.digest import BytesLike, EntryFrame, encode_frame, frame_parts
 from dlcore.ledger.metadata import LedgerMetadata, LedgerState
 from dlcore.ledger.placement import UNKNOWN_TOPOLOGY, Topology, choose_replacements
 from dlcore.ledger.quorum import write_set
@@ -56,31 +56,22 @@ if TYPE_CHECKING:
 
 
 _JOIN_BYTES = 8192
-"""A frame below this size is joined once, as its parts would be on each connection."""
+"""A body below this size is joined once, as its parts would be on each connection."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendAdd:
+class SendAdd(NamedTuple):
     """Effect: send `frame` to each (position, bookie) of `targets`, in the order of the effects."""
 
     entry_id: int
     frame: bytes | FrameParts
-    targets: tuple[tuple[int, BookieId], ...]
+    targets: list[tuple[int, BookieId]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompleteAdds:
+class CompleteAdds(NamedTuple):
     """Effect: entries `first_entry_id` to `last_entry_id` are confirmed; tell their callers."""
 
     first_entry_id: int
     last_entry_id: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DropAdds:
-    """Effect: what is still on its way to `bookies` no longer matters."""
-
-    bookies: frozenset[BookieId]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,23 +101,19 @@ class FailAdds:
 
 
 Effect: TypeAlias = (
-    SendAdd
-    | CompleteAdds
-    | DropAdds
-    | FindReplacements
-    | RetryReplacements
-    | StoreMetadata
-    | FailAdds
+    SendAdd | CompleteAdds | FindReplacements | RetryReplacements | StoreMetadata | FailAdds
 )
 
 
-@dataclass(slots=True)
 class _Add:
-    entry_id: int
-    frame: bytes | FrameParts
-    ledger_bytes: int
-    acks: set[int]  # positions whose bookie made it durable
-    waiting: dict[int, BookieId]  # positions whose bookie has not answered yet
+    __slots__ = ("acks", "entry_id", "frame", "ledger_bytes", "waiting")
+
+    def __init__(self, entry_id: int, frame: bytes | FrameParts, ledger_bytes: int) -> None:
+        self.entry_id = entry_id
+        self.frame = frame
+        self.ledger_bytes = ledger_bytes
+        self.acks: set[int] = set()  # positions whose bookie made it durable
+        self.waiting: dict[int, BookieId] = {}  # positions whose bookie has not answered yet
 
 
 class LedgerAppender:
@@ -147,6 +134,7 @@ class LedgerAppender:
         self.pushed_bytes = length_bytes
         self.confirmed_bytes = length_bytes
         self.pending_bytes = 0
+        self._lac_carried = last_add_confirmed
         self.error: DLError | None = None
         self._persist = persist
         self._adds: dict[int, _Add] = {}  # unconfirmed, or not yet answered by all; ascending
@@ -169,6 +157,11 @@ class LedgerAppender:
         return self.last_add_confirmed == self.last_add_pushed
 
     @property
+    def has_news(self) -> bool:
+        """Whether the LAC is one that no add took along."""
+        return self.last_add_confirmed > self._lac_carried
+
+    @property
     def is_changing(self) -> bool:
         """Whether an ensemble change is planned and not known to be stored."""
         return self._planned is not None
@@ -188,16 +181,17 @@ class LedgerAppender:
         assert self.error is None
         assert not self._is_sealed
         entry_id = self.last_add_pushed + 1
-        ledger_bytes = self.pushed_bytes + sum(memoryview(part).nbytes for part in body)
-        frame = frame_parts(
+        ledger_bytes = self.pushed_bytes + sum(map(len, body))
+        self._lac_carried = self.last_add_confirmed
+        is_small = ledger_bytes - self.pushed_bytes < _JOIN_BYTES
+        frame = (encode_frame if is_small else frame_parts)(
             ledger_id=self.metadata.ledger_id,
             entry_id=entry_id,
             last_add_confirmed=self.last_add_confirmed,
             ledger_bytes=ledger_bytes,
             body=body,
         )
-        is_small = len(frame) < _JOIN_BYTES
-        return self._push(bytes(frame) if is_small else frame, ledger_bytes)
+        return self._push(frame, ledger_bytes)
 
     def append_recovered(self, entry: EntryFrame) -> list[Effect]:
         """Write an entry back as it was read: its frame must stay the same byte for byte."""
@@ -209,10 +203,10 @@ class LedgerAppender:
         self.last_add_pushed += 1
         self.pushed_bytes = ledger_bytes
         self.pending_bytes += len(frame)
-        add = _Add(self.last_add_pushed, frame, ledger_bytes, set(), {})
+        add = _Add(self.last_add_pushed, frame, ledger_bytes)
         self._adds[add.entry_id] = add
         effects = self._send(add, self._positions(add.entry_id))
-        if not self._can_confirm(add):
+        if self._failed and not self._can_confirm(add):
             effects += self._look()
         return effects
 
@@ -222,19 +216,27 @@ class LedgerAppender:
     def _send(self, add: _Add, positions: Collection[int]) -> list[Effect]:
         """Send to those of `positions` that neither failed nor have or await an answer."""
         bookies = self.metadata.last_ensemble.bookies
-        targets = tuple(
+        failed, acks, waiting = self._failed, add.acks, add.waiting
+        targets = [
             (position, bookies[position])
             for position in positions
-            if position not in self._failed
-            if position not in add.acks
-            if position not in add.waiting
-        )
+            if position not in failed and position not in acks and position not in waiting
+        ]
         if not targets:
             return []
-        add.waiting.update(targets)
-        return [SendAdd(entry_id=add.entry_id, frame=add.frame, targets=targets)]
+        waiting.update(targets)
+        return [SendAdd(add.entry_id, add.frame, targets)]
 
-    def add_succeeded(self, *, entry_id: int, position: int, bookie: BookieId) -> list[Effect]:
+    def awaits(self, entry_id: int, position: int, bookie: BookieId) -> bool:
+        """Return whether the bookie's answer about the entry still matters."""
+        add = self._adds.get(entry_id)
+        return add is not None and add.waiting.get(position) == bookie
+
+    def frame_of(self, entry_id: int) -> bytes | FrameParts:
+        """Return the frame of an entry that some answer is awaited about."""
+        return self._adds[entry_id].frame
+
+    def add_succeeded(self, entry_id: int, position: int, bookie: BookieId) -> list[Effect]:
         """Record that `bookie` made the entry durable; late and repeated answers are harmless."""
         add = self._take_answer(entry_id, position, bookie)
         if add is None:
@@ -291,7 +293,7 @@ class LedgerAppender:
         assert self.last_add_confirmed <= self.last_add_pushed
         if self.last_add_confirmed < first:
             return []
-        return [CompleteAdds(first_entry_id=first, last_entry_id=self.last_add_confirmed)]
+        return [CompleteAdds(first, self.last_add_confirmed)]
 
     def _can_confirm(self, add: _Add) -> bool:
         """Whether Qa bookies hold the entry or may still answer that they do."""
@@ -399,8 +401,7 @@ class LedgerAppender:
         self.metadata = metadata
         changed = {p for p, bookie in enumerate(new.bookies) if bookie != old.bookies[p]}
         self._failed = {p: bookie for p, bookie in self._failed.items() if p not in changed}
-        dropped = frozenset(old.bookies[position] for position in changed)
-        effects: list[Effect] = [DropAdds(bookies=dropped)]
+        effects: list[Effect] = []
         for add in list(self._adds.values()):
             for position in changed:
                 add.waiting.pop(position, None)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, assert_never
 
 from dlcore.errors import (
     BadRequestError,
+    BookieOverloadedError,
+    BookieUnavailableError,
     DLError,
     EntryTooLargeError,
     LedgerFencedError,
     MetadataError,
     MetadataVersionError,
 )
-from dlcore.ledger.adds import AddSender, SentAdd
 from dlcore.ledger.append import (
     CompleteAdds,
-    DropAdds,
     Effect,
     FailAdds,
     FindReplacements,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from dlcore.ids import BookieId
     from dlcore.ledger.metadata import LedgerMetadata
     from dlcore.ledger.services import LedgerServices
+    from dlcore.wire.frames import FrameParts
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +48,9 @@ _RETRY_S = 1.0
 _RETRY_S_MAX = 5.0
 _STUCK_PATIENCE_S = 20.0
 """How long adds that cannot reach Qa are tried on bookies that failed lately, without others."""
-
+_OVERLOAD_S = 0.02
+"""First pause before an overloaded bookie is asked again; doubles up to a second."""
+_OVERLOAD_S_MAX = 1.0
 
 _CLIENTS_FAULT = (LedgerFencedError, EntryTooLargeError, BadRequestError)
 """What a bookie in good order answers too."""
@@ -75,12 +79,9 @@ class AppendDriver:
         self._on_confirmed = on_confirmed
         self._on_failed = on_failed
         self._loop = asyncio.get_running_loop()
-        self._sender = AddSender(
-            services.bookies,
-            on_answer=self._on_answer,
-            patience_s=services.config.add_timeout_s,
-            is_recovery=is_recovery,
-        )
+        self._bookies = services.bookies
+        self._patience_s = services.config.add_timeout_s
+        self._is_recovery = is_recovery
         self._tasks: dict[asyncio.Task[None], None] = {}  # a set that keeps its order
         self._waiters: list[asyncio.Future[None]] = []
         self._placer = services.placer
@@ -96,12 +97,12 @@ class AppendDriver:
         """Do what the machine asks; answers come back in later turns of the loop."""
         for effect in effects:
             match effect:
-                case SendAdd():
-                    self._sender.send(effect)
-                case CompleteAdds():
-                    self._on_confirmed(effect.first_entry_id, effect.last_entry_id)
-                case DropAdds():
-                    self._sender.drop(effect.bookies)
+                case SendAdd(entry_id, frame, targets):
+                    until_s = self._loop.time() + self._patience_s
+                    for position, bookie in targets:
+                        self._send(entry_id, position, bookie, frame, until_s)
+                case CompleteAdds(first_entry_id, last_entry_id):
+                    self._on_confirmed(first_entry_id, last_entry_id)
                 case FindReplacements():
                     self._spawn(self._find_replacements())
                 case RetryReplacements():
@@ -109,7 +110,6 @@ class AppendDriver:
                 case StoreMetadata():
                     self._spawn(self._store_change(effect.metadata))
                 case FailAdds():
-                    self._sender.close()
                     self._on_failed(effect.error)
                 case _:
                     assert_never(effect)
@@ -129,8 +129,7 @@ class AppendDriver:
                 waiter.set_result(None)
 
     async def aclose(self) -> None:
-        """Stop everything; adds on their way are given up.  Idempotent."""
-        self._sender.close()
+        """Stop everything; answers to adds on their way are for nobody.  Idempotent."""
         if self._retry_timer is not None:
             self._retry_timer.cancel()
             self._retry_timer = None
@@ -140,30 +139,75 @@ class AppendDriver:
         await asyncio.gather(*tasks, return_exceptions=True)
         self.notify()
 
-    def _on_answer(self, sent: SentAdd, error: DLError | None) -> None:
-        if error is None:
-            self._placer.note_add(sent.bookie, is_good=True)
-            effects = self.appender.add_succeeded(
-                entry_id=sent.entry_id, position=sent.position, bookie=sent.bookie
+    def _send(
+        self,
+        entry_id: int,
+        position: int,
+        bookie: BookieId,
+        frame: bytes | FrameParts,
+        until_s: float,
+        pause_s: float = _OVERLOAD_S,
+    ) -> None:
+        """Send an entry to one bookie; that an answer comes in time is the port's duty."""
+        self._bookies.add_entry(bookie, frame, is_recovery=self._is_recovery).add_done_callback(
+            partial(self._on_answer, entry_id, position, bookie, until_s, pause_s)
+        )
+
+    def _on_answer(
+        self,
+        entry_id: int,
+        position: int,
+        bookie: BookieId,
+        until_s: float,
+        pause_s: float,
+        answer: asyncio.Future[None],
+    ) -> None:
+        error = _error_of(answer)
+        if isinstance(error, LedgerFencedError):
+            effects = self._add_failed(entry_id, position, bookie, error)
+        elif not self.appender.awaits(entry_id, position, bookie):
+            return  # it was given up
+        elif error is None:
+            self._placer.note_add(bookie, is_good=True)
+            effects = self.appender.add_succeeded(entry_id, position, bookie)
+        elif isinstance(error, BookieOverloadedError) and self._loop.time() + pause_s < until_s:
+            self._loop.call_later(
+                pause_s, self._send_again, entry_id, position, bookie, until_s, pause_s
             )
+            return
         else:
-            logger.info(
-                "add failed ledger=%d entry=%d bookie=%s: %s",
-                self.appender.metadata.ledger_id,
-                sent.entry_id,
-                sent.bookie,
-                error,
-            )
-            if not isinstance(error, _CLIENTS_FAULT):
-                self._placer.note_add(sent.bookie, is_good=False)
-            effects = self.appender.add_failed(
-                entry_id=sent.entry_id, position=sent.position, bookie=sent.bookie, error=error
-            )
+            effects = self._add_failed(entry_id, position, bookie, error)
         self._advance(effects)
+
+    def _send_again(
+        self, entry_id: int, position: int, bookie: BookieId, until_s: float, pause_s: float
+    ) -> None:
+        """Ask a bookie again that was overloaded, if that still matters."""
+        if self.appender.awaits(entry_id, position, bookie):
+            frame = self.appender.frame_of(entry_id)
+            pause_s = min(2 * pause_s, _OVERLOAD_S_MAX)
+            self._send(entry_id, position, bookie, frame, until_s, pause_s)
+
+    def _add_failed(
+        self, entry_id: int, position: int, bookie: BookieId, error: DLError
+    ) -> list[Effect]:
+        logger.info(
+            "add failed ledger=%d entry=%d bookie=%s: %s",
+            self.appender.metadata.ledger_id,
+            entry_id,
+            bookie,
+            error,
+        )
+        if not isinstance(error, _CLIENTS_FAULT):
+            self._placer.note_add(bookie, is_good=False)
+        return self.appender.add_failed(
+            entry_id=entry_id, position=position, bookie=bookie, error=error
+        )
 
     def _advance(self, effects: Sequence[Effect]) -> None:
         self.perform(effects)
-        self.notify()
+        if self._waiters:
+            self.notify()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -307,3 +351,12 @@ class AppendDriver:
                 return self.appender.metadata_reread(stored.metadata)
             await asyncio.sleep(pause)
             pause = min(pause * 2, _BACKOFF_S_MAX)
+
+
+def _error_of(answer: asyncio.Future[None]) -> DLError | None:
+    if answer.cancelled():
+        return BookieUnavailableError("the request was cancelled")
+    error = answer.exception()
+    if error is None or isinstance(error, DLError):
+        return error
+    raise error  # a defect, not an answer: the loop's exception handler reports it

@@ -57,7 +57,7 @@ _CHECK_BYTES = np.dtype(f"V{_CHECK.size}")
 _ID_MAX = 2**63 - 1
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
-"""Read-only use of a contiguous buffer; Arrow buffers are passed as memoryviews."""
+"""Read-only use of a contiguous buffer of single bytes; Arrow's are passed as memoryviews."""
 
 
 class EntryFrame(NamedTuple):
@@ -83,15 +83,12 @@ def encode_frame(
 
     `ledger_bytes` counts the body bytes of the ledger up to and including this entry.
     """
-    return bytes(
-        frame_parts(
-            ledger_id=ledger_id,
-            entry_id=entry_id,
-            last_add_confirmed=last_add_confirmed,
-            ledger_bytes=ledger_bytes,
-            body=body,
-        )
+    size = sum(map(len, body))
+    header = _HEADER.pack(
+        _MAGIC, _VERSION, 0, size, ledger_id, entry_id, last_add_confirmed, ledger_bytes
     )
+    data = b"".join((header, *body, _RESERVED))
+    return data + _CHECK.pack(crc32c.crc32c(data) ^ _CHECK_XOR)
 
 
 def frame_parts(
@@ -103,15 +100,15 @@ def frame_parts(
     body: Sequence[BytesLike],
 ) -> FrameParts:
     """Return the frame of `body`, which is not copied; else like `encode_frame`."""
-    views = [memoryview(part).cast("B") for part in body]
-    size = sum(map(len, views))
+    size = sum(map(len, body))
     header = _HEADER.pack(
         _MAGIC, _VERSION, 0, size, ledger_id, entry_id, last_add_confirmed, ledger_bytes
     )
     checksum = crc32c.crc32c(header)
-    for view in views:
-        checksum = crc32c.crc32c(view, checksum)
+    for part in body:
+        checksum = crc32c.crc32c(part, checksum)
     checksum = crc32c.crc32c(_RESERVED, checksum)
+    views = [memoryview(part) if isinstance(part, bytearray) else part for part in body]
     return FrameParts([header, *views, _RESERVED + _CHECK.pack(checksum ^ _CHECK_XOR)])
 
 

@@ -71,15 +71,9 @@ class LacPublisher:
                 self._send(bookie)
 
     def _send(self, bookie: BookieId) -> None:
-        try:
-            future = asyncio.ensure_future(
-                self._bookies.write_lac(
-                    bookie, ledger_id=self._ledger_id, last_add_confirmed=self._wanted
-                )
-            )
-        except DLError as error:
-            self._on_failed(bookie, error)
-            return
+        future = self._bookies.write_lac(
+            bookie, ledger_id=self._ledger_id, last_add_confirmed=self._wanted
+        )
         self._out[bookie] = future
         future.add_done_callback(partial(self._on_done, bookie, self._wanted))
 

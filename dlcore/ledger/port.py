@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Sequence
+    import asyncio
+    from collections.abc import AsyncIterator, Sequence
 
     from dlcore.ids import BookieId
     from dlcore.wire.frames import FrameParts
@@ -49,8 +50,8 @@ class BookieClient(Protocol):
 
     def add_entry(
         self, bookie: BookieId, frame: bytes | FrameParts, *, is_recovery: bool = False
-    ) -> Awaitable[None]:
-        """Store `frame`; the result arrives when it is durable there.
+    ) -> asyncio.Future[None]:
+        """Store `frame`; the future is done when it is durable there, and holds any error.
 
         The request is queued before this returns, so calls reach one bookie in call order.  Adding
         an entry that the bookie already holds succeeds.  A recovery add is accepted on a fenced
@@ -64,7 +65,7 @@ class BookieClient(Protocol):
 
     def write_lac(
         self, bookie: BookieId, *, ledger_id: int, last_add_confirmed: int
-    ) -> Awaitable[None]:
+    ) -> asyncio.Future[None]:
         """Tell the bookie the ledger's LAC, so that it can serve readers; queued as adds are."""
         ...
 

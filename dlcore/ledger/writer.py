@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dlcore.config import ENTRY_SIZE_BYTES_MAX
@@ -33,15 +34,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LAC_DELAY_S = 0.01
-"""While adds are in flight the LAC waits this long for a next add to carry it."""
-_LAC_TURNS = 4
-"""Turns of the event loop in which an append counts as an answer to the acknowledgement before it:
-the way up through a log's writer and back takes two.  Where callers answer, the LAC waits for that
-append, since an explicit one costs as much as an add; else it is sent at once."""
-_LAC_SPREAD_S = 0.001
-"""To the bookie that followers turn to first, that is; the others are told so much later unless an
-add told them: messages to all would delay each other, and what the first one pushes."""
+_LAC_DELAY_S = 0.005
+"""So much later all bookies are told a LAC that no add took along meanwhile.  At once, it goes to
+the one that followers turn to first: messages to all would delay each other, and what it pushes."""
 _BACKOFF_S = 0.1
 _BACKOFF_S_MAX = 2.0
 
@@ -78,11 +73,9 @@ class LedgerWriter:
             on_accepted=self._driver.notify,
             on_fenced=self._on_fenced,
         )
-        self._lac_carried = -1  # the highest LAC that an add took along
+        self._lac_soon: asyncio.Handle | None = None
         self._lac_timer: asyncio.TimerHandle | None = None
-        self._turns: asyncio.Handle | None = None
-        self._is_answered = False  # callers append in answer to an acknowledgement
-        self._futures: deque[asyncio.Future[int]] = deque()
+        self._waiting: deque[Callable[[DLError | None], None]] = deque()  # in entry order
         self._closed: LedgerMetadata | None = None
         self._close_lock = asyncio.Lock()
         self._is_closing = False
@@ -139,25 +132,30 @@ class LedgerWriter:
             have been written.
         """
         future: asyncio.Future[int] = self._loop.create_future()
+        self.submit(body, partial(_settle, future, self.last_add_pushed + 1))
+        return future
+
+    def submit(
+        self, body: Sequence[BytesLike], on_answer: Callable[[DLError | None], None]
+    ) -> None:
+        """Append one entry, as `append` does; `on_answer` gets what that says in its future.
+
+        It is called from the event loop, in entry order.  What it, and whoever it makes run next,
+        appends takes the new LAC along, which is then not sent by itself.
+        """
         error = self._refusal(body)
         if error is not None:
-            _set_error(future, error)
-            return future
-        self._futures.append(future)
-        self._lac_carried = self._appender.last_add_confirmed
-        if self._turns is not None:
-            self._turns.cancel()
-            self._turns = None
-            self._is_answered = True
+            self._loop.call_soon(on_answer, error)
+            return
+        self._waiting.append(on_answer)
         self._driver.perform(self._appender.append(body))
-        return future
 
     def _refusal(self, body: Sequence[BytesLike]) -> DLError | None:
         if self._appender.error is not None:
             return self._appender.error
         if self._is_closing:
             return LedgerClosedError(f"ledger {self.ledger_id} was closed by this writer")
-        size = FRAME_BYTES + sum(memoryview(part).nbytes for part in body)
+        size = FRAME_BYTES + sum(map(len, body))
         if size > ENTRY_SIZE_BYTES_MAX:
             return EntryTooLargeError(
                 f"an entry of {size} bytes, the limit is {ENTRY_SIZE_BYTES_MAX}"
@@ -317,36 +315,24 @@ class LedgerWriter:
             raise _copy(self._appender.error)
 
     def _on_confirmed(self, first_entry_id: int, last_entry_id: int) -> None:
-        if self._appender.is_idle:
-            if not self._is_answered:
-                self._send_lac(to_all=False)
-            self._await_answer(_LAC_TURNS)
-        elif self._lac_timer is None:
-            self._lac_timer = self._loop.call_later(_LAC_DELAY_S, self._send_lac_if_news)
-        for entry_id in range(first_entry_id, last_entry_id + 1):
-            future = self._futures.popleft()
-            if not future.done():  # its caller may have cancelled it
-                future.set_result(entry_id)
+        for _ in range(first_entry_id, last_entry_id + 1):
+            self._waiting.popleft()(None)
+        if self._lac_soon is None:
+            # Behind those who were told just now, and append in answer.
+            self._lac_soon = self._loop.call_soon(self._offer_lac)
 
-    def _await_answer(self, turns: int) -> None:
-        """Give an add that answers the acknowledgement the chance to carry the LAC.
-
-        Whether one came now says whether it is worth waiting the next time.
-        """
-        if turns > 0:
-            self._turns = self._loop.call_soon(self._await_answer, turns - 1)
+    def _offer_lac(self) -> None:
+        self._lac_soon = None
+        if self._is_over or not self._appender.has_news:
             return
-        self._turns = None
-        if self._is_answered:
-            self._is_answered = False
+        if self.is_idle:
             self._send_lac(to_all=False)
-        if self._lac_timer is not None:
-            self._lac_timer.cancel()  # it may be the longer wait, of a time with adds in flight
-        self._lac_timer = self._loop.call_later(_LAC_SPREAD_S, self._send_lac_if_news)
+        if self._lac_timer is None:
+            self._lac_timer = self._loop.call_later(_LAC_DELAY_S, self._spread_lac)
 
-    def _send_lac_if_news(self) -> None:
+    def _spread_lac(self) -> None:
         self._lac_timer = None
-        if self.last_add_confirmed > self._lac_carried and not self._is_over:
+        if self._appender.has_news and not self._is_over:
             self._send_lac(to_all=True)
 
     def _send_lac(self, *, to_all: bool) -> None:
@@ -368,24 +354,28 @@ class LedgerWriter:
             "writer ended ledger=%d lac=%d: %s", self.ledger_id, self.last_add_confirmed, error
         )
         self._stop_lac()
-        while self._futures:
-            _set_error(self._futures.popleft(), error)
+        while self._waiting:
+            self._waiting.popleft()(error)
 
     def _stop_lac(self) -> None:
         self._lac.close()
         if self._lac_timer is not None:
             self._lac_timer.cancel()
             self._lac_timer = None
-        if self._turns is not None:
-            self._turns.cancel()
-            self._turns = None
+        if self._lac_soon is not None:
+            self._lac_soon.cancel()
+            self._lac_soon = None
 
 
-def _set_error(future: asyncio.Future[int], error: DLError) -> None:
-    if not future.done():
-        future.set_exception(_copy(error))
-        # Retrieved here: a caller that only flushes learns of the failure there.
-        future.exception()
+def _settle(future: asyncio.Future[int], entry_id: int, error: DLError | None) -> None:
+    if future.done():  # its caller may have cancelled it
+        return
+    if error is None:
+        future.set_result(entry_id)
+        return
+    future.set_exception(_copy(error))
+    # Retrieved here: a caller that only flushes learns of the failure there.
+    future.exception()
 
 
 def _copy(error: DLError) -> DLError:

@@ -28,7 +28,7 @@ from dlcore.ledger.digest import decode_frame
 from dlcore.ledger.port import EntryRange, FollowUpdate
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Iterable, Sequence
 
     from dlcore.ids import BookieId
     from dlcore.wire.frames import FrameParts
@@ -192,7 +192,7 @@ class MemoryBookieClient:
 
     def add_entry(
         self, bookie: BookieId, frame: bytes | FrameParts, *, is_recovery: bool = False
-    ) -> Awaitable[None]:
+    ) -> asyncio.Future[None]:
         """Store `frame`."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._is_silent(bookie):
@@ -208,7 +208,7 @@ class MemoryBookieClient:
 
     def write_lac(
         self, bookie: BookieId, *, ledger_id: int, last_add_confirmed: int
-    ) -> Awaitable[None]:
+    ) -> asyncio.Future[None]:
         """Tell the bookie the LAC."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._is_silent(bookie):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +81,7 @@ class SimBookieClient:
 
     def _request(
         self, bookie: BookieId, serve: Callable[[SimBookie, Reply], None]
-    ) -> Awaitable[Any]:
+    ) -> asyncio.Future[Any]:
         here = self._machine(bookie)
         future: asyncio.Future[Any] = self._loop.create_future()
 
@@ -105,7 +105,7 @@ class SimBookieClient:
 
     def add_entry(
         self, bookie: BookieId, frame: bytes | FrameParts, *, is_recovery: bool = False
-    ) -> Awaitable[None]:
+    ) -> asyncio.Future[None]:
         """Store `frame`."""
         data = bytes(frame)
         return self._request(
@@ -114,7 +114,7 @@ class SimBookieClient:
 
     def write_lac(
         self, bookie: BookieId, *, ledger_id: int, last_add_confirmed: int
-    ) -> Awaitable[None]:
+    ) -> asyncio.Future[None]:
         """Tell the LAC."""
         return self._request(
             bookie, lambda b, reply: b.serve_lac(self.name, ledger_id, last_add_confirmed, reply)

@@ -296,7 +296,7 @@ def an_overloaded_bookie_is_replaced() -> Iterator[None]:
     class Never(Exception):
         """Nothing is this."""
 
-    with patch("dlcore.ledger.adds.BookieOverloadedError", Never):
+    with patch("dlcore.ledger.append_driver.BookieOverloadedError", Never):
         yield
 
 

@@ -21,7 +21,6 @@ from dlcore.errors import (
 )
 from dlcore.ledger.append import (
     CompleteAdds,
-    DropAdds,
     Effect,
     FailAdds,
     FindReplacements,
@@ -120,8 +119,11 @@ def test_an_entry_goes_to_its_write_set_with_the_lac_of_the_moment() -> None:
     assert targets(first) == [(0, "A"), (0, "B"), (0, "C")]
     assert targets(bench.append()) == [(1, "B"), (1, "C"), (1, "D")]
     bench.ok(0, "A")
+    assert not bench.machine.has_news
     bench.ok(0, "C")
+    assert bench.machine.has_news
     (sent,) = bench.append()
+    assert not bench.machine.has_news
     assert isinstance(sent, SendAdd)
     frame = decode_frame(bytes(sent.frame), ledger_id=7, entry_id=2)
     assert (frame.last_add_confirmed, frame.ledger_bytes) == (0, 30)
@@ -177,8 +179,10 @@ def test_an_ensemble_change_starts_after_the_lac_and_holds_acks_back() -> None:
     assert bench.ok(1, "B") == []  # at Qa, and not told
     assert bench.machine.last_add_confirmed == 0
     effects = bench.machine.change_stored(planned)
-    assert effects[0] == DropAdds(bookies=frozenset({bookie("C")}))
     assert targets(effects) == [(1, "D"), (2, "D")]
+    assert not bench.machine.awaits(1, 2, bookie("C"))  # its answers are for nobody
+    assert bench.machine.awaits(1, 2, bookie("D"))
+    assert bench.machine.frame_of(1) == effects[0].frame  # type: ignore[union-attr]
     assert effects[-1] == complete(1, 1)
     assert bench.machine.metadata == planned
     assert not bench.is_changing()
@@ -511,11 +515,6 @@ class RandomRun:
                 self.confirmed = effect.last_entry_id
                 for entry_id in range(effect.first_entry_id, self.confirmed + 1):
                     self.judge(entry_id)
-            case DropAdds():
-                gone = {each.name for each in effect.bookies}
-                self.sent = [
-                    each for each in self.sent if each[2] not in gone or self.rng.random() < 0.2
-                ]
             case FailAdds():
                 assert isinstance(effect.error, NotEnoughBookiesError)
             case _:

@@ -347,7 +347,7 @@ def test_recovery_does_not_guess() -> None:
     async def scenario(cluster: Cluster) -> None:
         writer = await cluster.client.create_ledger(QuorumConfig())
         await write(writer, 1)
-        await write(writer, 2)  # in answer, so the LAC waits for another answer
+        await write(writer, 2)
         await writer.abandon()
         for position in (0, 1):
             damaged = cluster.member(writer, position).entries(writer.ledger_id)

@@ -38,18 +38,19 @@ def test_the_lac_goes_with_the_ack_unless_callers_answer_acks() -> None:
 
     async def scenario(cluster: Cluster) -> None:
         writer = await cluster.client.create_ledger(QuorumConfig())
-        member = cluster.member(writer, first_followed(writer.ledger_id, 3))
-        await write(writer, 1)
-        assert member.read_lac(writer.ledger_id, fence=False) == 0
-        await write(writer, 1)
+        first = first_followed(writer.ledger_id, 3)
+        member, other = (cluster.member(writer, p) for p in (first, (first + 1) % 3))
         before = member.requests
         for _ in range(10):
-            await write(writer, 1)
+            await writer.append([b"x"])
         assert member.requests == before + 10
-        await asyncio.sleep(0.01)  # no further answer
-        assert member.read_lac(writer.ledger_id, fence=False) == 11
-        await write(writer, 1)
-        assert member.read_lac(writer.ledger_id, fence=False) == 12
+        assert member.read_lac(writer.ledger_id, fence=False) == 8
+        await asyncio.sleep(0)  # no further answer
+        assert member.read_lac(writer.ledger_id, fence=False) == 9
+        assert other.read_lac(writer.ledger_id, fence=False) == 8
+        await asyncio.sleep(1)
+        assert other.read_lac(writer.ledger_id, fence=False) == 9
+        assert (member.requests, other.requests) == (before + 11, before + 11)
         await writer.abandon()
 
     run(scenario)
@@ -63,7 +64,7 @@ def test_publishing_waits_for_enough_bookies() -> None:
         await write(writer, 1)
         await asyncio.sleep(0.1)  # the LAC is told
         await write(writer, 1)
-        await write(writer, 1)  # in answer, so the LAC waits for another answer
+        await write(writer, 1)
         for position in (0, 1):
             cluster.member(writer, position).is_silent = True
         with pytest.raises(NotEnoughBookiesError, match="too few bookies accepted the LAC 2"):
