@@ -351,16 +351,13 @@ class AsyncLogWriter:
         await ledger.wait_for_capacity()
         body = self._machine.next_entry(now_ms=self._context.clock.now_ms())
         if body is not None:
-            ledger.append(body).add_done_callback(self._answered)
+            ledger.submit(body, self._answered)
 
-    def _answered(self, future: asyncio.Future[int]) -> None:
-        if future.cancelled():
-            return
-        error = future.exception()
+    def _answered(self, error: DLError | None) -> None:
         if error is None:
             self._perform(self._machine.entry_durable())
         else:
-            self._fail(error if isinstance(error, DLError) else WriteError(repr(error)))
+            self._fail(error)
 
     async def _change(self, step: Step | None) -> None:
         """Perform what changes segments; the log's metadata is ours to change meanwhile."""
