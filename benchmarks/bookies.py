@@ -20,10 +20,11 @@ from benchmarks.limits import bare_replay_s, disk_read_s
 from benchmarks.logs import MEMORY_MB_MAX, append_times, memory_mb, peak_memory_mb
 from bookie.registration import COOKIE_FILE
 from dlcore.config import LedgerClientConfig
-from dlcore.ledger.codec import decode_cookie
+from dlcore.ledger.bookies import BookieCookie
 from dlcore.ledger.digest import encode_frame
 from dlcore.metadata.paths import NamespacePaths, parse_uri
 from dlcore.metadata.port import ANY_VERSION
+from dlcore.metadata.stored import decode
 from dlcore.metadata.zookeeper import ZooKeeperStore
 from dlcore.transport.client import WireBookieClient
 
@@ -267,7 +268,7 @@ async def _read_entries(bookie: Bookie, ledger_count: int) -> None:
 @asynccontextmanager
 async def _client_of(bookie: Bookie) -> AsyncIterator[tuple[WireBookieClient, BookieId]]:
     """Talk to one bookie as the ledger client does."""
-    cookie = decode_cookie((bookie.folder / COOKIE_FILE).read_bytes(), source=COOKIE_FILE)
+    cookie = decode(BookieCookie, (bookie.folder / COOKIE_FILE).read_bytes(), source=COOKIE_FILE)
 
     async def resolve(_: BookieId) -> str:
         return bookie.address

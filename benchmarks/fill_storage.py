@@ -17,8 +17,9 @@ from bookie.disk import RealDisk
 from bookie.registration import COOKIE_FILE
 from bookie.storage import LedgerStorage
 from dlcore.clock import SystemClock
-from dlcore.ledger.codec import decode_cookie
+from dlcore.ledger.bookies import BookieCookie
 from dlcore.ledger.digest import encode_frame
+from dlcore.metadata.stored import decode
 
 LEDGERS = 1000
 BIG_BYTES = 256 * 1024
@@ -31,7 +32,7 @@ _FLUSH_BYTES = 8 * 1024 * 1024
 
 async def fill(folder: Path, total_bytes: int) -> None:
     """Fill `folder`; return when all is durable, with the storage still open."""
-    cookie = decode_cookie((folder / COOKIE_FILE).read_bytes(), source=COOKIE_FILE)
+    cookie = decode(BookieCookie, (folder / COOKIE_FILE).read_bytes(), source=COOKIE_FILE)
     config = StorageConfig()
     storage = await LedgerStorage.open(
         RealDisk(folder),

@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dlcore.ledger.metadata import Ensemble, LedgerMetadata, LedgerState
-from dlcore.log.metadata import codec
 from dlcore.log.metadata.changes import SegmentLimits, plan_append
 from dlcore.log.metadata.values import (
     StagedLedger,
 )
 from dlcore.log.reading.scan import StagedExtent
 from dlcore.metadata.port import ANY_VERSION, Create, Op, Put
+from dlcore.metadata.stored import encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -83,7 +83,7 @@ async def _make_ledger(context: LogContext, log: LogMetadata, entry_count: int) 
         committed=((0, entry_count - 1),),
         settled=True,
     )
-    register = Create(context.paths.staged_ledger(ledger_id), codec.encode(staged))
+    register = Create(context.paths.staged_ledger(ledger_id), encode(staged))
     await context.ledger_store.create(metadata, extra_ops=(register,))
     return ledger_id
 

@@ -32,11 +32,12 @@ from dlcore.errors import (
     NodeExistsError,
     NoNodeError,
 )
-from dlcore.ledger.codec import decode_cookie, decode_ledger
-from dlcore.ledger.metadata import LedgerState
+from dlcore.ledger.bookies import BookieCookie
+from dlcore.ledger.metadata import LedgerMetadata, LedgerState
 from dlcore.ledger.store import LedgerStore
 from dlcore.metadata.binding import read_binding
 from dlcore.metadata.port import ANY_VERSION
+from dlcore.metadata.stored import decode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -107,7 +108,7 @@ class GarbageCollector:
             )
         path = self._paths.cookie(self._bookie.name)
         node = await self._store.get(path)
-        if node is None or decode_cookie(node.value, source=path).bookie != self._bookie:
+        if node is None or decode(BookieCookie, node.value, source=path).bookie != self._bookie:
             raise CorruptMetadataError(
                 f"{path} is not the cookie of bookie {self._bookie}: no ledger counts as deleted"
             )
@@ -146,7 +147,7 @@ class GarbageCollector:
         if node is None:
             return False
         try:
-            metadata = decode_ledger(node.value, source=path)
+            metadata = decode(LedgerMetadata, node.value, source=path)
         except CorruptMetadataError as error:
             logger.warning("kept: %s", error)
             return True

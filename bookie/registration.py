@@ -28,15 +28,9 @@ from dlcore.errors import (
     NodeExistsError,
     NoNodeError,
 )
-from dlcore.ledger.codec import (
-    BookieCookie,
-    BookieRegistration,
-    decode_cookie,
-    decode_registration,
-    encode_cookie,
-    encode_registration,
-)
+from dlcore.ledger.bookies import BookieCookie, BookieRegistration
 from dlcore.metadata.port import ANY_VERSION, Check, Create, Delete, Op, SessionState
+from dlcore.metadata.stored import decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,7 +85,7 @@ async def establish_identity(
             cluster_id=cluster_id,
             created_ms=clock.now_ms(),
         )
-        await disk.write_file(_PROVISIONAL_FILE, encode_cookie(provisional))
+        await disk.write_file(_PROVISIONAL_FILE, encode(provisional))
     _check_folder(provisional, name=name, cluster_id=cluster_id)
     if remote is None:
         remote = await _create_remote_cookie(store, node, provisional)
@@ -102,7 +96,7 @@ async def establish_identity(
 async def confirm_identity(disk: Disk, cookie: BookieCookie) -> None:
     """Finish a first start, now that the folder holds data: a cookie without data is a loss."""
     if await disk.read_file(COOKIE_FILE) is None:
-        await disk.write_file(COOKIE_FILE, encode_cookie(cookie))
+        await disk.write_file(COOKIE_FILE, encode(cookie))
         logger.info("new bookie name=%s incarnation=%s", cookie.name, cookie.incarnation)
     await disk.delete([_PROVISIONAL_FILE])
 
@@ -155,7 +149,7 @@ async def _create_remote_cookie(
 ) -> BookieCookie:
     """Create the cluster's cookie; return what is there in the end."""
     try:
-        await store.create(node, encode_cookie(cookie))
+        await store.create(node, encode(cookie))
     except (NodeExistsError, MetadataConnectionError):
         # Another start was faster, or the reply of our own create was lost: what is there decides.
         found = await _read_remote_cookie(store, node)
@@ -167,13 +161,17 @@ async def _create_remote_cookie(
 
 async def _read_cookie(disk: Disk, file: str) -> BookieCookie | None:
     data = await disk.read_file(file)
-    return None if data is None else decode_cookie(data, source=f"file {file} of the data folder")
+    return (
+        None
+        if data is None
+        else decode(BookieCookie, data, source=f"file {file} of the data folder")
+    )
 
 
 async def _read_remote_cookie(store: MetadataStore, node: str) -> BookieCookie | None:
     await store.sync(node)
     found = await store.get(node)
-    return None if found is None else decode_cookie(found.value, source=node)
+    return None if found is None else decode(BookieCookie, found.value, source=node)
 
 
 class Registrar:
@@ -295,7 +293,7 @@ class Registrar:
             session=session_token,
             control_address=self._control_address,
         )
-        value = encode_registration(registration)
+        value = encode(registration)
         found: dict[str, Versioned] = {}
         for path in (self._available, self._readonly):
             node = await self._store.get(path)
@@ -306,7 +304,7 @@ class Registrar:
             node = found[wanted]
             if node.value == value:
                 return
-            if decode_registration(node.value, source=wanted).session == session_token:
+            if decode(BookieRegistration, node.value, source=wanted).session == session_token:
                 # What our node says may change while it stays; another session's would vanish.
                 await self._store.put(wanted, value, version=node.version)
                 return
@@ -340,7 +338,7 @@ class Registrar:
 
     def _check_own(self, path: str, node: Versioned) -> None:
         """Accept only a node of this incarnation: a previous session's or process's, or our own."""
-        other = decode_registration(node.value, source=path)
+        other = decode(BookieRegistration, node.value, source=path)
         if other.incarnation != self._bookie.incarnation:
             raise ConfigurationError(
                 f"bookie {self._bookie.name!r} is registered as incarnation {other.incarnation} at "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from dlcore.errors import ConfigurationError
 
 MIB = 1024 * 1024
@@ -20,9 +22,8 @@ def require(*, condition: bool, key: str, value: object, rule: str) -> None:
         raise ConfigurationError(f"{key}={value!r}: {rule}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuorumConfig:
-    """E, Qw and Qa of a ledger; E >= Qw >= Qa >= 1.
+class QuorumConfig(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """E, Qw and Qa of a ledger; E >= Qw >= Qa >= 1.  Stored in this order.
 
     Acknowledged entries survive the loss of Qa - 1 bookies.
     """
@@ -48,6 +49,8 @@ class QuorumConfig:
             ack_quorum_size=replication_factor,
         )
 
+
+DEFAULT_QUORUM = QuorumConfig()
 
 DEFAULT_RACK = "/default-rack"
 """The rack of a bookie that names none."""
@@ -134,7 +137,7 @@ class LedgerClientConfig:
 class LogConfig:
     """How a log is written and read; what is set at creation is stored with the log."""
 
-    quorum: QuorumConfig = QuorumConfig()
+    quorum: QuorumConfig = DEFAULT_QUORUM
     entry_bytes: int = 512 * 1024
     """Target size of a full entry; small writes are sent at once when nothing is in flight."""
     segment_bytes_max: int = 256 * MIB

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import unicodedata
 from dataclasses import dataclass
-from typing import ClassVar, NewType
+from typing import Annotated, ClassVar, NewType
+
+import msgspec
 
 from dlcore.errors import ConfigurationError, InvalidLogNameError
 
@@ -25,16 +27,15 @@ _REFUSED_CATEGORIES = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp", "Zs"}
 """Unicode's controls, formats, unassigned, private and surrogate characters, and all its spaces."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class BookieId:
+class BookieId(msgspec.Struct, frozen=True, order=True, array_like=True):
     """A bookie: its name, and the incarnation of its data.
 
     The incarnation (a UUID as 32 hex digits) is made with the first cookie, so an empty disk at the
     same address is another bookie.
     """
 
-    name: str
-    incarnation: str
+    name: Annotated[str, msgspec.Meta(min_length=1)]
+    incarnation: Annotated[str, msgspec.Meta(min_length=1)]
 
     def __str__(self) -> str:
         return f"{self.name}/{self.incarnation[:8]}"

@@ -157,14 +157,11 @@ class Namespace:
         """
         self._require_open()
         name = validate_log_name(name)
-        quorum = (config or self._context.config).quorum
         metadata = LogMetadata(
             name=name,
             log_id=self._context.clock.new_token(),
             created_ms=self._context.clock.now_ms(),
-            ensemble_size=quorum.ensemble_size,
-            write_quorum_size=quorum.write_quorum_size,
-            ack_quorum_size=quorum.ack_quorum_size,
+            quorum=(config or self._context.config).quorum,
         )
         await self._context.logs.create(metadata)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from dlcore.autorecovery.audit import BookieAudit, lost_members
 from dlcore.autorecovery.check import check_ledger

@@ -11,9 +11,10 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
-from dlcore.autorecovery.codec import Office, decode_office, encode_office
 from dlcore.autorecovery.shift import run_together
+from dlcore.autorecovery.values import Office
 from dlcore.errors import MetadataConnectionError, MetadataError, NodeExistsError, NoNodeError
+from dlcore.metadata.stored import decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -56,7 +57,7 @@ class Election:
         """Try to create the node; the one that is there says whose it is."""
         try:
             await self._store.create(
-                self._path, encode_office(self._office), ephemeral=True, make_parents=True
+                self._path, encode(self._office), ephemeral=True, make_parents=True
             )
         except NodeExistsError:
             return await self._is_ours()
@@ -69,7 +70,7 @@ class Election:
         node = await self._store.get(self._path)
         if node is None:
             return False
-        return decode_office(node.value, source=self._path).token == self._office.token
+        return decode(Office, node.value, source=self._path).token == self._office.token
 
     async def _wait_until_lost(self, changed: asyncio.Event) -> None:
         while await self._is_ours():

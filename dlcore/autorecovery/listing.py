@@ -10,19 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dlcore.autorecovery.codec import (
-    Office,
-    ReplicaCheckRun,
-    UnderReplicatedLedger,
-    decode_check_run,
-    decode_office,
-    decode_under_replicated,
-    encode_check_run,
-    encode_under_replicated,
-)
+from msgspec.structs import replace
+
+from dlcore.autorecovery.values import Office, ReplicaCheckRun, UnderReplicatedLedger
 from dlcore.errors import (
     CorruptMetadataError,
     MetadataConnectionError,
@@ -31,6 +24,7 @@ from dlcore.errors import (
     NoNodeError,
 )
 from dlcore.metadata.port import Create, Delete, Op, Put
+from dlcore.metadata.stored import decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection
@@ -84,7 +78,7 @@ class RepairList:
                         missing=tuple(sorted(set(missing))),
                         since_ms=self._clock.now_ms(),
                     )
-                    value = encode_under_replicated(entry)
+                    value = encode(entry)
                     await self._store.create(path, value, make_parents=True)
                 else:
                     entry = replace(
@@ -92,7 +86,7 @@ class RepairList:
                         missing=tuple(sorted({*listed.entry.missing, *missing})),
                         findings=listed.entry.findings + 1,
                     )
-                    value = encode_under_replicated(entry)
+                    value = encode(entry)
                     await self._store.put(path, value, version=listed.version)
             except (NodeExistsError, NoNodeError, MetadataVersionError, MetadataConnectionError):
                 # Somebody else wrote it, or we did and the reply was lost: once more does no harm.
@@ -111,7 +105,7 @@ class RepairList:
         if node is None:
             return None
         try:
-            entry = decode_under_replicated(node.value, source=path)
+            entry = decode(UnderReplicatedLedger, node.value, source=path)
         except CorruptMetadataError as error:
             logger.warning("on the list of repairs: %s", error)
             entry = UnderReplicatedLedger(
@@ -143,9 +137,7 @@ class RepairList:
         )
         path = self._paths.under_replicated_ledger(entry.ledger_id)
         try:
-            return await self._store.put(
-                path, encode_under_replicated(entry), version=listed.version
-            )
+            return await self._store.put(path, encode(entry), version=listed.version)
         except (MetadataVersionError, NoNodeError):
             return None  # found again meanwhile: that comes first
 
@@ -203,7 +195,7 @@ class RepairList:
         """Return who is the auditor."""
         path = self._paths.auditor
         node = await self._store.get(path)
-        return None if node is None else decode_office(node.value, source=path)
+        return None if node is None else decode(Office, node.value, source=path)
 
     async def read_last_check(self) -> ReplicaCheckRun | None:
         """Return the last full replica check that came to its end."""
@@ -223,7 +215,7 @@ class RepairList:
             started_ms=now_ms, finished_ms=now_ms, ledgers=0, under_replicated=0, unknown=0
         )
         if node is None:
-            await self._store.create(path, encode_check_run(run), make_parents=True)
+            await self._store.create(path, encode(run), make_parents=True)
             return CheckProgress(run, 0)
         return await self.note_check(CheckProgress(run, node.version))
 
@@ -234,7 +226,7 @@ class RepairList:
             MetadataVersionError, NoNodeError: another auditor checks now, or has ended the check.
         """
         version = await self._store.put(
-            self._paths.check_progress, encode_check_run(progress.run), version=progress.version
+            self._paths.check_progress, encode(progress.run), version=progress.version
         )
         return CheckProgress(progress.run, version)
 
@@ -244,7 +236,7 @@ class RepairList:
         Raises:
             MetadataVersionError, NoNodeError: another auditor checks now, or has ended the check.
         """
-        path, value = self._paths.last_check, encode_check_run(progress.run)
+        path, value = self._paths.last_check, encode(progress.run)
         node = await self._store.get(path)
         store: Op = Create(path, value) if node is None else Put(path, value, node.version)
         await self._store.multi([Delete(self._paths.check_progress, progress.version), store])
@@ -255,7 +247,7 @@ def _check_run_of(node: Versioned | None, path: str) -> ReplicaCheckRun | None:
     if node is None:
         return None
     try:
-        return decode_check_run(node.value, source=path)
+        return decode(ReplicaCheckRun, node.value, source=path)
     except CorruptMetadataError as error:
         logger.warning("a full replica check counts as none: %s", error)
         return None

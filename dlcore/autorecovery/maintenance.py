@@ -18,17 +18,17 @@ from dlcore.errors import (
     NodeExistsError,
     NoNodeError,
 )
-from dlcore.ledger.codec import decode_cookie
+from dlcore.ledger.bookies import BookieCookie
 from dlcore.ledger.metadata import LedgerState
 from dlcore.metadata.port import ANY_VERSION, Create, Delete
+from dlcore.metadata.stored import decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from dlcore.autorecovery.codec import Office, ReplicaCheckRun, UnderReplicatedLedger
     from dlcore.autorecovery.services import RecoveryServices
+    from dlcore.autorecovery.values import Office, ReplicaCheckRun, UnderReplicatedLedger
     from dlcore.ids import BookieId
-    from dlcore.ledger.codec import BookieCookie
     from dlcore.ledger.metadata import LedgerMetadata
     from dlcore.metadata.port import Op
 
@@ -158,7 +158,7 @@ class Maintenance:
         path = self._services.paths.cookie(name)
         await self._services.store.sync(path)
         node = await self._services.store.get(path)
-        return None if node is None else decode_cookie(node.value, source=path)
+        return None if node is None else decode(BookieCookie, node.value, source=path)
 
     async def _delete_cookie(self, name: str, *, incarnation: str) -> None:
         """Delete the cookie of that incarnation, if its bookie is still not registered."""

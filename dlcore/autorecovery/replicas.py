@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from dlcore.autorecovery.check import Answer, Held, Unknown
 from dlcore.errors import CorruptMetadataError, DLError, NoSuchLedgerError
-from dlcore.ledger.codec import decode_cookie
+from dlcore.ledger.bookies import BookieCookie
+from dlcore.metadata.stored import decode
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -30,7 +31,7 @@ async def known_bookies(services: RecoveryServices) -> list[BookieId]:
         if node is None:
             continue
         try:
-            found.append(decode_cookie(node.value, source=path).bookie)
+            found.append(decode(BookieCookie, node.value, source=path).bookie)
         except CorruptMetadataError as error:
             logger.warning("bookie left out, its cookie cannot be read: %s", error)
     return found

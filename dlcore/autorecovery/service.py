@@ -11,10 +11,10 @@ import logging
 from typing import TYPE_CHECKING
 
 from dlcore.autorecovery.auditor import Auditor
-from dlcore.autorecovery.codec import Office
 from dlcore.autorecovery.election import Election
 from dlcore.autorecovery.listing import RepairList
 from dlcore.autorecovery.shift import Shift
+from dlcore.autorecovery.values import Office
 from dlcore.autorecovery.worker import Worker
 
 if TYPE_CHECKING:

@@ -109,7 +109,7 @@ class LedgerClient:
             ensembles=(Ensemble(0, bookies),),
             token=self._clock.new_token(),
             created_ms=self._clock.now_ms(),
-            custom=MappingProxyType(dict(custom)),
+            custom=dict(custom),
         )
         ops = extra_ops(ledger_id) if extra_ops is not None else ()
         versioned = await services.ledgers.create(metadata, extra_ops=ops)

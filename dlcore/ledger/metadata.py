@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import bisect
 import enum
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Annotated
 
+import msgspec
+from msgspec.structs import replace
+
+from dlcore.config import QuorumConfig
 from dlcore.errors import CorruptMetadataError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from dlcore.config import QuorumConfig
-    from dlcore.ids import BookieId
+from dlcore.ids import BookieId
+from dlcore.metadata.stored import LAYOUT, Count
 
 
 class LedgerState(enum.Enum):
@@ -24,36 +23,41 @@ class LedgerState(enum.Enum):
     CLOSED = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Ensemble:
+class Ensemble(msgspec.Struct, frozen=True, array_like=True):
     """The bookies of the entries from `first_entry_id` up to the next ensemble's first entry.
 
     Order matters: positions are what striping refers to.
     """
 
-    first_entry_id: int
+    first_entry_id: Count
     bookies: tuple[BookieId, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerMetadata:
+class LedgerMetadata(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One ledger as the metadata store knows it.
 
     `last_entry_id` and `length_bytes` are meaningful when CLOSED (-1 and 0 before).  `token` is the
     creation token: it tells a creator whose reply was lost whether the ledger is its own.
     """
 
-    ledger_id: int
+    layout: int = LAYOUT
+    ledger_id: Count
     quorum: QuorumConfig
     state: LedgerState
     ensembles: tuple[Ensemble, ...]
     token: str
-    created_ms: int
-    last_entry_id: int = -1
-    length_bytes: int = 0
-    custom: Mapping[str, str] = field(default_factory=dict)
+    created_ms: Count
+    last_entry_id: Annotated[int, msgspec.Meta(ge=-1)] = -1
+    length_bytes: Count = 0
+    custom: dict[str, str] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        ended = (self.last_entry_id, self.length_bytes) != (-1, 0)
+        if ended and self.state is not LedgerState.CLOSED:
+            raise CorruptMetadataError(
+                f"ledger {self.ledger_id}: last entry {self.last_entry_id} and length "
+                f"{self.length_bytes} in state {self.state.name}, expected -1 and 0 before CLOSED"
+            )
         firsts = [ensemble.first_entry_id for ensemble in self.ensembles]
         if not firsts or firsts[0] != 0 or firsts != sorted(set(firsts)):
             raise CorruptMetadataError(

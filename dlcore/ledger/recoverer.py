@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import aclosing
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, assert_never
+
+from msgspec.structs import replace
 
 from dlcore.errors import (
     BookieUnavailableError,

@@ -15,7 +15,8 @@ from dlcore.errors import (
     MetadataSessionExpiredError,
     WrongIncarnationError,
 )
-from dlcore.ledger.codec import BookieRegistration, decode_registration
+from dlcore.ledger.bookies import BookieRegistration
+from dlcore.metadata.stored import decode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -174,14 +175,14 @@ class BookieRegistry:
             if node is None:
                 continue
             try:
-                registrations.append(decode_registration(node.value, source=each))
+                registrations.append(decode(BookieRegistration, node.value, source=each))
             except CorruptMetadataError as error:
                 logger.warning("bookie left out, its registration cannot be read: %s", error)
         return registrations
 
     async def _read(self, path: str) -> BookieRegistration | None:
         node = await self._store.get(path)
-        return None if node is None else decode_registration(node.value, source=path)
+        return None if node is None else decode(BookieRegistration, node.value, source=path)
 
     def _watch(self) -> None:
         if not self._unsubscribes:

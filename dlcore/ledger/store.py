@@ -20,7 +20,7 @@ from dlcore.errors import (
     NodeExistsError,
     NoNodeError,
 )
-from dlcore.ledger.codec import decode_ledger, encode_ledger
+from dlcore.ledger.metadata import LedgerMetadata
 from dlcore.metadata.port import (
     ANY_VERSION,
     Create,
@@ -30,11 +30,11 @@ from dlcore.metadata.port import (
     Unsubscribe,
     Versioned,
 )
+from dlcore.metadata.stored import decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from dlcore.ledger.metadata import LedgerMetadata
     from dlcore.metadata.paths import NamespacePaths
 
 _ATTEMPTS_MAX = 5
@@ -118,7 +118,7 @@ class LedgerStore:
             MetadataError: of the first of `extra_ops` that failed, or the store's own.
         """
         path = self._paths.ledger(metadata.ledger_id)
-        value = encode_ledger(metadata)
+        value = encode(metadata)
         for attempt in range(1, _ATTEMPTS_MAX + 1):
             try:
                 await self._store.multi([Create(path, value), *extra_ops])
@@ -174,7 +174,7 @@ class LedgerStore:
         """
         ledger_id = metadata.ledger_id
         path = self._paths.ledger(ledger_id)
-        value = encode_ledger(metadata)
+        value = encode(metadata)
         for attempt in range(1, _ATTEMPTS_MAX + 1):
             try:
                 if guards:
@@ -277,7 +277,7 @@ class LedgerStore:
 
 
 def _decoded(ledger_id: int, node: Versioned, path: str) -> VersionedLedger:
-    metadata = decode_ledger(node.value, source=path)
+    metadata = decode(LedgerMetadata, node.value, source=path)
     if metadata.ledger_id != ledger_id:
         raise CorruptMetadataError(f"{path} holds the metadata of {metadata.ledger_id}")
     return VersionedLedger(metadata, node.version)

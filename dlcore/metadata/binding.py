@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from google.protobuf.message import DecodeError
+import msgspec
 
 from dlcore.errors import (
     ConfigurationError,
-    CorruptMetadataError,
     MetadataConnectionError,
     MetadataVersionError,
     NodeExistsError,
 )
 from dlcore.metadata.port import Create, MetadataStore, Op, Put, Versioned
-from dlcore.proto import metadata_pb2
+from dlcore.metadata.stored import LAYOUT, Count, Text, decode, encode
 
 if TYPE_CHECKING:
     from dlcore.clock import Clock
     from dlcore.metadata.paths import NamespacePaths
 
-LAYOUT_VERSION = 2
 _ATTEMPTS_MAX = 5
 """Lost races and lost replies before giving up; each race that is lost shows somebody's success."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NamespaceBinding:
+class NamespaceBinding(msgspec.Struct, frozen=True, kw_only=True):
     """The identity of a namespace; bookies refuse data of another cluster."""
 
-    cluster_id: str
-    created_ms: int
+    layout: int = LAYOUT
+    cluster_id: Text
+    created_ms: Count
 
 
 async def ensure_namespace(
@@ -45,7 +42,7 @@ async def ensure_namespace(
         await store.sync(paths.root)
         node = await store.get(paths.root)
         if node is not None and node.value:
-            return _decode(node.value, paths)
+            return decode(NamespaceBinding, node.value, source=paths.root)
         binding = NamespaceBinding(cluster_id=clock.new_token(), created_ms=clock.now_ms())
         try:
             if node is None:
@@ -75,7 +72,7 @@ async def read_binding(store: MetadataStore, paths: NamespacePaths) -> Namespace
         raise ConfigurationError(
             f"there is no dlog namespace at {paths.root}: the path is wrong, or it was not created"
         )
-    return _decode(node.value, paths)
+    return decode(NamespaceBinding, node.value, source=paths.root)
 
 
 async def _make_ancestors(store: MetadataStore, paths: NamespacePaths) -> None:
@@ -87,9 +84,7 @@ async def _make_ancestors(store: MetadataStore, paths: NamespacePaths) -> None:
 def _creation(
     paths: NamespacePaths, binding: NamespaceBinding, existing: Versioned | None
 ) -> list[Op]:
-    value = metadata_pb2.NamespaceBinding(
-        version=LAYOUT_VERSION, cluster_id=binding.cluster_id, created_ms=binding.created_ms
-    ).SerializeToString(deterministic=True)
+    value = encode(binding)
     # An empty node is one that was made only to stand above another.
     root: Op = (
         Create(paths.root, value) if existing is None else Put(paths.root, value, existing.version)
@@ -118,18 +113,3 @@ def _creation(
         Create(f"{proxies}/read"),
         *(Create(bucket) for bucket in paths.buckets),
     ]
-
-
-def _decode(value: bytes, paths: NamespacePaths) -> NamespaceBinding:
-    message = metadata_pb2.NamespaceBinding()
-    try:
-        message.ParseFromString(value)
-    except DecodeError as error:
-        raise CorruptMetadataError(f"{paths.root} is not a dlog namespace") from error
-    if message.version != LAYOUT_VERSION:
-        raise CorruptMetadataError(
-            f"{paths.root}: layout version {message.version}, this release reads {LAYOUT_VERSION}"
-        )
-    if not message.cluster_id:
-        raise CorruptMetadataError(f"{paths.root}: the cluster id is missing")
-    return NamespaceBinding(cluster_id=message.cluster_id, created_ms=message.created_ms)

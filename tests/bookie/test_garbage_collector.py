@@ -13,11 +13,12 @@ from bookie.garbage_collector import GarbageCollector
 from dlcore.config import QuorumConfig
 from dlcore.errors import CorruptMetadataError, NoSuchLedgerError
 from dlcore.ids import BookieId
-from dlcore.ledger.codec import BookieCookie, encode_cookie, encode_ledger
+from dlcore.ledger.bookies import BookieCookie
 from dlcore.ledger.metadata import Ensemble, LedgerMetadata, LedgerState
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
+from dlcore.metadata.stored import encode
 from tests.fixtures.aio import run
 from tests.fixtures.storage import ManualClock, make_frame, open_storage, small_config
 
@@ -56,7 +57,7 @@ class Bench:
             token="t" * 32,
             created_ms=0,
         )
-        await self.store.create(PATHS.ledger(ledger_id), encode_ledger(metadata), make_parents=True)
+        await self.store.create(PATHS.ledger(ledger_id), encode(metadata), make_parents=True)
 
     async def collect(self, passes: int = 2) -> set[int]:
         """Return the ledgers that are left after some passes."""
@@ -82,7 +83,7 @@ async def bench(**garbage: float) -> AsyncIterator[Bench]:
     cookie = BookieCookie(
         name=OWN.name, incarnation=OWN.incarnation, cluster_id=binding.cluster_id, created_ms=0
     )
-    await store.create(PATHS.cookie(OWN.name), encode_cookie(cookie), make_parents=True)
+    await store.create(PATHS.cookie(OWN.name), encode(cookie), make_parents=True)
     await store.create(PATHS.repair_lock(0).rpartition("/")[0], make_parents=True)
     await store.put(PATHS.ledger_idgen, b"1000", version=-1)
     config = small_config(garbage=GarbageConfig(**{"age_ms": 500, **garbage}))  # type: ignore[arg-type]

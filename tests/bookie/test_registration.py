@@ -20,16 +20,11 @@ from dlcore.errors import (
     NoNodeError,
 )
 from dlcore.ids import BookieId
-from dlcore.ledger.codec import (
-    BookieCookie,
-    BookieRegistration,
-    decode_registration,
-    encode_cookie,
-    encode_registration,
-)
+from dlcore.ledger.bookies import BookieCookie, BookieRegistration
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.memory import MemoryStore, MemoryTree
 from dlcore.metadata.paths import NamespacePaths
+from dlcore.metadata.stored import decode, encode
 from tests.fixtures.aio import run, until_async
 
 if TYPE_CHECKING:
@@ -55,7 +50,7 @@ async def make_cookie(store: MemoryStore) -> str:
     cookie = BookieCookie(
         name=BOOKIE.name, incarnation=BOOKIE.incarnation, cluster_id="c", created_ms=0
     )
-    await store.create(PATHS.cookie(BOOKIE.name), encode_cookie(cookie))
+    await store.create(PATHS.cookie(BOOKIE.name), encode(cookie))
     return PATHS.cookie(BOOKIE.name)
 
 
@@ -232,7 +227,11 @@ class Registered:
         found = []
         for path in (PATHS.bookie_available(BOOKIE.name), PATHS.bookie_readonly(BOOKIE.name)):
             node = await self.store.get(path)
-            found.append("" if node is None else decode_registration(node.value).address)
+            found.append(
+                ""
+                if node is None
+                else decode(BookieRegistration, node.value, source="/here").address
+            )
             assert node is None or node.ephemeral
         return found[0], found[1]
 
@@ -387,7 +386,7 @@ def test_a_change_of_space_never_unregisters() -> None:
         async def is_told(free_bytes: int) -> bool:
             node = await store.get(path)
             assert node is not None
-            return decode_registration(node.value).free_bytes == free_bytes
+            return decode(BookieRegistration, node.value, source="/here").free_bytes == free_bytes
 
         for free_bytes in (60, 50):
             one.registrar.set_space(DiskSpace(free_bytes=free_bytes, total_bytes=100))
@@ -396,15 +395,21 @@ def test_a_change_of_space_never_unregisters() -> None:
         assert last is not None
         assert last.version == first.version + 2  # a new node would start at 0
         assert last.ephemeral
-        before, after = decode_registration(first.value), decode_registration(last.value)
+        before, after = (
+            decode(BookieRegistration, first.value, source="/here"),
+            decode(BookieRegistration, last.value, source="/here"),
+        )
         assert before.session == after.session == one.store.session_token
         assert (before.free_bytes, before.total_bytes) == (70, 100)
         one.store.expire()
         await one.until_at(ADDRESS, "")
         anew = await store.get(path)
         assert anew is not None
-        assert decode_registration(anew.value).session not in ("", before.session)
-        assert decode_registration(anew.value).free_bytes == 50
+        assert decode(BookieRegistration, anew.value, source="/here").session not in (
+            "",
+            before.session,
+        )
+        assert decode(BookieRegistration, anew.value, source="/here").free_bytes == 50
         await one.registrar.aclose()
         await one.store.aclose()
         await store.aclose()
@@ -423,7 +428,10 @@ def test_a_lost_reply_to_a_change_of_space_is_harmless() -> None:
 
         async def is_told(free_bytes: int) -> bool:
             node = await store.get(PATHS.bookie_available(BOOKIE.name))
-            return node is not None and decode_registration(node.value).free_bytes == free_bytes
+            return (
+                node is not None
+                and decode(BookieRegistration, node.value, source="/here").free_bytes == free_bytes
+            )
 
         for free_bytes, applied in ((60, True), (50, False)):
             one.store.lose_next_reply(applied=applied)
@@ -448,7 +456,7 @@ def test_another_incarnation_under_the_name_is_waited_out_or_refused() -> None:
         tree, store, _ = await connect()
         await make_cookie(store)
         other = tree.connect()
-        value = encode_registration(
+        value = encode(
             BookieRegistration(name=BOOKIE.name, incarnation="9" * 32, address="127.0.0.1:1")
         )
         await other.create(PATHS.bookie_available(BOOKIE.name), value, ephemeral=True)

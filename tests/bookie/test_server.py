@@ -24,11 +24,12 @@ from dlcore.errors import (
     ConfigurationError,
     CorruptMetadataError,
 )
-from dlcore.ledger.codec import decode_registration
+from dlcore.ledger.bookies import BookieRegistration
 from dlcore.ledger.store import LedgerStore
 from dlcore.metadata.binding import ensure_namespace, read_binding
 from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
+from dlcore.metadata.stored import decode
 from dlcore.metadata.zookeeper import ZooKeeperStore
 from dlcore.transport.client import WireBookieClient
 from tests.fixtures.aio import until, until_async
@@ -81,7 +82,9 @@ class Cluster:
     async def registered_at(self, name: str) -> str:
         """Return the address registered for a writable bookie; empty if none."""
         node = await self.store.get(self.paths.bookie_available(name))
-        return "" if node is None else decode_registration(node.value).address
+        return (
+            "" if node is None else decode(BookieRegistration, node.value, source="/here").address
+        )
 
     def client(
         self, process: BookieProcess, *, add_timeout_s: float = 30.0
@@ -340,7 +343,7 @@ def test_a_full_disk_is_registered_as_read_only(tmp_path: Path) -> None:
             assert await store.get(PATHS.bookie_available("b")) is None
             node = await store.get(PATHS.bookie_readonly("b"))
             assert node is not None
-            assert decode_registration(node.value).read_only
+            assert decode(BookieRegistration, node.value, source="/here").read_only
             async with client_of(store, PATHS, server.address) as client:
                 with pytest.raises(BookieReadOnlyError):
                     await client.add_entry(server.bookie, frame_of(LEDGER, 0))
@@ -367,7 +370,10 @@ def test_a_bookie_is_registered_where_clients_reach_it(tmp_path: Path) -> None:
             assert server.address == "bookie.example:4321"
             node = await store.get(PATHS.bookie_available("b"))
             assert node is not None
-            assert decode_registration(node.value).address == "bookie.example:4321"
+            assert (
+                decode(BookieRegistration, node.value, source="/here").address
+                == "bookie.example:4321"
+            )
         await store.aclose()
 
     run(scenario)

@@ -16,13 +16,14 @@ import pytest
 
 from dlcore.clock import SystemClock
 from dlcore.config import LedgerClientConfig, QuorumConfig
+from dlcore.ledger.bookies import BookieRegistration
 from dlcore.ledger.client import LedgerClient
-from dlcore.ledger.codec import BookieRegistration, encode_registration
 from dlcore.ledger.registry import BookieRegistry
 from dlcore.ledger.store import LedgerStore
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
+from dlcore.metadata.stored import encode
 from dlcore.namespace import open_namespace
 from dlcore.transport.client import WireBookieClient
 from tests.fixtures.freezer import Freezer
@@ -118,7 +119,7 @@ def test_a_half_open_connection_is_noticed_and_replaced(
                 registration = BookieRegistration(
                     name=name, incarnation=here.incarnation, address=addresses[here]
                 )
-                await store.create(PATHS.bookie_available(name), encode_registration(registration))
+                await store.create(PATHS.bookie_available(name), encode(registration))
 
             async def resolve(here: BookieId) -> str:
                 return addresses[here]

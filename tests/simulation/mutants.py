@@ -12,6 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from msgspec import structs
+
 from bookie.config import GarbageConfig
 from dlcore.config import QuorumConfig
 from tests.simulation import (
@@ -144,7 +146,7 @@ def _scene(
         ack = acks[plan.quorum.ensemble_size % len(acks)]  # as good as drawn
         return replace(
             _with_small_files(plan),
-            quorum=replace(_USUAL, ack_quorum_size=ack),
+            quorum=structs.replace(_USUAL, ack_quorum_size=ack),
             spare_bookies=spares,
             faults=(),
             scene=name,

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
+
+from msgspec.structs import replace
 
 from dlcore.errors import (
     BookieStorageError,

@@ -13,7 +13,8 @@ from bookie.index import FileIndex
 from bookie.memory_disk import MemoryDisk, MemoryFile, _Inode
 from bookie.registration import COOKIE_FILE, establish_identity
 from dlcore.errors import BookieStorageError
-from dlcore.ledger.codec import decode_cookie
+from dlcore.ledger.bookies import BookieCookie
+from dlcore.metadata.stored import decode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from bookie.entry_log import _Batch
     from bookie.index import LedgerSummary, SealedIndex
     from bookie.replay import OpenedLog, TakeSealed
-    from dlcore.ledger.codec import BookieCookie
     from dlcore.ledger.digest import BytesLike
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore
@@ -157,7 +157,7 @@ def an_empty_disk_keeps_the_identity() -> Iterator[None]:
         node = await store.get(paths.cookie(name))
         if node is not None and not disk.names():
             await disk.write_file(COOKIE_FILE, node.value)
-            return decode_cookie(node.value, source=paths.cookie(name))
+            return decode(BookieCookie, node.value, source=paths.cookie(name))
         return await establish_identity(disk, store, paths, name=name, **about)
 
     with patch("tests.simulation.processes.establish_identity", trusting):

@@ -16,8 +16,8 @@ from dlcore.errors import (
     MetadataConnectionError,
     MetadataVersionError,
 )
-from dlcore.ledger.codec import encode_ledger
 from dlcore.ledger.store import LedgerStore, VersionedLedger
+from dlcore.metadata.stored import encode
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -110,7 +110,7 @@ def lost_replies_count_as_success() -> Iterator[None]:
     async def hopeful(self: LedgerStore, metadata: LedgerMetadata, *, version: int) -> int:
         path = self._paths.ledger(metadata.ledger_id)
         try:
-            return await self._store.put(path, encode_ledger(metadata), version=version)
+            return await self._store.put(path, encode(metadata), version=version)
         except MetadataConnectionError:
             return version + 1
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-from dataclasses import replace
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
+from msgspec.structs import replace
+
 from dlcore.ledger import store as store_module
-from dlcore.ledger.codec import decode_ledger
 from dlcore.ledger.metadata import Ensemble, LedgerMetadata, LedgerState
 from dlcore.ledger.quorum import write_set
+from dlcore.metadata.stored import decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -66,13 +67,13 @@ def ensembles_begin_one_entry_late() -> Iterator[None]:
 def a_ledger_in_recovery_is_read_as_open() -> Iterator[None]:
     """Section 2: whoever reads the metadata does not learn that a recovery has begun."""
 
-    def decode(value: bytes, **about: str) -> LedgerMetadata:
-        metadata = decode_ledger(value, **about)
+    def altered(kind: type[LedgerMetadata], value: bytes, *, source: str) -> LedgerMetadata:
+        metadata = decode(kind, value, source=source)
         if metadata.state is LedgerState.IN_RECOVERY:
             return replace(metadata, state=LedgerState.OPEN)
         return metadata
 
-    with patch.object(store_module, "decode_ledger", decode):
+    with patch.object(store_module, "decode", altered):
         yield
 
 
@@ -80,13 +81,13 @@ def a_ledger_in_recovery_is_read_as_open() -> Iterator[None]:
 def old_ensembles_are_read_as_the_newest() -> Iterator[None]:
     """Section 2: every ensemble is read with the bookies of the last one."""
 
-    def decode(value: bytes, **about: str) -> LedgerMetadata:
-        metadata = decode_ledger(value, **about)
+    def altered(kind: type[LedgerMetadata], value: bytes, *, source: str) -> LedgerMetadata:
+        metadata = decode(kind, value, source=source)
         bookies = metadata.last_ensemble.bookies
         ensembles = tuple(replace(each, bookies=bookies) for each in metadata.ensembles)
         return replace(metadata, ensembles=ensembles)
 
-    with patch.object(store_module, "decode_ledger", decode):
+    with patch.object(store_module, "decode", altered):
         yield
 
 

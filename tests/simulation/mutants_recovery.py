@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from msgspec import structs
+
 from bookie.compaction import Compactor
 from bookie.entry_reader import EntryReader
 from dlcore.autorecovery import check as check_module, repair as repair_module
@@ -93,9 +95,9 @@ def the_last_ensemble_of_an_open_ledger_is_changed() -> Iterator[None]:
         return [replace(each, is_final=True) for each in fragments_of(*about, **more)]
 
     def swap(self: LedgerMetadata, *, first_entry_id: int, **names: Any) -> LedgerMetadata:
-        closed = replace(self, state=LedgerState.CLOSED, last_entry_id=first_entry_id)
+        closed = structs.replace(self, state=LedgerState.CLOSED, last_entry_id=first_entry_id)
         swapped = with_replaced(closed, first_entry_id=first_entry_id, **names)
-        return replace(self, ensembles=swapped.ensembles)
+        return structs.replace(self, ensembles=swapped.ensembles)
 
     with_replaced = LedgerMetadata.with_replaced
     with (

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from dlcore.autorecovery.repair import LedgerRepairer
-from dlcore.ledger.codec import encode_ledger
 from dlcore.ledger.reader import LedgerReader
 from dlcore.metadata.port import ANY_VERSION
+from dlcore.metadata.stored import encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +25,7 @@ def a_repair_writes_without_a_version() -> Iterator[None]:
 
     async def blind(self: LedgerStore, metadata: LedgerMetadata, **_more: object) -> int:
         path = self._paths.ledger(metadata.ledger_id)
-        return await self._store.put(path, encode_ledger(metadata), version=ANY_VERSION)
+        return await self._store.put(path, encode(metadata), version=ANY_VERSION)
 
     async def swap_blindly(self: LedgerRepairer, *about: Any) -> bool:
         ledgers = self._services.ledgers

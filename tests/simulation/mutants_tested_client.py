@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
+
+from msgspec.structs import replace
 
 from dlcore.errors import LedgerFencedError, MetadataConnectionError
 from dlcore.ledger import (
@@ -15,7 +16,6 @@ from dlcore.ledger import (
     recoverer as recoverer_module,
 )
 from dlcore.ledger.append import LedgerAppender
-from dlcore.ledger.codec import encode_ledger
 from dlcore.ledger.digest import EntryFrame
 from dlcore.ledger.follower import LedgerFollower
 from dlcore.ledger.lac import LacPublisher
@@ -31,6 +31,7 @@ from dlcore.ledger.recovery import LedgerRecovery
 from dlcore.ledger.registry import BookieRegistry
 from dlcore.ledger.store import LedgerStore
 from dlcore.ledger.writer import LedgerWriter
+from dlcore.metadata.stored import encode
 from tests.simulation.tested import caught_by
 
 if TYPE_CHECKING:
@@ -413,7 +414,7 @@ def a_change_that_was_stored_is_not_recognised() -> Iterator[None]:
     async def write(self: LedgerStore, metadata: LedgerMetadata, *, version: int) -> int:
         try:
             path = self._paths.ledger(metadata.ledger_id)
-            return await self._store.put(path, encode_ledger(metadata), version=version)
+            return await self._store.put(path, encode(metadata), version=version)
         except MetadataConnectionError as error:
             raise LedgerFencedError("somebody else wrote it") from error
 

@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 from bookie import registration as registration_module
 from bookie.registration import Registrar
+from dlcore.ledger.bookies import BookieRegistration
 from dlcore.metadata import zookeeper as zookeeper_module
 from dlcore.metadata.memory import MemoryStore
 from dlcore.metadata.port import Check, SessionState
@@ -198,16 +199,17 @@ def any_registration_under_the_name_is_taken_over() -> Iterator[None]:
 @caught_by(f"{_REGISTRATION}::test_a_change_of_space_never_unregisters")
 def a_change_of_space_unregisters() -> Iterator[None]:
     """Section 8: the node is made anew whenever the disk's space changes."""
-    with patch.object(registration_module, "decode_registration", _of_nobody):
+    with patch.object(registration_module, "decode", _of_nobody):
         yield
 
 
-def _of_nobody(value: bytes, *, source: str) -> Any:
-    from dataclasses import replace
+def _of_nobody(kind: type[Any], value: bytes, *, source: str) -> Any:
+    from msgspec.structs import replace
 
-    from dlcore.ledger.codec import decode_registration
+    from dlcore.metadata.stored import decode
 
-    return replace(decode_registration(value, source=source), session="")
+    found = decode(kind, value, source=source)
+    return replace(found, session="") if kind is BookieRegistration else found
 
 
 @caught_by(f"{_REGISTRATION}::test_folders_that_are_not_this_bookies_are_refused")

@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from msgspec import structs
+
 from dlcore.autorecovery import (
     audit as audit_module,
     check as check_module,
@@ -99,7 +101,7 @@ def a_closing_writer_undoes_a_swap() -> Iterator[None]:
         async def reread(ledger_id: int, **more: Any) -> VersionedLedger:
             stored = await read(ledger_id, **more)
             return VersionedLedger(
-                replace(stored.metadata, ensembles=own.ensembles), stored.version
+                structs.replace(stored.metadata, ensembles=own.ensembles), stored.version
             )
 
         with patch.object(ledgers, "read", reread):
@@ -122,7 +124,8 @@ def a_closing_recovery_undoes_a_swap() -> Iterator[None]:
         async def reread(ledger_id: int, **more: Any) -> VersionedLedger:
             stored = await read(ledger_id, **more)
             return VersionedLedger(
-                replace(stored.metadata, ensembles=pinned.metadata.ensembles), stored.version
+                structs.replace(stored.metadata, ensembles=pinned.metadata.ensembles),
+                stored.version,
             )
 
         with patch.object(services.ledgers, "read", reread):

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from msgspec import structs
+
 from dlcore.autorecovery import check as check_module, plan as plan_module, repair as repair_module
 from dlcore.errors import MetadataConnectionError
-from dlcore.ledger.codec import encode_ledger
 from dlcore.ledger.follower import FollowStep, LedgerFollower
 from dlcore.ledger.metadata import LedgerMetadata, LedgerState
 from dlcore.ledger.quorum import write_set
@@ -17,6 +18,7 @@ from dlcore.ledger.recoverer import _Recoverer
 from dlcore.ledger.recovery import LedgerRecovery
 from dlcore.ledger.store import LedgerStore
 from dlcore.ledger.writer import LedgerWriter
+from dlcore.metadata.stored import encode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -35,7 +37,7 @@ def lost_writes_are_classified_by_version_only() -> Iterator[None]:
     async def hopeful(self: LedgerStore, metadata: LedgerMetadata, *, version: int) -> int:
         path = self._paths.ledger(metadata.ledger_id)
         try:
-            return await self._store.put(path, encode_ledger(metadata), version=version)
+            return await self._store.put(path, encode(metadata), version=version)
         except MetadataConnectionError:
             node = await self._read_back(path)
             if node is not None and node.version == version + 1:
@@ -58,9 +60,9 @@ def the_last_ensemble_is_changed_in_recovery() -> Iterator[None]:
         return fragments
 
     def swap(self: LedgerMetadata, *, first_entry_id: int, **names: Any) -> LedgerMetadata:
-        closed = replace(self, state=LedgerState.CLOSED, last_entry_id=first_entry_id)
+        closed = structs.replace(self, state=LedgerState.CLOSED, last_entry_id=first_entry_id)
         swapped = with_replaced(closed, first_entry_id=first_entry_id, **names)
-        return replace(self, ensembles=swapped.ensembles)
+        return structs.replace(self, ensembles=swapped.ensembles)
 
     with_replaced = LedgerMetadata.with_replaced
     with (

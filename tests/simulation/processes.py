@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from dlcore.clock import Clock
     from dlcore.ids import BookieId
-    from dlcore.ledger.codec import BookieCookie
+    from dlcore.ledger.bookies import BookieCookie
     from dlcore.metadata.memory import MemoryTree
     from dlcore.metadata.paths import NamespacePaths
     from tests.simulation.connections import Reply, SimBookieClient, SimStream, Watch

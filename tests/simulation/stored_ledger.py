@@ -1,7 +1,7 @@
 """Ledger metadata as the checkers read it: a second and simple implementation of what is promised.
 
-Nothing here is the product's: bytes are read by the numbers in `metadata.proto`, and quorums are
-counted as they are defined, so that an error of the product in either is one that checkers see.
+Nothing here is the product's: bytes are read by the places of their fields, and quorums are counted
+as they are defined, so that an error of the product in either is one that checkers see.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from functools import lru_cache
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+from msgspec.msgpack import decode as unpackb
+
 from dlcore.ids import BookieId
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection
 
 OPEN, IN_RECOVERY, CLOSED = STATES = ("OPEN", "IN_RECOVERY", "CLOSED")
-_VARINT, _BYTES = 0, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,60 +75,18 @@ class StoredLedger:
 @lru_cache(maxsize=1024)
 def read_ledger(value: bytes) -> StoredLedger:
     """Read the value of a ledger's node."""
-    numbers = dict.fromkeys(range(2, 12), 0)
-    ensembles = []
-    for field, content in _fields(value):
-        if field == 7:
-            assert isinstance(content, bytes)
-            ensembles.append(_read_ensemble(content))
-        elif isinstance(content, int):
-            numbers[field] = content
+    _, ledger_id, sizes, state, ensembles, _, _, last_entry_id, length_bytes, _ = unpackb(value)
+    ensemble_size, write_quorum_size, ack_quorum_size = sizes
     return StoredLedger(
-        ledger_id=numbers[2],
-        ensemble_size=numbers[3],
-        write_quorum_size=numbers[4],
-        ack_quorum_size=numbers[5],
-        state=STATES[numbers[6] - 1],
-        ensembles=tuple(ensembles),
-        last_entry_id=numbers[10],
-        length_bytes=numbers[11],
+        ledger_id=ledger_id,
+        ensemble_size=ensemble_size,
+        write_quorum_size=write_quorum_size,
+        ack_quorum_size=ack_quorum_size,
+        state=STATES[state - 1],
+        ensembles=tuple(
+            StoredEnsemble(first_entry_id, tuple(BookieId(*bookie) for bookie in bookies))
+            for first_entry_id, bookies in ensembles
+        ),
+        last_entry_id=last_entry_id,
+        length_bytes=length_bytes,
     )
-
-
-def _read_ensemble(value: bytes) -> StoredEnsemble:
-    first_entry_id = 0
-    bookies = []
-    for field, content in _fields(value):
-        if isinstance(content, int):
-            assert field == 1
-            first_entry_id = content
-        else:
-            texts = {number: bytes(text).decode() for number, text in _fields(content)}
-            bookies.append(BookieId(texts[1], texts[2]))
-    return StoredEnsemble(first_entry_id, tuple(bookies))
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield number and content of each field of a protobuf message."""
-    at = 0
-    while at < len(message):
-        key, at = _varint(message, at)
-        content, at = _varint(message, at)
-        if key & 7 == _VARINT:
-            yield key >> 3, content - (content >> 63 << 64)  # two's complement of 64 bits
-        else:
-            assert key & 7 == _BYTES
-            yield key >> 3, message[at : at + content]
-            at += content
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """Return the number at an offset, and the offset after it."""
-    number = 0
-    for shift in range(0, 70, 7):
-        byte = message[at]
-        at += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            break
-    return number, at

@@ -6,9 +6,9 @@ from hypothesis import given, strategies as st
 
 from dlcore.config import QuorumConfig
 from dlcore.ids import BookieId
-from dlcore.ledger.codec import encode_ledger
 from dlcore.ledger.metadata import Ensemble, LedgerMetadata, LedgerState
 from dlcore.ledger.quorum import is_covered, write_set
+from dlcore.metadata.stored import encode
 from tests.simulation.stored_ledger import read_ledger
 
 IDS = st.integers(0, 2**62)
@@ -48,7 +48,7 @@ def test_checkers_and_product_agree(
     metadata: LedgerMetadata, entry_id: int, data: st.DataObject
 ) -> None:
     """Two implementations that share no line say the same of every ledger."""
-    stored = read_ledger(encode_ledger(metadata))
+    stored = read_ledger(encode(metadata))
     quorum = metadata.quorum
     assert (stored.ledger_id, stored.state) == (metadata.ledger_id, metadata.state.name)
     assert stored.end == (metadata.last_entry_id, metadata.length_bytes)

@@ -22,7 +22,6 @@ from msgspec.structs import replace
 
 from dlcore.errors import EndOfStreamError, TransactionIdOutOfOrderError, UnexpectedError
 from dlcore.ids import DLSN, TXID_MAX
-from dlcore.log.metadata import codec
 from dlcore.log.metadata.segment import Extent
 from dlcore.log.metadata.values import (
     CHUNK_EXTENTS_MAX,
@@ -37,6 +36,7 @@ from dlcore.log.metadata.values import (
     pack,
 )
 from dlcore.metadata.port import ANY_VERSION, Create, Delete, Op, Put
+from dlcore.metadata.stored import encode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -146,7 +146,7 @@ class _Draft:
             self._ops.append(Create(self._paths.segment(lssn)))
             self._existing = lssn
         path = self._paths.chunk(lssn, segment.chunk_count)
-        self._ops.append(Create(path, codec.encode_packed(chunk)))
+        self._ops.append(Create(path, encode(chunk)))
         self.head = replace(
             self.head,
             segment=replace(
@@ -163,7 +163,7 @@ class _Draft:
         if not self._tail and segment.chunk_count == 0:
             self.head = replace(self.head, max_lssn=lssn - 1, segment=None)
             return
-        value = codec.encode_packed(
+        value = encode(
             SegmentEnd(
                 created_ms=segment.created_ms,
                 completed_ms=now_ms,
@@ -186,7 +186,7 @@ class _Draft:
                 self._move_to_chunk()
             segment = replace(self.segment, packed=pack(self._tail))
             self.head = replace(self.head, segment=segment)
-        value = codec.encode_packed(self.head)
+        value = encode(self.head)
         ops = (*self._ops, Put(self._paths.head, value, self._at.version))
         return Change(ops, self._at.with_head(self.head))
 
@@ -194,8 +194,8 @@ class _Draft:
 def plan_create(paths: NamespacePaths, log: LogMetadata) -> tuple[Op, ...]:
     """Return the operations that create an empty log."""
     return (
-        Create(paths.log(log.name), codec.encode(log)),
-        Create(paths.log_of(log.log_id).head, codec.encode_packed(LogHead())),
+        Create(paths.log(log.name), encode(log)),
+        Create(paths.log_of(log.log_id).head, encode(LogHead())),
     )
 
 
@@ -394,7 +394,7 @@ def plan_remove(
         first_active=max(head.first_active, (lssn, 0, 0)),
         segment=segment,
     )
-    put = Put(paths.head, codec.encode_packed(after), at.version)
+    put = Put(paths.head, encode(after), at.version)
     return Change((*ops, *releases, put), at.with_head(after))
 
 
@@ -406,8 +406,8 @@ def plan_delete(paths: NamespacePaths, log: LogMetadata, at: VersionedHead) -> t
     own = paths.log_of(log.log_id)
     head = replace(at.head, deleted=True)
     return (
-        Put(own.head, codec.encode_packed(head), at.version),
+        Put(own.head, encode(head), at.version),
         Delete(own.lock),
         Delete(paths.log(log.name)),
-        Create(paths.deleted_log(log.log_id), codec.encode(log)),
+        Create(paths.deleted_log(log.log_id), encode(log)),
     )

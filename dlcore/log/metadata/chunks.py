@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlcore.log.metadata import codec
+from dlcore.log.metadata.values import Chunk
+from dlcore.metadata.stored import decode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from dlcore.log.metadata.values import Chunk
     from dlcore.metadata.paths import LogPaths
     from dlcore.metadata.port import MetadataStore
 
@@ -40,7 +40,7 @@ async def read_chunks(
             node, path = nodes[number - asked.start], paths.chunk(lssn, number)
             if node is None:
                 raise ChunkMissingError(f"chunk {number} of segment {lssn} is missing")
-            chunk = codec.decode_chunk(node.value, path=path)
+            chunk = decode(Chunk, node.value, source=path)
             yield number, chunk
             number += chunk.covers
     if number > numbers.stop:

@@ -13,16 +13,17 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from dlcore.errors import CorruptMetadataError
-from dlcore.log.metadata import codec
 from dlcore.log.metadata.chunks import ChunkMissingError, read_chunks
 from dlcore.log.metadata.segment import Extent, LogSegment, SegmentState
 from dlcore.log.metadata.store import LogStore, persistently
 from dlcore.log.metadata.values import (
     LogKey,
     LogState,
+    SegmentEnd,
     Totals,
     VersionedHead,
 )
+from dlcore.metadata.stored import decode
 
 if TYPE_CHECKING:
     from dlcore.log.metadata.values import LogHead
@@ -119,7 +120,7 @@ class LogHistory:
         for lssn, node in zip(lssns, nodes, strict=True):
             if node is None or not node.value:
                 raise ChunkMissingError(f"segment {lssn} is missing")
-            ends[lssn] = codec.decode_segment_end(node.value, path=self._paths.segment(lssn))
+            ends[lssn] = decode(SegmentEnd, node.value, source=self._paths.segment(lssn))
         chunked = await asyncio.gather(
             *(self._read_chunks(n, end.chunk_count, end.chunked) for n, end in ends.items())
         )

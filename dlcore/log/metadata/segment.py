@@ -6,7 +6,7 @@ import enum
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Annotated, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 
@@ -15,9 +15,6 @@ from dlcore.ids import DLSN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-"""A number of something, an id, or a time in epoch milliseconds."""
 
 
 class SegmentState(enum.Enum):

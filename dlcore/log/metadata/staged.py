@@ -32,12 +32,10 @@ from dlcore.errors import (
     NoNodeError,
     WriteError,
 )
-from dlcore.log.metadata import codec
 from dlcore.log.metadata.store import UNANSWERED, persistently
-from dlcore.log.metadata.values import (
-    StagedLedger,
-)
+from dlcore.log.metadata.values import StagedLedger
 from dlcore.metadata.port import Check, Create, Delete, Op, Put
+from dlcore.metadata.stored import decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,7 +62,7 @@ class StagedNode:
 
     def put(self, staged: StagedLedger) -> Put:
         """Return the operation that replaces it."""
-        return Put(self.path, codec.encode(staged), self.version)
+        return Put(self.path, encode(staged), self.version)
 
 
 async def create_staged_ledger(
@@ -92,7 +90,7 @@ async def create_staged_ledger(
         )
         return (
             Check(owner.path, 0),
-            Create(paths.staged_ledger(ledger_id), codec.encode(staged)),
+            Create(paths.staged_ledger(ledger_id), encode(staged)),
             Create(paths.staging_entry(identity, ledger_id)),
         )
 
@@ -124,7 +122,7 @@ def decode_node(paths: NamespacePaths, ledger_id: int, node: Versioned | None) -
     if node is None:
         return None
     path = paths.staged_ledger(ledger_id)
-    return StagedNode(codec.decode_staged(node.value, path=path), path, node.version)
+    return StagedNode(decode(StagedLedger, node.value, source=path), path, node.version)
 
 
 async def read_staged(context: LogContext, ledger_ids: Sequence[int]) -> dict[int, StagedNode]:

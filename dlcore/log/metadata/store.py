@@ -21,16 +21,17 @@ from dlcore.errors import (
     TransactionTooLargeError,
 )
 from dlcore.ids import validate_log_name
-from dlcore.log.metadata import codec
 from dlcore.log.metadata.changes import Change, plan_create
 from dlcore.log.metadata.values import (
     LockHolder,
+    LogHead,
     LogKey,
     LogMetadata,
     VersionedHead,
 )
 from dlcore.metadata.paths import BUCKETS, LogPaths, NamespacePaths, unescape
 from dlcore.metadata.port import Create, MetadataStore, Op, Put, Versioned
+from dlcore.metadata.stored import decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -88,7 +89,7 @@ class LogStore:
             found = await persistently(lambda: self.fresh(path))
             if found is None:
                 raise
-            if codec.decode_log(found.value, path=path).log_id != log.log_id:
+            if decode(LogMetadata, found.value, source=path).log_id != log.log_id:
                 raise LogExistsError(f"log {log.name!r} exists") from error
 
     async def exists(self, name: str) -> bool:
@@ -138,7 +139,7 @@ class LogStore:
         for name, path, node in zip(names, paths, nodes, strict=True):
             if node is None:
                 raise LogNotFoundError(f"log {name!r} does not exist in {self._paths.root}")
-            found.append(codec.decode_log(node.value, path=path))
+            found.append(decode(LogMetadata, node.value, source=path))
         return found
 
     async def read(self, log: LogKey) -> VersionedHead:
@@ -153,7 +154,7 @@ class LogStore:
     def head_of(self, log: LogKey, node: Versioned | None) -> VersionedHead:
         """Return the head that a node holds, or raise `LogNotFoundError`."""
         if node is not None:
-            head = codec.decode_head(node.value, path=self.paths_of(log).head)
+            head = decode(LogHead, node.value, source=self.paths_of(log).head)
             if not head.deleted:
                 return VersionedHead(log=log, head=head, version=node.version)
         raise LogNotFoundError(
@@ -164,7 +165,7 @@ class LogStore:
         """Return who holds the writer lock."""
         path = self.paths_of(log).lock
         node = await persistently(lambda: self.fresh(path))
-        return None if node is None else codec.decode_lock(node.value, path=path)
+        return None if node is None else decode(LockHolder, node.value, source=path)
 
     async def apply(self, change: Change) -> VersionedHead:
         """Apply a planned change; return the head after it.
@@ -205,11 +206,7 @@ class LogStore:
         node = await self.fresh(self.paths_of(after.log).head)
         if node is not None and node.version == after.version - 1:
             return False
-        if (
-            node is not None
-            and node.version == after.version
-            and node.value == codec.encode_packed(after.head)
-        ):
+        if node is not None and node.version == after.version and node.value == encode(after.head):
             return True
         raise MetadataVersionError(f"log {after.name!r} was changed by somebody else")
 

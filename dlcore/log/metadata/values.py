@@ -1,8 +1,7 @@
 """What the metadata store knows of logs, appends and staged ledgers: immutable values.
 
-Each stored value is declared here once; `codec.py` turns it to bytes and back.  What is written
-with every change (the head) and what there are many of (segments, chunks) is msgpack, positional,
-so new fields go last and have a default; what people look at is JSON.
+Each stored value is declared here once; `dlcore.metadata.stored` makes bytes of it.  What is
+written with every change (the head) and what there are many of (segments, chunks) is positional.
 
 A log's history lies in three places, by age: chunks of its segments, which are written once; the
 tail of the segment in progress, some extents in the head; and the open extent's ledger.  A change
@@ -20,13 +19,12 @@ from msgspec.structs import replace
 from dlcore.config import QuorumConfig
 from dlcore.errors import CorruptMetadataError, UnexpectedError
 from dlcore.ids import DLSN
-from dlcore.log.metadata.segment import Count, Extent, LogSegment, SegmentState
+from dlcore.log.metadata.segment import Extent, LogSegment, SegmentState
+from dlcore.metadata.stored import LAYOUT, Count, Number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-LAYOUT = 2
-"""Version of every value's format; values of another one are refused."""
 TAIL_EXTENTS_MAX = 8
 """So many final extents in the head make a chunk: measured, see benchmarks."""
 CHUNK_EXTENTS_MAX = 64
@@ -36,7 +34,6 @@ CHUNKS_PER_SEGMENT_MAX = 10_000
 MERGES_REMEMBERED = 4
 COMMITTED_RUNS_MAX = 16
 
-Number: TypeAlias = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Txid: TypeAlias = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
 _Packed: TypeAlias = tuple[int, ...]
 
@@ -115,18 +112,8 @@ class LogMetadata(LogKey, frozen=True, kw_only=True):
 
     layout: int = LAYOUT
     created_ms: Count
-    ensemble_size: Number
-    write_quorum_size: Number
-    ack_quorum_size: Number
-
-    @property
-    def quorum(self) -> QuorumConfig:
-        """The quorums of its ledgers."""
-        return QuorumConfig(
-            ensemble_size=self.ensemble_size,
-            write_quorum_size=self.write_quorum_size,
-            ack_quorum_size=self.ack_quorum_size,
-        )
+    quorum: QuorumConfig
+    """Of its ledgers."""
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -7,9 +7,10 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from dlcore.errors import LogNotFoundError
-from dlcore.log.metadata import codec
 from dlcore.log.metadata.store import persistently
+from dlcore.log.metadata.values import LogMetadata
 from dlcore.log.reading.snapshot import LogFollower
+from dlcore.metadata.stored import decode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +61,7 @@ class LogFollowers:
         nodes = await persistently(lambda: self._context.logs.fresh_many(paths))
         for name, path, node in zip(names, paths, nodes, strict=True):
             if node is not None:
-                log = codec.decode_log(node.value, path=path)
+                log = decode(LogMetadata, node.value, source=path)
                 follower = self._followers[name] = LogFollower(self._context, log)
                 follower.watch()
 

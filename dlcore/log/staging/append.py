@@ -31,7 +31,6 @@ from dlcore.errors import (
     OwnershipAcquireFailedError,
     TransactionTooLargeError,
 )
-from dlcore.log.metadata import codec
 from dlcore.log.metadata.changes import SegmentLimits, plan_append
 from dlcore.log.metadata.commits import Decision, Verdict, decide
 from dlcore.log.metadata.staged import (
@@ -44,6 +43,8 @@ from dlcore.log.metadata.staged import (
 )
 from dlcore.log.metadata.store import UNANSWERED, persistently, require_change_size
 from dlcore.log.metadata.values import (
+    CommitRecord,
+    LockHolder,
     LogKey,
 )
 from dlcore.log.reading.scan import CommitResult, StagedExtent
@@ -52,6 +53,7 @@ from dlcore.log.staging.writer import LOGS_PER_APPEND, StagingWriter, require_fe
 from dlcore.log.upkeep.merging import lssn_to_merge
 from dlcore.log.upkeep.worker import ask_for_upkeep
 from dlcore.metadata.port import Create, Op, Put, Versioned
+from dlcore.metadata.stored import decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -64,7 +66,7 @@ if TYPE_CHECKING:
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.commits import AppendRun, SharedStaging
     from dlcore.log.metadata.owner import StagingOwner
-    from dlcore.log.metadata.values import CommitRecord, LockHolder, VersionedHead
+    from dlcore.log.metadata.values import VersionedHead
 
 logger = logging.getLogger(__name__)
 
@@ -304,7 +306,7 @@ class StagedAppend:
     def _record_of(self, node: Versioned | None) -> CommitRecord | None:
         if node is None:
             return None
-        return codec.decode_commit(node.value, path=self._context.paths.commit(self._identity))
+        return decode(CommitRecord, node.value, source=self._context.paths.commit(self._identity))
 
     def _conclude(self, decision: Decision) -> CommitResult:
         """Return the outcome of a decision that is stored."""
@@ -391,7 +393,7 @@ class StagedAppend:
         lock = found.locks[log.log_id]
         if lock is not None:
             path = self._context.logs.paths_of(log).lock
-            raise _LockedError(log, codec.decode_lock(lock.value, path=path))
+            raise _LockedError(log, decode(LockHolder, lock.value, source=path))
         if at.head.open_extent is not None:
             # It was read together with the lock: what is open was left by a dead writer.
             await recover_log(self._context, at)
@@ -420,7 +422,7 @@ class StagedAppend:
         if record is None:
             return ()
         path = self._context.paths.commit(self._identity)
-        value = codec.encode(replace(record, committed_ms=self._context.clock.now_ms()))
+        value = encode(replace(record, committed_ms=self._context.clock.now_ms()))
         return (Create(path, value) if node is None else Put(path, value, node.version),)
 
     async def abort(self, extents: Sequence[StagedExtent] | None = None) -> None:

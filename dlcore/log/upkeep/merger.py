@@ -32,11 +32,11 @@ from dlcore.errors import (
     NoNodeError,
 )
 from dlcore.log.entries.body import decode_entry_header, move_entry
-from dlcore.log.metadata import codec
 from dlcore.log.metadata.chunks import ChunkMissingError, read_chunks
 from dlcore.log.metadata.segment import adjacent
 from dlcore.log.metadata.staged import create_staged_ledger, decode_node, drop, read_staged, release
 from dlcore.log.metadata.store import UNANSWERED, persistently, require_change_size
+from dlcore.log.metadata.values import SegmentEnd
 from dlcore.log.upkeep.merging import (
     MergePolicy,
     MergeRun,
@@ -47,6 +47,7 @@ from dlcore.log.upkeep.merging import (
     plan_swap,
 )
 from dlcore.metadata.port import Delete, Op
+from dlcore.metadata.stored import decode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from dlcore.log.metadata.owner import StagingOwner
     from dlcore.log.metadata.segment import Extent
     from dlcore.log.metadata.staged import StagedNode
-    from dlcore.log.metadata.values import Chunk, LogKey, SegmentEnd, VersionedHead
+    from dlcore.log.metadata.values import Chunk, LogKey, VersionedHead
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +136,7 @@ class LogMerger:
             node = await persistently(lambda: self._context.store.get(path))
             if node is None or not node.value:
                 return None
-            end = codec.decode_segment_end(node.value, path=path)
+            end = decode(SegmentEnd, node.value, source=path)
             count = end.chunk_count
 
         async def read() -> list[tuple[int, Chunk]]:

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from dlcore.config import MIB, require
-from dlcore.log.metadata import codec
 from dlcore.log.metadata.changes import Change
 from dlcore.log.metadata.segment import Extent
 from dlcore.log.metadata.values import (
@@ -35,6 +34,7 @@ from dlcore.log.metadata.values import (
     pack,
 )
 from dlcore.metadata.port import ANY_VERSION, Create, Delete, Op, Put
+from dlcore.metadata.stored import encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -227,7 +227,7 @@ def _changed(paths: LogPaths, at: VersionedHead, lssn: int, ops: Sequence[Op]) -
         merges=at.head.merges + 1,
         merged_lssns=(*at.head.merged_lssns, lssn)[-MERGES_REMEMBERED:],
     )
-    put = Put(paths.head, codec.encode_packed(head), at.version)
+    put = Put(paths.head, encode(head), at.version)
     return Change((*ops, put), at.with_head(head))
 
 
@@ -236,7 +236,7 @@ def _fold(paths: LogPaths, stored: StoredSegment, extents: Sequence[Extent]) -> 
     end = replace(stored.end, chunk_count=0, chunked=Totals(), packed=pack(extents))
     return [
         *(Delete(paths.chunk(stored.lssn, number)) for number, _ in stored.chunks),
-        Put(paths.segment(stored.lssn), codec.encode_packed(end), ANY_VERSION),
+        Put(paths.segment(stored.lssn), encode(end), ANY_VERSION),
     ]
 
 
@@ -261,7 +261,7 @@ def _swap_chunks(
             packed=pack(part),
         )
         path = paths.chunk(stored.lssn, number)
-        value = codec.encode_packed(chunk)
+        value = encode(chunk)
         is_there = any(known == number for known, _ in touched)
         ops.append(Put(path, value, ANY_VERSION) if is_there else Create(path, value))
         entries += sum(extent.entry_count for extent in part)
@@ -279,7 +279,7 @@ def _swap_end(
     rest = stored.extents[run.end :]
     if run.first >= bounds[-1]:
         packed = pack((*stored.extents[bounds[-1] : run.first], merged, *rest))
-        value = codec.encode_packed(replace(end, packed=packed))
+        value = encode(replace(end, packed=packed))
         return [Put(paths.segment(stored.lssn), value, ANY_VERSION)]
     low = bisect_right(bounds, run.first) - 1
     number, first = stored.chunks[low]
@@ -288,11 +288,11 @@ def _swap_end(
     if kept:
         chunk = replace(first, covers=1, packed=pack(kept))
         path = paths.chunk(stored.lssn, number)
-        ops.append(Put(path, codec.encode_packed(chunk), ANY_VERSION))
+        ops.append(Put(path, encode(chunk), ANY_VERSION))
     gone = stored.chunks[low + 1 :] if kept else stored.chunks[low:]
     ops += [Delete(paths.chunk(stored.lssn, known)) for known, _ in gone]
     moved = Totals().plus(stored.extents[run.first : bounds[-1]])
-    value = codec.encode_packed(
+    value = encode(
         replace(
             end,
             chunk_count=number + (1 if kept else 0),

@@ -17,17 +17,18 @@ from dlcore.errors import (
     NoNodeError,
     UnexpectedError,
 )
-from dlcore.log.metadata import codec
 from dlcore.log.metadata.changes import Piece, plan_remove
 from dlcore.log.metadata.chunks import ChunkMissingError, read_chunks
 from dlcore.log.metadata.staged import plan_releases
 from dlcore.log.metadata.store import UNANSWERED, persistently
 from dlcore.log.metadata.values import (
+    LogHead,
     LogKey,
     SegmentEnd,
     VersionedHead,
 )
 from dlcore.metadata.port import Delete
+from dlcore.metadata.stored import decode
 
 if TYPE_CHECKING:
     from dlcore.log.context import LogContext
@@ -58,7 +59,7 @@ async def remove_deleted(context: LogContext, log: LogKey) -> None:
         node = await persistently(lambda: context.logs.fresh(paths.head))
         if node is None:
             return
-        head = codec.decode_head(node.value, path=paths.head)
+        head = decode(LogHead, node.value, source=paths.head)
         if not head.deleted:
             raise UnexpectedError(f"log {log.name!r} is listed as deleted, and its head is not")
         at = VersionedHead(log=log, head=head, version=node.version)
@@ -99,7 +100,7 @@ async def _next_pieces(context: LogContext, at: VersionedHead) -> list[Piece]:
         elif node is None or not node.value:
             raise MetadataVersionError(f"log {at.name!r}: segment {lssn} is not as its head says")
         else:
-            end = codec.decode_segment_end(node.value, path=paths.segment(lssn))
+            end = decode(SegmentEnd, node.value, source=paths.segment(lssn))
             count, tail = end.chunk_count, end.tail
             if not head.deleted and not _is_passed(head.first_active, lssn, end):
                 break

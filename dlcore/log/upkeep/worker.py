@@ -27,17 +27,19 @@ from dlcore.errors import (
     NodeExistsError,
     NoNodeError,
 )
-from dlcore.log.metadata import codec
 from dlcore.log.metadata.staged import drop_merged, list_staged, settle, settle_abandoned
 from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import (
+    CommitRecord,
     LogKey,
+    LogMetadata,
     UpkeepRequest,
 )
 from dlcore.log.upkeep.merger import MERGING_IDENTITY, LogMerger
 from dlcore.log.upkeep.merging import MergePolicy
 from dlcore.log.upkeep.removal import remove_deleted, remove_truncated
 from dlcore.metadata.paths import BUCKETS
+from dlcore.metadata.stored import decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Mapping
@@ -100,7 +102,7 @@ async def ask_for_upkeep(context: LogContext, lssns: Mapping[LogKey, int]) -> No
         path = context.paths.upkeep_request(log.log_id)
         async with turn:
             with contextlib.suppress(NodeExistsError):
-                await context.store.create(path, codec.encode(request))
+                await context.store.create(path, encode(request))
 
     await asyncio.gather(*(ask(log, lssn) for log, lssn in lssns.items()))
 
@@ -188,7 +190,7 @@ class LogUpkeep:
             node = await context.store.get(path) if is_ours else None
             if node is None:
                 return 0
-            request = codec.decode_upkeep(node.value, path=path)
+            request = decode(UpkeepRequest, node.value, source=path)
             log = LogKey(name=request.name, log_id=request.log_id)
             count = await merger.merge(log, from_lssn=request.from_lssn)
             with contextlib.suppress(LogNotFoundError):
@@ -242,7 +244,7 @@ class LogUpkeep:
             path = f"{parent}/{name}"
             node = await context.store.get(path)
             if node is not None:
-                await remove_deleted(context, codec.decode_log(node.value, path=path))
+                await remove_deleted(context, decode(LogMetadata, node.value, source=path))
 
 
 async def sweep_commits(context: LogContext, *, before_ms: int) -> int:
@@ -257,7 +259,7 @@ async def sweep_commits(context: LogContext, *, before_ms: int) -> int:
             for path, node in zip(paths, nodes, strict=True):
                 if node is None:
                     continue
-                record = codec.decode_commit(node.value, path=path)
+                record = decode(CommitRecord, node.value, source=path)
                 if record.committed_ms < before_ms:
                     # Changed or gone meanwhile: it is not old, or another sweep was here.
                     with contextlib.suppress(MetadataVersionError, NoNodeError):

@@ -16,7 +16,6 @@ from dlcore.errors import (
     NoNodeError,
     OwnershipAcquireFailedError,
 )
-from dlcore.log.metadata import codec
 from dlcore.log.metadata.store import UNANSWERED, LogStore, persistently
 from dlcore.log.metadata.values import (
     LockHolder,
@@ -41,6 +40,7 @@ from dlcore.log.writing.ownership import (
     TryLock,
 )
 from dlcore.metadata.port import Check, Create, Delete, Op, SessionState, Unsubscribe
+from dlcore.metadata.stored import decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -193,7 +193,7 @@ class WriterLock:
         """Try to create the node; the answer tells whose it is."""
         token = self._clock.new_token()
         self._ownership.attempted(token)
-        value = codec.encode(LockHolder(owner=self._client_id, token=token))
+        value = encode(LockHolder(owner=self._client_id, token=token))
         create = Create(self._path, value, ephemeral=True)
         for _ in range(_GUARDED_ATTEMPTS_MAX):
             ops: list[Op] = [create]
@@ -257,4 +257,4 @@ class WriterLock:
             logger.warning("writer lock of log=%s is left to expire: %s", self._name, error)
 
     def _is_own(self, node: Versioned) -> bool:
-        return self._ownership.is_own(codec.decode_lock(node.value, path=self._path))
+        return self._ownership.is_own(decode(LockHolder, node.value, source=self._path))

@@ -6,12 +6,14 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
-from dlcore.autorecovery.codec import ReplicaCheckRun, decode_check_run, encode_check_run
 from dlcore.autorecovery.listing import CheckProgress, RepairList
+from dlcore.autorecovery.values import ReplicaCheckRun
 from dlcore.config import QuorumConfig
 from dlcore.errors import MetadataVersionError, NoNodeError
 from dlcore.ledger.store import LedgerStore
+from dlcore.metadata.stored import decode, encode
 from tests.fixtures.ledger_cluster import PATHS, Cluster, TokenClock, run, write
 from tests.fixtures.recovery import QUICK, recovering, until
 
@@ -30,7 +32,7 @@ async def fill(cluster: Cluster) -> None:
 async def progress_of(cluster: Cluster) -> ReplicaCheckRun | None:
     """Return how far the check is that is under way."""
     node = await cluster.store.get(PATHS.check_progress)
-    return None if node is None else decode_check_run(node.value, source="progress")
+    return None if node is None else decode(ReplicaCheckRun, node.value, source="progress")
 
 
 def repairs_of(cluster: Cluster) -> RepairList:
@@ -78,7 +80,7 @@ def test_what_cannot_be_gone_on_with_begins_anew(
             unknown=0,
             next_ledger_id=LEDGERS,
         )
-        value = b"\xff\xff" if why == "damaged" else encode_check_run(stale)
+        value = b"\xff\xff" if why == "damaged" else encode(stale)
         await cluster.store.create(PATHS.check_progress, value, make_parents=True)
         async with recovering(cluster, SLOW):
             await until(repairs_of(cluster).read_last_check)
@@ -96,7 +98,7 @@ def test_an_auditor_that_was_replaced_notes_nothing() -> None:
     async def scenario(cluster: Cluster) -> None:
         repairs = repairs_of(cluster)
         zombie = await repairs.begin_check(age_ms_max=1000)
-        moved = CheckProgress(replace(zombie.run, next_ledger_id=5), zombie.version)
+        moved = CheckProgress(structs.replace(zombie.run, next_ledger_id=5), zombie.version)
         other = await repairs.note_check(moved)
         with pytest.raises(MetadataVersionError):
             await repairs.note_check(zombie)

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.autorecovery.codec import Office, UnderReplicatedLedger, encode_office
 from dlcore.autorecovery.listing import ListedLedger, RepairList
 from dlcore.autorecovery.repair import LedgerRepairer
+from dlcore.autorecovery.values import Office, UnderReplicatedLedger
 from dlcore.config import QuorumConfig
 from dlcore.errors import BookieUnavailableError
 from dlcore.ids import BookieId
 from dlcore.ledger.metadata import LedgerState
+from dlcore.metadata.stored import encode
 from tests.fixtures.ledger_cluster import PATHS, Cluster, TokenClock, run, write
 from tests.fixtures.ledgers import quorum_of
 from tests.fixtures.recovery import (
@@ -96,7 +97,7 @@ def test_the_office_is_taken_also_after_a_lost_request() -> None:
 
     async def scenario(cluster: Cluster) -> None:
         repairs = RepairList(cluster.store, PATHS, TokenClock())
-        value = encode_office(Office(owner="other", token="other"))
+        value = encode(Office(owner="other", token="other"))
         await cluster.store.create(PATHS.auditor, value, make_parents=True)
         async with recovering(cluster) as store:
             await asyncio.sleep(5)

@@ -13,7 +13,8 @@ from dlcore.autorecovery.maintenance import Maintenance, is_replicated
 from dlcore.config import QuorumConfig
 from dlcore.errors import ConfigurationError, DecommissionError
 from dlcore.ids import BookieId
-from dlcore.ledger.codec import BookieCookie, encode_cookie
+from dlcore.ledger.bookies import BookieCookie
+from dlcore.metadata.stored import encode
 from tests.fixtures.ledger_cluster import PATHS, Cluster, TokenClock, run, write
 from tests.fixtures.ledgers import quorum_of
 from tests.fixtures.recovery import (
@@ -45,7 +46,7 @@ async def make_cookie(cluster: Cluster, bookie: BookieId) -> str:
     cookie = BookieCookie(
         name=bookie.name, incarnation=bookie.incarnation, cluster_id="c", created_ms=0
     )
-    await cluster.store.create(PATHS.cookie(bookie.name), encode_cookie(cookie))
+    await cluster.store.create(PATHS.cookie(bookie.name), encode(cookie))
     return PATHS.cookie(bookie.name)
 
 
@@ -220,7 +221,7 @@ def test_a_damaged_node_on_the_list_is_repaired_like_any_other() -> None:
         await cluster.store.create(PATHS.last_check, b"\xff\xff", make_parents=True)
         del cluster.member(writer, 1).entries(writer.ledger_id)[4]
         status = await maintenance_of(cluster).read_status()
-        assert "do not parse" in status.ledgers[0].reason
+        assert "does not parse" in status.ledgers[0].reason
         assert (status.auditor, status.is_paused, status.last_check) == (None, False, None)
         async with recovering(cluster):
 

@@ -12,7 +12,6 @@ import pytest
 
 from dlcore.autorecovery import listing
 from dlcore.autorecovery.check import fragments_of
-from dlcore.autorecovery.codec import Office
 from dlcore.autorecovery.election import Election
 from dlcore.autorecovery.listing import LOCK_VERSION, RepairList
 from dlcore.autorecovery.maintenance import Maintenance
@@ -20,6 +19,7 @@ from dlcore.autorecovery.plan import RepairPlan
 from dlcore.autorecovery.repair import LedgerRepairer
 from dlcore.autorecovery.service import AutoRecovery
 from dlcore.autorecovery.shift import Shift
+from dlcore.autorecovery.values import Office
 from dlcore.autorecovery.worker import Worker
 from dlcore.config import QuorumConfig
 from dlcore.errors import (

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from dlcore.autorecovery.listing import RepairList
 from dlcore.config import QuorumConfig
@@ -263,7 +264,7 @@ def test_a_recovery_that_nobody_finishes_is_finished_after_the_grace() -> None:
         await writer.abandon()
         stored = await LedgerStore(cluster.store, PATHS).read(writer.ledger_id)
         await LedgerStore(cluster.store, PATHS).write(
-            replace(stored.metadata, state=LedgerState.IN_RECOVERY), version=stored.version
+            structs.replace(stored.metadata, state=LedgerState.IN_RECOVERY), version=stored.version
         )
         async with recovering(cluster):
 

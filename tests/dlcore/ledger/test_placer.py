@@ -16,10 +16,11 @@ import pytest
 
 from dlcore.config import PlacementConfig, QuarantineConfig, QuorumConfig
 from dlcore.errors import ConfigurationError, NotEnoughBookiesError
+from dlcore.ledger.bookies import BookieRegistration
 from dlcore.ledger.client import LedgerClient
-from dlcore.ledger.codec import BookieRegistration, encode_registration
 from dlcore.ledger.quarantine import REST_S
 from dlcore.ledger.registry import BookieInfo
+from dlcore.metadata.stored import encode
 from dlcore.transport.memory import MemoryBookieClient
 from tests.fixtures.ledger_cluster import CONFIG, PATHS, Cluster, TokenClock, run, write
 from tests.fixtures.ledgers import bookie, bookies, quorum_of
@@ -47,7 +48,7 @@ async def register(
     path = PATHS.bookie_available(name)
     node = await cluster.store.get(path)
     assert node is not None
-    await cluster.store.put(path, encode_registration(registration), version=node.version)
+    await cluster.store.put(path, encode(registration), version=node.version)
 
 
 def members_of(writer: LedgerWriter) -> set[str]:

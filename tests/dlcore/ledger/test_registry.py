@@ -15,10 +15,11 @@ from dlcore.errors import (
     WrongIncarnationError,
 )
 from dlcore.ids import BookieId
-from dlcore.ledger.codec import BookieRegistration, encode_registration
+from dlcore.ledger.bookies import BookieRegistration
 from dlcore.ledger.registry import BookieInfo, BookieRegistry
 from dlcore.metadata.memory import MemoryStore, MemoryTree
 from dlcore.metadata.paths import NamespacePaths
+from dlcore.metadata.stored import encode
 from tests.fixtures.aio import run, until_async
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ async def register(
 ) -> None:
     """Register as a bookie does."""
     path = PATHS.bookie_readonly if read_only else PATHS.bookie_available
-    value = encode_registration(
+    value = encode(
         BookieRegistration(
             name=bookie.name, incarnation=bookie.incarnation, address=address, read_only=read_only
         )

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from dlcore.config import QuorumConfig
 from dlcore.errors import (

@@ -14,7 +14,6 @@ import pytest
 
 from dlcore.errors import EndOfStreamError, TransactionIdOutOfOrderError, UnexpectedError
 from dlcore.ids import DLSN, TXID_MAX
-from dlcore.log.metadata import codec
 from dlcore.log.metadata.changes import (
     Piece,
     SegmentLimits,
@@ -30,9 +29,11 @@ from dlcore.log.metadata.segment import Extent, SegmentState
 from dlcore.log.metadata.values import (
     CHUNK_EXTENTS_MAX,
     TAIL_EXTENTS_MAX,
+    LogHead,
     VersionedHead,
 )
 from dlcore.metadata.port import Create, Delete, Op, Put
+from dlcore.metadata.stored import decode
 from tests.fixtures.lengths import sample
 from tests.fixtures.log_states import LOG, NAMESPACE, PATHS, Tree, final, removable, staged, written
 
@@ -280,7 +281,7 @@ def test_deletion() -> None:
     ]
     (put,) = [op for op in ops if isinstance(op, Put)]
     tree.nodes[PATHS.head] = put.value
-    head = codec.decode_head(put.value, path="")
+    head = decode(LogHead, put.value, source="")
     assert head.deleted
     tree.at = VersionedHead(log=LOG, head=head, version=tree.at.version + 1)
     assert remove(tree) == {7: 1, 8: 1}
@@ -402,7 +403,7 @@ def test_a_deleted_log_goes_with_its_open_segment() -> None:
     *ops, put = plan_delete(NAMESPACE, LOG, tree.at)[:1]
     assert not ops
     assert isinstance(put, Put)
-    head = codec.decode_head(put.value, path="")
+    head = decode(LogHead, put.value, source="")
     at = VersionedHead(log=LOG, head=head, version=tree.at.version + 1)
     extents = (tree.state.segments[-1].extents,)
     pieces = [

@@ -15,10 +15,11 @@ from dlcore.config import LedgerClientConfig, LogConfig, QuorumConfig
 from dlcore.errors import DLError, LogNotFoundError
 from dlcore.ids import DLSN
 from dlcore.ledger.client import LedgerClient
-from dlcore.log.metadata import codec
 from dlcore.log.metadata.staged import drop_merged, list_staged, read_staged, settle
+from dlcore.log.metadata.values import Chunk, LogHead, SegmentEnd, StagedLedger
 from dlcore.log.upkeep.merger import MERGING_IDENTITY, LogMerger
 from dlcore.log.upkeep.merging import MergePolicy
+from dlcore.metadata.stored import decode
 from dlcore.namespace import ScanClients, scan
 from dlcore.records import LogRecord
 from dlcore.transport.memory import MemoryBookieClient
@@ -157,12 +158,12 @@ def referred(cluster: MemoryCluster) -> Counter[int]:
         if not path.startswith("/dlog/heads/") or not node.value or parts[-1] == "lock":
             continue
         if len(parts) == 2:
-            head = codec.decode_head(node.value, path=path)
+            head = decode(LogHead, node.value, source=path)
             extents = head.segment.tail if head.segment is not None else ()
         elif len(parts) == 3:
-            extents = codec.decode_segment_end(node.value, path=path).tail
+            extents = decode(SegmentEnd, node.value, source=path).tail
         else:
-            extents = codec.decode_chunk(node.value, path=path).extents
+            extents = decode(Chunk, node.value, source=path).extents
         counts.update(extent.ledger_id for extent in extents)
     return counts
 
@@ -178,7 +179,7 @@ def stored_ledgers(cluster: MemoryCluster) -> dict[int, int | None]:
         if len(parts) == 3:
             found.setdefault(ledger_id, None)
         else:
-            found[ledger_id] = codec.decode_staged(node.value, path=path).extents
+            found[ledger_id] = decode(StagedLedger, node.value, source=path).extents
     return found
 
 

@@ -8,7 +8,6 @@ import random
 import pytest
 
 from dlcore.errors import ConfigurationError
-from dlcore.log.metadata import codec
 from dlcore.log.metadata.segment import Extent
 from dlcore.log.metadata.values import (
     CHUNK_EXTENTS_MAX,
@@ -35,6 +34,7 @@ from dlcore.log.upkeep.merging import (
 )
 from dlcore.metadata.paths import LogPaths
 from dlcore.metadata.port import Create, Delete, Put
+from dlcore.metadata.stored import decode, encode
 
 POLICY = MergePolicy(
     large_weight=1_000_000,
@@ -181,7 +181,7 @@ def stored_segment(
             packed=pack(extents),
         )
         chunks.append((number, chunk))
-        nodes[PATHS.chunk(LSSN, number)] = codec.encode_packed(chunk)
+        nodes[PATHS.chunk(LSSN, number)] = encode(chunk)
         totals = totals.plus(extents)
         number += chunk.covers
         position += count
@@ -195,7 +195,7 @@ def stored_segment(
             chunked=totals,
             packed=pack([small(position + i, rng) for i in range(tail)]),
         )
-        nodes[PATHS.segment(LSSN)] = codec.encode_packed(end)
+        nodes[PATHS.segment(LSSN)] = encode(end)
     return StoredSegment(lssn=LSSN, chunks=tuple(chunks), end=end), nodes
 
 
@@ -204,12 +204,12 @@ def read_nodes(nodes: dict[str, bytes], count: int) -> tuple[list[Extent], int]:
     totals, number, read = Totals(), 0, 0
     extents: list[Extent] = []
     path = PATHS.segment(LSSN)
-    end = codec.decode_segment_end(nodes[path], path=path) if path in nodes else None
+    end = decode(SegmentEnd, nodes[path], source=path) if path in nodes else None
     if end is not None:
         count = end.chunk_count
     while number < count:
         path = PATHS.chunk(LSSN, number)
-        chunk = codec.decode_chunk(nodes[path], path=path)
+        chunk = decode(Chunk, nodes[path], source=path)
         assert chunk.first_entry_id == totals.entries
         assert chunk.first_sequence_id == START_SEQUENCE_ID + totals.records
         assert len(chunk.extents) <= CHUNK_EXTENTS_MAX
@@ -257,7 +257,7 @@ def test_a_swap_puts_the_merged_extent_in_the_place_of_the_run(seed: int) -> Non
     head = change.ops[-1]
     assert isinstance(head, Put)
     assert (head.path, head.version) == (PATHS.head, 11)
-    assert codec.decode_head(head.value, path="") == change.after.head
+    assert decode(LogHead, head.value, source="") == change.after.head
     assert (change.after.head.merges, change.after.head.merged_lssns) == (6, (2, 3, 4, LSSN))
     assert change.after.version == 12
 

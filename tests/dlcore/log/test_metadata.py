@@ -1,22 +1,17 @@
-"""Stored values of logs: to bytes and back, small, checked, and open to new fields."""
+"""Values of logs: extents are packed small and come back, counts and states are checked."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
 from dlcore.errors import CorruptMetadataError, UnexpectedError
-from dlcore.log.metadata import codec
 from dlcore.log.metadata.segment import Extent, LogSegment, SegmentState
 from dlcore.log.metadata.values import (
     COMMITTED_RUNS_MAX,
-    LAYOUT,
     Chunk,
     CommitRecord,
-    LockHolder,
     LogHead,
     LogState,
     OpenSegment,
@@ -26,10 +21,8 @@ from dlcore.log.metadata.values import (
     pack,
     unpack,
 )
+from dlcore.metadata.stored import decode, encode
 from tests.fixtures.log_states import LOG
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 EXTENT = Extent(
     ledger_id=7,
@@ -105,8 +98,8 @@ def test_any_extents_come_back(some: list[Extent], is_open: bool) -> None:
     """Also where ledgers alternate, and where the last one is open."""
     if is_open:
         some.append(Extent(ledger_id=5, first_entry_id=0, last_entry_id=None))
-    value = codec.encode_packed(Chunk(first_entry_id=0, first_sequence_id=0, packed=pack(some)))
-    assert codec.decode_chunk(value, path="p").extents == tuple(some)
+    value = encode(Chunk(first_entry_id=0, first_sequence_id=0, packed=pack(some)))
+    assert decode(Chunk, value, source="p").extents == tuple(some)
 
 
 def test_extents_of_a_micro_batch_are_small() -> None:
@@ -125,7 +118,7 @@ def test_extents_of_a_micro_batch_are_small() -> None:
                 last_timestamp_ms=time_ms + 5,
             )
         )
-    value = codec.encode_packed(Chunk(first_entry_id=0, first_sequence_id=0, packed=pack(some)))
+    value = encode(Chunk(first_entry_id=0, first_sequence_id=0, packed=pack(some)))
     assert len(value) <= 8 * 20 + 40
 
 
@@ -134,54 +127,6 @@ def test_what_are_no_extents(flat: tuple[int, ...]) -> None:
     """Half of one, or one of a ledger that cannot be."""
     with pytest.raises(CorruptMetadataError):
         unpack(flat)
-
-
-@pytest.mark.parametrize(
-    ("value", "decode"),
-    [(HEAD, codec.decode_head), (END, codec.decode_segment_end), (CHUNK, codec.decode_chunk)],
-)
-def test_packed_values(value: LogHead | SegmentEnd | Chunk, decode: Callable[..., object]) -> None:
-    """They come back; new fields behind them are no hindrance, other layouts and damage are."""
-    packed = codec.encode_packed(value)
-    assert decode(packed, path="p") == value
-    fields = msgspec.msgpack.decode(packed)
-    assert decode(msgspec.msgpack.encode([*fields, "new"]), path="p") == value
-    with pytest.raises(CorruptMetadataError, match=f"at p has layout version 9.*reads {LAYOUT}"):
-        decode(msgspec.msgpack.encode([9, "anything"]), path="p")
-    for damaged in (b"", packed[:-1], msgspec.msgpack.encode([LAYOUT, -5, -5, -5, -5])):
-        with pytest.raises(CorruptMetadataError, match="at p does not parse"):
-            decode(damaged, path="p")
-
-
-@pytest.mark.parametrize(
-    ("value", "decode"),
-    [
-        (LOG, codec.decode_log),
-        (LockHolder(owner="o", token="t"), codec.decode_lock),
-        (COMMIT, codec.decode_commit),
-        (STAGED, codec.decode_staged),
-    ],
-)
-def test_values_that_people_look_at(
-    value: CommitRecord | StagedLedger | LockHolder, decode: Callable[..., object]
-) -> None:
-    """They are JSON; the same holds."""
-    text = codec.encode(value)
-    assert decode(text, path="p") == value
-    fields = msgspec.json.decode(text)
-    assert decode(msgspec.json.encode({**fields, "new": 1}), path="p") == value
-    with pytest.raises(CorruptMetadataError, match="layout version 9"):
-        decode(b'{"layout": 9}', path="p")
-    for damaged in (b"", text[:-1], b'{"layout": 2}', b"[]"):
-        with pytest.raises(CorruptMetadataError, match="at p does not parse"):
-            decode(damaged, path="p")
-
-
-def test_quorums_that_contradict_each_other() -> None:
-    """They are told as damage, with the path."""
-    text = codec.encode(msgspec.structs.replace(LOG, ack_quorum_size=9))
-    with pytest.raises(CorruptMetadataError, match="at p contradicts itself"):
-        codec.decode_log(text, path="p")
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 4)), max_size=40))

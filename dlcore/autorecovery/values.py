@@ -1,0 +1,50 @@
+"""What auto-recovery keeps in the metadata store."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dlcore.ids import BookieId
+from dlcore.metadata.stored import LAYOUT, Count
+
+
+class UnderReplicatedLedger(msgspec.Struct, frozen=True, kw_only=True):
+    """A ledger on the list: which members are lost (none: entries are missing), since when.
+
+    `findings` counts how often it was found (each writes the node, so no deletion overlooks one),
+    `attempts` how often its repair did not finish, and `reason` says why the last one did not
+    (empty: none was made).
+    """
+
+    layout: int = LAYOUT
+    ledger_id: Count
+    missing: tuple[BookieId, ...]
+    since_ms: Count
+    findings: Count = 1
+    attempts: Count = 0
+    reason: str = ""
+
+
+class Office(msgspec.Struct, frozen=True, kw_only=True):
+    """Who is the auditor: for people (host:pid), and exactly."""
+
+    layout: int = LAYOUT
+    owner: str
+    token: str
+
+
+class ReplicaCheckRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A full replica check, and what it found; `unknown` are ledgers of which some bookie did not
+    answer.
+
+    Of one that is under way `finished_ms` says when this was written, and ledgers from
+    `next_ledger_id` on were not looked at yet.
+    """
+
+    layout: int = LAYOUT
+    started_ms: Count
+    finished_ms: Count
+    ledgers: Count
+    under_replicated: Count
+    unknown: Count
+    next_ledger_id: Count = 0
