@@ -77,7 +77,7 @@ class Connection(asyncio.BufferedProtocol):
         self._service = service
         self._storage = storage
         self._loop = asyncio.get_running_loop()
-        self._end = BookieEnd(service.bookie, service.cluster_id, service.scratch)
+        self._end = BookieEnd(service.bookie, service.cluster_id, service.memory)
         self._opened_s = self._loop.time()
         self._keepalive = Keepalive(service.silence_s, now_s=self._opened_s)
         self._timer: asyncio.TimerHandle | None = None
@@ -124,7 +124,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return where the next bytes go."""
-        return self._service.scratch_view if self._is_over else self._end.get_buffer()
+        return self._service.memory.scratch if self._is_over else self._end.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take bytes that came."""

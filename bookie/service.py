@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from bookie.connection import Connection
 from bookie.read_budget import ReadBudget
 from dlcore.config import MIB
-from dlcore.wire.assembly import SCRATCH_BYTES
+from dlcore.wire.memory import ReceiveMemory
 from dlcore.wire.messages import CHUNK_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -63,8 +63,7 @@ class BookieService:
         self.silence_s = silence_s
         self.read_budget = ReadBudget(read_bytes_max, on_wait=self._relieve_later)
         self._relief: asyncio.TimerHandle | None = None
-        self.scratch = bytearray(SCRATCH_BYTES)
-        self.scratch_view = memoryview(self.scratch)
+        self.memory = ReceiveMemory()
         self.connections: dict[Connection, None] = {}
         self.is_draining = False
         self._storage = storage

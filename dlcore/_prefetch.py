@@ -83,14 +83,13 @@ class _Prefetched:
         if self._finished:
             raise StopIteration
         prefetch = self._prefetch
-        item = prefetch.items.get()
+        item, size_bytes = prefetch.items.get()
         if item is None:
             self._finished = True
             raise StopIteration
         if isinstance(item, BaseException):
             self._finished = True
             raise item
-        size_bytes = item.batch.nbytes
         self._portal.post(lambda: prefetch.taken(size_bytes))
         return item
 
@@ -108,7 +107,9 @@ class _Prefetch:
     """What crosses from the portal to the caller's thread: at most `_PREFETCH_BYTES` ahead."""
 
     def __init__(self) -> None:
-        self.items: queue.SimpleQueue[ScanBatch | BaseException | None] = queue.SimpleQueue()
+        self.items: queue.SimpleQueue[tuple[ScanBatch | BaseException | None, int]] = (
+            queue.SimpleQueue()
+        )
         self._room = asyncio.Event()
         self._ahead_bytes = 0
 
@@ -119,15 +120,16 @@ class _Prefetch:
         try:
             async with contextlib.aclosing(scan_async(scans, uri=uri, clients=clients)) as batches:
                 async for batch in batches:
-                    self._ahead_bytes += batch.batch.nbytes
-                    self.items.put(batch)
+                    size_bytes = batch.batch.nbytes
+                    self._ahead_bytes += size_bytes
+                    self.items.put((batch, size_bytes))
                     while self._ahead_bytes > _PREFETCH_BYTES:
                         self._room.clear()
                         await self._room.wait()
         except Exception as error:  # noqa: BLE001  # raised in the caller's thread
-            self.items.put(error)
+            self.items.put((error, 0))
         else:
-            self.items.put(None)
+            self.items.put((None, 0))
 
     def taken(self, size_bytes: int) -> None:
         """Make room."""

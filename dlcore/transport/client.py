@@ -22,7 +22,7 @@ from dlcore.errors import (
 from dlcore.ledger.port import FollowUpdate
 from dlcore.transport.backoff import Backoff
 from dlcore.transport.connection import Connection
-from dlcore.wire.assembly import SCRATCH_BYTES
+from dlcore.wire.memory import ReceiveMemory
 from dlcore.wire.messages import (
     ENTRY_BYTES_MIN,
     FEATURES,
@@ -106,7 +106,7 @@ class WireBookieClient:
         self._config = config
         self._tls_files = tls
         self._tls = None if tls is None else tls.client_context()
-        self._scratch = bytearray(SCRATCH_BYTES)
+        self._memory = ReceiveMemory()
         self._peers: dict[BookieId, _Peer] = {}
         self._control: ControlClient | None = None
         self._is_closed = False
@@ -238,7 +238,7 @@ class WireBookieClient:
             hello = Hello(
                 PROTOCOL_VERSION, FEATURES, self._cluster_id, bookie.name, bookie.incarnation
             )
-            peer = _Peer(bookie, self._resolve, self._connect, hello, self._scratch, self._config)
+            peer = _Peer(bookie, self._resolve, self._connect, hello, self._memory, self._config)
             self._peers[bookie] = peer
         return peer.connection(lane)
 
@@ -289,14 +289,14 @@ class _Peer:
         resolve: Resolve,
         connect: Connect,
         hello: Hello,
-        scratch: bytearray,
+        memory: ReceiveMemory,
         config: LedgerClientConfig,
     ) -> None:
         self._bookie = bookie
         self._resolve = resolve
         self._connect = connect
         self._hello = hello
-        self._scratch = scratch
+        self._memory = memory
         self._config = config
         self._backoff = Backoff()
         self._connections: dict[Lane, Connection] = {}
@@ -309,7 +309,7 @@ class _Peer:
             connection = Connection(
                 self._bookie,
                 hello=self._hello,
-                scratch=self._scratch,
+                memory=self._memory,
                 backoff=self._backoff,
                 config=self._config,
             )

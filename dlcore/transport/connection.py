@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dlcore.ids import BookieId
     from dlcore.transport.backoff import Backoff
     from dlcore.wire.client_end import ClientEvent, Read
+    from dlcore.wire.memory import ReceiveMemory
     from dlcore.wire.messages import Buffer, Chunk, Frame, Hello, Update
 
 logger = logging.getLogger(__name__)
@@ -112,7 +113,7 @@ class Connection(asyncio.BufferedProtocol):
     Args:
         bookie: the bookie's name in errors.
         hello: whom it must be.
-        scratch: see `dlcore.wire.assembly`.
+        memory: where received bytes go.
         backoff: the bookie's, told how this connection fares.
         config: time-outs and bounds.
     """
@@ -122,7 +123,7 @@ class Connection(asyncio.BufferedProtocol):
         bookie: BookieId,
         *,
         hello: Hello,
-        scratch: bytearray,
+        memory: ReceiveMemory,
         backoff: Backoff,
         config: LedgerClientConfig,
     ) -> None:
@@ -130,7 +131,7 @@ class Connection(asyncio.BufferedProtocol):
         self._backoff = backoff
         self._config = config
         self._loop = asyncio.get_running_loop()
-        self._end: ClientEnd[Write, Incoming] = ClientEnd(hello, scratch)
+        self._end: ClientEnd[Write, Incoming] = ClientEnd(hello, memory)
         self._keepalive = Keepalive(config.add_timeout_s, now_s=self._loop.time())
         self._transport: asyncio.Transport | None = None
         self._is_welcome = False

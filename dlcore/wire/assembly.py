@@ -1,20 +1,20 @@
 """Bytes in, whole frames out: where received bytes go, and when they make a frame.
 
 Small frames come through a scratch buffer that all connections of an event loop may share: between
-`get_buffer` and `received` nobody else uses it.  A big payload gets a buffer of its exact size, and
+`get_buffer` and `received` nobody else uses it.  A big payload gets memory of its exact size, and
 the bytes are received straight into it; what was sent behind the frame's head comes through the
-scratch buffer once more.  A payload gets its buffer only after its header and fields proved sound.
+scratch buffer once more.  A payload gets its memory only after its header and fields proved sound.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple
 
 from dlcore.wire.messages import HEADER, Header, check_head, decode_header
 
-SCRATCH_BYTES = 64 * 1024
+if TYPE_CHECKING:
+    from dlcore.wire.memory import ReceiveMemory
+
 _BIG_BYTES = 32 * 1024
 """A payload from this size on is received into a buffer of its own."""
 _PEEK_BYTES = 16 * 1024
@@ -34,20 +34,20 @@ class _Partial:
 
     __slots__ = ("fields", "filled", "header", "payload")
 
-    def __init__(self, header: Header, fields: bytes, head: memoryview) -> None:
+    def __init__(self, header: Header, fields: bytes, head: memoryview, memory: memoryview) -> None:
         self.header = header
         self.fields = fields
-        # Not zeroed: it is handed out only once every byte was received.
-        self.payload = np.empty(header.payload_bytes, np.uint8).data
+        self.payload = memory
         self.filled = len(head)
         self.payload[: self.filled] = head
 
 
 class Assembly:
-    """The receiving half of a connection."""
+    """The receiving half of a connection; nothing is handed out before every byte was received."""
 
-    def __init__(self, scratch: bytearray) -> None:
-        self._scratch = memoryview(scratch)
+    def __init__(self, memory: ReceiveMemory) -> None:
+        self._memory = memory
+        self._scratch = memory.scratch
         self._data = b""
         self._position = 0
         self._partial: _Partial | None = None
@@ -91,7 +91,8 @@ class Assembly:
         fields = check_head(data, start, header)
         payload = memoryview(data)[body:end]
         if len(data) < end:
-            self._partial = _Partial(header, fields, payload)
+            memory = self._memory.take(header.payload_bytes)
+            self._partial = _Partial(header, fields, payload, memory)
             self._data, self._position = b"", 0
             return None
         self._position = end

@@ -41,6 +41,7 @@ from dlcore.wire.messages import (
 
 if TYPE_CHECKING:
     from dlcore.ids import BookieId
+    from dlcore.wire.memory import ReceiveMemory
 
 BookieEvent: TypeAlias = (
     Hello
@@ -63,13 +64,13 @@ class BookieEnd:
     Args:
         bookie: who this is; a client that means another one is refused.
         cluster_id: of the namespace.
-        scratch: see `Assembly`.
+        memory: where received bytes go.
     """
 
-    def __init__(self, bookie: BookieId, cluster_id: str, scratch: bytearray) -> None:
+    def __init__(self, bookie: BookieId, cluster_id: str, memory: ReceiveMemory) -> None:
         self._bookie = bookie
         self._cluster_id = cluster_id
-        self._assembly = Assembly(scratch)
+        self._assembly = Assembly(memory)
         self.get_buffer = self._assembly.get_buffer
         self.received = self._assembly.received
         self.is_open = False

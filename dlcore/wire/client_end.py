@@ -49,6 +49,8 @@ from dlcore.wire.statuses import error_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dlcore.wire.memory import ReceiveMemory
+
 W = TypeVar("W")
 R = TypeVar("R")
 Read: TypeAlias = ReadLac | ReadEntry | ReadEntries | Follow
@@ -122,12 +124,12 @@ class ClientEnd(Generic[W, R]):
 
     Args:
         hello: whom the client means.
-        scratch: see `Assembly`.
+        memory: where received bytes go.
     """
 
-    def __init__(self, hello: Hello, scratch: bytearray) -> None:
+    def __init__(self, hello: Hello, memory: ReceiveMemory) -> None:
         self._hello = hello
-        self._assembly = Assembly(scratch)
+        self._assembly = Assembly(memory)
         self.get_buffer = self._assembly.get_buffer
         self.received = self._assembly.received
         self._is_welcome = False

@@ -149,7 +149,7 @@ class AsyncLogReader:
             rows = await self._fill(non_blocking=non_blocking, until_caught_up=not non_blocking)
             while rows is not None:
                 batches.append(rows.take_batch())
-                size_bytes += batches[-1].nbytes
+                size_bytes += rows.entry.body.nbytes  # a batch takes long to tell its own
                 if size_bytes >= _TAKEN_BYTES:
                     break
                 try:

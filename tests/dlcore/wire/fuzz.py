@@ -13,16 +13,16 @@ import atheris
 with atheris.instrument_imports(include=["dlcore.wire"]):
     from dlcore.errors import BookieError
     from dlcore.ids import BookieId
-    from dlcore.wire.assembly import SCRATCH_BYTES
     from dlcore.wire.bookie_end import BookieEnd
     from dlcore.wire.client_end import ClientEnd
+    from dlcore.wire.memory import SCRATCH_BYTES, ReceiveMemory
     from dlcore.wire.messages import HEADER, Hello, encode
 
 import crc32c
 
 BOOKIE = BookieId("bookie-1", "1" * 32)
 HELLO = Hello(1, 0, "cluster", BOOKIE.name, BOOKIE.incarnation)
-_SCRATCH = bytearray(SCRATCH_BYTES)
+_MEMORY = ReceiveMemory()
 _MAGIC = b"\xd1\x0b"
 _CRC_BYTES = 4
 
@@ -36,8 +36,8 @@ def feed(data: bytes) -> None:
     rest = provider.ConsumeBytes(len(data))
     if is_sound:
         rest = with_checksum(rest)
-    bookie = BookieEnd(BOOKIE, "cluster", _SCRATCH)
-    client: ClientEnd[int, int] = ClientEnd(HELLO, _SCRATCH)
+    bookie = BookieEnd(BOOKIE, "cluster", _MEMORY)
+    client: ClientEnd[int, int] = ClientEnd(HELLO, _MEMORY)
     if is_open:
         take(bookie, b"".join(encode(HELLO)), SCRATCH_BYTES)
         take(client, b"".join(bookie.welcome()), SCRATCH_BYTES)

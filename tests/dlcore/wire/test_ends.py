@@ -15,7 +15,7 @@ from dlcore.errors import (
 )
 from dlcore.ids import BookieId
 from dlcore.ledger.digest import FRAME_BYTES
-from dlcore.wire.assembly import SCRATCH_BYTES, Assembly
+from dlcore.wire.assembly import Assembly
 from dlcore.wire.bookie_end import BookieEnd
 from dlcore.wire.client_end import (
     Brought,
@@ -27,6 +27,7 @@ from dlcore.wire.client_end import (
     WriteRefused,
 )
 from dlcore.wire.keepalive import Keepalive
+from dlcore.wire.memory import SCRATCH_BYTES, ReceiveMemory
 from dlcore.wire.messages import (
     ENTRY_BYTES_MIN,
     HEADER,
@@ -69,7 +70,7 @@ FRAMES = st.lists(st.integers(48, 200) | st.sampled_from([33_000, 70_000, 200_00
 
 def new_bookie(*, is_open: bool = True) -> BookieEnd:
     """Return a bookie's end."""
-    end = BookieEnd(BOOKIE, "cluster", bytearray(SCRATCH_BYTES))
+    end = BookieEnd(BOOKIE, "cluster", ReceiveMemory())
     if is_open:
         feed(end, encode(HELLO))
         assert isinstance(end.next_event(), Hello)
@@ -78,7 +79,7 @@ def new_bookie(*, is_open: bool = True) -> BookieEnd:
 
 def new_client(*, is_open: bool = True) -> ClientEnd[str, str]:
     """Return a client's end."""
-    end: ClientEnd[str, str] = ClientEnd(HELLO, bytearray(SCRATCH_BYTES))
+    end: ClientEnd[str, str] = ClientEnd(HELLO, ReceiveMemory())
     if is_open:
         feed(end, new_bookie().welcome())
         assert isinstance(end.next_event(), Welcomed)
@@ -133,7 +134,7 @@ def test_messages_arrive_whole_however_they_are_cut(
     ]
     order.shuffle(sent)  # type: ignore[attr-defined]
     data = b"".join(part for message in sent for part in gather(encode(message)))
-    got = cut(Assembly(bytearray(SCRATCH_BYTES)), data, cuts)
+    got = cut(Assembly(ReceiveMemory()), data, cuts)
     assert [plain(each) for each in got] == [plain(each) for each in sent]
 
 
@@ -171,7 +172,7 @@ def test_a_flipped_bit_of_header_or_fields_is_noticed(number: int, position: int
     """Entries have checksums of their own; all else is covered by the header's."""
     head = bytearray(encode(MESSAGES[number])[0])
     head[position % len(head)] ^= 1 << bit
-    assembly = Assembly(bytearray(SCRATCH_BYTES))
+    assembly = Assembly(ReceiveMemory())
     feed(assembly, [bytes(head), *encode(MESSAGES[number])[1:]])
 
     def read_on() -> None:
@@ -189,7 +190,7 @@ def test_a_size_beyond_the_limits_gets_no_memory(size: int) -> None:
     """Refused by the header alone."""
     for kind in (2, 36, 37):
         for fields, payload in ((4, size), (size, 4)):
-            assembly = Assembly(bytearray(SCRATCH_BYTES))
+            assembly = Assembly(ReceiveMemory())
             feed(assembly, [HEADER.pack(0xD10B, kind, 0, fields, payload, 1, 0)])
             with pytest.raises(WireError, match="expected"):
                 assembly.next_frame()
@@ -199,7 +200,7 @@ def test_a_payload_gets_its_buffer_only_behind_a_sound_head() -> None:
     """A wrong checksum is noticed before megabytes are waited for."""
     head = bytearray(encode(Add(1, False, [b"x" * 2**20]))[0])
     head[-1] ^= 1
-    assembly = Assembly(bytearray(SCRATCH_BYTES))
+    assembly = Assembly(ReceiveMemory())
     feed(assembly, [bytes(head)])
     with pytest.raises(WireError, match="CRC32C"):
         assembly.next_frame()
@@ -209,7 +210,7 @@ def test_a_big_payload_is_received_in_place() -> None:
     """Behind its head the buffer offered is the payload's own, and exactly as large."""
     entry = bytes(range(256)) * 1000
     head, body = encode(Chunk(1, [entry], is_last=True))
-    assembly = Assembly(bytearray(SCRATCH_BYTES))
+    assembly = Assembly(ReceiveMemory())
     feed(assembly, [head, body[:100]])
     assert assembly.next_frame() is None
     target = assembly.get_buffer()

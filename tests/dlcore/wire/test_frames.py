@@ -8,6 +8,7 @@ from hypothesis import given, strategies as st
 
 from dlcore.wire.assembly import Assembly, Frame
 from dlcore.wire.frames import FrameParts, FrameRun, total_bytes
+from dlcore.wire.memory import ReceiveMemory
 from dlcore.wire.messages import ENTRY_BYTES_MIN, Add, Chunk, WireError, decode, encode
 
 
@@ -55,8 +56,8 @@ def test_many_frames_are_checked_as_few_are() -> None:
 
 
 def _frame(data: bytes) -> Frame:
-    scratch = bytearray(data)
-    assembly = Assembly(scratch)
+    assembly = Assembly(ReceiveMemory())
+    assembly.get_buffer()[: len(data)] = data
     assembly.received(len(data))
     frame = assembly.next_frame()
     assert frame is not None

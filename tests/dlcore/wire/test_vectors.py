@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dlcore.wire.assembly import Assembly
+from dlcore.wire.memory import ReceiveMemory
 from dlcore.wire.messages import (
     Add,
     Cancel,
@@ -79,9 +80,8 @@ def fields_of(message: Message) -> dict[str, object]:
 
 def read_all(data: bytes) -> list[Message]:
     """Return the messages in `data`."""
-    scratch = bytearray(len(data))
-    assembly = Assembly(scratch)
-    scratch[:] = data
+    assembly = Assembly(ReceiveMemory())
+    assembly.get_buffer()[: len(data)] = data
     assembly.received(len(data))
     messages: list[Message] = []
     while (frame := assembly.next_frame()) is not None:
