@@ -141,16 +141,21 @@ async def read_staged(context: LogContext, ledger_ids: Sequence[int]) -> dict[in
 async def plan_releases(context: LogContext, counts: Mapping[int, int]) -> list[Op]:
     """Return the operations that give up so many extents of each ledger.
 
-    A ledger that is not registered has one extent, and goes with it.
+    A ledger that is not registered has one extent, and goes with it.  One that is gone already,
+    whoever deleted it, keeps nobody from going on.
     """
     nodes = await read_staged(context, sorted(counts))
+    paths = {each: context.paths.ledger(each) for each in sorted(counts) if each not in nodes}
     ops: list[Op] = []
-    for ledger_id in sorted(counts):
-        node = nodes.get(ledger_id)
-        if node is None:
-            ops.append(Delete(context.paths.ledger(ledger_id)))
-        else:
-            ops += release(context.paths, node, node.staged.released(counts[ledger_id]))
+    if paths:
+        found = await persistently(lambda: context.logs.fresh_many(list(paths.values())))
+        for (ledger_id, path), ledger in zip(paths.items(), found, strict=True):
+            if ledger is None:
+                logger.warning("ledger=%d was gone before the extent that refers to it", ledger_id)
+            else:
+                ops.append(Delete(path))
+    for ledger_id, node in nodes.items():
+        ops += release(context.paths, node, node.staged.released(counts[ledger_id]))
     return ops
 
 

@@ -1,0 +1,208 @@
+"""Logs whose metadata changes between two looks, or contradicts itself.
+
+Goal: a clear error or another look, never records of another time, and nothing kept without end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+from dlcore.errors import (
+    AlreadyClosedError,
+    LedgerNotFoundError,
+    UnexpectedError,
+)
+from dlcore.ids import DLSN
+from dlcore.log.metadata.values import CommitRecord, LogKey
+from dlcore.log.reading import snapshot as snapshot_module, snapshots as snapshots_module
+from dlcore.log.upkeep.removal import remove_deleted, remove_truncated
+from dlcore.log.upkeep.worker import LogUpkeep, UpkeepConfig, sweep_commits
+from dlcore.metadata.port import ANY_VERSION
+from dlcore.metadata.stored import decode, encode
+from tests.fixtures.memory_namespace import MemoryCluster, on_log, read_all, record
+from tests.fixtures.staged_records import batch
+
+if TYPE_CHECKING:
+    from dlcore.log.manager import DistributedLogManager
+
+
+async def write_segments(log: DistributedLogManager, count: int, *, first: int = 1) -> None:
+    """Write so many segments of two records."""
+    for segment in range(first, first + count):
+        async with await log.open_writer() as writer:
+            for number in range(2):
+                await writer.write(record(10 * segment + number))
+
+
+def test_a_reader_and_positions_by_time() -> None:
+    """Of records written at several times; a manager that is closed answers no more."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        clock = cluster.clocks["a"]
+        times = []
+        for segment in range(3):
+            clock.current_ms += 1_000
+            times.append(clock.now_ms())
+            await write_segments(log, 1, first=segment + 1)
+        for segment, time_ms in enumerate(times, 1):
+            for early in (0, 500):
+                found = await log.get_dlsn_not_less_than_timestamp(time_ms - early)
+                assert found == DLSN(segment, 0, 0)
+            async with await log.open_reader(timestamp_ms=time_ms - 500) as reader:
+                first = await reader.read_next()
+                assert first is not None
+                assert first.txid == 10 * segment
+        end = await log.get_dlsn_not_less_than_timestamp(times[-1] + 1)
+        assert end > DLSN(3, 0, 0)
+        assert await log.get_log_record_count(end, DLSN(1, 0, 0)) == 0
+        assert await log.get_log_record_count(DLSN(2, 0, 0)) == 4
+        await log.aclose()
+        for ask in (log.get_snapshot, log.get_last_txid, log.open_writer, log.open_reader):
+            with pytest.raises(AlreadyClosedError, match="'clicks' is closed"):
+                await ask()
+
+    on_log(body)
+
+
+def test_a_ledger_that_is_gone_is_an_error_unless_the_log_has_changed() -> None:
+    """The first is damage; what was truncated meanwhile needs no ledger, and its removal ends."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        await write_segments(log, 3)
+        (first, *_), store = await log.get_log_segments(), cluster.stores["a"]
+        ledger = cluster.paths.ledger(first.extents[0].ledger_id)
+        node = await store.get(ledger)
+        assert node is not None
+        other = await (await cluster.open("b")).open_log("clicks")
+        await store.delete(ledger)
+        with pytest.raises(LedgerNotFoundError):
+            await other.get_snapshot()
+        follower = other._follower
+        stale = await other._context.logs.read(other._log)
+        async with await log.open_writer() as writer:
+            await writer.truncate(DLSN(2, 0, 0))
+        assert (await follower.take_at(stale)).first == DLSN(2, 0, 0)
+        assert len(await read_all(log)) == 4
+        await cluster.namespaces[0].delete_log("clicks")
+
+    on_log(body)
+
+
+def test_what_is_known_of_ledgers_and_logs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest goes; it is read again when it is asked for."""
+    monkeypatch.setattr(snapshot_module, "_LEDGERS_KEPT_MAX", 2)
+    monkeypatch.setattr(snapshots_module, "FOLLOWED_LOGS_MAX", 2)
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        await write_segments(log, 6)
+        namespace = await cluster.open("b")
+        names = ["clicks"]
+        for number in range(4):
+            names.append(f"log-{number}")
+            await namespace.create_log(names[-1])
+        for name in [*names, *reversed(names)]:
+            found = await namespace.get_snapshots([name, "missing"])
+            assert found["missing"] is None
+            snapshot = found[name]
+            assert snapshot is not None
+            assert len(snapshot.segments) == (6 if name == "clicks" else 0)
+        assert len(namespace._followers._followers) <= 2
+        other = await namespace.open_log("clicks")
+        await other.get_snapshot()
+        assert len(namespace._context.ledger_cache._known) <= 6 + 2
+
+    on_log(body)
+
+
+def test_a_log_that_is_listed_as_deleted_and_is_not() -> None:
+    """Its records stay; removing it twice at once is no error."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        await write_segments(log, 2)
+        before = await read_all(log)
+        namespace = cluster.namespaces[0]
+        context, key = namespace._context, log._log
+        with pytest.raises(UnexpectedError, match="listed as deleted, and its head is not"):
+            await remove_deleted(context, key)
+        assert await read_all(log) == before
+        await namespace.delete_log("clicks")
+        await asyncio.gather(*(remove_deleted(context, key) for _ in range(3)))
+        await remove_deleted(context, LogKey(name="clicks", log_id="none"))
+        assert await context.store.get(context.logs.paths_of(key).head) is None
+
+    on_log(body)
+
+
+def test_a_segment_that_is_not_as_its_head_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Removal looks again, as the head may be old; nothing that is readable goes."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        await write_segments(log, 3)
+        context = cluster.namespaces[0]._context
+        at = await context.logs.read(log._log)
+        old = replace(at, head=replace(at.head, first_active=(3, 0, 0)), version=at.version - 1)
+        path = context.logs.paths_of(log._log).segment(1)
+        node = await context.store.get(path)
+        assert node is not None
+        await context.store.delete(path)
+        looked = 0
+        read = context.logs.read
+
+        async def restore(key: LogKey) -> object:
+            nonlocal looked
+            looked += 1
+            await context.store.create(path, node.value)
+            return await read(key)
+
+        monkeypatch.setattr(context.logs, "read", restore)
+        after = await remove_truncated(context, old)
+        monkeypatch.undo()
+        assert looked == 1
+        assert after.head == at.head
+        assert len(await read_all(log)) == 6
+
+    on_log(body)
+
+
+def test_upkeep_leaves_alone_what_another_worker_does() -> None:
+    """A sweep that somebody else has begun, and records that change while they are looked at."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        for version in (1, 2):
+            async with await namespace.begin_append("job", version) as append:
+                await append.write_batch("clicks", batch(f"{version}"))
+                await append.commit()
+        await namespace.tidied()
+        context = namespace._context
+        path = context.paths.commit("job")
+        upkeep: LogUpkeep = namespace.upkeep(UpkeepConfig())
+        lock = context.paths.upkeep_lock("sweep")
+        await context.store.create(lock, b"theirs", make_parents=True)
+        cluster.clocks["a"].current_ms += 10**12
+        await upkeep.sweep()
+        node = await context.store.get(path)
+        assert node is not None
+        await context.store.delete(lock)
+        now_ms = cluster.clocks["a"].now_ms()
+        get_many = context.store.get_many
+
+        async def change(paths: list[str]) -> object:
+            nodes = await get_many(paths)
+            record = decode(CommitRecord, node.value, source=path)
+            changed = encode(replace(record, committed_ms=now_ms))
+            await context.store.put(path, changed, version=ANY_VERSION)
+            return nodes
+
+        context.store.get_many = change  # type: ignore[assignment, method-assign]
+        assert await sweep_commits(context, before_ms=now_ms) == 0
+        context.store.get_many = get_many  # type: ignore[method-assign]
+        assert await context.store.get(path) is not None
+        assert await sweep_commits(context, before_ms=now_ms + 1) == 1
+        assert await context.store.get(path) is None
+
+    on_log(body)
