@@ -55,8 +55,7 @@ class Write:
         self,
         future: asyncio.Future[None],
         submitted_s: float,
-        *,
-        frame: Frame | None = None,
+        frame: Frame | None,
         is_recovery: bool = False,
         lac: tuple[int, int] = (-1, -1),
     ) -> None:
@@ -140,6 +139,8 @@ class Connection(asyncio.BufferedProtocol):
         self._queue: deque[Write] = deque()
         self._unasked: dict[Incoming, Read] = {}
         self._pending_bytes = 0
+        self._pending_entries_max = _BACKLOG_FACTOR * config.pending_entries_max
+        self._pending_bytes_max = _BACKLOG_FACTOR * config.pending_bytes_max + ENTRY_SIZE_BYTES_MAX
         self._expiry: asyncio.TimerHandle | None = None
         self._ticker = self._loop.call_later(self._keepalive.interval_s, self._tick)
         self.is_broken = False
@@ -151,19 +152,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def add(self, frame: Frame, *, is_recovery: bool) -> asyncio.Future[None]:
         """Queue an add behind all earlier writes."""
-        return self._submit(
-            Write(
-                self._loop.create_future(), self._loop.time(), frame=frame, is_recovery=is_recovery
-            )
-        )
+        loop = self._loop
+        return self._submit(Write(loop.create_future(), loop.time(), frame, is_recovery))
 
     def write_lac(self, ledger_id: int, last_add_confirmed: int) -> asyncio.Future[None]:
         """Queue an explicit LAC behind all earlier writes."""
         lac = (ledger_id, last_add_confirmed)
-        future = self._submit(Write(self._loop.create_future(), self._loop.time(), lac=lac))
-        if len(self._queue) == 1:
-            self._flush()  # it shares its message with nobody
-        return future
+        return self._submit(Write(self._loop.create_future(), self._loop.time(), None, lac=lac))
 
     def read(self, request: Read) -> Incoming:
         """Send a read, and return where its answers come in."""
@@ -271,6 +266,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _take(self, event: Event) -> None:
         match event:
+            case Stored(writes):
+                for write in writes:
+                    self._settle(write, None)
             case Ping(token):
                 self._write(encode(Pong(token)))
             case Pong():
@@ -291,16 +289,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _answer(
         self,
-        event: Stored[Write]
-        | WriteRefused[Write]
-        | Told[Incoming]
-        | Brought[Incoming]
-        | ReadRefused[Incoming],
+        event: WriteRefused[Write] | Told[Incoming] | Brought[Incoming] | ReadRefused[Incoming],
     ) -> None:
         match event:
-            case Stored(writes):
-                for write in writes:
-                    self._settle(write, None)
             case WriteRefused(write, error):
                 self._settle(write, named(self._bookie, error))
             case Told(incoming, lac):
@@ -337,11 +328,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _submit(self, write: Write) -> asyncio.Future[None]:
         pending = len(self._end.writes) + len(self._queue)
-        config = self._config
         if (
-            pending >= _BACKLOG_FACTOR * config.pending_entries_max
-            or self._pending_bytes + write.size
-            > _BACKLOG_FACTOR * config.pending_bytes_max + ENTRY_SIZE_BYTES_MAX
+            pending >= self._pending_entries_max
+            or self._pending_bytes + write.size > self._pending_bytes_max
         ):
             write.future.set_exception(
                 BookieOverloadedError(
@@ -352,15 +341,20 @@ class Connection(asyncio.BufferedProtocol):
         self._pending_bytes += write.size
         self._queue.append(write)
         if self._expiry is None:
-            self._expiry = self._loop.call_later(config.add_timeout_s, self._expire)
-        if not self._is_flush_due and self._is_welcome:
+            self._expiry = self._loop.call_later(self._config.add_timeout_s, self._expire)
+        if not pending or (write.frame is None and len(self._queue) == 1):
+            self._flush()  # there is nothing that it could share its message with
+        elif not self._is_flush_due and self._is_welcome:
             self._is_flush_due = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self._flush_due)
         return write.future
+
+    def _flush_due(self) -> None:
+        self._is_flush_due = False
+        self._flush()
 
     def _flush(self) -> None:
         """Send what waits, adds of one kind together."""
-        self._is_flush_due = False
         if not self._is_welcome or self.is_broken:
             return
         try:

@@ -199,14 +199,14 @@ class ClientEnd(Generic[W, R]):
 
     def _judge(self, message: object) -> ClientEvent[W, R] | None:
         match message:
+            case Durable(request_ids) if self._is_welcome:
+                return self._store(request_ids)
             case Failed(0, status, detail):
                 raise self._refusal(error_of(status, detail))
             case Welcome():
                 return self._enter(message)
             case _ if not self._is_welcome:
                 raise WireError(f"{type(message).__name__} before the handshake")
-            case Durable(request_ids):
-                return self._store(request_ids)
             case Failed():
                 return self._refuse(message)
             case Lac() | Chunk() | Update():

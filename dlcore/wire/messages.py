@@ -33,7 +33,8 @@ FEATURES = 0
 
 HEADER = struct.Struct(">HBBIIQI")
 _MAGIC = 0xD10B
-_CRC_OFFSET = HEADER.size - 4
+_CHECKED = struct.Struct(">HBBIIQ")
+_CRC_OFFSET = _CHECKED.size
 _CRC = struct.Struct(">I")
 
 ENTRY_BYTES_MIN = 48
@@ -249,6 +250,7 @@ class Header(NamedTuple):
 class _Shape(NamedTuple):
     """What a kind's frames may look like: bytes of fields and of payload, flags in use."""
 
+    kind: Kind
     fields_min: int
     fields_max: int
     payload_max: int
@@ -269,30 +271,37 @@ _ID_BYTES = 8
 _FRAMES_BYTES_MAX = CHUNK_BYTES_MAX + ENTRY_SIZE_BYTES_MAX
 
 
-def _fixed(fields: struct.Struct, *, flags: int = 0) -> _Shape:
-    return _Shape(fields.size, fields.size, 0, flags)
+def _fixed(kind: Kind, fields: struct.Struct, *, flags: int = 0) -> _Shape:
+    return _Shape(kind, fields.size, fields.size, 0, flags)
 
 
 _SHAPES: dict[int, _Shape] = {
-    Kind.HELLO: _Shape(_HELLO.size + 8, _HELLO.size + 4 * (_TEXT_BYTES_MAX + 2), 0, 0),
-    Kind.ADD: _Shape(_SIZE_BYTES, _SIZE_BYTES * ADD_FRAMES_MAX, ADD_BYTES_MAX, 1),
-    Kind.WRITE_LAC: _fixed(_TWO_IDS),
-    Kind.READ_LAC: _fixed(_ONE_ID, flags=1),
-    Kind.READ_ENTRY: _fixed(_TWO_IDS, flags=1),
-    Kind.READ_ENTRIES: _fixed(_RANGE),
-    Kind.FOLLOW: _fixed(_FOLLOW),
-    Kind.CREDIT: _fixed(_SIZE),
-    Kind.CANCEL: _fixed(_NONE),
-    Kind.PING: _fixed(_NONE),
-    Kind.PONG: _fixed(_NONE),
-    Kind.WELCOME: _Shape(_HELLO.size + 4, _HELLO.size + 2 * (_TEXT_BYTES_MAX + 2), 0, 0),
-    Kind.DURABLE: _Shape(_ID_BYTES, _ID_BYTES * DURABLE_IDS_MAX, 0, 0),
-    Kind.FAILED: _Shape(_STATUS.size, _STATUS.size + _TEXT_BYTES_MAX, 0, 0),
-    Kind.LAC: _fixed(_ONE_ID),
-    Kind.CHUNK: _Shape(0, _SIZE_BYTES * CHUNK_FRAMES_MAX, _FRAMES_BYTES_MAX, 1),
-    Kind.UPDATE: _Shape(
-        _ONE_ID.size, _ONE_ID.size + _SIZE_BYTES * CHUNK_FRAMES_MAX, _FRAMES_BYTES_MAX, 1
-    ),
+    shape.kind: shape
+    for shape in (
+        _Shape(Kind.HELLO, _HELLO.size + 8, _HELLO.size + 4 * (_TEXT_BYTES_MAX + 2), 0, 0),
+        _Shape(Kind.ADD, _SIZE_BYTES, _SIZE_BYTES * ADD_FRAMES_MAX, ADD_BYTES_MAX, 1),
+        _fixed(Kind.WRITE_LAC, _TWO_IDS),
+        _fixed(Kind.READ_LAC, _ONE_ID, flags=1),
+        _fixed(Kind.READ_ENTRY, _TWO_IDS, flags=1),
+        _fixed(Kind.READ_ENTRIES, _RANGE),
+        _fixed(Kind.FOLLOW, _FOLLOW),
+        _fixed(Kind.CREDIT, _SIZE),
+        _fixed(Kind.CANCEL, _NONE),
+        _fixed(Kind.PING, _NONE),
+        _fixed(Kind.PONG, _NONE),
+        _Shape(Kind.WELCOME, _HELLO.size + 4, _HELLO.size + 2 * (_TEXT_BYTES_MAX + 2), 0, 0),
+        _Shape(Kind.DURABLE, _ID_BYTES, _ID_BYTES * DURABLE_IDS_MAX, 0, 0),
+        _Shape(Kind.FAILED, _STATUS.size, _STATUS.size + _TEXT_BYTES_MAX, 0, 0),
+        _fixed(Kind.LAC, _ONE_ID),
+        _Shape(Kind.CHUNK, 0, _SIZE_BYTES * CHUNK_FRAMES_MAX, _FRAMES_BYTES_MAX, 1),
+        _Shape(
+            Kind.UPDATE,
+            _ONE_ID.size,
+            _ONE_ID.size + _SIZE_BYTES * CHUNK_FRAMES_MAX,
+            _FRAMES_BYTES_MAX,
+            1,
+        ),
+    )
 }
 
 
@@ -378,10 +387,9 @@ def _encode_small(message: _WithoutPayload) -> bytes:  # noqa: C901 - one case f
 def _head(
     kind: Kind, flags: int, request_id: int, fields: bytes, *, payload_bytes: int = 0
 ) -> bytes:
-    header = HEADER.pack(_MAGIC, kind, flags, len(fields), payload_bytes, request_id, 0)
-    header = header[:_CRC_OFFSET]
+    header = _CHECKED.pack(_MAGIC, kind, flags, len(fields), payload_bytes, request_id)
     crc = crc32c.crc32c(fields, crc32c.crc32c(header))
-    return b"".join((header, _CRC.pack(crc), fields))
+    return header + _CRC.pack(crc) + fields
 
 
 def _with_frames(
@@ -444,25 +452,38 @@ def decode_header(data: Buffer, offset: int) -> Header:
     magic, number, flags, fields_bytes, payload_bytes, request_id, _ = HEADER.unpack_from(
         data, offset
     )
+    shape = _SHAPES.get(number)
+    if (
+        magic != _MAGIC
+        or shape is None
+        or not shape.fields_min <= fields_bytes <= shape.fields_max
+        or payload_bytes > shape.payload_max
+        or flags & ~shape.flags
+    ):
+        raise _header_error(magic, number, flags, fields_bytes, payload_bytes)
+    return Header(shape.kind, flags, request_id, fields_bytes, payload_bytes)
+
+
+def _header_error(
+    magic: int, number: int, flags: int, fields_bytes: int, payload_bytes: int
+) -> WireError:
+    """Return what is wrong with a header."""
     if magic != _MAGIC:
-        raise WireError(f"not a frame: it begins with {magic:#06x}, expected {_MAGIC:#06x}")
+        return WireError(f"not a frame: it begins with {magic:#06x}, expected {_MAGIC:#06x}")
     shape = _SHAPES.get(number)
     if shape is None:
-        raise WireError(f"kind {number}: expected one of {', '.join(map(str, _SHAPES))}")
-    kind = Kind(number)
+        return WireError(f"kind {number}: expected one of {', '.join(map(str, _SHAPES))}")
+    name = shape.kind.name
     if not shape.fields_min <= fields_bytes <= shape.fields_max:
-        raise WireError(
-            f"{kind.name} with {fields_bytes} bytes of fields: expected {shape.fields_min} … "
+        return WireError(
+            f"{name} with {fields_bytes} bytes of fields: expected {shape.fields_min} … "
             f"{shape.fields_max}"
         )
     if payload_bytes > shape.payload_max:
-        raise WireError(
-            f"{kind.name} with {payload_bytes} bytes of payload: expected at most "
-            f"{shape.payload_max}"
+        return WireError(
+            f"{name} with {payload_bytes} bytes of payload: expected at most {shape.payload_max}"
         )
-    if flags & ~shape.flags:
-        raise WireError(f"{kind.name} with flags {flags:#x}: expected none beside {shape.flags:#x}")
-    return Header(kind, flags, request_id, fields_bytes, payload_bytes)
+    return WireError(f"{name} with flags {flags:#x}: expected none beside {shape.flags:#x}")
 
 
 def check_head(data: Buffer, offset: int, header: Header) -> bytes:
@@ -472,9 +493,8 @@ def check_head(data: Buffer, offset: int, header: Header) -> bytes:
         WireError: header or fields are damaged.
     """
     start = offset + HEADER.size
-    with memoryview(data) as view:
-        fields = bytes(view[start : start + header.fields_bytes])
-        crc = crc32c.crc32c(fields, crc32c.crc32c(view[offset : offset + _CRC_OFFSET]))
+    fields = bytes(data[start : start + header.fields_bytes])
+    crc = crc32c.crc32c(fields, crc32c.crc32c(data[offset : offset + _CRC_OFFSET]))
     (expected,) = _CRC.unpack_from(data, offset + _CRC_OFFSET)
     if crc != expected:
         raise WireError(
