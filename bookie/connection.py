@@ -12,13 +12,14 @@ import asyncio
 import logging
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from bookie.eager import start
 from bookie.read_streams import FollowStream, RangeStream
 from dlcore.errors import BadRequestError, BookieOverloadedError, BookieUnavailableError, DLError
+from dlcore.tls import name_in_certificate
 from dlcore.wire.bookie_end import BookieEnd
-from dlcore.wire.frames import FrameRun, total_bytes
+from dlcore.wire.frames import FrameRun, gather, total_bytes
 from dlcore.wire.keepalive import Keepalive
 from dlcore.wire.messages import (
     CHUNK_BYTES_MAX,
@@ -39,7 +40,6 @@ from dlcore.wire.messages import (
     ReadEntry,
     ReadLac,
     WriteLac,
-    gather,
 )
 from dlcore.wire.statuses import status_of
 
@@ -118,7 +118,7 @@ class Connection(asyncio.BufferedProtocol):
         """Begin."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=_UNSENT_BYTES_HIGH, low=_UNSENT_BYTES_LOW)
-        self.peer_name = _name_in(transport.get_extra_info("peercert"))
+        self.peer_name = name_in_certificate(transport.get_extra_info("peercert"))
         self._service.connections[self] = None
         self._timer = self._loop.call_later(self._keepalive.interval_s, self._tick)
 
@@ -286,11 +286,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def _take(self, event: BookieEvent) -> None:
         match event:
-            case Add() if self._add_run(event):
-                pass
             case Add(first_request_id, is_recovery, frames):
-                for request_id, frame in enumerate(frames, first_request_id):
-                    self._add(request_id, frame, is_recovery=is_recovery)
+                if not self._add_run(event):
+                    for request_id, frame in enumerate(frames, first_request_id):
+                        self._add(request_id, frame, is_recovery=is_recovery)
             case WriteLac():
                 self._write_lac(event)
             case ReadLac() | ReadEntry():
@@ -368,10 +367,7 @@ class Connection(asyncio.BufferedProtocol):
             self._note(request_ids, BookieUnavailableError("the bookie gave the request up"))
         else:
             self._note(request_ids, future.exception())
-        if not self._in_flight and not self._is_flush_due:
-            self._flush()
-        else:
-            self._flush_soon()
+        (self._flush_soon if self._in_flight or self._is_flush_due else self._flush)()
 
     def _settle(self, request_ids: Sequence[int], error: BaseException | None) -> None:
         self._note(request_ids, error)
@@ -599,12 +595,3 @@ class Connection(asyncio.BufferedProtocol):
         del self._streams[stream.request_id]
         self._end.end(stream.request_id)
         stream.close()
-
-
-def _name_in(certificate: Any) -> str | None:
-    """Return the common name in a certificate as `ssl` tells it."""
-    for parts in (certificate or {}).get("subject", ()):
-        for key, value in parts:
-            if key == "commonName":
-                return str(value)
-    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import logging
@@ -9,20 +10,37 @@ import mmap
 import os
 from typing import TYPE_CHECKING, ParamSpec
 
+from bookie.disk_port import DiskFullError
 from bookie.recent_bytes import BLOCK_BYTES
 from dlcore.errors import BookieStorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
 P = ParamSpec("P")
 logger = logging.getLogger(__name__)
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _CANNOT_ALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _STATUS_BLOCK_BYTES = 512
 """The unit of `st_blocks`."""
 _PROBE_NAME = "probe.tmp"
+
+
+@contextlib.contextmanager
+def device_errors(action: str, path: Path) -> Iterator[None]:
+    """Turn errors of the device into those of the port, which name the file."""
+    try:
+        yield
+    except OSError as error:
+        raise device_error(action, path, error) from error
+
+
+def device_error(action: str, path: Path, error: OSError) -> BookieStorageError:
+    """Return an error of the device as one of the port."""
+    kind = DiskFullError if error.errno in NO_ROOM else BookieStorageError
+    return kind(f"cannot {action} {path}: {error.strerror}")
 
 
 def sync(call: Callable[P, None], /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -152,3 +170,11 @@ def hold(path: Path, size: int) -> int:
     finally:
         os.close(descriptor)
     return size
+
+
+def read_if_exists(path: Path) -> bytes | None:
+    """Return the content of a file, None if there is none."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None

@@ -39,12 +39,16 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import numpy as np
 
-from bookie.disk_port import DiskFullError, DiskSpace
+from bookie.disk_port import DiskSpace
 from bookie.file_calls import (
+    NO_ROOM,
     allocated_bytes,
     capabilities,
+    device_error,
+    device_errors,
     fallocate,
     hold,
+    read_if_exists,
     sync,
     sync_directory,
     without_first,
@@ -86,20 +90,6 @@ switches of threads cost more than the sync itself."""
 _QUICK_S_MAX = 0.002
 """One append that takes longer sends the following to the thread, until one there was quick."""
 _WOULD_BLOCK = (errno.EAGAIN, errno.EOPNOTSUPP)
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-
-
-@contextlib.contextmanager
-def _device_errors(action: str, path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise _device_error(action, path, error) from error
-
-
-def _device_error(action: str, path: Path, error: OSError) -> BookieStorageError:
-    kind = DiskFullError if error.errno in _NO_ROOM else BookieStorageError
-    return kind(f"cannot {action} {path}: {error.strerror}")
 
 
 class RealFile:
@@ -159,7 +149,7 @@ class RealFile:
         try:
             self._append(buffers, self._size, size)
         except OSError as error:
-            raise _device_error("append to", self._path, error) from error
+            raise device_error("append to", self._path, error) from error
         self._size += size
         disk.is_quick = loop.time() - started_s <= _QUICK_S_MAX
         return True
@@ -190,7 +180,7 @@ class RealFile:
         size = sum(map(len, buffers))
         self._uses += 1
         try:
-            with _device_errors("read", self._path):
+            with device_errors("read", self._path):
                 done = self._read_cached(buffers, offset)
                 if done < size:
                     await self._disk.read_in_thread(self._read_rest, buffers, offset, done)
@@ -203,7 +193,7 @@ class RealFile:
         if self._is_closed:
             raise BookieStorageError(f"{self._path} is closed")
         buffer = bytearray(size)
-        with _device_errors("read", self._path):
+        with device_errors("read", self._path):
             self._read_rest([memoryview(buffer)], offset, 0)
         return memoryview(buffer).toreadonly()
 
@@ -219,7 +209,7 @@ class RealFile:
             raise BookieStorageError(f"{self._path} is closed")
         self._uses += 1
         try:
-            with _device_errors(action, self._path):
+            with device_errors(action, self._path):
                 await self._disk.write_in_thread(function, *args, **kwargs)
         finally:
             self._uses -= 1
@@ -267,7 +257,7 @@ class RealFile:
         try:
             yield
         except OSError as error:
-            if error.errno in _NO_ROOM:
+            if error.errno in NO_ROOM:
                 os.ftruncate(self._descriptor, self._allocated)
             raise
 
@@ -358,7 +348,7 @@ class RealDisk:
         try:
             status = os.fstatvfs(self._lock)
         except OSError as error:
-            raise _device_error("examine", self._directory, error) from error
+            raise device_error("examine", self._directory, error) from error
         ahead = sum([file.ahead_bytes for file in list(self._appended)])
         return DiskSpace(
             free_bytes=status.f_bavail * status.f_frsize
@@ -376,7 +366,7 @@ class RealDisk:
     async def hold(self, size_bytes: int) -> None:
         """Hold back `size_bytes` in all; nothing where the file system cannot do that."""
         path = self._directory / RESERVE_NAME
-        with _device_errors("hold back space in", path):
+        with device_errors("hold back space in", path):
             self._held_bytes = await self.write_in_thread(hold, path, size_bytes)
 
     async def release(self, size_bytes: int) -> bool:
@@ -385,14 +375,14 @@ class RealDisk:
             return False
         path = self._directory / RESERVE_NAME
         size = max(0, self._held_bytes - size_bytes)
-        with _device_errors("release space of", path):
+        with device_errors("release space of", path):
             await self.write_in_thread(os.truncate, path, size)
         self._held_bytes = size
         return True
 
     def names(self) -> list[str]:
         """Return the names of all files, sorted; folders are not ours (a mount has lost+found)."""
-        with _device_errors("list", self._directory):
+        with device_errors("list", self._directory):
             return sorted(
                 path.name
                 for path in self._directory.iterdir()
@@ -406,7 +396,7 @@ class RealDisk:
         path = self._directory / name
         if path.exists():
             raise BookieStorageError(f"cannot create {path}: it exists")
-        with _device_errors("create", path):
+        with device_errors("create", path):
             await self.write_in_thread(self._create, path, content)
         return self._open(name, size=sum(len(buffer) for buffer in content))
 
@@ -416,24 +406,24 @@ class RealDisk:
 
     async def delete(self, names: Sequence[str]) -> None:
         """Delete files durably; one that does not exist is no error."""
-        with _device_errors("delete files in", self._directory):
+        with device_errors("delete files in", self._directory):
             await self.write_in_thread(self._delete, names)
 
     async def recycle(self, names: Sequence[str]) -> None:
         """Delete files durably, and keep the blocks of some for files that are created later."""
-        with _device_errors("recycle files in", self._directory):
+        with device_errors("recycle files in", self._directory):
             await self.write_in_thread(self._recycle, names)
 
     async def read_file(self, name: str) -> bytes | None:
         """Return a small file's content; None if it does not exist."""
         path = self._directory / name
-        with _device_errors("read", path):
-            return await self.read_in_thread(_read_if_exists, path)
+        with device_errors("read", path):
+            return await self.read_in_thread(read_if_exists, path)
 
     async def write_file(self, name: str, data: bytes) -> None:
         """Set a small file's content atomically and durably."""
         path = self._directory / name
-        with _device_errors("write", path):
+        with device_errors("write", path):
             await self.write_in_thread(self._place, path, data)
 
     async def compute(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -511,7 +501,7 @@ class RealDisk:
 
     def _open(self, name: str, *, size: int = sys.maxsize) -> RealFile:
         path = self._directory / name
-        with _device_errors("open", path):
+        with device_errors("open", path):
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             file = RealFile(self, path, descriptor, size=size)
         self._files.add(file)
@@ -577,7 +567,7 @@ class RealDisk:
         try:
             write()
         except OSError as error:
-            if error.errno not in _NO_ROOM or not self._spares:
+            if error.errno not in NO_ROOM or not self._spares:
                 raise
             for path in list(self._spares):
                 path.unlink(missing_ok=True)
@@ -607,10 +597,3 @@ def _lock_directory(directory: Path) -> int:
             f"data directory {directory} is in use by another process; every bookie needs its own"
         ) from error
     return descriptor
-
-
-def _read_if_exists(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return None

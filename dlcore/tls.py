@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlcore.errors import ConfigurationError
 
@@ -107,3 +107,12 @@ class TlsFiles:
                     f"certificate and its key, without a passphrase: {error}"
                 ) from error
         return context
+
+
+def name_in_certificate(certificate: Any) -> str | None:
+    """Return the common name in a certificate as `ssl` tells it."""
+    for parts in (certificate or {}).get("subject", ()):
+        for key, value in parts:
+            if key == "commonName":
+                return str(value)
+    return None

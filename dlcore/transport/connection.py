@@ -23,8 +23,9 @@ from dlcore.wire.client_end import (
     Welcomed,
     WriteRefused,
 )
+from dlcore.wire.frames import gather
 from dlcore.wire.keepalive import Keepalive
-from dlcore.wire.messages import ADD_FRAMES_MAX, Ping, Pong, WireError, encode, gather
+from dlcore.wire.messages import ADD_FRAMES_MAX, Ping, Pong, WireError, encode
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

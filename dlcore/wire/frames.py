@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+_JOIN_BYTES = 8192
+"""Buffers below this size are copied together: cheaper than a vector each."""
+
 
 class FrameParts:
     """A frame that lies in parts, which are sent one after the other and never joined.
@@ -88,3 +91,20 @@ class FrameRun(Sequence[memoryview]):
 def total_bytes(frames: Sequence[Sized]) -> int:
     """Return the bytes of all frames."""
     return len(frames.payload) if isinstance(frames, FrameRun) else sum(map(len, frames))
+
+
+def gather(buffers: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
+    """Return the same bytes in few buffers: small ones are joined, large ones stay as they are."""
+    gathered: list[bytes | memoryview] = []
+    small: list[bytes | memoryview] = []
+    for buffer in buffers:
+        if len(buffer) < _JOIN_BYTES:
+            small.append(buffer)
+            continue
+        if small:
+            gathered.append(b"".join(small))
+            small = []
+        gathered.append(buffer)
+    if small:
+        gathered.append(b"".join(small))
+    return gathered

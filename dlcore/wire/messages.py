@@ -53,8 +53,6 @@ MESSAGE_BYTES = 64
 """What a CHUNK or UPDATE takes of its reader's window beside its payload."""
 REQUEST_ID_MAX = 2**63 - 1
 _TEXT_BYTES_MAX = 1024
-_JOIN_BYTES = 8192
-"""Buffers below this size are copied together: cheaper than a vector each."""
 _RUN_FRAMES_MIN = 16
 """So many frames or more are split without a step for each."""
 _CONNECTION_ID = 0
@@ -294,13 +292,7 @@ _SHAPES: dict[int, _Shape] = {
         _Shape(Kind.FAILED, _STATUS.size, _STATUS.size + _TEXT_BYTES_MAX, 0, 0),
         _fixed(Kind.LAC, _ONE_ID),
         _Shape(Kind.CHUNK, 0, _SIZE_BYTES * CHUNK_FRAMES_MAX, _FRAMES_BYTES_MAX, 1),
-        _Shape(
-            Kind.UPDATE,
-            _ONE_ID.size,
-            _ONE_ID.size + _SIZE_BYTES * CHUNK_FRAMES_MAX,
-            _FRAMES_BYTES_MAX,
-            1,
-        ),
+        _Shape(Kind.UPDATE, 8, 8 + _SIZE_BYTES * CHUNK_FRAMES_MAX, _FRAMES_BYTES_MAX, 1),
     )
 }
 
@@ -424,23 +416,6 @@ def _blob(data: bytes) -> bytes:
     if len(data) > _TEXT_BYTES_MAX:
         raise BadRequestError(f"{data[:40]!r}… has {len(data)} bytes, at most {_TEXT_BYTES_MAX}")
     return _TEXT.pack(len(data)) + data
-
-
-def gather(buffers: Sequence[Buffer]) -> list[Buffer]:
-    """Return the same bytes in few buffers: small ones are joined, large ones stay as they are."""
-    gathered: list[Buffer] = []
-    small: list[Buffer] = []
-    for buffer in buffers:
-        if len(buffer) < _JOIN_BYTES:
-            small.append(buffer)
-            continue
-        if small:
-            gathered.append(b"".join(small))
-            small = []
-        gathered.append(buffer)
-    if small:
-        gathered.append(b"".join(small))
-    return gathered
 
 
 def decode_header(data: Buffer, offset: int) -> Header:

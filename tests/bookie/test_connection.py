@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie import connection as module
-from bookie.connection import _name_in
 from dlcore.errors import (
     BadRequestError,
     BookieOverloadedError,
     BookieStorageError,
     BookieUnavailableError,
 )
+from dlcore.tls import name_in_certificate
 from dlcore.wire.messages import (
     Cancel,
     Durable,
@@ -277,4 +277,4 @@ def test_who_takes_nothing_for_long_is_given_up(
 )
 def test_whom_a_certificate_names(certificate: object, name: str | None) -> None:
     """The common name, wherever in its subject it is."""
-    assert _name_in(certificate) == name
+    assert name_in_certificate(certificate) == name

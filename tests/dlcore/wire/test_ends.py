@@ -26,6 +26,7 @@ from dlcore.wire.client_end import (
     Welcomed,
     WriteRefused,
 )
+from dlcore.wire.frames import gather
 from dlcore.wire.keepalive import Keepalive
 from dlcore.wire.memory import SCRATCH_BYTES, ReceiveMemory
 from dlcore.wire.messages import (
@@ -52,7 +53,6 @@ from dlcore.wire.messages import (
     WireError,
     decode,
     encode,
-    gather,
 )
 from dlcore.wire.statuses import Status
 from tests.dlcore.wire.test_vectors import MESSAGES
