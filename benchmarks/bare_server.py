@@ -7,18 +7,31 @@ A message is its size, what is asked, and a payload; an answer is its size and a
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
 import struct
 import sys
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
+from functools import cached_property, partial
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import crc32c
 import numpy as np
 import uvloop
 
+from bookie import allocator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CHUNK_BYTES = 1024 * 1024
+CACHED_BYTES = 256 * CHUNK_BYTES
+_BLOCK_BYTES = 4096
+_DIRECT_FILE_BYTES = 1024 * CHUNK_BYTES
+_DIRECT_WRITE_BYTES_MAX = 8 * CHUNK_BYTES
 _HEADER = struct.Struct(">II")
 _SMALL_BYTES = 64 * 1024
 
@@ -35,6 +48,11 @@ class Ask(IntEnum):
     """Answer with as many bytes from memory as the payload says."""
     STORE = 5
     """Sum the payload and write it, without a sync; the answer is empty."""
+    KEEP = 6
+    """Sum the payload and write it past the page cache, together with what came while the last
+    write was under way; the answer is empty."""
+    FETCH = 7
+    """Answer with 1 MiB of a file in the page cache, the payload says which, and sum it."""
 
 
 class Framed(asyncio.BufferedProtocol):
@@ -92,12 +110,83 @@ class Framed(asyncio.BufferedProtocol):
         raise NotImplementedError
 
 
+class DirectFile:
+    """A file written in whole blocks past the page cache, by one thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
+        os.posix_fallocate(self._descriptor, 0, _DIRECT_FILE_BYTES)
+        self._memory = mmap.mmap(-1, _DIRECT_WRITE_BYTES_MAX)
+        self._offset = 0
+        self._waiting: deque[tuple[memoryview, Callable[[], None]]] = deque()
+        self._writer = ThreadPoolExecutor(1)
+        self._is_writing = False
+
+    def append(self, data: memoryview, done: Callable[[], None]) -> None:
+        """Write `data` soon, and call `done` then."""
+        self._waiting.append((data, done))
+        if not self._is_writing:
+            self._write_on()
+
+    def _write_on(self) -> None:
+        self._is_writing = bool(self._waiting)
+        if not self._is_writing:
+            return
+        batch: list[tuple[memoryview, Callable[[], None]]] = []
+        size = 0
+        while self._waiting and size + len(self._waiting[0][0]) <= _DIRECT_WRITE_BYTES_MAX:
+            batch.append(self._waiting.popleft())
+            size += len(batch[-1][0])
+
+        def written(_future: asyncio.Future[None]) -> None:
+            for _, done in batch:
+                done()
+            self._write_on()
+
+        loop = asyncio.get_running_loop()
+        buffers = [data for data, _ in batch]
+        loop.run_in_executor(self._writer, self._write, buffers).add_done_callback(written)
+
+    def _write(self, buffers: list[memoryview]) -> None:
+        filled = 0
+        for buffer in buffers:
+            self._memory[filled : filled + len(buffer)] = buffer
+            filled += len(buffer)
+        size = -(-filled // _BLOCK_BYTES) * _BLOCK_BYTES
+        self._offset = self._offset if self._offset + size <= _DIRECT_FILE_BYTES else 0
+        with memoryview(self._memory) as view:
+            os.pwrite(self._descriptor, view[:size], self._offset)
+        self._offset += size
+
+
+class Files:
+    """What the connections of a bare server write and read, each made when it is needed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.appended = os.open(folder / "bare", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    @cached_property
+    def direct(self) -> DirectFile:
+        """A file past the page cache."""
+        return DirectFile(self._folder / "direct")
+
+    @cached_property
+    def cached(self) -> int:
+        """A file in the page cache."""
+        descriptor = os.open(self._folder / "cached", os.O_RDWR | os.O_CREAT)
+        for chunk in range(CACHED_BYTES // CHUNK_BYTES):
+            os.pwrite(descriptor, os.urandom(CHUNK_BYTES), chunk * CHUNK_BYTES)
+        return descriptor
+
+
 class BareServer(Framed):
     """Answers each message at once."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, files: Files) -> None:
         super().__init__()
-        self._descriptor = descriptor
+        self._files = files
+        self._descriptor = files.appended
         self._memory = os.urandom(4 * 1024 * 1024)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -119,6 +208,14 @@ class BareServer(Framed):
                 self.send(0, b"")
             case Ask.TAKE:
                 self.send(0, b"")
+            case Ask.KEEP:
+                crc32c.crc32c(payload)
+                self._files.direct.append(payload, partial(self.send, 0, b""))
+            case Ask.FETCH:
+                chunk = np.empty(CHUNK_BYTES, np.uint8).data
+                os.preadv(self._files.cached, [chunk], int(bytes(payload)) * CHUNK_BYTES)
+                crc32c.crc32c(chunk)
+                self.send(0, chunk)
             case Ask.GIVE:
                 self.send(0, memoryview(self._memory)[: int(bytes(payload))])
 
@@ -128,7 +225,7 @@ class BareClient(Framed):
 
     def __init__(self) -> None:
         super().__init__()
-        self._waiting: deque[asyncio.Future[int]] = deque()
+        self._waiting: deque[asyncio.Future[memoryview]] = deque()
 
     @classmethod
     async def connect(cls, address: str) -> BareClient:
@@ -138,16 +235,16 @@ class BareClient(Framed):
         _, client = await loop.create_connection(cls, host, int(port))
         return client
 
-    def ask(self, kind: Ask, payload: bytes) -> asyncio.Future[int]:
-        """Return how many bytes come back, once they have."""
-        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    def ask(self, kind: Ask, payload: bytes) -> asyncio.Future[memoryview]:
+        """Return what comes back, once it has."""
+        future: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
         self.send(kind, payload)
         return future
 
     def take(self, kind: int, payload: memoryview) -> None:
         """Complete what was asked first."""
-        self._waiting.popleft().set_result(len(payload))
+        self._waiting.popleft().set_result(payload)
 
     def close(self) -> None:
         """Hang up."""
@@ -157,14 +254,14 @@ class BareClient(Framed):
 
 async def serve(folder: Path) -> None:
     """Serve on a free port until standard input ends."""
-    descriptor = os.open(folder / "bare", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    files = Files(folder)
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: BareServer(descriptor), "127.0.0.1", 0)
+    server = await loop.create_server(lambda: BareServer(files), "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await asyncio.to_thread(sys.stdin.read)
     server.close()
-    os.close(descriptor)
 
 
 if __name__ == "__main__":
+    allocator.install()
     uvloop.run(serve(Path(sys.argv[1])))

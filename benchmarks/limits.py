@@ -16,11 +16,11 @@ from uuid import uuid4
 
 import crc32c
 
-from benchmarks.bare_server import Ask, BareClient
+from benchmarks.bare_server import CACHED_BYTES, Ask, BareClient
 from bookie.entry_log_format import RECORD_HEADER_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -28,6 +28,7 @@ MIB = 1024 * 1024
 _BLOCK = os.urandom(MIB)
 _BLOCKS_IN_FLIGHT = 8
 _CHUNKS_AHEAD = 2
+_CHUNKS_KEPT = 8
 _FILE_HEADER_BYTES = struct.Struct(">12xI")
 _RECORD_MAGIC = b"\xb1\x0c"
 _PAYLOAD_BYTES = struct.Struct(">4xI")
@@ -100,7 +101,7 @@ def bare_server(folder: Path) -> AbstractContextManager[str]:
 async def bare_write_rate(addresses: Sequence[str], *, total_bytes: int) -> float:
     """Return MB/s of sending the same bytes to each of the servers, which sum and write them."""
     clients = [await BareClient.connect(address) for address in addresses]
-    waiting: deque[asyncio.Future[list[int]]] = deque()
+    waiting: deque[asyncio.Future[list[memoryview]]] = deque()
     started = time.perf_counter()
     for _ in range(total_bytes // MIB):
         if len(waiting) == _BLOCKS_IN_FLIGHT:
@@ -113,19 +114,65 @@ async def bare_write_rate(addresses: Sequence[str], *, total_bytes: int) -> floa
     return total_bytes / 1e6 / seconds
 
 
-async def bare_read_rate(address: str, *, total_bytes: int) -> float:
-    """Return MB/s of reading chunks from a server's memory, two on their way at a time."""
+async def bare_add_rate(
+    address: str, kind: Ask, *, bodies: Sequence[bytes], in_flight: int
+) -> float:
+    """Return MB/s of sending `bodies` one after the other, so many not yet answered."""
     client = await BareClient.connect(address)
-    waiting: deque[asyncio.Future[int]] = deque()
+    waiting: deque[asyncio.Future[memoryview]] = deque()
     started = time.perf_counter()
-    for _ in range(total_bytes // MIB):
-        if len(waiting) == _CHUNKS_AHEAD:
-            assert await waiting.popleft() == MIB
-        waiting.append(client.ask(Ask.GIVE, b"%d" % MIB))
+    for body in bodies:
+        if len(waiting) == in_flight:
+            await waiting.popleft()
+        waiting.append(client.ask(kind, body))
     await asyncio.gather(*waiting)
     seconds = time.perf_counter() - started
     client.close()
-    return total_bytes / 1e6 / seconds
+    return sum(map(len, bodies)) / 1e6 / seconds
+
+
+async def bare_read_rate(address: str, *, total_bytes: int) -> float:
+    """Return MB/s of reading chunks from a server's memory, two on their way at a time."""
+    return await _read_rate(address, Ask.GIVE, [b"%d" % MIB] * (total_bytes // MIB))
+
+
+async def summed_read_rate(address: str, *, is_summed: bool) -> float:
+    """Return MB/s of reading a file of the page cache, two chunks on their way at a time.
+
+    The server sums each chunk, `is_summed` says whether the client does too, and the last chunks
+    stay in the client's memory, as they do with a reader that is ahead of its caller.
+    """
+    kept: deque[memoryview] = deque(maxlen=_CHUNKS_KEPT)
+
+    def take(chunk: memoryview) -> None:
+        if is_summed:
+            crc32c.crc32c(chunk)
+        kept.append(chunk)
+
+    asks = [b"%d" % number for number in range(CACHED_BYTES // MIB)]
+    return await _read_rate(address, Ask.FETCH, asks, take)
+
+
+async def _read_rate(
+    address: str,
+    kind: Ask,
+    asks: Sequence[bytes],
+    take: Callable[[memoryview], None] = lambda _: None,
+) -> float:
+    client = await BareClient.connect(address)
+    waiting: deque[asyncio.Future[memoryview]] = deque()
+    started = time.perf_counter()
+    for ask in asks:
+        if len(waiting) == _CHUNKS_AHEAD:
+            chunk = await waiting.popleft()
+            assert len(chunk) == MIB
+            take(chunk)
+        waiting.append(client.ask(kind, ask))
+    for each in waiting:
+        take(await each)
+    seconds = time.perf_counter() - started
+    client.close()
+    return len(asks) * MIB / 1e6 / seconds
 
 
 async def round_trip_ms(address: str, *, durable: bool, size_bytes: int, count: int) -> float:

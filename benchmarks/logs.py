@@ -23,6 +23,7 @@ from benchmarks.limits import (
     bare_write_rate,
     disk_rate,
     round_trip_ms,
+    summed_read_rate,
 )
 from dlcore.config import LogConfig, QuorumConfig
 from dlcore.ids import DLSN
@@ -127,7 +128,10 @@ def core_write(sandbox: Sandbox, folder: Path) -> list[Figure]:
 
 
 def core_read(sandbox: Sandbox, folder: Path) -> list[Figure]:
-    """1 KB records as Arrow batches, from one log's end to the other, beside bare framed reads."""
+    """1 KB records as Arrow batches, from one log's end to the other, beside bare framed reads.
+
+    And beside such reads of a file that sum each chunk at both ends.
+    """
     batches = record_batches(total_bytes=WRITE_BYTES, record_bytes=RECORD_BYTES)
     log, _ = write_log(sandbox.uri, batches)
     del batches
@@ -141,15 +145,21 @@ def core_read(sandbox: Sandbox, folder: Path) -> list[Figure]:
             return WRITE_BYTES / 1e6 / (time.perf_counter() - started)
 
     with bare_server(folder) as server:
-        figure = measure(
-            name="core_read",
-            unit="MB/s",
-            target=Target(ratio=0.6, is_rate=True),
-            value=value,
-            limit=lambda: run(bare_read_rate(server, total_bytes=WRITE_BYTES)),
-        )
+        figures = [
+            measure(
+                name=name,
+                unit="MB/s",
+                target=Target(ratio=0.6, is_rate=True),
+                value=value,
+                limit=limit,
+            )
+            for name, limit in (
+                ("core_read", lambda: run(bare_read_rate(server, total_bytes=WRITE_BYTES))),
+                ("core_read_summed", lambda: run(summed_read_rate(server, is_summed=True))),
+            )
+        ]
     drop_log(sandbox.uri, log)
-    return [figure, _cpu_figure("core_read_cpu", cpu, limit=GRPC_READ_CPU_S)]
+    return [*figures, _cpu_figure("core_read_cpu", cpu, limit=GRPC_READ_CPU_S)]
 
 
 def _read_to_its_end(log: BlockingLogManager) -> None:

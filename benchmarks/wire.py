@@ -9,9 +9,16 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from benchmarks.bare_server import Ask, BareClient
+from benchmarks.bare_server import Ask
 from benchmarks.figures import Figure, Target, measure
-from benchmarks.limits import MIB, bare_read_rate, bare_server, served
+from benchmarks.limits import (
+    MIB,
+    bare_add_rate,
+    bare_read_rate,
+    bare_server,
+    served,
+    summed_read_rate,
+)
 from benchmarks.logs import run
 from benchmarks.wire_server import BOOKIE, CLUSTER_ID
 from dlcore.config import LedgerClientConfig
@@ -19,7 +26,7 @@ from dlcore.ledger.digest import encode_frame
 from dlcore.transport.client import WireBookieClient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from dlcore.ids import BookieId
@@ -33,41 +40,63 @@ _CONFIG = LedgerClientConfig(add_timeout_s=60.0, read_timeout_s=60.0)
 
 
 def wire_add(_sandbox: Sandbox, folder: Path) -> list[Figure]:
-    """Adds of 1 KB and 512 KB, pipelined, to a real storage that does not sync."""
+    """Adds of 1 KB and 512 KB, pipelined, to a real storage that does not sync.
+
+    Beside a bare loop, and beside one that does what is promised: it sums and keeps each entry.
+    """
     figures = []
     with bare_server(folder) as bare, served("benchmarks.wire_server", folder / "bookie") as bookie:
         ledger_ids = itertools.count(1)
         for name, (size, count, in_flight) in _SIZES.items():
-            figures.append(
-                _beside(
-                    f"wire_add_{name}",
-                    lambda i=ledger_ids, s=size, c=count, f=in_flight: run(  # type: ignore[misc]
-                        _add_rate(bookie, ledger_id=next(i), size=s, count=c, in_flight=f)
-                    ),
-                    lambda s=size, c=count, f=in_flight: run(  # type: ignore[misc]
-                        _bare_add_rate(bare, size=s, count=c, in_flight=f)
-                    ),
+            same = [os.urandom(size)] * count
+            bodies = [os.urandom(size) for _ in range(count)]
+
+            def value(size: int = size, count: int = count, in_flight: int = in_flight) -> float:
+                ledger_id = next(ledger_ids)
+                return run(
+                    _add_rate(
+                        bookie, ledger_id=ledger_id, size=size, count=count, in_flight=in_flight
+                    )
                 )
-            )
+
+            def limit(
+                kind: Ask, bodies: Sequence[bytes], in_flight: int = in_flight
+            ) -> Callable[[], float]:
+                return lambda: run(bare_add_rate(bare, kind, bodies=bodies, in_flight=in_flight))
+
+            figures += [
+                _beside(f"wire_add_{name}", value, limit(Ask.TAKE, same)),
+                _beside(f"wire_add_{name}_kept", value, limit(Ask.KEEP, bodies)),
+            ]
     return figures
 
 
 def wire_read(_sandbox: Sandbox, folder: Path) -> list[Figure]:
-    """Range reads of 1 KB and 512 KB entries from the page cache, in chunks of 1 MiB."""
+    """Range reads of 1 KB and 512 KB entries from the page cache, in chunks of 1 MiB.
+
+    Beside a bare loop, and beside one that does what is promised: it reads a file and sums it.
+    """
     figures = []
     with bare_server(folder) as bare, served("benchmarks.wire_server", folder / "bookie") as bookie:
         for ledger_id, (name, (size, _, in_flight)) in enumerate(_SIZES.items(), 1):
             count = _READ_BYTES // size
             run(_add_rate(bookie, ledger_id=ledger_id, size=size, count=count, in_flight=in_flight))
-            figures.append(
+
+            def value(ledger_id: int = ledger_id, count: int = count, size: int = size) -> float:
+                return run(_read_rate(bookie, ledger_id=ledger_id, size=size, count=count))
+
+            figures += [
                 _beside(
                     f"wire_read_{name}",
-                    lambda i=ledger_id, c=count, s=size: run(  # type: ignore[misc]
-                        _read_rate(bookie, ledger_id=i, size=s, count=c)
-                    ),
+                    value,
                     lambda: run(bare_read_rate(bare, total_bytes=_READ_BYTES)),
-                )
-            )
+                ),
+                _beside(
+                    f"wire_read_{name}_summed",
+                    value,
+                    lambda: run(summed_read_rate(bare, is_summed=False)),
+                ),
+            ]
     return figures
 
 
@@ -101,21 +130,6 @@ async def _add_rate(
     await asyncio.gather(*pending)
     seconds = time.perf_counter() - started
     await client.aclose()
-    return count * size / 1e6 / seconds
-
-
-async def _bare_add_rate(address: str, *, size: int, count: int, in_flight: int) -> float:
-    client = await BareClient.connect(address)
-    body = os.urandom(size)
-    pending: deque[asyncio.Future[int]] = deque()
-    started = time.perf_counter()
-    for _ in range(count):
-        if len(pending) == in_flight:
-            await pending.popleft()
-        pending.append(client.ask(Ask.TAKE, body))
-    await asyncio.gather(*pending)
-    seconds = time.perf_counter() - started
-    client.close()
     return count * size / 1e6 / seconds
 
 
