@@ -26,7 +26,7 @@ from bookie.entry_log_format import (
 )
 from bookie.entry_runs import COUNT_MAX, EntryRun, first_run, joined, scattered
 from bookie.index import LedgerEntries, SealedIndex, read_footer
-from bookie.listed_ranges import RangePage
+from bookie.listed_ranges import RangePage, joined_ranges
 from dlcore.errors import (
     BookieStorageError,
     DigestMismatchError,
@@ -38,8 +38,6 @@ from dlcore.ledger.digest import EntryFrame, decode_frame, is_sound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
 
     from bookie.damage import DamageLog
     from bookie.disk_port import Disk, DiskFile
@@ -57,6 +55,9 @@ _LOOKUP_COUNT = 256
 """Entries looked up at a time while a chunk is filled, at most."""
 _LOOKUP_COUNT_FIRST = 4
 _LOOKUP_GROWTH = 4
+_FAR_BEHIND = 16
+"""Confirmed entries that a follower lacks, from which on it gets them as a reader of a range does:
+for few of them looking each up is quicker."""
 _FOUND_MAX = 64
 """Places looked up and not yet read from, of readers who are expected to go on; 100 KB each."""
 
@@ -213,7 +214,36 @@ class EntryReader:
         newer = next(sources, None)
         return run if run is None or newer is None else run.before(newer[0])
 
-    async def read_run(self, ledger_id: int, run: EntryRun) -> FrameRun | None:
+    async def read_next(self, ledger_id: int, wanted: range, *, bytes_max: int) -> FrameRun | None:
+        """Return the verified frames of the first `wanted` entries, as `find_run` finds them.
+
+        None: one by one they may be had.
+        """
+        run = self.find_run(ledger_id, wanted, bytes_max=bytes_max)
+        if run is None:
+            return None
+        if not self._log.is_durable_at(run.file_number, run.last_offset):
+            await self._log.flush()
+        return await self._read_all(ledger_id, run)
+
+    async def read_confirmed(
+        self, ledger_id: int, first_entry_id: int, *, bytes_max: int
+    ) -> FrameRun | None:
+        """Return many verified frames from an entry on that are durable and confirmed.
+
+        None: they are few, or some are not held here; `find_confirmed` finds the others.
+        """
+        state = self._ledgers.get(ledger_id)
+        if state is None or state.last_add_confirmed - first_entry_id < _FAR_BEHIND:
+            return None
+        wanted = range(first_entry_id, state.last_add_confirmed + 1)
+        run = self.find_run(ledger_id, wanted, bytes_max=bytes_max)
+        if run is None or not self._log.is_durable_at(run.file_number, run.last_offset):
+            return None
+        is_whole = run.frames_bytes > bytes_max // 2 or run.entry_ids[-1] == wanted[-1]
+        return await self._read_all(ledger_id, run) if is_whole else None
+
+    async def _read_all(self, ledger_id: int, run: EntryRun) -> FrameRun | None:
         """Return the verified frames of a run that is durable; None if not all can be had."""
         file = self._file(run.file_number)
         if file is None:
@@ -270,7 +300,7 @@ class EntryReader:
         if end is not None:
             ids = ids[ids <= end]
         ids.sort()
-        firsts, lasts = _joined(ids, ids)
+        firsts, lasts = joined_ranges(ids, ids)
         return RangePage(firsts.tolist(), lasts.tolist(), None if end is None else end + 1)
 
     async def refuse_absent(self, ledger_id: int, entry_id: int) -> None:
@@ -547,17 +577,6 @@ def runs_of(locations: Sequence[Location]) -> Iterator[list[Location]]:
         run.append(location)
     if run:
         yield run
-
-
-def _joined(
-    firsts: NDArray[np.int64], lasts: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return ranges, ascending by their first ids, with those joined that overlap or touch."""
-    if not len(firsts):
-        return firsts, lasts
-    reach = np.maximum.accumulate(lasts)
-    starts = firsts[1:] - 1 > reach[:-1]
-    return firsts[np.r_[True, starts]], reach[np.r_[starts, True]]
 
 
 def _belongs(location: Location, run: list[Location]) -> bool:

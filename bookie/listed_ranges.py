@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from dlcore.ledger.port import EntryRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
 
 
 class RangePage(NamedTuple):
@@ -48,3 +52,14 @@ class ListedRanges:
         for page in self.pages():
             for first, last in page:
                 yield EntryRange(first_entry_id=first, last_entry_id=last)
+
+
+def joined_ranges(
+    firsts: NDArray[np.int64], lasts: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return ranges, ascending by their first ids, with those joined that overlap or touch."""
+    if not len(firsts):
+        return firsts, lasts
+    reach = np.maximum.accumulate(lasts)
+    starts = firsts[1:] - 1 > reach[:-1]
+    return firsts[np.r_[True, starts]], reach[np.r_[starts, True]]

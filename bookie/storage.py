@@ -279,13 +279,9 @@ class LedgerStorage:
         check_id("ledger", ledger_id)
         wanted = check_range(first_entry_id, last_entry_id, stride=stride, bytes_max=bytes_max)
         self._check_open()
-        run = self._reader.find_run(ledger_id, wanted, bytes_max=bytes_max)
-        if run is not None:
-            if not self._log.is_durable_at(run.file_number, run.last_offset):
-                await self._log.flush()
-            frames = await self._reader.read_run(ledger_id, run)
-            if frames is not None:
-                return frames
+        frames = await self._reader.read_next(ledger_id, wanted, bytes_max=bytes_max)
+        if frames is not None:
+            return frames
         while not (chunk := self._reader.find_all(ledger_id, wanted, bytes_max=bytes_max)):
             await self._reader.refuse_absent(ledger_id, first_entry_id)
             self._check_open()
@@ -314,6 +310,10 @@ class LedgerStorage:
         self._check_open()
         state = self._ledgers.get(ledger_id)
         fenced = state is not None and state.is_fence_durable
+        many = await self._reader.read_confirmed(ledger_id, first_entry_id, bytes_max=bytes_max)
+        if many is not None:
+            last = first_entry_id + len(many) - 1
+            return FollowUpdate(frames=many, last_add_confirmed=last, fenced=fenced)
         locations, confirmed = self._reader.find_confirmed(
             ledger_id, first_entry_id, bytes_max=bytes_max
         )

@@ -10,6 +10,7 @@ import pytest
 from bookie.disk import MemoryDisk
 from bookie.read_streams import FollowStream
 from dlcore.errors import BookieStorageError, BookieUnavailableError
+from dlcore.wire.frames import FrameRun
 from dlcore.wire.messages import Follow, Update
 from tests.fixtures.storage import follow, make_frame, open_storage
 
@@ -121,25 +122,35 @@ def test_an_entry_that_is_not_durable_yet_holds_the_update_back() -> None:
     asyncio.run(main())
 
 
-def test_a_late_follower_gets_bounded_updates() -> None:
-    """Goal: memory per follower is one chunk at any distance; each is complete to its LAC."""
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_late_follower_gets_bounded_updates(is_whole: bool) -> None:
+    """Goal: memory per follower is one chunk at any distance; each is complete to its LAC.
+
+    Where every entry is held many are read at once; where some are not, as with striping, one by
+    one, and the updates are no smaller for it.
+    """
 
     async def main() -> None:
         async with open_storage(MemoryDisk()) as storage:
-            await asyncio.gather(
-                *(storage.add_entry(make_frame(1, entry_id)) for entry_id in range(700))
-            )
+            held = [each for each in range(700) if is_whole or each % 3 != 1]
+            await asyncio.gather(*(storage.add_entry(make_frame(1, each)) for each in held))
+            storage.write_lac(1, 698)
             updates = follow(storage, 1, first_entry_id=10, chunk_bytes=500)
+            kinds: list[bool] = []
             got: list[bytes] = []
             confirmed = 9
             while confirmed < 698:
                 update = await take(updates)
+                kinds.append(isinstance(update.frames, FrameRun))
+                assert len(update.frames) >= 4 or update.last_add_confirmed == 698
                 assert sum(map(len, update.frames)) <= 500
                 got += map(bytes, update.frames)
                 assert update.last_add_confirmed > confirmed
                 confirmed = update.last_add_confirmed
-                assert got[-1] == make_frame(1, confirmed)
-            assert got == [make_frame(1, entry_id) for entry_id in range(10, 699)]
+                last = max(each for each in held if each <= confirmed)
+                assert got[-1] == make_frame(1, last)
+            assert got == [make_frame(1, each) for each in held if 10 <= each <= 698]
+            assert sum(kinds) > len(kinds) / 2 if is_whole else not any(kinds)
             await nothing_comes_and_close(updates)
 
     asyncio.run(main())
