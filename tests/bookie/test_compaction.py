@@ -26,7 +26,7 @@ from dlcore.errors import (
 )
 from dlcore.ledger.digest import decode_frame
 from tests.fixtures.aio import run, until
-from tests.fixtures.lengths import sample
+from tests.fixtures.lengths import amount, sample
 from tests.fixtures.storage import (
     ManualClock,
     follow,
@@ -432,7 +432,7 @@ def test_readers_followers_and_writers_notice_nothing() -> None:
                 asyncio.create_task(each(storage, over)) for each in (read_on, follow_on, add_again)
             ]
             compacted = 0
-            for round_number in range(4):
+            for round_number in range(amount(4, sampled=2)):
                 for entry_id in range(40):
                     await storage.add_entry(make_frame(DOOMED, 1000 * round_number + entry_id))
                 await delete_doomed(storage)

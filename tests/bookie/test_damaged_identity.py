@@ -75,6 +75,7 @@ def swap(a: Path, b: Path) -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.prove
 def test_folders_of_two_bookies_swapped(fresh_sandbox: Callable[..., Sandbox]) -> None:
     """Goal: neither the whole folders nor single files can be swapped; put back, all is there."""
     cluster = fresh_sandbox(2)

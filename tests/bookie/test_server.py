@@ -34,6 +34,7 @@ from dlcore.metadata.zookeeper import ZooKeeperStore
 from dlcore.transport.client import WireBookieClient
 from tests.fixtures.aio import until, until_async
 from tests.fixtures.bookie_process import BookieProcess, bookie_process, spawn
+from tests.fixtures.lengths import sample
 from tests.fixtures.served_bookie import ANY_SPACE, CLIENT, frame_of, run
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ async def check_held(client: WireBookieClient, bookie: BookieId, entry_ids: list
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", sample([signal.SIGTERM, signal.SIGINT, signal.SIGKILL], 2))
 def test_no_acknowledged_entry_is_lost(
     zookeeper: EmbeddedZooKeeper, zookeeper_root: str, tmp_path: Path, how: signal.Signals
 ) -> None:

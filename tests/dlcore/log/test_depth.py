@@ -15,6 +15,7 @@ import pytest
 from dlcore.errors import TransactionTooLargeError
 from dlcore.log.metadata.store import CHANGE_BYTES_MAX
 from dlcore.log.staging.writer import LOGS_PER_APPEND
+from tests.fixtures.lengths import amount
 from tests.fixtures.memory_namespace import MemoryCluster, memory_cluster, record
 from tests.fixtures.recording_store import RecordingStore
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
     from dlcore.metadata.memory import MemoryStore
     from dlcore.namespace import Namespace
+
+COMMITS = amount(1000, sampled=200)
 
 
 class Counted:
@@ -97,15 +100,15 @@ def test_a_commit_over_as_many_logs_as_are_promised() -> None:
     counting(body)
 
 
-def test_the_thousandth_commit_is_as_small_as_the_first_ones() -> None:
+def test_a_late_commit_is_as_small_as_the_first_ones() -> None:
     """Nothing that a commit writes grows with what came before."""
 
     async def body(cluster: MemoryCluster, client: Counted) -> None:
         logs = [f"log{number}" for number in range(5)]
         for log in logs:
             await client.namespace.create_log(log)
-        sizes = [(await client.commit(logs))[1] for _ in range(1000)]
-        periods = [sum(sizes[at : at + 8]) / 8 / len(logs) for at in range(0, 1000, 8)]
+        sizes = [(await client.commit(logs))[1] for _ in range(COMMITS)]
+        periods = [sum(sizes[at : at + 8]) / 8 / len(logs) for at in range(0, COMMITS, 8)]
         assert max(periods) <= 300  # with the record of the identity and one registration
         assert periods[-1] <= 1.1 * periods[1]
         assert max(sizes[-8:]) <= 1.1 * max(sizes[8:16])
