@@ -14,8 +14,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 IMPORTED = {"bookie", "dlcore", "dlspark", "pyspark_dlog.py"}
 SOURCES = IMPORTED | {
-    "ARCHITECTURE.md", "CHANGELOG.md", "LICENSE", "Makefile", "PKG-INFO", "README.md", "docs",
-    "pyproject.toml", "tests", ".gitignore",
+    "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "PKG-INFO",
+    "README.md", "docs", "pyproject.toml", "tests", ".gitignore",
 }  # fmt: skip
 SIZE_BYTES_MAX = 4_000_000
 

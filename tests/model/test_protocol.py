@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.fixtures.lengths import sample
 from tests.model.mutants import MUTANTS
 from tests.model.scopes import SMALL
 from tests.model.search import search
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 STATES_MAX = 1_000_000
+LONG = {"the_writer_ignores_fences": pytest.mark.prove}
+"""It takes longer than all others together."""
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +32,7 @@ def _quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", sample(SMALL, 3))
 def test_no_interleaving_breaks_a_promise(name: str) -> None:
     """Every state of the scope is visited, and in each one every promise holds."""
     result = search(Protocol(SMALL[name]), states_max=STATES_MAX)
@@ -37,7 +40,7 @@ def test_no_interleaving_breaks_a_promise(name: str) -> None:
     assert result.is_complete, str(result)
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", [pytest.param(each, marks=LONG.get(each, ())) for each in MUTANTS])
 def test_known_bugs_are_found(name: str) -> None:
     """A model in which a known bug breaks nothing proves nothing."""
     mutant, scope = MUTANTS[name]
