@@ -12,20 +12,19 @@ import pytest
 
 from tests.chaos.services import REPOSITORY
 from tests.chaos.test_chaos import processes_that_name
-from tests.fixtures.lengths import sample
 from tests.fixtures.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.spark, pytest.mark.integration]
+pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.prove]
 SEED = 1
 SECONDS = 14
 COMMAND = [sys.executable, "-m", "tests.chaos_spark", "--watch-parent", "--seed", str(SEED)]
 
 
 @pytest.mark.timeout(900)  # the run has bounds of its own, for a very busy machine
-@pytest.mark.parametrize("options", sample([(), ("--one-machine",)], 1), ids=str)
+@pytest.mark.parametrize("options", [(), ("--one-machine",)], ids=str)
 def test_every_record_once_and_in_order(tmp_path: Path, options: tuple[str, ...]) -> None:
     """The run itself judges; here it is checked that it did what it should, and left nothing."""
     with subprocess.Popen(
@@ -59,7 +58,6 @@ run.wait()
 """
 
 
-@pytest.mark.prove
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("options", [(), ("--one-machine",)], ids=str)
 def test_a_run_ends_with_who_started_it(tmp_path: Path, options: tuple[str, ...]) -> None:

@@ -96,7 +96,7 @@ def test_everything_is_equal(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("moment", sample(["writing the first", "starting the cluster"], 1))
+@pytest.mark.parametrize("moment", sample(["starting the cluster", "writing the first"], 1))
 def test_ctrl_c_leaves_nothing(tmp_path: Path, moment: str) -> None:
     """As from a terminal, the signal goes to the whole process group."""
     with demo_process(tmp_path) as (process, mark):
