@@ -32,8 +32,7 @@ demo: $(STAMP) ## Run the main job on real data: cluster, write, stream, kill a 
 
 ##@ Prove
 
-# Tests that share a SparkSession stay on one worker.
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS)
 
 test: $(STAMP) ## Run the tests, of long sweeps a sample, on WORKERS=n. ARGS="-k name" goes to pytest.
 	@$(PYTEST) $(ARGS)

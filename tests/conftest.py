@@ -9,6 +9,7 @@ pytest_plugins = [
     "tests.fixtures.signals",
     "tests.fixtures.spark",
     "tests.fixtures.unmeasured",
+    "tests.fixtures.workers",
     "tests.fixtures.zookeeper",
     "tests.fixtures.metadata_backend",  # after what it imports
 ]
