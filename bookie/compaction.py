@@ -367,5 +367,4 @@ def _chunks(
                 chunk, size = [], 0
             chunk.append(location)
             size += location.size
-        if chunk:
-            yield chunk
+        yield chunk

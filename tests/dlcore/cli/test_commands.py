@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
@@ -14,8 +15,11 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 
+from dlcore.autorecovery.listing import RepairList
 from dlcore.cli.app import EXIT_FAILED, EXIT_TERMINATED, EXIT_USAGE, run
 from dlcore.config import LogConfig
+from dlcore.ids import BookieId
+from dlcore.namespace import open_namespace as open_async_namespace
 from dlcore.records import LogRecord
 from dlcore.sync import open_namespace
 from tests.fixtures.lengths import sample
@@ -344,7 +348,7 @@ def test_a_ledger_is_looked_at_checked_and_ended(shell: Shell, log: str, tmp_pat
 def test_a_ledger_that_lost_a_replica_fails_its_check(
     fresh_sandbox: Callable[..., Sandbox], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """And auto-recovery, when asked, says what it is at."""
+    """The bookie that does not answer is named."""
     sandbox = fresh_sandbox(3)
     shell = Shell(sandbox.uri, capsys)
     shell.text("log", "create", "clicks")
@@ -359,6 +363,13 @@ def test_a_ledger_that_lost_a_replica_fails_its_check(
     assert states[sandbox.bookies[0].name] == "unknown"
     assert sorted(states.values()) == ["holds", "holds", "unknown"]
 
+
+def test_auto_recovery_says_what_it_is_at(
+    fresh_sandbox: Callable[..., Sandbox], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether it is paused, and which ledgers lack replicas, and why."""
+    sandbox = fresh_sandbox(1)
+    shell = Shell(sandbox.uri, capsys)
     nobody = {"auditor": None, "paused": False, "last_check": None, "checked_ledgers": None}
     assert shell.json("autorecovery", "status") == {**nobody, "under_replicated": 0, "ledgers": []}
     assert "goes on" not in shell.text("autorecovery", "pause")
@@ -366,3 +377,19 @@ def test_a_ledger_that_lost_a_replica_fails_its_check(
     assert "paused            yes" in shell.text("autorecovery", "status").splitlines()
     assert shell.json("autorecovery", "pause", "--off") == {"paused": False}
     assert not shell.json("autorecovery", "status")["paused"]
+
+    async def publish() -> None:
+        async with await open_async_namespace(sandbox.uri) as namespace:
+            services = namespace.recovery_services
+            repairs = RepairList(services.store, services.paths, services.clock)
+            await repairs.publish(17, missing=[BookieId("bookie-9", "f" * 32)])
+            found = await repairs.read(17)
+            assert found is not None
+            await repairs.note_failure(found, "no bookie can take the place")
+
+    asyncio.run(publish())
+    (row,) = shell.json("autorecovery", "status")["ledgers"]
+    assert (row["ledger"], row["missing"]) == (17, ["bookie-9/ffffffff"])
+    text = shell.text("autorecovery", "status")
+    assert "under replicated  1" in text.splitlines()
+    assert "no bookie can take the place" in text
