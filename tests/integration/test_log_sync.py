@@ -10,7 +10,7 @@ import threading
 import pyarrow as pa
 import pytest
 
-from dlcore import DLSN, LogConfig, LogRecord
+from dlcore import DLSN, LogConfig, LogRecord, _portal
 from dlcore.errors import (
     AlreadyClosedError,
     ConfigurationError,
@@ -18,6 +18,7 @@ from dlcore.errors import (
     LogEmptyError,
     LogNotFoundError,
     TransactionIdOutOfOrderError,
+    WriteError,
 )
 from dlcore.sync import open_namespace, scan
 
@@ -193,3 +194,88 @@ def test_many_threads_share_a_namespace(namespace_uri: str) -> None:
         for thread in threads:
             thread.join()
     assert errors == []
+
+
+def test_batches_and_records_in_turn(namespace_uri: str) -> None:
+    """More than is buffered, empty batches, the rest of an entry as a batch, the end of a log."""
+    count, size = 3_000, 1_000
+    with open_namespace(namespace_uri) as namespace:
+        namespace.create_log("sync/turns")
+        with namespace.open_log("sync/turns") as log:
+            writer = log.open_writer()
+            assert writer.write_bulk(LogRecord(n, b"x" * size) for n in range(count)) == count
+            empty = pa.record_batch(
+                {"txid": pa.array([], pa.int64()), "payload": pa.array([], pa.binary())}
+            )
+            writer.write_batch(empty)
+            writer.write_batch(pa.record_batch({"txid": [count], "payload": [b"last"]}))
+            assert writer.last_txid == count
+            writer.mark_end_of_stream()
+            writer.close()
+            writer.close()
+            reader = log.open_reader()
+            first = reader.read_next(non_blocking=True) or reader.read_next()
+            assert first is not None
+            assert first.txid == 0
+            rest = reader.read_batch()
+            assert rest is not None
+            txids = [0, *rest.column("txid").to_pylist()]
+            whole = reader.read_batch()
+            assert whole is not None
+            txids += whole.column("txid").to_pylist()
+            records = reader.read_bulk(count * 2)  # fewer, at the end
+            txids += [record.txid for record in records]
+            assert txids == list(range(count + 1))
+            for read in (reader.read_next, lambda: reader.read_bulk(1), reader.read_batch):
+                with pytest.raises(EndOfStreamError):
+                    read()
+            reader.close()
+            reader.close()
+
+
+def test_what_a_forked_child_inherited_is_left_to_its_parent(namespace_uri: str) -> None:
+    """Closing it there ends neither a writer's buffer nor its lock."""
+    with open_namespace(namespace_uri) as namespace:
+        namespace.create_log("sync/forked")
+        log = namespace.open_log("sync/forked")
+        writer = log.open_writer()
+        writer.write(LogRecord(1, b"kept"))
+        portal = writer._portal
+        portal._pid -= 1  # what a child finds
+        for each in (log.open_reader, writer.flush):
+            with pytest.raises(ConfigurationError, match="after a fork"):
+                each()
+        other = type(log)(portal, log._manager, {})
+        other.close()
+        portal._pid += 1
+        writer.commit()
+        assert log.get_log_record_count() == 1
+        writer.close()
+        staging = namespace.open_staging_writer(identity="sync/forked")
+        staging.close()
+        staging.close(delete=True)
+
+
+def test_a_writer_that_cannot_write_at_exit_says_what_is_lost(
+    namespace_uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of which log, how many records, and why; one that wrote everything says nothing."""
+    with open_namespace(namespace_uri) as namespace:
+        namespace.create_log("sync/exit")
+        with namespace.open_log("sync/exit") as log:
+            writer = log.open_writer()
+            writer._report_unwritten("nothing is")
+            assert caplog.text == ""
+            monkeypatch.setattr(_portal, "_exit_fails", False)
+            for txid in (1, 2):
+                writer.write(LogRecord(txid, b"x"))
+
+            async def fail() -> None:
+                raise WriteError("made to fail")
+
+            monkeypatch.setattr(writer, "_empty_outbox", fail)
+            writer._call(writer._finish())
+            assert "log 'sync/exit': not written: 2 records" in caplog.text
+            assert "WriteError: made to fail" in caplog.text
+            assert _portal._exit_fails
+            monkeypatch.setattr(_portal, "_exit_fails", False)

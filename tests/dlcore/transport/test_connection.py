@@ -1,0 +1,131 @@
+"""One connection to a bookie at odd moments: after it broke, or asked by the bookie."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dlcore.errors import BookieUnavailableError, NoSuchEntryError
+from dlcore.transport.client import WireBookieClient
+from dlcore.transport.connection import Incoming
+from dlcore.wire.messages import Failed, Lac, Ping, Pong, ReadEntry, ReadLac
+from dlcore.wire.statuses import Status
+from tests.fixtures.raw_wire import WELCOME, RawEnd, Script, raw_bookie
+from tests.fixtures.served_bookie import BOOKIE, CLIENT, CLUSTER_ID, run
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from dlcore.ids import BookieId
+    from dlcore.transport.connection import Connection
+    from dlcore.wire.messages import Message
+
+
+@asynccontextmanager
+async def client_of(address: str) -> AsyncIterator[WireBookieClient]:
+    """Open a client whose bookies are all at `address`."""
+
+    async def resolve(_bookie: BookieId) -> str:
+        return address
+
+    client = WireBookieClient(resolve, cluster_id=CLUSTER_ID, config=CLIENT)
+    try:
+        yield client
+    finally:
+        await client.aclose()
+
+
+async def connection_of(client: WireBookieClient) -> Connection:
+    """Return the client's only connection, once it is made."""
+    await client.read_lac(BOOKIE, ledger_id=1, fence=False)
+    (peer,) = client._peers.values()
+    (connection,) = peer._connections.values()
+    return connection
+
+
+class LateTransport(asyncio.Transport):
+    """One that was made when nobody waited for it any more."""
+
+    is_aborted = False
+
+    def abort(self) -> None:
+        """Note it."""
+        self.is_aborted = True
+
+
+def answer(message: Message) -> list[Message | bytes]:
+    """Answer reads of LACs; say of entries that they are not there."""
+    if isinstance(message, ReadLac):
+        return [Lac(message.request_id, 4)]
+    if isinstance(message, ReadEntry):
+        return [Failed(message.request_id, Status.NO_SUCH_ENTRY, "not here")]
+    return []
+
+
+def test_a_bookie_that_asks_for_a_sign_of_life_gets_it() -> None:
+    """At once, and what is refused says which bookie refused it."""
+    heard: list[object] = []
+
+    async def serve(end: RawEnd) -> None:
+        heard.append(await end.receive())
+        end.send(WELCOME, Ping(9), Pong(8))
+        while (message := await end.receive()) is not None:
+            heard.append(message)
+            end.send(*answer(message))
+
+    async def scenario() -> None:
+        async with raw_bookie(serve) as address, client_of(address) as client:
+            assert await client.read_lac(BOOKIE, ledger_id=1, fence=False) == 4
+            with pytest.raises(NoSuchEntryError, match=str(BOOKIE)):
+                await client.read_entry(BOOKIE, ledger_id=1, entry_id=0, fence=False)
+            assert Pong(9) in heard
+
+    run(scenario)
+
+
+def test_a_connection_that_broke_takes_nothing_more_and_says_why() -> None:
+    """Whatever comes, and however often it breaks; the first reason stays."""
+
+    async def scenario() -> None:
+        script = Script(replies=answer)
+        async with raw_bookie(script.serve) as address, client_of(address) as client:
+            connection = await connection_of(client)
+            connection.fail(BookieUnavailableError("first"))
+            connection.fail(BookieUnavailableError("second"))
+            connection.buffer_updated(1)
+            incoming = connection.read(ReadLac(0, 1, fence=False))
+            with pytest.raises(BookieUnavailableError, match="is broken"):
+                await incoming.get()
+            connection.cancel(incoming)
+            await connection.closed
+            connection.connection_lost(None)
+            late = LateTransport()
+            connection.connection_made(late)
+            assert late.is_aborted
+            connection._transport = None
+            assert await client.read_lac(BOOKIE, ledger_id=1, fence=False) == 4  # by another one
+            assert script.connections == 2
+
+    run(scenario)
+
+
+def test_the_first_error_of_a_read_ends_it_behind_what_came_before() -> None:
+    """Later ones say nothing new."""
+
+    async def scenario() -> None:
+        incoming = Incoming()
+        waiting = asyncio.create_task(incoming.get())
+        await asyncio.sleep(0)
+        incoming.put(7)
+        incoming.put(8)
+        incoming.fail(NoSuchEntryError("first"))
+        incoming.fail(BookieUnavailableError("second"))
+        assert [await waiting, await incoming.get()] == [7, 8]
+        for _ in range(2):
+            with pytest.raises(NoSuchEntryError, match="first"):
+                await incoming.get()
+
+    run(scenario)
