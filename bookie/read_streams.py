@@ -91,6 +91,8 @@ class FollowStream:
         self._end_watch = storage.watch(request.ledger_id, self._wake)
 
     def _wake(self) -> None:
+        if self._told is not None and not self._storage.may_tell_more(self._ledger_id, self._told):
+            return
         self.has_news = True
         self._on_news(self)
 

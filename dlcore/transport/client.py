@@ -267,11 +267,14 @@ class _Reading:
         """Return what comes next; what came before has been used by now."""
         if self._taken:
             self._connection.take(self._incoming, self._taken)
-        try:
-            async with asyncio.timeout(timeout_s):
-                answer = await self._incoming.get()
-        except TimeoutError as error:
-            raise BookieUnavailableError(f"{self._bookie}: no answer in time") from error
+        if timeout_s is None:
+            answer = await self._incoming.get()
+        else:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    answer = await self._incoming.get()
+            except TimeoutError as error:
+                raise BookieUnavailableError(f"{self._bookie}: no answer in time") from error
         self._taken = 0 if isinstance(answer, int) else cost_of(answer)
         return answer
 
