@@ -132,7 +132,7 @@ class LedgerWriter:
             have been written.
         """
         future: asyncio.Future[int] = self._loop.create_future()
-        self.submit(body, partial(_settle, future, self.last_add_pushed + 1))
+        self.submit(body, partial(_answer, future, self.last_add_pushed + 1))
         return future
 
     def submit(
@@ -367,7 +367,7 @@ class LedgerWriter:
             self._lac_soon = None
 
 
-def _settle(future: asyncio.Future[int], entry_id: int, error: DLError | None) -> None:
+def _answer(future: asyncio.Future[int], entry_id: int, error: DLError | None) -> None:
     if future.done():  # its caller may have cancelled it
         return
     if error is None:
