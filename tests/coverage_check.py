@@ -1,9 +1,10 @@
 """Judges the coverage of a test run: ``python -m tests.coverage_check``, after ``pytest --cov``.
 
 Every branch and line of a pure module must have run, and of the branches of all others together
-`OTHERS_MIN_PERCENT`.  Only what runs in the tests' own process counts: bookies, drivers and workers
-of Spark that are processes of their own run unmeasured, as do the simulation and the model, which
-would take several times as long (`tests/fixtures/unmeasured.py`).
+`OTHERS_MIN_PERCENT`.  Only what runs in the tests' own process counts.  Bookies, drivers, workers
+of Spark that are processes of their own run unmeasured: most of them are killed, and would tell now
+more, now less.  So do the simulation and the model, which would take several times as long
+(`tests/fixtures/unmeasured.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import coverage
 
 from tests.test_purity import ROOT, path_of, pure_modules
 
-OTHERS_MIN_PERCENT = 88.0
+OTHERS_MIN_PERCENT = 92.0
 
 
 class Shares(NamedTuple):
