@@ -234,27 +234,22 @@ def test_who_does_not_shake_hands_in_time_is_told_so(
     run(scenario)
 
 
-async def fill(end: RawEnd, count: int) -> None:
-    """Add so many entries of a megabyte."""
-    for entry_id in range(count):
-        end.send(adds(frame_of(1, entry_id, b"x" * 1_000_000), first=entry_id + 1))
-        assert await end.receive() == Durable((entry_id + 1,))
-
-
 def test_who_takes_nothing_for_long_is_given_up(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And its share of the budget is there again."""
 
     async def scenario() -> None:
-        async with serve(tmp_path, silence_s=1.0) as served, raw_connection(served.address) as end:
-            await fill(end, 15)
+        async with serve(tmp_path, silence_s=1.0) as served:
+            for entry_id in range(15):
+                await served.storage.add_entry(frame_of(1, entry_id, b"x" * 1_000_000))
             budget = served.service.read_budget
             whole = budget.free
-            (connection,) = served.service.connections
-            for number in range(4):
-                end.send(ReadEntries(100 + number, 1, 0, 14, 1, 1_000_000, 16_000_000))
-            await connection.closed.wait()
+            async with raw_connection(served.address) as end:
+                (connection,) = served.service.connections
+                for number in range(1, 5):
+                    end.send(ReadEntries(number, 1, 0, 14, 1, 1_000_000, 16_000_000))
+                await connection.closed.wait()
             assert budget.free == whole
             connection.close()  # whoever ends it again does no harm
             connection.abort()

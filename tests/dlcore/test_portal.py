@@ -88,7 +88,6 @@ def test_at_exit_each_is_closed_whatever_the_others_do(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Goal: a closer that fails, or never ends, is told of; the others close, the loop stops."""
-    monkeypatch.setattr(_portal, "_CLOSERS_TIMEOUT_S", 0.5)
     closed: list[str] = []
 
     async def close() -> None:
@@ -104,6 +103,7 @@ def test_at_exit_each_is_closed_whatever_the_others_do(
     shared.close()  # nothing was opened
     monkeypatch.setattr(_portal, "_shared", shared)
     for late in (False, True):
+        monkeypatch.setattr(_portal, "_CLOSERS_TIMEOUT_S", 0.5 if late else 60)
         portal = shared_portal()
         owners = [object() for _ in range(4)]
         for owner, closer in zip(owners, (close, fail, hang, hang), strict=True):
@@ -124,6 +124,10 @@ def test_exit_waits_for_threads_that_may_still_write(monkeypatch: pytest.MonkeyP
     """Also for those that they start; a daemon is not waited for."""
     shared = _portal._Shared()
     monkeypatch.setattr(_portal, "_shared", shared)
+    others, enumerate_all = set(threading.enumerate()), threading.enumerate
+    monkeypatch.setattr(  # those of other tests do not end
+        threading, "enumerate", lambda: [each for each in enumerate_all() if each not in others]
+    )
     _portal._close_at_exit()
     assert "dlcore-exit" not in {thread.name for thread in threading.enumerate()}
     shared_portal()
