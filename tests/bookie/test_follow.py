@@ -122,6 +122,33 @@ def test_an_entry_that_is_not_durable_yet_holds_the_update_back() -> None:
     asyncio.run(main())
 
 
+def test_an_entry_that_is_not_durable_yet_holds_back_one_who_is_far_behind() -> None:
+    """Goal: many entries at once end before the same entry as they would one by one."""
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        async with open_storage(disk) as storage:
+            frames = [make_frame(1, entry_id) for entry_id in range(50)]
+            await asyncio.gather(*map(storage.add_entry, frames[:30]))
+            disk.latency_s = lambda: 0.005
+            slow = [storage.add_entry(frame) for frame in frames[30:]]
+            storage.write_lac(1, 49)
+            updates = follow(storage, 1, first_entry_id=0)
+            update = await take(updates)
+            assert ([*update.frames], update.last_add_confirmed) == (frames[:30], 29)
+            assert not any(each.done() for each in slow)
+            got = [*update.frames]
+            while len(got) < len(frames):
+                update = await take(updates)
+                got += update.frames
+                assert update.last_add_confirmed == len(got) - 1
+                assert all(each.done() for each in slow[: len(got) - 30])
+            assert got == frames
+            await updates.aclose()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_a_late_follower_gets_bounded_updates(is_whole: bool) -> None:
     """Goal: memory per follower is one chunk at any distance; each is complete to its LAC.
