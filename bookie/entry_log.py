@@ -488,6 +488,7 @@ class EntryLog:
         for future in batch.futures:
             if not future.done():
                 future.set_result(None)
+        await asyncio.sleep(0)  # what waited is answered before anything else is done
         self._events.on_durable(batch.ledger_ids)
 
     def _append_now(self, file: DiskFile, batch: _Batch) -> bool:

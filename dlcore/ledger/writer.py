@@ -74,6 +74,7 @@ class LedgerWriter:
             on_fenced=self._on_fenced,
         )
         self._lac_soon: asyncio.Handle | None = None
+        self._is_answered = False  # callers appended in answer to the last acknowledgement
         self._lac_timer: asyncio.TimerHandle | None = None
         self._waiting: deque[Callable[[DLError | None], None]] = deque()  # in entry order
         self._closed: LedgerMetadata | None = None
@@ -141,7 +142,7 @@ class LedgerWriter:
         """Append one entry, as `append` does; `on_answer` gets what that says in its future.
 
         It is called from the event loop, in entry order.  What it, and whoever it makes run next,
-        appends takes the new LAC along, which is then not sent by itself.
+        appends takes the new LAC along; where they do so each time, it is not sent by itself.
         """
         error = self._refusal(body)
         if error is not None:
@@ -315,6 +316,8 @@ class LedgerWriter:
             raise _copy(self._appender.error)
 
     def _on_confirmed(self, first_entry_id: int, last_entry_id: int) -> None:
+        if not self._is_answered and self.is_idle:
+            self._send_lac(to_all=False)
         for _ in range(first_entry_id, last_entry_id + 1):
             self._waiting.popleft()(None)
         if self._lac_soon is None:
@@ -323,7 +326,8 @@ class LedgerWriter:
 
     def _offer_lac(self) -> None:
         self._lac_soon = None
-        if self._is_over or not self._appender.has_news:
+        self._is_answered = not self._appender.has_news
+        if self._is_over or self._is_answered:
             return
         if self.is_idle:
             self._send_lac(to_all=False)
