@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import deque
 from contextlib import aclosing
@@ -130,9 +129,12 @@ class Fetcher:
             if deadline is not None and self._loop.time() >= deadline:
                 raise self._unavailable()
             self._news.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(deadline):
-                    await self._news.wait()
+            timer = None if deadline is None else self._loop.call_at(deadline, self._news.set)
+            try:
+                await self._news.wait()
+            finally:
+                if timer is not None:
+                    timer.cancel()
 
     def _silent_since(self) -> float | None:
         """Return since when ZooKeeper, or the bookies that are followed, may have been gone."""
