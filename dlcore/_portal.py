@@ -125,16 +125,19 @@ class _Shared:
             return
 
         async def close_all() -> None:
-            closers = list(self.closers.values())
-            results = await asyncio.gather(*(each() for each in closers), return_exceptions=True)
-            for error in results:
-                if isinstance(error, BaseException):
+            tasks = [asyncio.ensure_future(each()) for each in self.closers.values()]
+            late = (await asyncio.wait(tasks, timeout=_CLOSERS_TIMEOUT_S))[1] if tasks else set()
+            for task in late:
+                logger.warning("not closed within %g s at exit: %r", _CLOSERS_TIMEOUT_S, task)
+                task.cancel()
+            for error in await asyncio.gather(*tasks, return_exceptions=True):
+                if isinstance(error, Exception):
                     logger.warning("not closed cleanly at exit: %r", error)
 
         try:
-            portal.submit(close_all()).result(_CLOSERS_TIMEOUT_S)
+            portal.submit(close_all()).result(2 * _CLOSERS_TIMEOUT_S)
         except TimeoutError:
-            logger.warning("not closed within %g s at exit", _CLOSERS_TIMEOUT_S)
+            logger.warning("the event loop hangs at exit")
         portal.stop()
 
 

@@ -471,7 +471,7 @@ class LogWriter(_Blocking):
         from dlcore.log.writing.transmit import Unwritten
 
         waiting = [Unwritten.of(batch) for batch in self._outbox]
-        unwritten = Unwritten.joined([self._writer.unwritten, *waiting])
+        unwritten = Unwritten.joined([self._writer.lost, *waiting])
         if unwritten is None:
             return
         logger.error(

@@ -225,7 +225,8 @@ class LogAppender(Generic[_Ticket]):
         self._must_recover = False
         self._attempts = 0  # at the change that is to be made now
         self._ends: deque[tuple[Ending, _Ticket]] = deque()
-        self._untold: Unwritten | None = None  # given up, and no caller has met the error
+        self._lost: Unwritten | None = None  # given up
+        self._untold: Unwritten | None = None  # of these what no caller has met the error of
 
     def __repr__(self) -> str:
         segment = self._segment
@@ -248,6 +249,11 @@ class LogAppender(Generic[_Ticket]):
     def unwritten(self) -> Unwritten | None:
         """Records accepted and not acknowledged, unless a call has failed because of them."""
         return self._untold or self._transmitter.unacknowledged()
+
+    @property
+    def lost(self) -> Unwritten | None:
+        """Records accepted and not acknowledged, also if a call has failed because of them."""
+        return self._lost or self._transmitter.unacknowledged()
 
     @property
     def is_over(self) -> bool:
@@ -531,6 +537,7 @@ class LogAppender(Generic[_Ticket]):
         return effects
 
     def _give_up(self, error: DLError) -> list[Effect[_Ticket]]:
+        self._lost = self.lost
         self._untold = self._untold or self._transmitter.unacknowledged()
         in_flight, queued = self._transmitter.drain()
         if not in_flight:

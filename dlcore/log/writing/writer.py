@@ -130,6 +130,11 @@ class AsyncLogWriter:
         """Records accepted and not acknowledged, unless a call has failed because of them."""
         return self._machine.unwritten
 
+    @property
+    def lost(self) -> Unwritten | None:
+        """Records accepted and not acknowledged, also if a call has failed because of them."""
+        return self._machine.lost
+
     # Accepting
 
     def write(self, record: LogRecord) -> asyncio.Future[DLSN]:
