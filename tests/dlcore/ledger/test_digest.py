@@ -192,3 +192,25 @@ def test_only_whole_frames_of_consecutive_entries_follow_each_other() -> None:
     assert following_frames(run_of(frames_from(2**63 - 2))) is None
     assert following_frames(run_of([])) is None
     assert following_frames(run_of([FRAME[: FRAME_BYTES - 1]])) is None
+
+
+@pytest.mark.parametrize("count", [1, 4, 5])
+def test_few_frames_are_judged_as_many_are(count: int) -> None:
+    """By each bit, whose they are, and where each ends."""
+    frames, ids = FRAMES[:count], np.arange(10, 10 + 2 * count, 2)
+    assert is_sound(run_of(frames), ledger_id=3, entry_ids=ids)
+    assert not is_sound(run_of(frames), ledger_id=4, entry_ids=ids)
+    assert not is_sound(run_of(frames), ledger_id=3, entry_ids=ids + 1)
+    data = b"".join(frames)
+    sizes = np.array([len(frame) for frame in frames])
+    for bit in range(len(data) * 8):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        run = FrameRun.of_sizes(memoryview(damaged), sizes)
+        assert not is_sound(run, ledger_id=3, entry_ids=ids)
+    if count > 1:
+        for moved in (1, 10 - len(frames[0])):
+            cut = sizes.copy()
+            cut[:2] += moved, -moved
+            run = FrameRun.of_sizes(memoryview(data), cut)
+            assert not is_sound(run, ledger_id=3, entry_ids=ids)
