@@ -20,6 +20,7 @@ from dlcore.errors import DLError
 from dlcore.ledger.append import LedgerAppender
 from dlcore.ledger.read import ReadLane
 from dlcore.ledger.recovery import LedgerRecovery
+from dlcore.log.writing.append import LogAppender
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -90,6 +91,20 @@ def _ledger(machine: LedgerState) -> str:
     return f"{fence}, deleted" if machine.is_deleted else fence
 
 
+def _log_appender(machine: LogAppender[Any]) -> str:
+    parts = [
+        word
+        for word, holds in (
+            ("closing", machine._segment is not None and machine._segment.closing is not None),
+            ("overtaken", machine._must_recover),
+            ("in flight", machine._transmitter.has_in_flight),
+            ("ending", bool(machine._ends)),
+        )
+        if holds
+    ]
+    return " ".join([machine.state.value, *parts])
+
+
 MACHINES = (
     _Machine(
         LedgerAppender,
@@ -130,6 +145,27 @@ MACHINES = (
             "repair_entry",
             "_on_failed",
             "_update_state",
+        ),
+    ),
+    _Machine(
+        LogAppender,
+        _log_appender,
+        (
+            "end_with",
+            "next_step",
+            "next_entry",
+            "ledger_closed",
+            "segment_started",
+            "completed",
+            "finished",
+            "overtaken",
+            "recovered",
+            "head_changed",
+            "entry_durable",
+            "suspended",
+            "resumed",
+            "fail",
+            "abort",
         ),
     ),
     _Machine(LedgerState, _ledger, ("accepts", "note_entry", "note_lac", "note_sealed")),

@@ -17,6 +17,7 @@ from tests.simulation.stored_log import (
     ledgers_in,
     merges_of,
     nodes_of_log,
+    open_extents_in,
     read_registration,
 )
 from tests.simulation.truth import InvariantViolatedError
@@ -34,7 +35,8 @@ WHOLE = "L2 AppendsAreReadableAndWhole"
 COUNTED = "L3 ReferencesAreCounted"
 KEPT = "L4 NeededLedgersStay"
 TIDY = "L5 NothingIsLeftInTheEnd"
-LOG_INVARIANTS = (ONCE, WHOLE, COUNTED, KEPT, TIDY)
+ONE_OPEN = "L6 OneOpenSegment"
+LOG_INVARIANTS = (ONCE, WHOLE, COUNTED, KEPT, TIDY, ONE_OPEN)
 
 _DELAY_MS_MAX = 30_000
 """From when a process looked at its clock to when what it wrote then was applied: pauses count."""
@@ -63,6 +65,8 @@ class _Log:
     """Of each payload: position, sequence id, transaction id, timestamp."""
     payloads: dict[DLSN, bytes] = field(default_factory=dict)
     committed_end: DLSN = DLSN.INITIAL
+    acknowledged: dict[bytes, DLSN] = field(default_factory=dict)
+    """What writers were told."""
     truncated: DLSN = DLSN.INITIAL
     """The highest position that somebody began to truncate at."""
 
@@ -78,7 +82,7 @@ class LogCheckers:
         self._grace_ms = int(grace_s * 1000)
         self._epoch_ms = epoch_ms
         self._appends: dict[AppendId, _Append] = {}
-        self._owners: dict[bytes, tuple[AppendId, str]] = {}  # of payloads: append and log
+        self._owners: dict[bytes, str] = {}  # of payloads: the log
         self._logs: dict[str, _Log] = {}
         self._references: dict[str, Counter[int]] = {}  # by path
         self._counts: Counter[int] = Counter()  # of all paths
@@ -94,7 +98,7 @@ class LogCheckers:
         if append not in self._appends:
             self._appends[append] = _Append(rows)
             for log, payloads in rows.items():
-                self._owners |= dict.fromkeys(payloads, (append, log))
+                self._owners |= dict.fromkeys(payloads, log)
         assert self._appends[append].rows == rows
 
     def on_commit(self, append: AppendId, log_ids: Mapping[str, str]) -> None:
@@ -121,6 +125,12 @@ class LogCheckers:
     def _log(self, log_id: str, name: str) -> _Log:
         return self._logs.setdefault(log_id, _Log(name))
 
+    # What is written
+
+    def new_writing(self, log_id: str, name: str) -> Writing:
+        """Begin to judge what one writer is told."""
+        return Writing(self._log(log_id, name), self._owners)
+
     # What is truncated
 
     def on_truncate(self, log_id: str, name: str, dlsn: DLSN) -> None:
@@ -140,10 +150,11 @@ class LogCheckers:
 
     def check_record(self, log: _Log, payload: bytes, place: tuple[DLSN, int, int, int]) -> None:
         """L1: it was appended to this log, and lies where it always lay."""
+        payload = payload.rstrip(b" ")
         owner = self._owners.get(payload)
         _require(
             ONCE,
-            holds=owner is not None and owner[1] == log.name,
+            holds=owner == log.name,
             message=f"log {log.name} has {payload!r} at {place[0]}, which nobody appended to it",
         )
         known = log.places.setdefault(payload, place)
@@ -151,6 +162,12 @@ class LogCheckers:
             ONCE,
             holds=known == place,
             message=f"log {log.name}: {payload!r} was at {known}, and now is at {place}",
+        )
+        _require(
+            ONCE,
+            holds=log.acknowledged.get(payload, place[0]) == place[0],
+            message=f"log {log.name}: {payload!r} is at {place[0]}, and was acknowledged at "
+            f"{log.acknowledged.get(payload)}",
         )
         there = log.payloads.setdefault(place[0], payload)
         _require(
@@ -164,7 +181,19 @@ class LogCheckers:
 
         `found` are the id and the records of every log, by name.
         """
-        there = {payload for _, payloads in found.values() for payload in payloads}
+        there = {payload.rstrip(b" ") for _, payloads in found.values() for payload in payloads}
+        for log_id, _ in found.values():
+            log = self._log(log_id, "")
+            lost = [
+                payload
+                for payload, dlsn in log.acknowledged.items()
+                if dlsn >= log.truncated and payload not in there
+            ]
+            _require(
+                WHOLE,
+                holds=not lost,
+                message=f"log {log.name}: {lost[:3]} were acknowledged, and are not readable",
+            )
         for append_id, append in self._appends.items():
             rows = [
                 payload
@@ -217,11 +246,23 @@ class LogCheckers:
         before = self._references.pop(path, Counter())
         node = self._tree._find(path)
         after = Counter() if node is None else ledgers_in(path, node.value)
+        if node is not None:
+            self._check_open(path, node.value)
         if after:
             self._references[path] = after
         self._counts.subtract(before)
         self._counts.update(after)
         return {each for each in before | after if before[each] != after[each]}
+
+    def _check_open(self, path: str, value: bytes) -> None:
+        """L6: at most the last extent of the last segment is open; the head has it."""
+        is_head = path.removeprefix(f"{self._paths.heads}/").count("/") == 1
+        *others, last = [False, *open_extents_in(path, value)]
+        _require(
+            ONE_OPEN,
+            holds=not any(others) and (is_head or not last),
+            message=f"{path} has open extents other than the last one of the head",
+        )
 
     def _note_merge(self, path: str) -> bool:
         node = self._tree._find(path)
@@ -313,6 +354,7 @@ class Reading:
         self._log = log
         self._start = start
         self._last: tuple[DLSN, int] | None = None  # and its sequence id
+        self._floors = (-1, 0)  # no lower transaction id and timestamp may follow
         self.payloads: list[bytes] = []
 
     @property
@@ -344,6 +386,13 @@ class Reading:
                 message=f"log {self._log.name}: {dlsn} with sequence id {sequence_id} was read "
                 f"after {self._last}",
             )
+        _require(
+            ONCE,
+            holds=txid >= self._floors[0] and timestamp_ms >= self._floors[1],
+            message=f"log {self._log.name}: {dlsn} has transaction id {txid} and timestamp "
+            f"{timestamp_ms}, after {self._floors}",
+        )
+        self._floors = (txid, timestamp_ms)
         self._checkers.check_record(self._log, payload, (dlsn, sequence_id, txid, timestamp_ms))
         self._last = (dlsn, sequence_id)
         self.payloads.append(payload)
@@ -366,6 +415,52 @@ class Reading:
             message=f"log {self._log.name}: {self.next_dlsn} is called truncated, and nobody "
             f"truncated beyond {self._log.truncated}",
         )
+
+
+class Writing:
+    """What one writer of a log is told of its records."""
+
+    def __init__(self, log: _Log, owners: dict[bytes, str]) -> None:
+        self._log = log
+        self._owners = owners
+        self._last: DLSN | None = None
+
+    def on_write(self, payloads: Sequence[bytes]) -> None:
+        """It is going to write them."""
+        self._owners |= dict.fromkeys(payloads, self._log.name)
+
+    def on_acknowledged(self, payloads: Sequence[bytes], dlsn: DLSN) -> None:
+        """L1: the last of them is durable at this position, which is above the one before."""
+        _require(
+            ONCE,
+            holds=self._last is None or dlsn > self._last,
+            message=f"log {self._log.name}: {dlsn} was acknowledged after {self._last}",
+        )
+        self._last = dlsn
+        known = self._log.places.get(payloads[-1], (dlsn,))[0]
+        _require(
+            ONCE,
+            holds=known == dlsn,
+            message=f"log {self._log.name}: {payloads[-1]!r} was read at {known}, and is "
+            f"acknowledged at {dlsn}",
+        )
+        self._log.acknowledged[payloads[-1]] = dlsn
+
+    def on_never_sent(self, payloads: Sequence[bytes]) -> None:
+        """L1: nobody may read them."""
+        for payload in payloads:
+            _require(
+                ONCE,
+                holds=payload not in self._log.places,
+                message=f"log {self._log.name}: {payload!r} was never sent, and was read",
+            )
+            self._owners.pop(payload)
+
+    def on_visible(self, last: DLSN | None) -> None:
+        """L2: whoever begins to read from now on gets all up to this position."""
+        if last is not None:
+            end = DLSN(last.lssn, last.entry_id + 1, 0)
+            self._log.committed_end = max(self._log.committed_end, end)
 
 
 def _depth(path: str, root: str) -> int:

@@ -2,6 +2,7 @@
 
 Each process is a real `Namespace` over the simulated ports.  Appenders stage rows in two ledgers
 and commit them to some logs at once, until they are told that it is done, from process to process.
+Writers compete with them for the same logs (see `log_writers.py`).
 Workers merge and sweep; one more merges without asking for a lock.  Readers and scanners give all
 they get to the checkers.  In the end everybody leaves in good order, a last worker tidies up, and
 every log is read once more.
@@ -11,12 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, cast
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import pyarrow as pa
 
 from dlcore.config import LogConfig
-from dlcore.errors import AlreadyTruncatedError, DLError
+from dlcore.errors import AlreadyTruncatedError, DLError, EndOfStreamError
 from dlcore.ids import DLSN
 from dlcore.ledger.client import LedgerClient
 from dlcore.log.upkeep.merger import LogMerger
@@ -24,6 +26,7 @@ from dlcore.log.upkeep.merging import MergePolicy
 from dlcore.log.upkeep.worker import UpkeepConfig, ask_for_upkeep
 from dlcore.namespace import Namespace, ScanClients, scan
 from tests.simulation.log_checkers import TIDY
+from tests.simulation.log_writers import Writer, follow
 from tests.simulation.truth import InvariantViolatedError
 from tests.simulation.world import MERGED_GRACE_S
 
@@ -39,7 +42,12 @@ if TYPE_CHECKING:
     from tests.simulation.log_checkers import AppendId, LogCheckers, Reading, Rows
     from tests.simulation.world import World
 
+_Result = TypeVar("_Result")
+
 LOGS = ("a", "b", "c")
+ROWS_MAX = 6
+_LARGE = (4_000, 20_000)
+_SEGMENT_BYTES = (1_200, *_LARGE)
 _APPENDERS = 2
 _POLICY = MergePolicy(
     large_weight=30_000, fan_in=3, run_weight_max=90_000, run_extents_max=40, run_ledgers_max=20
@@ -68,8 +76,8 @@ class LogProcess:
         client, rng = self.client, world.rng
         self.config = LogConfig(
             quorum=world.plan.quorum,
-            entry_bytes=rng.choice((200, 2000)),
-            segment_bytes_max=rng.choice((4_000, 20_000)),
+            entry_bytes=rng.choice((30, 200, 2000)),
+            segment_bytes_max=rng.choice(_SEGMENT_BYTES if world.plan.log_writers != 0 else _LARGE),
             lock_timeout_s=1.0,
             read_ahead_bytes=rng.choice((1, 10_000)),
             read_unavailable_timeout_s=4.0,
@@ -128,11 +136,13 @@ class Logs:
     """All that happens to the logs of a run."""
 
     def __init__(self, world: World) -> None:
-        self._world = world
+        self.world = self._world = world
         self._rng = world.rng
         self._checkers: LogCheckers = world.log_checkers
         self._is_over = False
         self._pause_s = world.rng.choice((0.1, 0.2, 0.4))
+        self.locked_share = world.rng.choice((1.0, 0.7, 0.2))
+        """How many writers take the lock; the others are kept apart by fencing alone."""
         self._supervisors: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -143,11 +153,15 @@ class Logs:
         await setup.client.aclose()
         for number in range(_APPENDERS):
             self._supervise(f"appender-{number}", Appender(self, number).work)
+        writers = self._world.plan.log_writers
+        for number in range(self._rng.choice((0, 1, 2)) if writers is None else writers):
+            self._supervise(f"writer-{number}", Writer(self, number, self._rng).work)
         for number in range(2):
             self._supervise(f"upkeep-{number}", self._keep_up)
         self._supervise("merger", self._merge)
         self._supervise("janitor", self._interfere)
         self._supervise("reader", self._read)
+        self._supervise("follower", partial(follow, self))
         self._supervise("scanner", self._scan)
 
     def _supervise(
@@ -188,6 +202,25 @@ class Logs:
                 process.note(f"{type(error).__name__}: {error}")
             await asyncio.sleep(self._rng.expovariate(1 / self._pause_s))
 
+    async def sleep(self, delay_s: float) -> None:
+        """Wait, but not when the run is over."""
+        if not self._is_over:
+            await asyncio.sleep(delay_s)
+
+    async def within(
+        self, delay_s: float, work: Coroutine[object, object, _Result]
+    ) -> _Result | None:
+        """Return what comes of some work, None if it takes longer; it is cancelled then."""
+        try:
+            async with asyncio.timeout(delay_s):
+                return await work
+        except TimeoutError:
+            return None
+
+    def any_log(self) -> str:
+        """Return the name of a log."""
+        return self._rng.choice(LOGS)
+
     # Who appends: see `Appender`
 
     async def append(self, process: LogProcess, append: AppendId, rows: Rows) -> None:
@@ -221,13 +254,15 @@ class Logs:
         txid = process.client.clock.now_ms() if self._rng.random() < 0.3 else None
         extents: list[StagedExtent] = []
         for number, writer in enumerate(writers):
-            for name, payloads in rows.items():
-                half = len(payloads) // 2
-                part = payloads[half:] if number else payloads[:half]
-                columns: dict[str, list[bytes] | list[int]] = {"payload": part}
-                if txid is not None:
-                    columns["txid"] = [txid] * len(part)
-                await writer.write_batch(name, pa.record_batch(columns))
+            for row in range(ROWS_MAX):
+                for name, payloads in rows.items():
+                    half = len(payloads) // 2
+                    part = (payloads[half:] if number else payloads[:half])[row : row + 1]
+                    columns: dict[str, list[bytes] | list[int]] = {"payload": part}
+                    if txid is not None:
+                        columns["txid"] = [txid] * len(part)
+                    if part:
+                        await writer.write_batch(name, pa.record_batch(columns))
             extents += await writer.stage()
         return extents
 
@@ -255,7 +290,7 @@ class Logs:
     # Who interferes
 
     async def _some_log(self, process: LogProcess) -> DistributedLogManager:
-        return await process.namespace.open_log(self._rng.choice(LOGS), config=process.config)
+        return await process.namespace.open_log(self.any_log(), config=process.config)
 
     async def _interfere(self, process: LogProcess) -> None:
         """Ask for upkeep, truncate, or delete a log and create it again."""
@@ -268,11 +303,15 @@ class Logs:
         elif choice < 0.9:
             await self._truncate(process, log)
         elif choice < 0.93:
-            process.note(f"deletes log {log.name}")
-            try:
-                await log.delete()
-            finally:
-                await self._create_again(process.namespace, log.name)
+            await self.replace_log(process, log)
+
+    async def replace_log(self, process: LogProcess, log: DistributedLogManager) -> None:
+        """Delete a log, and create another one of its name."""
+        process.note(f"deletes log {log.name}")
+        try:
+            await log.delete()
+        finally:
+            await self._create_again(process.namespace, log.name)
 
     async def _create_again(self, namespace: Namespace, name: str) -> None:
         if not await namespace.log_exists(name):
@@ -293,7 +332,7 @@ class Logs:
         """Read a log for a while, from its start or from somewhere in it."""
         rng = self._rng
         log = await self._some_log(process)
-        reading = self._new_reading(log._log, rng.random() < 0.5)
+        reading = self.new_reading(log._log, is_whole=rng.random() < 0.5)
         async with await log.open_reader(dlsn=reading.next_dlsn) as reader:
             for _ in range(rng.randint(1, 15)):
                 count, floor = rng.choice((1, 5, 100)), reading.floor
@@ -302,12 +341,15 @@ class Logs:
                 except AlreadyTruncatedError:
                     reading.on_truncated()
                     return
+                except EndOfStreamError:
+                    records = []
                 reading.on_records(records)
                 if len(records) < count:
                     reading.on_caught_up(floor)
                 await asyncio.sleep(rng.expovariate(5.0))
 
-    def _new_reading(self, key: LogKey, is_whole: bool) -> Reading:
+    def new_reading(self, key: LogKey, *, is_whole: bool) -> Reading:
+        """Begin to judge a reader, from the start of a log or from somewhere in it."""
         places = self._checkers.places(key.log_id)
         start = DLSN.INITIAL if is_whole or not places else self._rng.choice(places)
         return self._checkers.new_reading(key.log_id, key.name, start)
@@ -353,6 +395,7 @@ class Logs:
         keeper = LogProcess(self._world, "keeper")
         for name in LOGS:
             await self._create_again(keeper.namespace, name)
+            await self._recover(keeper, name)
         await self._tidy_up(keeper)
         self._world.faults["merge"] += self._checkers.merges
         found = {}
@@ -364,6 +407,18 @@ class Logs:
             assert scanned.payloads == reading.payloads
         self._checkers.check_whole(found)
         await keeper.client.aclose()
+
+    async def _recover(self, keeper: LogProcess, name: str) -> None:
+        """Complete what dead writers left, once their sessions are gone."""
+        log = await keeper.namespace.open_log(name)
+        while True:
+            try:
+                await log.recover()
+            except DLError as error:
+                keeper.note(f"log {name} is not recovered: {type(error).__name__}: {error}")
+                await asyncio.sleep(0.5)
+            else:
+                return
 
     async def _tidy_up(self, keeper: LogProcess) -> None:
         """L5: merge and sweep, as the service does, until nothing is left that nobody needs."""
@@ -386,8 +441,9 @@ class Logs:
         reading = self._checkers.new_reading(log._log.log_id, log.name)
         floor = reading.floor
         async with await log.open_reader() as reader:
-            while records := await reader.read_bulk(1000, until_caught_up=True):
-                reading.on_records(records)
+            with contextlib.suppress(EndOfStreamError):
+                while records := await reader.read_bulk(1000, until_caught_up=True):
+                    reading.on_records(records)
         reading.on_caught_up(floor)
         process.note(f"read {len(reading.payloads)} records of log {log.name}")
         return reading
@@ -410,7 +466,7 @@ class Appender:
             self._rows = {
                 name: [
                     f"{self._identity}/{self._version}/{name}/{row}".encode()
-                    for row in range(self._rng.randint(2, 6))
+                    for row in range(self._rng.randint(2, ROWS_MAX))
                 ]
                 for name in sorted(names)
             }

@@ -21,6 +21,7 @@ from tests.simulation import (
     mutants_client,
     mutants_disk,
     mutants_garbage,
+    mutants_log_writers,
     mutants_logs,
     mutants_quorum,
     mutants_recovery,
@@ -45,6 +46,7 @@ _MODULES = (
     mutants_bookie,
     mutants_disk,
     mutants_garbage,
+    mutants_log_writers,
     mutants_logs,
     mutants_recovery,
     mutants_space,
@@ -237,6 +239,7 @@ def _logs(plan: Plan) -> Plan:
     """Logs that are appended to, merged, truncated and read by processes that die."""
     return replace(
         with_logs(plan),
+        log_writers=0,
         quorum=_USUAL,
         spare_bookies=1,
         faults=("client dies", "metadata", "metadata", "client pauses", "lag"),
@@ -247,6 +250,11 @@ def _logs(plan: Plan) -> Plan:
         maintenance_interval_s=0.3,
         hiding_chance=0.0,
     )
+
+
+def _written_logs(plan: Plan) -> Plan:
+    """The same logs, with writers that compete for them."""
+    return replace(_logs(plan), log_writers=3)
 
 
 def _wire(plan: Plan) -> Plan:
@@ -278,6 +286,7 @@ FOCUSES: dict[str, Callable[[Plan], Plan]] = {
     "many files": _many_files,
     "any logs": with_logs,
     "logs": _logs,
+    "written logs": _written_logs,
     "lonely fences": _lonely_fences,
     "missed bookies": _missed_bookies,
     "moved LACs": _moved_lacs,
@@ -357,7 +366,10 @@ _FOCUS_OF = {
     mutants_garbage.new_ledgers_are_judged_by_an_old_look: "creations",
     mutants_garbage.new_ledgers_are_judged_without_sync: "creations",
     **dict.fromkeys(mutants_logs.MUTANTS, "logs"),
+    **dict.fromkeys(mutants_log_writers.MUTANTS, "written logs"),
     **dict.fromkeys(mutants_wire.MUTANTS, "wire"),
+    mutants_log_writers.runs_of_several_logs_are_one: "logs",
+    mutants_log_writers.staged_extents_leave_out_their_first_entry: "logs",
     mutants_wire.a_lost_connection_is_a_no: "wire and damage",
     mutants_wire.adds_are_acknowledged_on_arrival: "wire and crashes",
     mutants_wire.handshakes_are_not_checked: "wire and repairs",

@@ -88,6 +88,8 @@ class Plan:
     has_logs: bool = False
     """Whether there are logs, and processes that use them, in place of ledgers and their writers;
     see `logs.py`."""
+    log_writers: int | None = None
+    """How many writers compete with those who append to logs at once; None: left to chance."""
     scene: str = ""
     """What is played in place of the usual writers; see `scenes.py`."""
 

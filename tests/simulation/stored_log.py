@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dlcore.metadata.port import Versioned
 
 _INTS_PER_EXTENT = 10
+_OPEN = 2
 _HEAD_LAST_LSSN, _HEAD_FIRST_LSSN, _HEAD_FIRST_CHUNK = 1, 9, 10
 _HEAD_MERGES, _HEAD_SEGMENT = 11, 13
 _OPEN_CHUNKS, _OPEN_PACKED = 2, 4
@@ -33,18 +34,26 @@ def _values(value: bytes) -> list[Any]:
     return found
 
 
-def ledgers_in(path: str, value: bytes) -> Counter[int]:
-    """Return how many extents of each ledger a node below `heads` names."""
+def _packed_in(path: str, value: bytes) -> list[int]:
+    """Return the packed extents of a node below `heads`."""
     depth = path.count("/heads/") and path.split("/heads/")[1].count("/")
     if not value or path.endswith("/lock"):
-        return Counter()
+        return []
     values = _values(value)
     if depth == 1:
         segment = values[_HEAD_SEGMENT]
-        packed = segment[_OPEN_PACKED] if segment else ()
-    else:
-        packed = values[_END_PACKED if depth == 2 else _CHUNK_PACKED]
-    return Counter(accumulate(packed[1::_INTS_PER_EXTENT]))
+        return list(segment[_OPEN_PACKED]) if segment else []
+    return list(values[_END_PACKED if depth == 2 else _CHUNK_PACKED])
+
+
+def ledgers_in(path: str, value: bytes) -> Counter[int]:
+    """Return how many extents of each ledger a node below `heads` names."""
+    return Counter(accumulate(_packed_in(path, value)[1::_INTS_PER_EXTENT]))
+
+
+def open_extents_in(path: str, value: bytes) -> list[bool]:
+    """Return of each extent that a node below `heads` names whether it is open."""
+    return [bool(flags & _OPEN) for flags in _packed_in(path, value)[::_INTS_PER_EXTENT]]
 
 
 def merges_of(value: bytes) -> int:

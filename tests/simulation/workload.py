@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from dlcore.errors import DLError, LedgerNotFoundError
+from dlcore.log.staging import writer as staging
 from dlcore.wire import messages
 from tests.simulation.faults import Chaos
 from tests.simulation.healing import Judgement, check_no_task_is_left
@@ -89,8 +90,15 @@ def run_seed(seed: int) -> Run:
 
 @contextmanager
 def _few_are_many() -> Iterator[None]:
-    """Let entries be added many at a time from two on: here there are never many."""
-    with patch.object(messages, "_RUN_FRAMES_MIN", 2):
+    """Let little be what is much elsewhere.
+
+    Entries are added many at a time from two on, and rows staged for several logs wait for each
+    other up to a few bytes.
+    """
+    with (
+        patch.object(messages, "_RUN_FRAMES_MIN", 2),
+        patch.object(staging, "QUEUED_BYTES_MAX", 40),
+    ):
         yield
 
 

@@ -1,0 +1,153 @@
+"""Bugs of a log's writer that named tests catch: fencing hides them, or they need rare meetings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from dlcore.log.metadata.changes import SegmentLimits
+from dlcore.log.staging.writer import StagingWriter
+from dlcore.log.writing.append import (
+    CompleteSegment,
+    LogAppender,
+    StartSegment,
+    WriterState,
+)
+from dlcore.log.writing.ownership import Ownership, OwnershipState, TryLock
+from dlcore.log.writing.run import Run
+from dlcore.log.writing.writer import AsyncLogWriter
+from tests.simulation.tested import caught_by
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dlcore.log.metadata.values import VersionedHead
+
+_MACHINE = "dlcore/log/test_append.py"
+_WRITER = "dlcore/log/test_writer.py"
+
+
+@caught_by(f"{_WRITER}::test_nothing_is_acknowledged_while_the_lock_is_lost")
+def a_lost_lock_suspends_nothing() -> Iterator[None]:
+    """Records are acknowledged by who does not know whether the log is its own."""
+    with patch.object(LogAppender, "suspended", lambda _: None):
+        yield
+
+
+@caught_by(f"{_MACHINE}::test_a_start_gives_up_when_its_first_record_cannot_follow_any_more")
+def overtaken_starts_do_not_look_at_transaction_ids() -> Iterator[None]:
+    """What another appended in between had higher ones."""
+
+    def blind(self: LogAppender[Any], closing: Any) -> Any:
+        return self._recovery() or StartSegment(self.at, closing)
+
+    with patch.object(LogAppender, "_next_start", blind):
+        yield
+
+
+@caught_by("dlcore/log/test_run.py::test_headers_count_what_came_before_in_the_run")
+def write_times_may_fall() -> Iterator[None]:
+    """They follow the clock, also back."""
+    encode = Run.encode
+
+    def by_the_clock(self: Run, *about: Any, **more: Any) -> Any:
+        self.timestamp_ms = 0
+        return encode(self, *about, **more)
+
+    with patch.object(Run, "encode", by_the_clock):
+        yield
+
+
+@caught_by(f"{_MACHINE}::test_another_that_completed_our_segment_elsewhere_has_taken_over")
+def a_takeover_at_another_end_is_not_noticed() -> Iterator[None]:
+    """The writer goes on behind whatever another made of its segment."""
+    overtaken = LogAppender.overtaken
+
+    def trusting(self: LogAppender[Any], at: VersionedHead) -> Any:
+        segment = self._segment
+        if segment is not None and not at.is_open_over(segment.ledger_id):
+            self._segment = None
+            self._go_to(WriterState.OPENING)
+        return overtaken(self, at)
+
+    with patch.object(LogAppender, "overtaken", trusting):
+        yield
+
+
+@caught_by("dlcore/log/test_unlocked_writers.py::test_truncation_by_an_idle_writer_without_a_lock")
+def a_truncation_takes_the_log_over() -> Iterator[None]:
+    """An idle writer takes the open segment that it saw for its own, and starts one beside it."""
+
+    def greedy(self: LogAppender[Any], at: VersionedHead) -> list[Any]:
+        self.at = at
+        return []
+
+    with patch.object(LogAppender, "head_changed", greedy):
+        yield
+
+
+@caught_by(f"{_WRITER}::test_a_seal_keeps_what_another_completed_meanwhile")
+def a_seal_deletes_what_another_completed() -> Iterator[None]:
+    """It takes a segment that is not open any more for an empty one."""
+    ledger_closed = LogAppender.ledger_closed
+    apply = AsyncLogWriter._apply
+    closed: list[int] = []
+
+    def noting(self: LogAppender[Any], **about: int) -> None:
+        ledger_closed(self, **about)
+        if self._segment is not None:
+            closed.append(self._segment.ledger_id)
+
+    async def deleting(self: AsyncLogWriter, step: StartSegment | CompleteSegment) -> None:
+        await apply(self, step)
+        if isinstance(step, CompleteSegment) and step.closing is None and closed:
+            await self._context.ledgers.delete_ledger(closed.pop())
+
+    with (
+        patch.object(LogAppender, "ledger_closed", noting),
+        patch.object(AsyncLogWriter, "_apply", deleting),
+    ):
+        yield
+
+
+@caught_by("dlcore/log/test_ownership.py::test_the_lock_is_regained_when_nothing_happened")
+def a_lost_lock_is_taken_back_unseen() -> Iterator[None]:
+    """Whoever had the log meanwhile, and let it go again, is not noticed."""
+    try_again = Ownership._try_again
+
+    def unguarded(self: Ownership) -> list[Any]:
+        effects = try_again(self)
+        if effects and self.state is OwnershipState.LOST:
+            return [TryLock(guarded=False)]
+        return list(effects)
+
+    with patch.object(Ownership, "_try_again", unguarded):
+        yield
+
+
+@caught_by(f"{_MACHINE}::test_a_segment_without_an_entry_is_not_completed")
+def an_empty_segment_may_be_too_old() -> Iterator[None]:
+    """Its ledger is closed without an entry, and no extent can say so."""
+
+    def is_full(self: LogAppender[Any], now_ms: int) -> bool:
+        segment, limits = self._segment, self._limits
+        assert segment is not None
+        assert isinstance(limits, SegmentLimits)
+        age_ms = now_ms - segment.started_ms
+        return limits.is_reached(size_bytes=segment.run.size_bytes, age_ms=age_ms)
+
+    with patch.object(LogAppender, "_is_full", is_full):
+        yield
+
+
+@caught_by("dlcore/log/test_staging_writer.py::test_a_fenced_staging_writer_says_so")
+def staging_does_not_wait_for_its_entries() -> Iterator[None]:
+    """What is committed may never have reached its bookies."""
+    guarded = StagingWriter._guarded
+
+    async def hasty(self: StagingWriter, call: Any) -> None:
+        if call.__name__ != "flush":
+            await guarded(self, call)
+
+    with patch.object(StagingWriter, "_guarded", hasty):
+        yield
