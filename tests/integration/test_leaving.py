@@ -186,8 +186,8 @@ def test_what_cannot_be_written_is_named_within_a_bounded_time(
     sandbox = fresh_sandbox()
     with open_namespace(sandbox.uri) as namespace:
         namespace.create_log("clicks")
-    code = OPEN + "write(writer, 5); writer.flush(); write(writer, 3, 6); print(flush=True)\n"
-    code += "sys.stdin.readline()\nimport atexit; atexit.register(print, 'others still run')"
+    code = OPEN + "write(writer, 5); writer.flush(); print(flush=True); sys.stdin.readline()\n"
+    code += "write(writer, 3, 6); import atexit; atexit.register(print, 'others still run')"
     process = subprocess.Popen(
         [sys.executable, "-c", PRELUDE + code, sandbox.uri, "clicks"],
         stdin=subprocess.PIPE,

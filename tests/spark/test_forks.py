@@ -116,7 +116,7 @@ def work_of(sandbox: Sandbox, folder: Path, *, namespace_first: bool, is_busy: b
 
 
 @pytest.mark.parametrize(
-    ("namespace_first", "is_busy"), sample(product((True, False), repeat=2), 2)
+    ("namespace_first", "is_busy"), sample(product((True, False), repeat=2), 1)
 )
 def test_a_script(
     sandbox: Sandbox, tmp_path: Path, *, namespace_first: bool, is_busy: bool
