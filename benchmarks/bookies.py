@@ -18,15 +18,15 @@ import uvloop
 from benchmarks.figures import Figure, Target
 from benchmarks.limits import bare_replay_s, disk_read_s
 from benchmarks.logs import MEMORY_MB_MAX, append_times, memory_mb, peak_memory_mb
-from bookie.registration import COOKIE_FILE
+from bookie.membership.registration import COOKIE_FILE
 from dlcore.config import LedgerClientConfig
-from dlcore.ledger.bookies import BookieCookie
-from dlcore.ledger.digest import encode_frame
+from dlcore.ledger.metadata.bookies import BookieCookie
 from dlcore.metadata.paths import NamespacePaths, parse_uri
 from dlcore.metadata.port import ANY_VERSION
 from dlcore.metadata.stored import decode
 from dlcore.metadata.zookeeper import ZooKeeperStore
 from dlcore.transport.client import WireBookieClient
+from dlcore.wire.digest import encode_frame
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

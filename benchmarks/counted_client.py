@@ -14,7 +14,7 @@ from uuid import uuid4
 from benchmarks.logs import CONFIG
 from dlcore.clock import SystemClock
 from dlcore.config import LedgerClientConfig
-from dlcore.ledger.registry import BookieRegistry
+from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.metadata.binding import read_binding
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.zookeeper import ZooKeeperStore

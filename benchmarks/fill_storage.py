@@ -13,13 +13,13 @@ import sys
 from pathlib import Path
 
 from bookie.config import StorageConfig
-from bookie.disk import RealDisk
-from bookie.registration import COOKIE_FILE
+from bookie.disks.disk import RealDisk
+from bookie.membership.registration import COOKIE_FILE
 from bookie.storage import LedgerStorage
 from dlcore.clock import SystemClock
-from dlcore.ledger.bookies import BookieCookie
-from dlcore.ledger.digest import encode_frame
+from dlcore.ledger.metadata.bookies import BookieCookie
 from dlcore.metadata.stored import decode
+from dlcore.wire.digest import encode_frame
 
 LEDGERS = 1000
 BIG_BYTES = 256 * 1024

@@ -17,7 +17,7 @@ from uuid import uuid4
 import crc32c
 
 from benchmarks.bare_server import CACHED_BYTES, Ask, BareClient
-from bookie.entry_log_format import RECORD_HEADER_BYTES
+from bookie.files.format import RECORD_HEADER_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

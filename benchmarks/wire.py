@@ -22,8 +22,8 @@ from benchmarks.limits import (
 from benchmarks.logs import run
 from benchmarks.wire_server import BOOKIE, CLUSTER_ID
 from dlcore.config import LedgerClientConfig
-from dlcore.ledger.digest import encode_frame
 from dlcore.transport.client import WireBookieClient
+from dlcore.wire.digest import encode_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

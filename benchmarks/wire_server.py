@@ -18,8 +18,8 @@ import uvloop
 
 from bookie import allocator
 from bookie.config import StorageConfig
-from bookie.disk import RealDisk
-from bookie.service import BookieService
+from bookie.disks.disk import RealDisk
+from bookie.serving.service import BookieService
 from bookie.storage import LedgerStorage
 from dlcore.clock import SystemClock
 from dlcore.config import MIB

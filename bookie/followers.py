@@ -1,4 +1,4 @@
-"""Who waits for news of which ledger."""
+"""The followers of each ledger, who wait for news of it."""
 
 from __future__ import annotations
 

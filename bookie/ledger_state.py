@@ -1,4 +1,4 @@
-"""What a bookie knows of one ledger beside its entries, and the decisions that follow from it."""
+"""The state of one ledger beside its entries: fence, LAC, files, and what follows from them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator
 
-    from bookie.index import LedgerSummary
+    from bookie.files.index import LedgerSummary
 
 _SPAN_FIELDS = 4
 """Of one file that says anything about the ledger: its number, first entry, last entry, bytes."""

@@ -1,16 +1,16 @@
-"""What the parts of one storage share."""
+"""The values that the parts of one storage share."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from bookie.damage import DamageLog
-    from bookie.disk_port import Disk
-    from bookie.entry_log import EntryLog
-    from bookie.entry_reader import EntryReader
+    from bookie.disks.port import Disk
+    from bookie.files.damage import DamageLog
+    from bookie.files.entry_log import EntryLog
+    from bookie.files.entry_reader import EntryReader
+    from bookie.files.sealed_files import SealedFiles
     from bookie.ledger_state import LedgerState
-    from bookie.sealed_files import SealedFiles
 
 
 class Parts(NamedTuple):

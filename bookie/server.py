@@ -12,25 +12,25 @@ import logging
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from bookie.control import BookieControl
-from bookie.disk import RealDisk
-from bookie.disk_port import DiskSpace
-from bookie.garbage_collector import GarbageCollector
-from bookie.given_ids import GivenIds
-from bookie.registration import Registrar, confirm_identity, establish_identity
-from bookie.repair import Repairer
-from bookie.service import BookieService
-from bookie.space import SpaceReport
+from bookie.disks.disk import RealDisk
+from bookie.disks.port import DiskSpace
+from bookie.membership.given_ids import GivenIds
+from bookie.membership.registration import Registrar, confirm_identity, establish_identity
+from bookie.membership.repair import Repairer
+from bookie.serving.control import BookieControl
+from bookie.serving.service import BookieService
+from bookie.space.budget import SpaceReport
 from bookie.storage import LedgerStorage
 from bookie.storage_state import StorageState
+from bookie.upkeep.garbage_collector import GarbageCollector
 from dlcore.config import LedgerClientConfig
 from dlcore.errors import (
     BookieStorageError,
     ConfigurationError,
     DLError,
 )
-from dlcore.ledger.registry import BookieRegistry
-from dlcore.ledger.store import LedgerStore
+from dlcore.ledger.metadata.registry import BookieRegistry
+from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.paths import NamespacePaths, parse_uri
 from dlcore.transport.client import WireBookieClient

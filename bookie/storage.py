@@ -14,24 +14,24 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
-from bookie.damage import DamageLog
-from bookie.entry_log import EntryLog, EntryLogEvents, Location
-from bookie.entry_log_format import owner_digest
-from bookie.entry_reader import EntryReader
+from bookie.files.damage import DamageLog
+from bookie.files.entry_log import EntryLog, EntryLogEvents, Location
+from bookie.files.entry_reader import EntryReader
+from bookie.files.format import owner_digest
+from bookie.files.listed_ranges import ListedRanges
+from bookie.files.replay import open_entry_log
+from bookie.files.sealed_files import SealedFiles
 from bookie.followers import Followers
-from bookie.given_ids import GivenIds
-from bookie.held_entries import HeldEntries
 from bookie.ledger_state import LedgerState, note_sealed
-from bookie.limits import check_frame, check_id, check_range, may_add_run
-from bookie.listed_ranges import ListedRanges
+from bookie.membership.given_ids import GivenIds
+from bookie.membership.limits import check_frame, check_id, check_range, may_add_run
 from bookie.parts import Parts
-from bookie.replay import open_entry_log
-from bookie.room import Room, run_room_bytes
-from bookie.sealed_files import SealedFiles
-from bookie.space import Claim
+from bookie.space.budget import Claim
+from bookie.space.held_entries import HeldEntries
+from bookie.space.room import Room, run_room_bytes
 from bookie.storage_state import StorageState, StorageStats, stats_of
-from bookie.timers import Timers
-from bookie.upkeep import Upkeep
+from bookie.upkeep.rounds import Upkeep
+from bookie.upkeep.timers import Timers
 from dlcore.errors import (
     BadRequestError,
     BookieError,
@@ -42,23 +42,23 @@ from dlcore.errors import (
     NoSuchLedgerError,
 )
 from dlcore.ids import INVALID_ENTRY_ID
-from dlcore.ledger.digest import decode_frame, following_frames
 from dlcore.ledger.port import FollowUpdate
+from dlcore.wire.digest import decode_frame, following_frames
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from contextlib import AbstractAsyncContextManager
 
-    from bookie.compaction import CompactionReport
     from bookie.config import StorageConfig
-    from bookie.disk_port import Disk, DiskFile
-    from bookie.garbage import GarbageReport
-    from bookie.index import FileIndex
-    from bookie.listed_ranges import RangePage
-    from bookie.replay import OpenedLog, WritePosition
-    from bookie.scrub import ScrubReport
+    from bookie.disks.port import Disk, DiskFile
+    from bookie.files.index import FileIndex
+    from bookie.files.listed_ranges import RangePage
+    from bookie.files.replay import OpenedLog, WritePosition
+    from bookie.upkeep.compaction import CompactionReport
+    from bookie.upkeep.garbage import GarbageReport
+    from bookie.upkeep.scrub import ScrubReport
     from dlcore.clock import Clock
-    from dlcore.ledger.digest import BytesLike
+    from dlcore.wire.digest import BytesLike
     from dlcore.wire.frames import FrameRun
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""What a storage accepts, and what it tells people of itself."""
+"""The state of a storage: what it accepts, and what it tells people of itself."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ from dlcore.errors import (
 )
 from dlcore.ids import BookieId, validate_log_name
 from dlcore.ledger.client import LedgerClient
-from dlcore.ledger.registry import BookieInfo, BookieRegistry
-from dlcore.ledger.store import LedgerStore
+from dlcore.ledger.metadata.registry import BookieInfo, BookieRegistry
+from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.log.context import LogContext
 from dlcore.log.manager import DistributedLogManager
 from dlcore.log.metadata.owner import StagingOwner
@@ -49,7 +49,7 @@ from dlcore.metadata.paths import NamespacePaths, parse_uri
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from dlcore.ledger.metadata import LedgerMetadata
+    from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.ledger.port import BookieClient
     from dlcore.log.metadata.commits import AppendRun, SharedStaging
     from dlcore.log.reading.scan import LogSnapshot, ScanBatch, ScanRange

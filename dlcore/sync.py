@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from dlcore import namespace as aio
     from dlcore.config import LedgerClientConfig, LogConfig
     from dlcore.ids import DLSN
-    from dlcore.ledger.metadata import LedgerMetadata
-    from dlcore.ledger.registry import BookieInfo
+    from dlcore.ledger.metadata.registry import BookieInfo
+    from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.log.manager import DistributedLogManager as AsyncManager
     from dlcore.log.metadata.segment import LogSegment
     from dlcore.log.reading.reader import AsyncLogReader

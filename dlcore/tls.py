@@ -1,4 +1,4 @@
-"""How connections to bookies are encrypted, and who trusts whom: PEM files, named by their paths.
+"""TLS between clients and bookies: who trusts whom, by PEM files that are named by their paths.
 
 Only paths travel (to a Spark executor, say): every host has files of its own there, and whoever
 connects reads them.  The name that a client connects to must be in the bookie's certificate.

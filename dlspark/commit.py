@@ -1,4 +1,4 @@
-"""What makes a write exactly-once: the identity of an append, and the messages tasks send back.
+"""Exactly-once writes: the identity of an append, and the messages that tasks send back.
 
 A streaming sink, and a write inside ``foreachBatch``, append under (query id, target, batch id),
 where the target is a log, or the column of the rows that names it.  In ``foreachBatch`` a batch may

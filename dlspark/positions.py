@@ -1,4 +1,4 @@
-"""Where a read begins or ends, as its options say it: values and the parsing of their texts."""
+"""Positions where a read begins or ends, as options say it: values, and parsing their texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this process keeps open between calls of Spark: namespaces and staging writers.
+"""Namespaces and staging writers that this process keeps open between calls of Spark.
 
 Spark pickles readers and writers and forks the processes that run them, so neither holds a
 connection: they ask here, when they are called.  A forked child has nothing of its parent's, and

@@ -1,4 +1,4 @@
-"""Which bookies are lost, and which ledgers lack replicas because of them.
+"""The audit: bookies that are lost, and ledgers that lack replicas because of them.
 
 Theory of operation.  A bookie is *absent* when its incarnation is not registered, and *lost* when
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from dlcore.ids import BookieId
-    from dlcore.ledger.metadata import LedgerMetadata
+    from dlcore.ledger.metadata.values import LedgerMetadata
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from dlcore.autorecovery.listing import CheckProgress
 from dlcore.autorecovery.replicas import ask_replicas, known_bookies, members_of
 from dlcore.autorecovery.shift import run_together
 from dlcore.errors import CorruptMetadataError, LedgerNotFoundError
-from dlcore.ledger.metadata import LedgerState
+from dlcore.ledger.metadata.values import LedgerState
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dlcore.autorecovery.listing import RepairList
     from dlcore.autorecovery.services import RecoveryServices
     from dlcore.ids import BookieId
-    from dlcore.ledger.metadata import LedgerMetadata
+    from dlcore.ledger.metadata.values import LedgerMetadata
 
 logger = logging.getLogger(__name__)
 

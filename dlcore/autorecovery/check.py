@@ -1,4 +1,4 @@
-"""What each bookie of each ensemble should hold, against what it says it holds.
+"""The check of replicas: what each bookie should hold, against what it says it holds.
 
 An answer is a list of ranges, or unknown; only what a bookie proved not to hold is missing.
 """
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from dlcore.ledger.metadata import Ensemble, LedgerMetadata, LedgerState
+from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
 from dlcore.ledger.port import EntryRange
 from dlcore.ledger.ranges import EntryRanges
 

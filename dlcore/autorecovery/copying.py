@@ -13,7 +13,7 @@ from dlcore.errors import (
     DLError,
     LedgerReadError,
 )
-from dlcore.ledger.digest import decode_frame
+from dlcore.wire.digest import decode_frame
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

@@ -1,4 +1,4 @@
-"""What an operator asks about replicas and does by hand."""
+"""The operator's side of auto-recovery: questions about replicas, and work by hand."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from dlcore.errors import (
     NodeExistsError,
     NoNodeError,
 )
-from dlcore.ledger.bookies import BookieCookie
-from dlcore.ledger.metadata import LedgerState
+from dlcore.ledger.metadata.bookies import BookieCookie
+from dlcore.ledger.metadata.values import LedgerState
 from dlcore.metadata.port import ANY_VERSION, Create, Delete
 from dlcore.metadata.stored import decode
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dlcore.autorecovery.services import RecoveryServices
     from dlcore.autorecovery.values import Office, ReplicaCheckRun, UnderReplicatedLedger
     from dlcore.ids import BookieId
-    from dlcore.ledger.metadata import LedgerMetadata
+    from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.metadata.port import Op
 
 _POLL_S = 1.0

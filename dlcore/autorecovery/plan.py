@@ -1,4 +1,4 @@
-"""What to do for one ledger that lacks replicas: who gets what, from whom, and what must wait.
+"""The plan for one ledger that lacks replicas: who gets what, from whom, and what must wait.
 
 Rules:
 
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dlcore.autorecovery.check import Answer, Fragment, Held, check_ledger, expected_ranges
-from dlcore.ledger.metadata import LedgerMetadata, LedgerState
-from dlcore.ledger.quorum import write_set
+from dlcore.ledger.metadata.quorum import write_set
+from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping

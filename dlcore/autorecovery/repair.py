@@ -26,7 +26,7 @@ from dlcore.errors import (
     MetadataVersionError,
     NotEnoughBookiesError,
 )
-from dlcore.ledger.metadata import LedgerState
+from dlcore.ledger.metadata.values import LedgerState
 from dlcore.metadata.port import Check
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from dlcore.autorecovery.listing import ListedLedger
     from dlcore.autorecovery.services import RecoveryServices
     from dlcore.ids import BookieId
-    from dlcore.ledger.metadata import LedgerMetadata
+    from dlcore.ledger.metadata.registry import BookieInfo
+    from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.ledger.port import EntryRange
-    from dlcore.ledger.registry import BookieInfo
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dlcore.autorecovery.check import Answer, Held, Unknown
 from dlcore.errors import CorruptMetadataError, DLError, NoSuchLedgerError
-from dlcore.ledger.bookies import BookieCookie
+from dlcore.ledger.metadata.bookies import BookieCookie
 from dlcore.metadata.stored import decode
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from dlcore.autorecovery.services import RecoveryServices
     from dlcore.ids import BookieId
-    from dlcore.ledger.metadata import LedgerMetadata
+    from dlcore.ledger.metadata.values import LedgerMetadata
 
 logger = logging.getLogger(__name__)
 

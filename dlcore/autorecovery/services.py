@@ -1,4 +1,4 @@
-"""What all parts of auto-recovery share: the ports, the clock and the source of chance."""
+"""The ports, the clock and the source of chance that all parts of auto-recovery share."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from dlcore.clock import Clock
     from dlcore.config import LedgerClientConfig
     from dlcore.ledger.client import LedgerClient
+    from dlcore.ledger.metadata.registry import BookieRegistry
+    from dlcore.ledger.metadata.store import LedgerStore
     from dlcore.ledger.port import BookieClient
-    from dlcore.ledger.registry import BookieRegistry
-    from dlcore.ledger.store import LedgerStore
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore
 

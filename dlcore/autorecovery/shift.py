@@ -1,4 +1,4 @@
-"""When auto-recovery may work: not while it is paused, and never beyond its session."""
+"""The times when auto-recovery may work: not while it is paused, never beyond its session."""
 
 from __future__ import annotations
 

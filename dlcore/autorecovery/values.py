@@ -1,4 +1,4 @@
-"""What auto-recovery keeps in the metadata store."""
+"""Metadata of auto-recovery."""
 
 from __future__ import annotations
 

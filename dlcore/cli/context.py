@@ -1,4 +1,4 @@
-"""What every subcommand shares: the namespace to talk to, and how to answer."""
+"""The context of every subcommand: the namespace to talk to, and how to answer."""
 
 from __future__ import annotations
 

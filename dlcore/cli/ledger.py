@@ -12,7 +12,7 @@ from dlcore.cli.output import show_done, show_fields, show_rows, time_text
 
 if TYPE_CHECKING:
     from dlcore.autorecovery.check import ReplicaCheck
-    from dlcore.ledger.metadata import LedgerMetadata
+    from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.namespace import Namespace
 
 _RANGES_SHOWN_MAX = 5

@@ -1,4 +1,4 @@
-"""How the command answers: tables on a terminal, plain columns in a pipe, JSON for programs."""
+"""Answers of the command: tables on a terminal, plain columns in a pipe, JSON for programs."""
 
 from __future__ import annotations
 

@@ -9,13 +9,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from dlcore.errors import AlreadyClosedError, ConfigurationError
-from dlcore.ledger.metadata import Ensemble, LedgerMetadata, LedgerState
-from dlcore.ledger.placer import Placer
-from dlcore.ledger.quarantine import BookieConduct, Quarantine
-from dlcore.ledger.reader import LedgerReader
-from dlcore.ledger.recoverer import recover
+from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
+from dlcore.ledger.placing.placer import Placer
+from dlcore.ledger.placing.quarantine import BookieConduct, Quarantine
+from dlcore.ledger.reading.reader import LedgerReader
+from dlcore.ledger.recovering.recoverer import recover
 from dlcore.ledger.services import LedgerServices
-from dlcore.ledger.writer import LedgerWriter
+from dlcore.ledger.writing.writer import LedgerWriter
 
 if TYPE_CHECKING:
     import random
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from dlcore.clock import Clock
     from dlcore.config import LedgerClientConfig, QuorumConfig
+    from dlcore.ledger.metadata.registry import BookieRegistry
+    from dlcore.ledger.metadata.store import LedgerStore
     from dlcore.ledger.port import BookieClient
-    from dlcore.ledger.registry import BookieRegistry
-    from dlcore.ledger.store import LedgerStore
     from dlcore.metadata.port import Op
 
 logger = logging.getLogger(__name__)

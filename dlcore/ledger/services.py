@@ -1,4 +1,4 @@
-"""What the ledger client's drivers share: the ports, the limits and the sources of chance."""
+"""The ports, the limits and the source of chance that the ledger client's drivers share."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     import random
 
     from dlcore.config import LedgerClientConfig
-    from dlcore.ledger.placer import Placer
+    from dlcore.ledger.metadata.store import LedgerStore
+    from dlcore.ledger.placing.placer import Placer
     from dlcore.ledger.port import BookieClient
-    from dlcore.ledger.store import LedgerStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What every part of the log layer is given: the adapters of one open namespace."""
+"""The adapters of one open namespace, given to every part of the log layer."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from dlcore.clock import Clock
     from dlcore.config import LogConfig
     from dlcore.ledger.client import LedgerClient
-    from dlcore.ledger.registry import BookieRegistry
-    from dlcore.ledger.store import LedgerStore
+    from dlcore.ledger.metadata.registry import BookieRegistry
+    from dlcore.ledger.metadata.store import LedgerStore
     from dlcore.log.metadata.store import LogStore
     from dlcore.log.reading.snapshot import LedgerCache
     from dlcore.log.tidying import Tidier

@@ -16,11 +16,11 @@ from dlcore.log.metadata.changes import plan_complete
 from dlcore.log.metadata.segment import Extent
 
 if TYPE_CHECKING:
-    from dlcore.ledger.digest import EntryFrame
-    from dlcore.ledger.metadata import LedgerMetadata
-    from dlcore.ledger.reader import LedgerReader
+    from dlcore.ledger.metadata.values import LedgerMetadata
+    from dlcore.ledger.reading.reader import LedgerReader
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.values import VersionedHead
+    from dlcore.wire.digest import EntryFrame
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""What makes a node a namespace: its binding, and the tree below it."""
+"""A namespace: its binding, and the tree of nodes below it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How clients and bookies talk: wire forms, gRPC, and an in-memory stand-in."""
+"""Clients of bookies: over the framed protocol, over gRPC for control, and in memory."""

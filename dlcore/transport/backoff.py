@@ -1,4 +1,4 @@
-"""How long to leave a bookie alone after its connection failed."""
+"""The pause before a bookie whose connection failed is tried again."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ from dlcore.errors import (
     NoSuchLedgerError,
     WrongIncarnationError,
 )
-from dlcore.ledger.digest import decode_frame
 from dlcore.ledger.port import EntryRange, FollowUpdate
+from dlcore.wire.digest import decode_frame
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence

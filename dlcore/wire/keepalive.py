@@ -1,4 +1,4 @@
-"""When a quiet connection is asked for a sign of life, and when it counts as dead."""
+"""Keepalive: when a quiet connection is asked for a sign of life, and counts as dead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where received bytes go: one scratch buffer, and memory for large payloads that is used again.
+"""Memory for received bytes: one scratch buffer, and large payloads' memory, used again.
 
 Zeroed pages of the kernel cost as much as the copy of what is received into them; pages that were
 touched a moment ago are in the cache besides.

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.config import CompactionConfig, GarbageConfig, SpaceConfig
-from bookie.disk import DiskSpace, MemoryDisk
-from bookie.entry_log_format import RECORD_HEADER_BYTES, file_name
+from bookie.disks.disk import DiskSpace, MemoryDisk
+from bookie.files.format import RECORD_HEADER_BYTES, file_name
 from bookie.storage import LedgerStorage
 from dlcore.errors import (
     BookieError,
@@ -24,7 +24,7 @@ from dlcore.errors import (
     NoSuchEntryError,
     NoSuchLedgerError,
 )
-from dlcore.ledger.digest import decode_frame
+from dlcore.wire.digest import decode_frame
 from tests.fixtures.aio import run, until
 from tests.fixtures.lengths import amount, sample
 from tests.fixtures.storage import (

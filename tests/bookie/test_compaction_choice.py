@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from bookie.compaction_choice import FileLoad, choose_next
+from bookie.files.compaction_choice import FileLoad, choose_next
 
 
 def load(number: int, live_bytes: int, *, ledgers: int = 1, is_unfit: bool = False) -> FileLoad:

@@ -9,8 +9,8 @@ import asyncio
 
 import pytest
 
-from bookie import compaction
-from bookie.disk import MemoryDisk
+from bookie.disks.disk import MemoryDisk
+from bookie.upkeep import compaction
 from dlcore.errors import NoSuchEntryError, NoSuchLedgerError
 from tests.bookie.test_compaction import (
     CONFIG,

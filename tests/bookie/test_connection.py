@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie import connection as module
+from bookie.serving import connection as module
 from dlcore.errors import (
     BadRequestError,
     BookieOverloadedError,
@@ -87,7 +87,7 @@ def test_a_defect_has_an_answer_and_is_logged(
                     assert "KeyError" in failed.detail
             await still_works(end)
 
-    with caplog.at_level(logging.ERROR, "bookie.connection"):
+    with caplog.at_level(logging.ERROR, "bookie.serving.connection"):
         run(scenario)
     assert caplog.text.count("\nKeyError: 'planted'") >= 3  # each with its traceback
 
@@ -255,7 +255,7 @@ def test_who_takes_nothing_for_long_is_given_up(
             connection.abort()
             connection._tick()
 
-    with caplog.at_level(logging.INFO, "bookie.connection"):
+    with caplog.at_level(logging.INFO, "bookie.serving.connection"):
         run(scenario)
     assert "it takes no answers" in caplog.text
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie.disk import RealDisk
-from bookie.entry_log_format import RECORD_HEADER_BYTES
+from bookie.disks.disk import RealDisk
+from bookie.files.format import RECORD_HEADER_BYTES
 from bookie.storage import LedgerStorage
 from tests.fixtures.acknowledged import Acknowledged, Outcome
 from tests.fixtures.lengths import sample
@@ -272,7 +272,7 @@ def test_files_are_read_in_windows(
     Method: windows far smaller than a record, and about as long, over intact files, lost footers
     and damage that only a later record proves.
     """
-    monkeypatch.setattr("bookie.replay._WINDOW_BYTES", window_bytes)
+    monkeypatch.setattr("bookie.files.replay._WINDOW_BYTES", window_bytes)
     everything = Outcome(is_refused=False, returned=len(stored.promised.entries))
     assert stored.check(stored.content) == everything
     cut = {name: stored.content[name][: stored.records_end(name)] for name in stored.sealed}

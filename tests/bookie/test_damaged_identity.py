@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie.disk import RealDisk
-from bookie.registration import COOKIE_FILE
+from bookie.disks.disk import RealDisk
+from bookie.membership.registration import COOKIE_FILE
 from dlcore import LogConfig, LogRecord, QuorumConfig
 from dlcore.errors import BookieUnavailableError, DLError
 from dlcore.sync import open_namespace

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from bookie.eager import start
+from bookie.serving.eager import start
 
 
 def test_what_waits_for_nothing_needs_no_task() -> None:

@@ -7,7 +7,7 @@ import struct
 import crc32c
 import pytest
 
-from bookie.entry_log_format import (
+from bookie.files.format import (
     RECORD_HEADER_BYTES,
     RecordType,
     decode_fence,

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from bookie.disk import MemoryDisk
-from bookie.entry_log_format import file_name
-from bookie.entry_runs import EntryRun, first_run, joined, scattered
-from bookie.index import EntryColumns
+from bookie.disks.disk import MemoryDisk
+from bookie.files.entry_runs import EntryRun, first_run, joined, scattered
+from bookie.files.format import file_name
+from bookie.files.index import EntryColumns
 from dlcore.errors import BookieStorageError
 from dlcore.wire.frames import FrameRun
 from tests.fixtures.aio import run

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie.disk import MemoryDisk
-from bookie.read_streams import FollowStream
+from bookie.disks.disk import MemoryDisk
+from bookie.serving.read_streams import FollowStream
 from dlcore.errors import BookieStorageError, BookieUnavailableError
 from dlcore.wire.frames import FrameRun
 from dlcore.wire.messages import Follow, Update

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.config import GarbageConfig, SpaceConfig
-from bookie.disk import MemoryDisk
-from bookie.disk_port import DiskFullError, write_with_room
-from bookie.entry_log_format import file_name
+from bookie.disks.disk import MemoryDisk
+from bookie.disks.port import DiskFullError, write_with_room
+from bookie.files.format import file_name
 from bookie.storage import LedgerStorage
 from bookie.storage_state import StorageState
 from dlcore.errors import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bookie.config import GarbageConfig
-from bookie.garbage import GarbageJudge
+from bookie.upkeep.garbage import GarbageJudge
 
 CONFIG = GarbageConfig(age_ms=1000, brake_count=3, brake_share=0.5, brake_age_ms=10_000)
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.config import GarbageConfig
-from bookie.disk import MemoryDisk
-from bookie.garbage_collector import GarbageCollector
+from bookie.disks.disk import MemoryDisk
+from bookie.upkeep.garbage_collector import GarbageCollector
 from dlcore.config import QuorumConfig
 from dlcore.errors import CorruptMetadataError, NoSuchLedgerError
 from dlcore.ids import BookieId
-from dlcore.ledger.bookies import BookieCookie
-from dlcore.ledger.metadata import Ensemble, LedgerMetadata, LedgerState
+from dlcore.ledger.metadata.bookies import BookieCookie
+from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths

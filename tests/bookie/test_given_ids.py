@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie.disk import MemoryDisk
-from bookie.given_ids import _READ_PAUSE_S, GivenIds
+from bookie.disks.disk import MemoryDisk
+from bookie.membership.given_ids import _READ_PAUSE_S, GivenIds
 from bookie.storage import LedgerStorage
 from dlcore.errors import (
     BadRequestError,
@@ -17,7 +17,7 @@ from dlcore.errors import (
     LedgerFencedError,
     MetadataConnectionError,
 )
-from dlcore.ledger.store import LedgerStore
+from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
@@ -176,7 +176,7 @@ def test_a_metadata_store_that_hangs_is_not_waited_for_for_ever(
     """Goal: the client is told in time that nothing is known."""
 
     async def scenario() -> None:
-        monkeypatch.setattr("bookie.given_ids._READ_TIMEOUT_S", 0.01)
+        monkeypatch.setattr("bookie.membership.given_ids._READ_TIMEOUT_S", 0.01)
         counter = Counter(16)
         counter.is_open.clear()
         async with opened(counter) as storage:

@@ -7,8 +7,8 @@ import tracemalloc
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from bookie.entry_log_format import RECORD_HEADER_BYTES, decode_file_header, encode_file_header
-from bookie.index import (
+from bookie.files.format import RECORD_HEADER_BYTES, decode_file_header, encode_file_header
+from bookie.files.index import (
     FileIndex,
     LedgerSummary,
     SealedIndex,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bookie.index import LedgerSummary
+from bookie.files.index import LedgerSummary
 from bookie.ledger_state import LedgerState
 
 

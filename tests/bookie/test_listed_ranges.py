@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bookie.listed_ranges import ListedRanges, RangePage
+from bookie.files.listed_ranges import ListedRanges, RangePage
 from dlcore.ledger.port import EntryRange
 
 

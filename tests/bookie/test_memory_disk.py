@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from bookie.disk import MemoryDisk
-from bookie.memory_disk import SECTOR_BYTES
+from bookie.disks.disk import MemoryDisk
+from bookie.disks.memory import SECTOR_BYTES
 from dlcore.errors import BookieStorageError
 
 

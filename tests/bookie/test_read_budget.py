@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from bookie.read_budget import ReadBudget
+from bookie.serving.read_budget import ReadBudget
 from tests.fixtures.aio import run
 
 MAX = 1_000

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie.disk import MemoryDisk, RealDisk
-from bookie.disk_port import DiskSpace
-from bookie.registration import Registrar, confirm_identity, establish_identity
+from bookie.disks.disk import MemoryDisk, RealDisk
+from bookie.disks.port import DiskSpace
+from bookie.membership.registration import Registrar, confirm_identity, establish_identity
 from dlcore.clock import SystemClock
 from dlcore.errors import (
     ConfigurationError,
@@ -20,7 +20,7 @@ from dlcore.errors import (
     NoNodeError,
 )
 from dlcore.ids import BookieId
-from dlcore.ledger.bookies import BookieCookie, BookieRegistration
+from dlcore.ledger.metadata.bookies import BookieCookie, BookieRegistration
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.memory import MemoryStore, MemoryTree
 from dlcore.metadata.paths import NamespacePaths
@@ -30,7 +30,7 @@ from tests.fixtures.aio import run, until_async
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from bookie.disk_port import Disk
+    from bookie.disks.port import Disk
 
 PATHS = NamespacePaths("/dlog")
 CLOCK = SystemClock()

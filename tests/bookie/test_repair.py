@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie.disk import MemoryDisk
-from bookie.entry_log_format import file_name
-from bookie.repair import Repairer
+from bookie.disks.disk import MemoryDisk
+from bookie.files.format import file_name
+from bookie.membership.repair import Repairer
 from dlcore.errors import BookieStorageError
-from dlcore.ledger.digest import encode_frame
-from dlcore.ledger.metadata import LedgerState
-from dlcore.ledger.store import LedgerStore
+from dlcore.ledger.metadata.store import LedgerStore
+from dlcore.ledger.metadata.values import LedgerState
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.memory import MemoryTree
 from dlcore.transport.memory import MemoryBookie, MemoryBookieClient
+from dlcore.wire.digest import encode_frame
 from tests.fixtures.ledger_cluster import PATHS, TokenClock
 from tests.fixtures.ledgers import LEDGER_ID, bookie, frame_of, metadata_of, quorum_of
 from tests.fixtures.storage import open_storage
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from bookie.storage import LedgerStorage
-    from dlcore.ledger.metadata import LedgerMetadata
+    from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.metadata.memory import MemoryStore
 
 ENTRIES = 6

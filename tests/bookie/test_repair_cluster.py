@@ -14,15 +14,15 @@ from dlcore.clock import SystemClock
 from dlcore.config import LedgerClientConfig, QuorumConfig
 from dlcore.errors import BookieStorageError, BookieUnavailableError
 from dlcore.ledger.client import LedgerClient
-from dlcore.ledger.digest import decode_frame
-from dlcore.ledger.registry import BookieRegistry
-from dlcore.ledger.store import LedgerStore
+from dlcore.ledger.metadata.registry import BookieRegistry
+from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.metadata.binding import read_binding
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.zookeeper import ZooKeeperStore
 from dlcore.proto import bookie_pb2 as pb
 from dlcore.proto.bookie_pb2_grpc import BookieControlStub
 from dlcore.transport.client import WireBookieClient
+from dlcore.wire.digest import decode_frame
 from tests.fixtures.aio import until_async
 from tests.fixtures.bookie_process import BookieProcess, bookie_process
 from tests.fixtures.ledger_cluster import bodies, read_all, write
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from dlcore.ledger.reader import LedgerReader
+    from dlcore.ledger.reading.reader import LedgerReader
     from dlcore.sandbox.zookeeper import EmbeddedZooKeeper
 
 ENTRIES = 40

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import crc32c
 import pytest
 
-from bookie.disk import RealDisk
-from bookie.entry_log_format import RECORD_HEADER_BYTES
+from bookie.disks.disk import RealDisk
+from bookie.files.format import RECORD_HEADER_BYTES
 from bookie.storage import LedgerStorage
 from dlcore.errors import BookieStorageError, NoSuchEntryError
 from tests.fixtures.lengths import sample

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.config import CompactionConfig, GarbageConfig, ScrubConfig
-from bookie.disk import MemoryDisk, RealDisk
-from bookie.entry_log_format import RECORD_HEADER_BYTES, file_name
+from bookie.disks.disk import MemoryDisk, RealDisk
+from bookie.files.format import RECORD_HEADER_BYTES, file_name
 from dlcore.errors import BookieStorageError
 from tests.fixtures.aio import run
 from tests.fixtures.storage import make_frame, open_storage, small_config

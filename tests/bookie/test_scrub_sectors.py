@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.config import GarbageConfig, ScrubConfig
-from bookie.disk import MemoryDisk
-from bookie.entry_log_format import RECORD_HEADER_BYTES, file_name
+from bookie.disks.disk import MemoryDisk
+from bookie.files.format import RECORD_HEADER_BYTES, file_name
 from dlcore.config import MIB
 from dlcore.errors import BookieStorageError
 from tests.fixtures.aio import run
 from tests.fixtures.storage import make_frame, open_storage, small_config
 
 if TYPE_CHECKING:
-    from bookie.entry_log import Location
+    from bookie.files.entry_log import Location
     from bookie.storage import LedgerStorage
 
 SECTOR = 512

@@ -24,8 +24,8 @@ from dlcore.errors import (
     ConfigurationError,
     CorruptMetadataError,
 )
-from dlcore.ledger.bookies import BookieRegistration
-from dlcore.ledger.store import LedgerStore
+from dlcore.ledger.metadata.bookies import BookieRegistration
+from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.metadata.binding import ensure_namespace, read_binding
 from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie.connection import Connection
+from bookie.serving.connection import Connection
 from dlcore.config import ENTRY_SIZE_BYTES_MAX
 from dlcore.errors import (
     BadRequestError,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.config import GarbageConfig, SpaceConfig
-from bookie.disk import MemoryDisk
+from bookie.disks.disk import MemoryDisk
 from bookie.storage_state import StorageState
 from dlcore.errors import (
     BadRequestError,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie.disk import MemoryDisk, RealDisk
-from bookie.entry_log_format import file_name
+from bookie.disks.disk import MemoryDisk, RealDisk
+from bookie.files.format import file_name
 from bookie.storage import LedgerStorage
 from dlcore.errors import BookieStorageError, NoSuchEntryError
 from tests.fixtures.aio import run, until

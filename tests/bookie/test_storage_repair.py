@@ -9,8 +9,8 @@ import random
 import pytest
 
 from bookie.config import CompactionConfig, GarbageConfig
-from bookie.disk import MemoryDisk
-from bookie.entry_log_format import file_name
+from bookie.disks.disk import MemoryDisk
+from bookie.files.format import file_name
 from bookie.storage import LedgerStorage
 from dlcore.clock import SystemClock
 from dlcore.errors import (

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from bookie.disk import RealDisk
-from bookie.entry_log_format import (
+from bookie.disks.disk import RealDisk
+from bookie.files.format import (
     RECORD_HEADER_BYTES,
     FileHeader,
     RecordType,
@@ -22,7 +22,7 @@ from bookie.entry_log_format import (
 )
 from bookie.storage import LedgerStorage
 from dlcore.errors import NoSuchEntryError, NoSuchLedgerError
-from dlcore.ledger.digest import decode_frame
+from dlcore.wire.digest import decode_frame
 from tests.bookie.test_damaged_files import place
 from tests.fixtures.acknowledged import Acknowledged
 from tests.fixtures.lengths import sample

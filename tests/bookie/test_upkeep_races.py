@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.config import CompactionConfig, GarbageConfig, ScrubConfig
-from bookie.disk import MemoryDisk
-from bookie.entry_log_format import file_name
+from bookie.disks.disk import MemoryDisk
+from bookie.files.format import file_name
 from dlcore.errors import BookieStorageError, LedgerFencedError
 from tests.fixtures.storage import make_frame, open_storage, small_config
 from tests.simulation.loop import run
@@ -140,7 +140,7 @@ def test_a_dead_file_is_looked_at_again_before_it_is_dropped(
 
     Method: its turn is over, others are still looked at, and an entry is added to it.
     """
-    monkeypatch.setattr("bookie.sealed_files._LEDGERS_AT_A_TIME", 1)
+    monkeypatch.setattr("bookie.files.sealed_files._LEDGERS_AT_A_TIME", 1)
 
     async def main() -> None:
         disk = MemoryDisk()
@@ -292,7 +292,7 @@ def test_lookups_miss_nothing_while_files_are_sealed_and_dropped(
 
     Method: a ledger per turn; at every turn all kept entries are looked up and listed.
     """
-    monkeypatch.setattr("bookie.sealed_files._LEDGERS_AT_A_TIME", 1)
+    monkeypatch.setattr("bookie.files.sealed_files._LEDGERS_AT_A_TIME", 1)
     kept = range(1, 9)
     doomed = range(DOOMED, DOOMED + 20)
 

@@ -19,7 +19,7 @@ from dlcore.autorecovery.service import AutoRecovery
 from dlcore.clock import SystemClock
 from dlcore.config import LogConfig
 from dlcore.errors import DLError, LogNotFoundError
-from dlcore.ledger.registry import BookieRegistry
+from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.log.upkeep.merging import MergePolicy
 from dlcore.log.upkeep.worker import UpkeepConfig, ask_for_upkeep
 from dlcore.metadata.binding import read_binding

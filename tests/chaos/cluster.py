@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from dlcore import DLError, LogConfig, QuorumConfig, open_namespace
 from dlcore.clock import SystemClock
 from dlcore.errors import LedgerNotFoundError
-from dlcore.ledger.store import LedgerStore
+from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.zookeeper import ZooKeeperStore

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from bookie.control import LISTED_RANGES_MAX
+from bookie.serving.control import LISTED_RANGES_MAX
 from dlcore.config import ENTRY_SIZE_BYTES_MAX
 from dlcore.errors import (
     BadRequestError,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie.disk import Disk, MemoryDisk, RealDisk
+from bookie.disks.disk import Disk, MemoryDisk, RealDisk
 from dlcore.errors import BookieStorageError
 
 if TYPE_CHECKING:

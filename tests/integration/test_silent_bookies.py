@@ -16,10 +16,10 @@ import pytest
 
 from dlcore.clock import SystemClock
 from dlcore.config import LedgerClientConfig, QuorumConfig
-from dlcore.ledger.bookies import BookieRegistration
 from dlcore.ledger.client import LedgerClient
-from dlcore.ledger.registry import BookieRegistry
-from dlcore.ledger.store import LedgerStore
+from dlcore.ledger.metadata.bookies import BookieRegistration
+from dlcore.ledger.metadata.registry import BookieRegistry
+from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dlcore.ids import BookieId
-    from dlcore.ledger.writer import LedgerWriter
+    from dlcore.ledger.writing.writer import LedgerWriter
     from dlcore.sandbox.cluster import Sandbox
 
 pytestmark = pytest.mark.integration

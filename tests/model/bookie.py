@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from bookie.index import FileIndex
+from bookie.files.index import FileIndex
 from bookie.ledger_state import LedgerState
-from dlcore.ledger.digest import decode_frame
+from dlcore.wire.digest import decode_frame
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

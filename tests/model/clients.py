@@ -22,18 +22,10 @@ from dlcore.errors import (
     NotEnoughBookiesError,
 )
 from dlcore.ids import BookieId
-from dlcore.ledger import recoverer as recoverer_module
-from dlcore.ledger.append import (
-    CompleteAdds,
-    FailAdds,
-    LedgerAppender,
-    SendAdd,
-    StoreMetadata,
-)
-from dlcore.ledger.append_driver import AppendDriver
-from dlcore.ledger.digest import decode_frame
-from dlcore.ledger.metadata import LedgerMetadata, LedgerState
-from dlcore.ledger.recovery import (
+from dlcore.ledger.metadata.store import VersionedLedger
+from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
+from dlcore.ledger.recovering import recoverer as recoverer_module
+from dlcore.ledger.recovering.recovery import (
     AbortRecovery,
     EndLedger,
     FenceBookie,
@@ -42,8 +34,16 @@ from dlcore.ledger.recovery import (
     StartWriteBack,
     WriteBack,
 )
-from dlcore.ledger.store import VersionedLedger
-from dlcore.ledger.writer import LedgerWriter
+from dlcore.ledger.writing.append import (
+    CompleteAdds,
+    FailAdds,
+    LedgerAppender,
+    SendAdd,
+    StoreMetadata,
+)
+from dlcore.ledger.writing.driver import AppendDriver
+from dlcore.ledger.writing.writer import LedgerWriter
+from dlcore.wire.digest import decode_frame
 from tests.model.bookie import LEDGER_ID, Message
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from bookie.ledger_state import LedgerState
-from dlcore.ledger.append import LedgerAppender
+from dlcore.ledger.writing.append import LedgerAppender
 from tests.model.bookie import Bookie, Message
 from tests.model.clients import Recoverer
 from tests.model.system import Protocol, Scope
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from dlcore.ids import BookieId
-    from dlcore.ledger.append import _Add
+    from dlcore.ledger.writing.append import _Add
 
 
 @contextlib.contextmanager

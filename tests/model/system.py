@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlcore.config import QuorumConfig
-from dlcore.ledger.metadata import Ensemble, LedgerMetadata, LedgerState
+from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
 from tests.model.bookie import LEDGER_ID, Bookie, Crash, Deliver, Message
 from tests.model.clients import (
     BOOKIES,

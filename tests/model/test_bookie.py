@@ -11,7 +11,7 @@ import random
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bookie.config import StorageConfig
-from bookie.memory_disk import MemoryDisk
+from bookie.disks.memory import MemoryDisk
 from bookie.storage import LedgerStorage
 from dlcore.clock import SystemClock
 from dlcore.errors import (

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bookie.entry_log_format import RECORD_HEADER_BYTES, file_name, file_number
-from bookie.memory_disk import SECTOR_BYTES
+from bookie.disks.memory import SECTOR_BYTES
+from bookie.files.format import RECORD_HEADER_BYTES, file_name, file_number
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
 
-    from bookie.memory_disk import MemoryDisk
+    from bookie.disks.memory import MemoryDisk
     from bookie.storage import LedgerStorage
 
 

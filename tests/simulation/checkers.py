@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dlcore.ids import BookieId
-    from dlcore.ledger.digest import EntryFrame
-    from dlcore.ledger.metadata import LedgerMetadata
+    from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.metadata.memory import MemoryTree
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import Op
+    from dlcore.wire.digest import EntryFrame
     from tests.simulation.trace import Trace
 
 READABLE = "I1 AllAckedEntriesAreReadable"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dlcore.config import LedgerClientConfig
 from dlcore.errors import AlreadyClosedError, MetadataError
 from dlcore.ledger.client import LedgerClient
-from dlcore.ledger.registry import BookieRegistry
-from dlcore.ledger.store import LedgerStore
+from dlcore.ledger.metadata.registry import BookieRegistry
+from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.metadata.port import ANY_VERSION, Op, SessionState, Unsubscribe, Versioned
 
 if TYPE_CHECKING:

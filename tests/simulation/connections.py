@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dlcore.errors import BookieUnavailableError, DLError
-from dlcore.ledger.digest import decode_frame
+from dlcore.wire.digest import decode_frame
 from tests.fixtures.storage import follow, read_entries
 from tests.simulation.truth import BookieRecord, is_known, is_no
 

@@ -17,9 +17,9 @@ from unittest.mock import patch
 from bookie.ledger_state import LedgerState
 from bookie.storage import LedgerStorage
 from dlcore.errors import DLError
-from dlcore.ledger.append import LedgerAppender
-from dlcore.ledger.read import ReadLane
-from dlcore.ledger.recovery import LedgerRecovery
+from dlcore.ledger.reading.read import ReadLane
+from dlcore.ledger.recovering.recovery import LedgerRecovery
+from dlcore.ledger.writing.append import LedgerAppender
 from dlcore.log.writing.append import LogAppender
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dlcore.errors import DLError
 
 if TYPE_CHECKING:
-    from bookie.registration import Registrar
+    from bookie.membership.registration import Registrar
     from bookie.storage import LedgerStorage
 
 

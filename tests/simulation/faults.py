@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from bookie.storage import LedgerStorage
-    from dlcore.ledger.writer import LedgerWriter
+    from dlcore.ledger.writing.writer import LedgerWriter
     from tests.simulation.clients import GatedStore, SimClient
     from tests.simulation.processes import SimBookie
     from tests.simulation.world import World

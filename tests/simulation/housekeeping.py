@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from bookie.garbage_collector import GarbageCollector
-from bookie.repair import Repairer
+from bookie.membership.repair import Repairer
+from bookie.upkeep.garbage_collector import GarbageCollector
 from dlcore.errors import DLError
-from dlcore.ledger.store import LedgerStore
+from dlcore.ledger.metadata.store import LedgerStore
 
 if TYPE_CHECKING:
     import random

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bookie.given_ids import GivenIds
+from bookie.membership.given_ids import GivenIds
 from dlcore.errors import BadRequestError
-from dlcore.ledger.store import LedgerStore
+from dlcore.ledger.metadata.store import LedgerStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,9 +7,9 @@ import contextlib
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from bookie.entry_reader import EntryReader
+from bookie.files.entry_reader import EntryReader
+from bookie.files.index import SealedIndex
 from bookie.followers import Followers
-from bookie.index import SealedIndex
 from bookie.ledger_state import LedgerState
 from bookie.storage import LedgerStorage
 from dlcore.errors import BookieStorageError, NoSuchEntryError
@@ -19,10 +19,10 @@ from tests.simulation.processes import SimBookie
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from bookie.disk_port import DiskFile
-    from bookie.entry_log import Location
-    from bookie.index import LedgerSummary
-    from dlcore.ledger.digest import BytesLike
+    from bookie.disks.port import DiskFile
+    from bookie.files.entry_log import Location
+    from bookie.files.index import LedgerSummary
+    from dlcore.wire.digest import BytesLike
 
 
 @contextlib.contextmanager

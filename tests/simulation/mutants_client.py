@@ -23,19 +23,16 @@ from dlcore.errors import (
     LedgerReadError,
     MetadataVersionError,
 )
-from dlcore.ledger import (
-    append as append_module,
-    recoverer as recoverer_module,
-    recovery as recovery_module,
-)
-from dlcore.ledger.append import CompleteAdds, Effect, LedgerAppender
-from dlcore.ledger.digest import frame_parts
-from dlcore.ledger.metadata import LedgerMetadata, LedgerState
-from dlcore.ledger.quorum import write_set
-from dlcore.ledger.range_read import RangeRead
-from dlcore.ledger.recoverer import _Recoverer
-from dlcore.ledger.recovery import LedgerRecovery
-from dlcore.ledger.writer import LedgerWriter
+from dlcore.ledger.metadata.quorum import write_set
+from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
+from dlcore.ledger.reading.range_read import RangeRead
+from dlcore.ledger.recovering import recoverer as recoverer_module, recovery as recovery_module
+from dlcore.ledger.recovering.recoverer import _Recoverer
+from dlcore.ledger.recovering.recovery import LedgerRecovery
+from dlcore.ledger.writing import append as append_module
+from dlcore.ledger.writing.append import CompleteAdds, Effect, LedgerAppender
+from dlcore.ledger.writing.writer import LedgerWriter
+from dlcore.wire.digest import frame_parts
 from tests.simulation.connections import SimBookieClient
 
 if TYPE_CHECKING:
@@ -43,9 +40,9 @@ if TYPE_CHECKING:
 
     from dlcore.config import QuorumConfig
     from dlcore.ids import BookieId
-    from dlcore.ledger.digest import EntryFrame
+    from dlcore.ledger.metadata.store import VersionedLedger
     from dlcore.ledger.services import LedgerServices
-    from dlcore.ledger.store import VersionedLedger
+    from dlcore.wire.digest import EntryFrame
     from dlcore.wire.frames import FrameParts
 
 
@@ -362,7 +359,7 @@ def a_lac_is_published_by_one_bookie() -> Iterator[None]:
 @contextlib.contextmanager
 def a_lac_read_asks_one_bookie() -> Iterator[None]:
     """Section 1.4: the first answer to a LAC read is believed."""
-    with patch("dlcore.ledger.reader.is_covered", lambda _, known: len(known) > 0):
+    with patch("dlcore.ledger.reading.reader.is_covered", lambda _, known: len(known) > 0):
         yield
 
 
@@ -402,8 +399,8 @@ def coverage_ignores_striping() -> Iterator[None]:
         return len(known) > quorum.write_quorum_size - quorum.ack_quorum_size
 
     with (
-        patch("dlcore.ledger.reader.is_covered", by_number),
-        patch("dlcore.ledger.recovery.is_covered", by_number),
+        patch("dlcore.ledger.reading.reader.is_covered", by_number),
+        patch("dlcore.ledger.recovering.recovery.is_covered", by_number),
     ):
         yield
 

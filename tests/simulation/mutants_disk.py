@@ -7,25 +7,25 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from bookie import replay as replay_module
-from bookie.entry_log import EntryLog
-from bookie.index import FileIndex
-from bookie.memory_disk import MemoryDisk, MemoryFile, _Inode
-from bookie.registration import COOKIE_FILE, establish_identity
+from bookie.disks.memory import MemoryDisk, MemoryFile, _Inode
+from bookie.files import replay as replay_module
+from bookie.files.entry_log import EntryLog
+from bookie.files.index import FileIndex
+from bookie.membership.registration import COOKIE_FILE, establish_identity
 from dlcore.errors import BookieStorageError
-from dlcore.ledger.bookies import BookieCookie
+from dlcore.ledger.metadata.bookies import BookieCookie
 from dlcore.metadata.stored import decode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from bookie.disk_port import Disk
-    from bookie.entry_log import _Batch
-    from bookie.index import LedgerSummary, SealedIndex
-    from bookie.replay import OpenedLog, TakeSealed
-    from dlcore.ledger.digest import BytesLike
+    from bookie.disks.port import Disk
+    from bookie.files.entry_log import _Batch
+    from bookie.files.index import LedgerSummary, SealedIndex
+    from bookie.files.replay import OpenedLog, TakeSealed
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore
+    from dlcore.wire.digest import BytesLike
 
 
 @contextlib.contextmanager

@@ -6,24 +6,24 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from bookie.garbage import GarbageJudge, GarbageVerdict
-from bookie.garbage_collector import GarbageCollector
-from bookie.given_ids import GivenIds
-from bookie.sealed_files import SealedFiles
+from bookie.files.sealed_files import SealedFiles
+from bookie.membership.given_ids import GivenIds
+from bookie.upkeep.garbage import GarbageJudge, GarbageVerdict
+from bookie.upkeep.garbage_collector import GarbageCollector
 from dlcore.errors import (
     BadRequestError,
     LedgerExistsError,
     MetadataConnectionError,
     MetadataVersionError,
 )
-from dlcore.ledger.store import LedgerStore, VersionedLedger
+from dlcore.ledger.metadata.store import LedgerStore, VersionedLedger
 from dlcore.metadata.stored import encode
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
-    from bookie.entry_log import EntryLog
-    from dlcore.ledger.metadata import LedgerMetadata
+    from bookie.files.entry_log import EntryLog
+    from dlcore.ledger.metadata.values import LedgerMetadata
 
 
 @contextlib.contextmanager

@@ -13,9 +13,9 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from dlcore.ledger import store as store_module
-from dlcore.ledger.metadata import Ensemble, LedgerMetadata, LedgerState
-from dlcore.ledger.quorum import write_set
+from dlcore.ledger.metadata import store as store_module
+from dlcore.ledger.metadata.quorum import write_set
+from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
 from dlcore.metadata.stored import decode
 
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from dlcore.config import QuorumConfig
 
 _WRITE_SET_USERS = (
-    "dlcore.ledger.append",
-    "dlcore.ledger.recovery",
-    "dlcore.ledger.read",
+    "dlcore.ledger.writing.append",
+    "dlcore.ledger.recovering.recovery",
+    "dlcore.ledger.reading.read",
     "dlcore.autorecovery.plan",
-    "bookie.repair",
+    "bookie.membership.repair",
 )
 
 

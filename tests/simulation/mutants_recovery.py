@@ -9,12 +9,12 @@ from unittest.mock import patch
 
 from msgspec import structs
 
-from bookie.compaction import Compactor
-from bookie.entry_reader import EntryReader
+from bookie.files.entry_reader import EntryReader
+from bookie.upkeep.compaction import Compactor
 from dlcore.autorecovery import check as check_module, repair as repair_module
 from dlcore.autorecovery.copying import EntryCopier
 from dlcore.autorecovery.repair import LedgerRepairer
-from dlcore.ledger.metadata import LedgerMetadata, LedgerState
+from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,15 +6,15 @@ import contextlib
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from bookie import replay as replay_module
 from bookie.config import SpaceConfig
-from bookie.entry_log import EntryLog
+from bookie.files import replay as replay_module
+from bookie.files.entry_log import EntryLog
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from bookie.disk_port import Disk
-    from bookie.replay import OpenedLog
+    from bookie.disks.port import Disk
+    from bookie.files.replay import OpenedLog
 
 
 @contextlib.contextmanager

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from dlcore.autorecovery.repair import LedgerRepairer
-from dlcore.ledger.reader import LedgerReader
+from dlcore.ledger.reading.reader import LedgerReader
 from dlcore.metadata.port import ANY_VERSION
 from dlcore.metadata.stored import encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dlcore.ledger.metadata import LedgerMetadata
-    from dlcore.ledger.store import LedgerStore
+    from dlcore.ledger.metadata.store import LedgerStore
+    from dlcore.ledger.metadata.values import LedgerMetadata
 
 
 @contextlib.contextmanager

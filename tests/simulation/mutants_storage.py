@@ -7,18 +7,18 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from bookie import entry_log as entry_log_module
-from bookie.entry_log import EntryLog
-from bookie.entry_log_format import encode_file_header
-from bookie.held_entries import HeldEntries
+from bookie.files import entry_log as entry_log_module
+from bookie.files.entry_log import EntryLog
+from bookie.files.format import encode_file_header
 from bookie.ledger_state import LedgerState
+from bookie.space.held_entries import HeldEntries
 from bookie.storage import LedgerStorage
 from dlcore.errors import BookieStorageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from bookie.entry_log import _Batch
+    from bookie.files.entry_log import _Batch
 
 
 @contextlib.contextmanager

@@ -5,34 +5,33 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from bookie import (
-    compaction as compaction_module,
+from bookie.files import (
     compaction_choice as compaction_choice_module,
-    entry_log_format as entry_log_format_module,
+    format as entry_log_format_module,
     replay as replay_module,
-    scrub as scrub_module,
 )
-from bookie.compaction import Compactor
-from bookie.damage import DamageLog
-from bookie.entry_reader import EntryReader
+from bookie.files.damage import DamageLog
+from bookie.files.entry_reader import EntryReader
+from bookie.files.replay import index_record
+from bookie.files.sealed_files import SealedFiles
 from bookie.followers import Followers
-from bookie.garbage import GarbageJudge
-from bookie.garbage_collector import GarbageCollector
-from bookie.held_entries import HeldEntries
-from bookie.read_streams import FollowStream
-from bookie.repair import Repairer
-from bookie.replay import index_record
-from bookie.scrub import Scrubber
-from bookie.sealed_files import SealedFiles
+from bookie.membership.repair import Repairer
+from bookie.serving.read_streams import FollowStream
+from bookie.space.held_entries import HeldEntries
 from bookie.storage import LedgerStorage
-from bookie.timers import Timers
-from dlcore.ledger.metadata import LedgerMetadata
+from bookie.upkeep import compaction as compaction_module, scrub as scrub_module
+from bookie.upkeep.compaction import Compactor
+from bookie.upkeep.garbage import GarbageJudge
+from bookie.upkeep.garbage_collector import GarbageCollector
+from bookie.upkeep.scrub import Scrubber
+from bookie.upkeep.timers import Timers
+from dlcore.ledger.metadata.values import LedgerMetadata
 from tests.simulation.tested import caught_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from bookie.entry_log import Location
+    from bookie.files.entry_log import Location
     from bookie.ledger_state import LedgerState
     from dlcore.wire.messages import Update
 
@@ -295,7 +294,7 @@ def a_footer_is_made_of_what_is_left() -> Iterator[None]:
     """Section 4.4: a new footer leaves out the damaged entry, which so counts as absent."""
 
     async def lenient(self: Scrubber, file: Any, part: Any) -> Any:
-        from bookie.index import FileIndex
+        from bookie.files.index import FileIndex
 
         index = FileIndex(part.header.number)
         data = await file.read(part.start, part.end - part.start)
@@ -380,7 +379,7 @@ def the_newest_file_is_not_noted() -> Iterator[None]:
 
     with (
         patch.object(replay_module, "note_newest", nothing),
-        patch("bookie.entry_log.note_newest", nothing),
+        patch("bookie.files.entry_log.note_newest", nothing),
     ):
         yield
 

@@ -8,30 +8,27 @@ from unittest.mock import patch
 from msgspec.structs import replace
 
 from dlcore.errors import LedgerFencedError, MetadataConnectionError
-from dlcore.ledger import (
-    append_driver as append_driver_module,
-    placement as placement_module,
-    quarantine as quarantine_module,
-    quorum as quorum_module,
-    recoverer as recoverer_module,
-)
-from dlcore.ledger.append import LedgerAppender
-from dlcore.ledger.digest import EntryFrame
-from dlcore.ledger.follower import LedgerFollower
-from dlcore.ledger.lac import LacPublisher
-from dlcore.ledger.placement import Topology, _Filling
-from dlcore.ledger.placer import Placer
-from dlcore.ledger.probation import Probation
-from dlcore.ledger.quarantine import Quarantine
-from dlcore.ledger.quorum import write_set
-from dlcore.ledger.range_read import RangeRead
-from dlcore.ledger.read import ReadLane
-from dlcore.ledger.reader import LedgerReader
-from dlcore.ledger.recovery import LedgerRecovery
-from dlcore.ledger.registry import BookieRegistry
-from dlcore.ledger.store import LedgerStore
-from dlcore.ledger.writer import LedgerWriter
+from dlcore.ledger.metadata import quorum as quorum_module
+from dlcore.ledger.metadata.quorum import write_set
+from dlcore.ledger.metadata.registry import BookieRegistry
+from dlcore.ledger.metadata.store import LedgerStore
+from dlcore.ledger.placing import placement as placement_module, quarantine as quarantine_module
+from dlcore.ledger.placing.placement import Topology, _Filling
+from dlcore.ledger.placing.placer import Placer
+from dlcore.ledger.placing.probation import Probation
+from dlcore.ledger.placing.quarantine import Quarantine
+from dlcore.ledger.reading.follower import LedgerFollower
+from dlcore.ledger.reading.range_read import RangeRead
+from dlcore.ledger.reading.read import ReadLane
+from dlcore.ledger.reading.reader import LedgerReader
+from dlcore.ledger.recovering import recoverer as recoverer_module
+from dlcore.ledger.recovering.recovery import LedgerRecovery
+from dlcore.ledger.writing import driver as append_driver_module
+from dlcore.ledger.writing.append import LedgerAppender
+from dlcore.ledger.writing.lac import LacPublisher
+from dlcore.ledger.writing.writer import LedgerWriter
 from dlcore.metadata.stored import encode
+from dlcore.wire.digest import EntryFrame
 from tests.simulation.tested import caught_by
 
 if TYPE_CHECKING:
@@ -39,7 +36,7 @@ if TYPE_CHECKING:
 
     from dlcore.config import QuorumConfig
     from dlcore.ids import BookieId
-    from dlcore.ledger.metadata import LedgerMetadata
+    from dlcore.ledger.metadata.values import LedgerMetadata
 
 _LEDGER = "dlcore/ledger"
 
@@ -297,7 +294,7 @@ def an_overloaded_bookie_is_replaced() -> Iterator[None]:
     class Never(Exception):
         """Nothing is this."""
 
-    with patch("dlcore.ledger.append_driver.BookieOverloadedError", Never):
+    with patch("dlcore.ledger.writing.driver.BookieOverloadedError", Never):
         yield
 
 
@@ -377,7 +374,7 @@ def every_ledger_meets_the_hung_bookie_itself() -> Iterator[None]:
 @caught_by(f"{_LEDGER}/test_probation.py::test_pause_grows_with_each_failure_and_is_forgiven")
 def a_failing_member_is_tried_all_the_time() -> Iterator[None]:
     """#2327: who fails again is not left alone for longer."""
-    with patch("dlcore.ledger.probation.PAUSE_S_MAX", 1.0):
+    with patch("dlcore.ledger.placing.probation.PAUSE_S_MAX", 1.0):
         yield
 
 

@@ -6,18 +6,19 @@ import os
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from bookie import entry_log as entry_log_module, real_disk as real_disk_module
-from bookie.entry_log_format import encode_file_header
-from bookie.memory_disk import MemoryDisk
-from bookie.real_disk import RealDisk, RealFile
-from bookie.recent_bytes import RecentBytes, rounded_up
+from bookie.disks import real as real_disk_module
+from bookie.disks.memory import MemoryDisk
+from bookie.disks.real import RealDisk, RealFile
+from bookie.disks.recent_bytes import RecentBytes, rounded_up
+from bookie.files import entry_log as entry_log_module
+from bookie.files.format import encode_file_header
 from tests.simulation.tested import caught_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from bookie.memory_disk import _Inode
-    from dlcore.ledger.digest import BytesLike
+    from bookie.disks.memory import _Inode
+    from dlcore.wire.digest import BytesLike
 
 
 @caught_by("bookie/test_torn_tails.py::test_the_newest_file_ends_at_every_byte_in_its_earlier_life")

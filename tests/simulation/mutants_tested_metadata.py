@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from bookie import registration as registration_module
-from bookie.registration import Registrar
-from dlcore.ledger.bookies import BookieRegistration
+from bookie.membership import registration as registration_module
+from bookie.membership.registration import Registrar
+from dlcore.ledger.metadata.bookies import BookieRegistration
 from dlcore.metadata import zookeeper as zookeeper_module
 from dlcore.metadata.memory import MemoryStore
 from dlcore.metadata.port import Check, SessionState

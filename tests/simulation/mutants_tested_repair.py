@@ -23,16 +23,16 @@ from dlcore.autorecovery.listing import RepairList
 from dlcore.autorecovery.maintenance import Maintenance
 from dlcore.autorecovery.repair import LedgerRepairer
 from dlcore.autorecovery.shift import Shift
-from dlcore.ledger import recoverer as recoverer_module
-from dlcore.ledger.store import VersionedLedger
-from dlcore.ledger.writer import LedgerWriter
+from dlcore.ledger.metadata.store import VersionedLedger
+from dlcore.ledger.recovering import recoverer as recoverer_module
+from dlcore.ledger.writing.writer import LedgerWriter
 from dlcore.metadata.port import ANY_VERSION, SessionState
 from tests.simulation.tested import caught_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dlcore.ledger.metadata import LedgerMetadata
+    from dlcore.ledger.metadata.values import LedgerMetadata
 
 _ROOM = "dlcore/autorecovery"
 

@@ -10,11 +10,10 @@ from unittest.mock import patch
 
 import crc32c
 
-from bookie import entry_reader as entry_reader_module
-from bookie.entry_log import EntryLog
+from bookie.files import entry_reader as entry_reader_module
+from bookie.files.entry_log import EntryLog
 from bookie.ledger_state import LedgerState
-from dlcore.ledger import digest as digest_module
-from dlcore.wire import memory as memory_module
+from dlcore.wire import digest as digest_module, memory as memory_module
 from dlcore.wire.assembly import Assembly, Frame
 from tests.simulation.tested import caught_by
 

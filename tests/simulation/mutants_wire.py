@@ -11,7 +11,7 @@ import contextlib
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from bookie.connection import Connection as BookieConnection
+from bookie.serving.connection import Connection as BookieConnection
 from dlcore.errors import DLError, NoSuchEntryError
 from dlcore.transport.connection import Connection, Incoming
 from dlcore.wire.bookie_end import BookieEnd

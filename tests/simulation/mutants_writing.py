@@ -11,13 +11,13 @@ from msgspec import structs
 
 from dlcore.autorecovery import check as check_module, plan as plan_module, repair as repair_module
 from dlcore.errors import MetadataConnectionError
-from dlcore.ledger.follower import FollowStep, LedgerFollower
-from dlcore.ledger.metadata import LedgerMetadata, LedgerState
-from dlcore.ledger.quorum import write_set
-from dlcore.ledger.recoverer import _Recoverer
-from dlcore.ledger.recovery import LedgerRecovery
-from dlcore.ledger.store import LedgerStore
-from dlcore.ledger.writer import LedgerWriter
+from dlcore.ledger.metadata.quorum import write_set
+from dlcore.ledger.metadata.store import LedgerStore
+from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
+from dlcore.ledger.reading.follower import FollowStep, LedgerFollower
+from dlcore.ledger.recovering.recoverer import _Recoverer
+from dlcore.ledger.recovering.recovery import LedgerRecovery
+from dlcore.ledger.writing.writer import LedgerWriter
 from dlcore.metadata.stored import encode
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dlcore.autorecovery.check import Fragment
     from dlcore.config import QuorumConfig
     from dlcore.errors import DLError
-    from dlcore.ledger.digest import EntryFrame
+    from dlcore.wire.digest import EntryFrame
 
 
 @contextlib.contextmanager

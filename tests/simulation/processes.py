@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from bookie.memory_disk import MemoryDisk
-from bookie.registration import Registrar, confirm_identity, establish_identity
+from bookie.disks.memory import MemoryDisk
+from bookie.membership.registration import Registrar, confirm_identity, establish_identity
 from bookie.storage import LedgerStorage
 from bookie.storage_state import StorageState
 from dlcore.errors import (
@@ -21,8 +21,8 @@ from dlcore.errors import (
     MetadataError,
     WrongIncarnationError,
 )
-from dlcore.ledger.digest import decode_frame
 from dlcore.metadata.port import Delete
+from dlcore.wire.digest import decode_frame
 from tests.simulation.clients import SESSION_TIMEOUT_S, GatedStore
 from tests.simulation.endings import bury, kill
 from tests.simulation.housekeeping import Housekeeping
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from dlcore.clock import Clock
     from dlcore.ids import BookieId
-    from dlcore.ledger.bookies import BookieCookie
+    from dlcore.ledger.metadata.bookies import BookieCookie
     from dlcore.metadata.memory import MemoryTree
     from dlcore.metadata.paths import NamespacePaths
     from tests.simulation.connections import Reply, SimBookieClient, SimStream, Watch

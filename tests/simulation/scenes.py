@@ -11,7 +11,7 @@ import contextlib
 from functools import partial
 from typing import TYPE_CHECKING
 
-from bookie.entry_log_format import file_name
+from bookie.files.format import file_name
 from dlcore.errors import DLError
 from tests.simulation.checkers import LIVE
 from tests.simulation.stored_ledger import OPEN
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from bookie.storage import LedgerStorage
-    from dlcore.ledger.writer import LedgerWriter
+    from dlcore.ledger.writing.writer import LedgerWriter
     from tests.simulation.clients import SimClient
     from tests.simulation.processes import SimBookie
     from tests.simulation.workload import Scenario

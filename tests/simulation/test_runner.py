@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.ledger.append import LedgerAppender
+from dlcore.ledger.writing.append import LedgerAppender
 from tests.simulation import coverage
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.runner import run_many, run_some

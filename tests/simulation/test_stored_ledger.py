@@ -6,8 +6,8 @@ from hypothesis import given, strategies as st
 
 from dlcore.config import QuorumConfig
 from dlcore.ids import BookieId
-from dlcore.ledger.metadata import Ensemble, LedgerMetadata, LedgerState
-from dlcore.ledger.quorum import is_covered, write_set
+from dlcore.ledger.metadata.quorum import is_covered, write_set
+from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
 from dlcore.metadata.stored import encode
 from tests.simulation.stored_ledger import read_ledger
 

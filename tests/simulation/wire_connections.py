@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
-from bookie.service import BookieService
+from bookie.serving.service import BookieService
 from dlcore.config import LedgerClientConfig
 from dlcore.errors import DLError
-from dlcore.ledger.digest import decode_frame
 from dlcore.transport.client import WireBookieClient
+from dlcore.wire.digest import decode_frame
 from tests.simulation.connections import (
     READ_CHUNK_BYTES,
     SimBookieClient,
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Coroutine, Sequence
 
-    from bookie.connection import Connection
+    from bookie.serving.connection import Connection
     from bookie.storage import LedgerStorage
     from dlcore.ids import BookieId
-    from dlcore.ledger.digest import BytesLike
     from dlcore.ledger.port import EntryRange, FollowUpdate
+    from dlcore.wire.digest import BytesLike
     from dlcore.wire.frames import FrameRun
     from tests.simulation.connections import Judge
     from tests.simulation.network import Network

@@ -31,7 +31,7 @@ from tests.simulation.world import World
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dlcore.ledger.writer import LedgerWriter
+    from dlcore.ledger.writing.writer import LedgerWriter
     from tests.simulation.clients import SimClient
 
 CHAOS_S = 12.0

@@ -1,1 +1,1 @@
-"""What one entry of a log holds: a header and an Arrow record batch."""
+"""The body of a log's entries: a header and an Arrow record batch."""

@@ -22,7 +22,7 @@ import pyarrow as pa
 from dlcore.errors import InvalidEntryError
 
 if TYPE_CHECKING:
-    from dlcore.ledger.digest import BytesLike
+    from dlcore.wire.digest import BytesLike
 
 ENTRY_HEADER_BYTES = 48
 BYTE_LOG_SCHEMA = pa.schema([("txid", pa.int64()), ("payload", pa.binary())])

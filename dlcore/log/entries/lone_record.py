@@ -16,7 +16,7 @@ from dlcore.log.entries.batches import batch_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlcore.ledger.digest import BytesLike
+    from dlcore.wire.digest import BytesLike
 
 _INT64 = struct.Struct("<q")
 _ALIGNED_BYTES = 8

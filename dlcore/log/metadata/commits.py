@@ -1,4 +1,4 @@
-"""Whether an append is committed, skipped or refused: decided from the record of its identity.
+"""The decision to commit, skip or refuse an append, from the record of its identity.
 
 An identity's versions go up.  Within one version an appender may append several times, one after
 the other: the n-th append of a run has the ordinal n.  Who repeats a version, after a crash, does

@@ -1,4 +1,4 @@
-"""What a log's head does not hold: completed segments and chunks, which are read once and kept.
+"""The history of a log, outside its head: completed segments and chunks, read once and kept.
 
 They are written once and change by merging only, which the head counts.  What merging has replaced
 reads the same as before as long as the old ledgers are there, so a reader may learn of it late.

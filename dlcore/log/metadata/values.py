@@ -1,4 +1,4 @@
-"""What the metadata store knows of logs, appends and staged ledgers: immutable values.
+"""Metadata of logs, appends and staged ledgers: immutable values.
 
 Each stored value is declared here once; `dlcore.metadata.stored` makes bytes of it.  What is
 written with every change (the head) and what there are many of (segments, chunks) is positional.

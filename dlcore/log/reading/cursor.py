@@ -1,4 +1,4 @@
-"""What a reader reads next: from a position and the segment list to one step.  No I/O.
+"""The cursor of a reader: from a position and the segment list to the next step.  No I/O.
 
 Invariants: entries are delivered in order, each once, none left out.  A position moves past a
 segment only when that segment is completed and all of its entries were delivered; the next one must

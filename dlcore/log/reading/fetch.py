@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dlcore.config import LogConfig
-    from dlcore.ledger.digest import EntryFrame
-    from dlcore.ledger.reader import LedgerReader
+    from dlcore.ledger.reading.reader import LedgerReader
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.history import LogHistory
     from dlcore.log.metadata.values import LogState
+    from dlcore.wire.digest import EntryFrame
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""What a log holds at one moment, and the parts of it that are read independently: pure values.
+"""Snapshots of a log, and the ranges of them that are read independently: pure values.
 
 A `LogSnapshot` carries everything that reading needs (segments, extents, ledger ensembles, bookie
 addresses), so whoever gets a `ScanRange` of it, in another process or on another machine, reads the
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dlcore.ledger.metadata import LedgerMetadata
+    from dlcore.ledger.metadata.values import LedgerMetadata
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

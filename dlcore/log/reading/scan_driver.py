@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from dlcore.ledger.client import LedgerClient
-    from dlcore.ledger.digest import EntryFrame
-    from dlcore.ledger.reader import LedgerReader
+    from dlcore.ledger.reading.reader import LedgerReader
+    from dlcore.wire.digest import EntryFrame
 
 
 async def scan_range(part: ScanRange, ledgers: LedgerClient) -> AsyncGenerator[ScanBatch, None]:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from dlcore.errors import LedgerNotFoundError
 from dlcore.ids import DLSN
-from dlcore.ledger.metadata import LedgerMetadata, LedgerState
+from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
 from dlcore.log.entries.batches import first_row_not_less
 from dlcore.log.entries.body import EntryHeader, decode_entry_batch, decode_entry_header
 from dlcore.log.metadata.history import LogHistory
@@ -22,8 +22,8 @@ from dlcore.metadata.port import SessionState
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from dlcore.ledger.reader import LedgerReader
-    from dlcore.ledger.store import LedgerStore
+    from dlcore.ledger.metadata.store import LedgerStore
+    from dlcore.ledger.reading.reader import LedgerReader
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.segment import Extent, LogSegment
     from dlcore.log.metadata.values import LogKey, LogState, VersionedHead

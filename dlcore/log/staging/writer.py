@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dlcore.config import LogConfig, QuorumConfig
-    from dlcore.ledger.writer import LedgerWriter
+    from dlcore.ledger.writing.writer import LedgerWriter
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.owner import StagingOwner
     from dlcore.log.metadata.values import LogMetadata

@@ -1,1 +1,1 @@
-"""What keeps an old log small: small extents are merged, and what nobody needs goes."""
+"""Upkeep of old logs: small extents are merged, and what nobody needs goes."""

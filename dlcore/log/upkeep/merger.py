@@ -52,13 +52,13 @@ from dlcore.metadata.stored import decode
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 
-    from dlcore.ledger.digest import EntryFrame
-    from dlcore.ledger.writer import LedgerWriter
+    from dlcore.ledger.writing.writer import LedgerWriter
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.owner import StagingOwner
     from dlcore.log.metadata.segment import Extent
     from dlcore.log.metadata.staged import StagedNode
     from dlcore.log.metadata.values import Chunk, LogKey, VersionedHead
+    from dlcore.wire.digest import EntryFrame
 
 logger = logging.getLogger(__name__)
 

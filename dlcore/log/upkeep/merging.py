@@ -1,4 +1,4 @@
-"""Which small extents of a segment to merge, and how that changes the metadata: no I/O.
+"""The choice of small extents to merge, and how that changes the metadata: no I/O.
 
 Theory of operation.  Each extent has a weight: its bytes, and something for each entry, so that
 weights add up when extents are merged.  From `large_weight` on an extent is left alone.  Adjacent

@@ -70,10 +70,10 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dlcore.ledger.digest import BytesLike
     from dlcore.log.metadata.changes import SegmentLimits
     from dlcore.log.metadata.values import VersionedHead
     from dlcore.log.writing.transmit import Group
+    from dlcore.wire.digest import BytesLike
 
 _Ticket = TypeVar("_Ticket")
 

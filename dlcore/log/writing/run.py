@@ -10,8 +10,8 @@ from dlcore.log.entries.lone_record import LONE_RECORD_FORMAT
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dlcore.ledger.digest import BytesLike
     from dlcore.log.writing.transmit import Group
+    from dlcore.wire.digest import BytesLike
 
 
 class Run:

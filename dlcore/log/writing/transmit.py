@@ -1,4 +1,4 @@
-"""When to send what: records and batches in, groups that become one entry each out.  No I/O.
+"""Grouping of what is written: records and batches in, one group per entry out.  No I/O.
 
 Theory of operation.  Accepted records gather in the *open* group.  It is sealed when the next
 record would make it larger than an entry should be, or when someone waits for it (`seal`).  Sealed

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dlcore.config import LogConfig
-    from dlcore.ledger.writer import LedgerWriter
+    from dlcore.ledger.writing.writer import LedgerWriter
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.values import LogMetadata, VersionedHead
     from dlcore.log.writing.lock import WriterLock

@@ -18,9 +18,9 @@ from dlcore.autorecovery.check import (
 )
 from dlcore.config import QuorumConfig
 from dlcore.ids import BookieId
-from dlcore.ledger.metadata import Ensemble, LedgerState
+from dlcore.ledger.metadata.quorum import write_set
+from dlcore.ledger.metadata.values import Ensemble, LedgerState
 from dlcore.ledger.port import EntryRange
-from dlcore.ledger.quorum import write_set
 from dlcore.ledger.ranges import EntryRanges
 from tests.fixtures.ledgers import bookie, metadata_of, quorum_of
 

@@ -12,7 +12,7 @@ from dlcore.autorecovery.listing import CheckProgress, RepairList
 from dlcore.autorecovery.values import ReplicaCheckRun
 from dlcore.config import QuorumConfig
 from dlcore.errors import MetadataVersionError, NoNodeError
-from dlcore.ledger.store import LedgerStore
+from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.metadata.stored import decode, encode
 from tests.fixtures.ledger_cluster import PATHS, Cluster, TokenClock, run, write
 from tests.fixtures.recovery import QUICK, recovering, until

@@ -17,7 +17,7 @@ from dlcore.autorecovery.values import Office, UnderReplicatedLedger
 from dlcore.config import QuorumConfig
 from dlcore.errors import BookieUnavailableError
 from dlcore.ids import BookieId
-from dlcore.ledger.metadata import LedgerState
+from dlcore.ledger.metadata.values import LedgerState
 from dlcore.metadata.stored import encode
 from tests.fixtures.ledger_cluster import PATHS, Cluster, TokenClock, run, write
 from tests.fixtures.ledgers import quorum_of
@@ -37,7 +37,7 @@ from tests.fixtures.recovery import (
 )
 
 if TYPE_CHECKING:
-    from dlcore.ledger.registry import BookieInfo
+    from dlcore.ledger.metadata.registry import BookieInfo
 
 
 def finding(ledger_id: int, *missing: BookieId) -> ListedLedger:

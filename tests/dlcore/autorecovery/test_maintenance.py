@@ -13,7 +13,7 @@ from dlcore.autorecovery.maintenance import Maintenance, is_replicated
 from dlcore.config import QuorumConfig
 from dlcore.errors import ConfigurationError, DecommissionError
 from dlcore.ids import BookieId
-from dlcore.ledger.bookies import BookieCookie
+from dlcore.ledger.metadata.bookies import BookieCookie
 from dlcore.metadata.stored import encode
 from tests.fixtures.ledger_cluster import PATHS, Cluster, TokenClock, run, write
 from tests.fixtures.ledgers import quorum_of

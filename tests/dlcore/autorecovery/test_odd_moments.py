@@ -28,7 +28,7 @@ from dlcore.errors import (
     MetadataConnectionError,
     NotEnoughBookiesError,
 )
-from dlcore.ledger.metadata import LedgerState
+from dlcore.ledger.metadata.values import LedgerState
 from dlcore.metadata.port import SessionState
 from tests.fixtures.ledger_cluster import PATHS, Cluster, TokenClock, run, write
 from tests.fixtures.recovery import (

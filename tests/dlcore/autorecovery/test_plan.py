@@ -8,9 +8,9 @@ import pytest
 
 from dlcore.autorecovery.check import Answer, Held, Unknown, fragments_of
 from dlcore.autorecovery.plan import copy_lanes, plan_repair, whole_position
-from dlcore.ledger.metadata import LedgerState
+from dlcore.ledger.metadata.quorum import write_set
+from dlcore.ledger.metadata.values import LedgerState
 from dlcore.ledger.port import EntryRange
-from dlcore.ledger.quorum import write_set
 from tests.fixtures.ledgers import bookie, bookies, metadata_of, quorum_of
 
 if TYPE_CHECKING:

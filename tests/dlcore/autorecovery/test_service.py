@@ -11,8 +11,8 @@ from msgspec import structs
 from dlcore.autorecovery.listing import RepairList
 from dlcore.config import QuorumConfig
 from dlcore.errors import LedgerFencedError
-from dlcore.ledger.metadata import LedgerState
-from dlcore.ledger.store import LedgerStore
+from dlcore.ledger.metadata.store import LedgerStore
+from dlcore.ledger.metadata.values import LedgerState
 from tests.fixtures.ledger_cluster import (
     PATHS,
     Cluster,

@@ -13,8 +13,8 @@ from dlcore.autorecovery.listing import RepairList
 from dlcore.autorecovery.repair import LedgerRepairer
 from dlcore.config import QuorumConfig
 from dlcore.errors import MetadataVersionError
-from dlcore.ledger.metadata import LedgerState
-from dlcore.ledger.store import LedgerStore
+from dlcore.ledger.metadata.store import LedgerStore
+from dlcore.ledger.metadata.values import LedgerState
 from tests.fixtures.ledger_cluster import (
     PATHS,
     Cluster,
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dlcore.ids import BookieId
-    from dlcore.ledger.metadata import LedgerMetadata
-    from dlcore.ledger.writer import LedgerWriter
+    from dlcore.ledger.metadata.values import LedgerMetadata
+    from dlcore.ledger.writing.writer import LedgerWriter
     from dlcore.metadata.port import Op
 
 

@@ -11,7 +11,7 @@ import pytest
 from dlcore.autorecovery.check import Fragment, ReplicaCheck
 from dlcore.cli.ledger import _check_row
 from dlcore.cli.output import cell, show_done, show_fields, show_rows
-from dlcore.ledger.metadata import Ensemble
+from dlcore.ledger.metadata.values import Ensemble
 from dlcore.ledger.port import EntryRange
 from tests.fixtures.ledgers import bookie, bookies
 

@@ -19,7 +19,8 @@ from dlcore.errors import (
     LedgerFencedError,
     NotEnoughBookiesError,
 )
-from dlcore.ledger.append import (
+from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
+from dlcore.ledger.writing.append import (
     CompleteAdds,
     Effect,
     FailAdds,
@@ -29,8 +30,7 @@ from dlcore.ledger.append import (
     SendAdd,
     StoreMetadata,
 )
-from dlcore.ledger.digest import decode_frame
-from dlcore.ledger.metadata import LedgerMetadata, LedgerState
+from dlcore.wire.digest import decode_frame
 from tests.fixtures.ledgers import bookie, bookies, entry_of, metadata_of, quorum_of
 
 if TYPE_CHECKING:

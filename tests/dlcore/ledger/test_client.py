@@ -19,7 +19,7 @@ from dlcore.errors import (
     MetadataConnectionError,
     NotEnoughBookiesError,
 )
-from dlcore.ledger.metadata import LedgerState
+from dlcore.ledger.metadata.values import LedgerState
 from dlcore.metadata.port import Create
 from tests.fixtures.ledger_cluster import CONFIG, PATHS, Cluster, bodies, read_all, run, write
 from tests.fixtures.ledgers import quorum_of

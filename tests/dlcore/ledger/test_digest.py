@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dlcore.errors import DigestMismatchError
-from dlcore.ledger.digest import (
+from dlcore.wire.digest import (
     FRAME_BYTES,
     decode_frame,
     decode_run,
@@ -23,7 +23,7 @@ from dlcore.wire.frames import FrameRun
 from dlcore.wire.messages import Add, encode, encode_add
 
 if TYPE_CHECKING:
-    from dlcore.ledger.digest import BytesLike
+    from dlcore.wire.digest import BytesLike
 
 FRAME = encode_frame(
     ledger_id=3,

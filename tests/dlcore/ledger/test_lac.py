@@ -9,7 +9,7 @@ import pytest
 
 from dlcore.config import QuorumConfig
 from dlcore.errors import NotEnoughBookiesError
-from dlcore.ledger.quorum import first_followed
+from dlcore.ledger.metadata.quorum import first_followed
 from tests.fixtures.ledger_cluster import CONFIG, Cluster, run, write
 
 

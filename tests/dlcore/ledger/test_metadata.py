@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dlcore.errors import CorruptMetadataError
-from dlcore.ledger.metadata import LedgerState
+from dlcore.ledger.metadata.values import LedgerState
 from tests.fixtures.ledgers import bookies, metadata_of
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from dlcore.config import QuorumConfig
 from dlcore.errors import LedgerFencedError, LedgerRecoveryError, MetadataVersionError
-from dlcore.ledger import store as store_module
-from dlcore.ledger.registry import BookieRegistry
-from dlcore.ledger.store import LedgerStore
+from dlcore.ledger.metadata import store as store_module
+from dlcore.ledger.metadata.registry import BookieRegistry
+from dlcore.ledger.metadata.store import LedgerStore
 from tests.fixtures.ledger_cluster import PATHS, Cluster, bodies, read_all, run, write
 
 if TYPE_CHECKING:

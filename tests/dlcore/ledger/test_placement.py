@@ -17,7 +17,7 @@ from hypothesis import given, settings, strategies as st
 
 from dlcore.config import PlacementConfig
 from dlcore.errors import ConfigurationError, NotEnoughBookiesError
-from dlcore.ledger.placement import (
+from dlcore.ledger.placing.placement import (
     WEIGHT_MEDIANS_MAX,
     BookieSite,
     Topology,

@@ -16,17 +16,17 @@ import pytest
 
 from dlcore.config import PlacementConfig, QuarantineConfig, QuorumConfig
 from dlcore.errors import ConfigurationError, NotEnoughBookiesError
-from dlcore.ledger.bookies import BookieRegistration
 from dlcore.ledger.client import LedgerClient
-from dlcore.ledger.quarantine import REST_S
-from dlcore.ledger.registry import BookieInfo
+from dlcore.ledger.metadata.bookies import BookieRegistration
+from dlcore.ledger.metadata.registry import BookieInfo
+from dlcore.ledger.placing.quarantine import REST_S
 from dlcore.metadata.stored import encode
 from dlcore.transport.memory import MemoryBookieClient
 from tests.fixtures.ledger_cluster import CONFIG, PATHS, Cluster, TokenClock, run, write
 from tests.fixtures.ledgers import bookie, bookies, quorum_of
 
 if TYPE_CHECKING:
-    from dlcore.ledger.writer import LedgerWriter
+    from dlcore.ledger.writing.writer import LedgerWriter
 
 PATIENT = replace(
     CONFIG, quarantine=QuarantineConfig(window_s=600, failures_min=2, period_s=4 * REST_S)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlcore.config import QuorumConfig
 from dlcore.ids import BookieId
-from dlcore.ledger.probation import PAUSE_S, PAUSE_S_MAX, Probation
+from dlcore.ledger.placing.probation import PAUSE_S, PAUSE_S_MAX, Probation
 from dlcore.transport.memory import MemoryBookieClient
 from tests.fixtures.memory_namespace import memory_cluster
 from tests.simulation.loop import run

@@ -8,7 +8,7 @@ import pytest
 
 from dlcore.config import QuarantineConfig
 from dlcore.errors import ConfigurationError
-from dlcore.ledger.quarantine import REST_S, BookieConduct, Quarantine
+from dlcore.ledger.placing.quarantine import REST_S, BookieConduct, Quarantine
 from tests.fixtures.ledgers import bookie
 
 A, B = bookie("A"), bookie("B")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dlcore.config import LedgerClientConfig
-from dlcore.ledger.range_read import RangeRead
+from dlcore.ledger.reading.range_read import RangeRead
 from dlcore.transport.memory import MemoryBookie, MemoryBookieClient
 from tests.fixtures.aio import run
 from tests.fixtures.ledgers import (
@@ -27,7 +27,7 @@ from tests.fixtures.ledgers import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dlcore.ledger.digest import EntryFrame
+    from dlcore.wire.digest import EntryFrame
 
 ENTRIES = 5000
 

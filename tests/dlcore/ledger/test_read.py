@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dlcore.errors import BookieStorageError, NoSuchEntryError
-from dlcore.ledger.metadata import Ensemble
-from dlcore.ledger.read import (
+from dlcore.ledger.metadata.values import Ensemble
+from dlcore.ledger.reading.read import (
     CloseStream,
     Deliver,
     Effect,
@@ -21,7 +21,7 @@ from dlcore.ledger.read import (
 from tests.fixtures.ledgers import LEDGER_ID, bookie, bookies, entry_of, quorum_of
 
 if TYPE_CHECKING:
-    from dlcore.ledger.digest import EntryFrame
+    from dlcore.wire.digest import EntryFrame
 
 MISSING = NoSuchEntryError("not here")
 DAMAGED = BookieStorageError("damaged")

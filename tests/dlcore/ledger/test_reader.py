@@ -21,7 +21,7 @@ from tests.fixtures.ledgers import quorum_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlcore.ledger.reader import LedgerReader
+    from dlcore.ledger.reading.reader import LedgerReader
     from dlcore.metadata.port import Versioned
 
 from tests.fixtures.ledger_cluster import (

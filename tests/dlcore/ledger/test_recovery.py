@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dlcore.errors import BookieUnavailableError, LedgerRecoveryError
-from dlcore.ledger.metadata import LedgerState
-from dlcore.ledger.recovery import (
+from dlcore.ledger.metadata.values import LedgerState
+from dlcore.ledger.recovering.recovery import (
     AbortRecovery,
     Effect,
     EndLedger,

@@ -15,8 +15,8 @@ from dlcore.errors import (
     WrongIncarnationError,
 )
 from dlcore.ids import BookieId
-from dlcore.ledger.bookies import BookieRegistration
-from dlcore.ledger.registry import BookieInfo, BookieRegistry
+from dlcore.ledger.metadata.bookies import BookieRegistration
+from dlcore.ledger.metadata.registry import BookieInfo, BookieRegistry
 from dlcore.metadata.memory import MemoryStore, MemoryTree
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.stored import encode

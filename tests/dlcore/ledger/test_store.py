@@ -24,8 +24,8 @@ from dlcore.errors import (
     NoNodeError,
 )
 from dlcore.ids import BookieId
-from dlcore.ledger.metadata import Ensemble, LedgerMetadata, LedgerState
-from dlcore.ledger.store import LedgerStore, VersionedLedger
+from dlcore.ledger.metadata.store import LedgerStore, VersionedLedger
+from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
 from dlcore.metadata.memory import MemoryStore, MemoryTree
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.port import Create, Put

@@ -19,7 +19,7 @@ from dlcore.errors import (
     LedgerFencedError,
     LedgerNotFoundError,
 )
-from dlcore.ledger.store import LedgerStore
+from dlcore.ledger.metadata.store import LedgerStore
 from tests.fixtures.aio import run
 from tests.fixtures.ledger_cluster import Cluster, run as run_cluster, write
 from tests.fixtures.memory_namespace import MemoryCluster, memory_cluster

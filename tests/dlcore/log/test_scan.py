@@ -12,7 +12,7 @@ import pytest
 from dlcore.config import QuorumConfig
 from dlcore.errors import ConfigurationError
 from dlcore.ids import DLSN, BookieId
-from dlcore.ledger.metadata import Ensemble, LedgerMetadata, LedgerState
+from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
 from dlcore.log.entries.batches import batch_of
 from dlcore.log.reading.scan import ExtentView, LogSnapshot, ScanBatch, ScanRange, SegmentView
 from tests.fixtures.log_states import staged

@@ -17,8 +17,8 @@ from dlcore.autorecovery.values import Office, ReplicaCheckRun, UnderReplicatedL
 from dlcore.config import QuorumConfig
 from dlcore.errors import CorruptMetadataError
 from dlcore.ids import BookieId
-from dlcore.ledger.bookies import BookieCookie, BookieRegistration
-from dlcore.ledger.metadata import Ensemble, LedgerMetadata, LedgerState
+from dlcore.ledger.metadata.bookies import BookieCookie, BookieRegistration
+from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
 from dlcore.log.metadata.segment import Extent
 from dlcore.log.metadata.values import (
     Chunk,

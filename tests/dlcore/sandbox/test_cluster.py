@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dlcore.errors import BookieUnavailableError, ConfigurationError
-from dlcore.ledger.registry import BookieRegistry
+from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.metadata.paths import NamespacePaths, parse_uri
 from dlcore.metadata.zookeeper import ZooKeeperStore
 from dlcore.sandbox import Sandbox

@@ -14,7 +14,6 @@ from dlcore.errors import (
     NoSuchEntryError,
 )
 from dlcore.ids import BookieId
-from dlcore.ledger.digest import FRAME_BYTES
 from dlcore.wire.assembly import Assembly
 from dlcore.wire.bookie_end import BookieEnd
 from dlcore.wire.client_end import (
@@ -26,6 +25,7 @@ from dlcore.wire.client_end import (
     Welcomed,
     WriteRefused,
 )
+from dlcore.wire.digest import FRAME_BYTES
 from dlcore.wire.frames import gather
 from dlcore.wire.keepalive import Keepalive
 from dlcore.wire.memory import SCRATCH_BYTES, ReceiveMemory

@@ -1,0 +1,180 @@
+"""Calls of the kernel for the real disk: whole writes, space ahead, durable names."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import logging
+import mmap
+import os
+from typing import TYPE_CHECKING, ParamSpec
+
+from bookie.disks.port import DiskFullError
+from bookie.disks.recent_bytes import BLOCK_BYTES
+from dlcore.errors import BookieStorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+P = ParamSpec("P")
+logger = logging.getLogger(__name__)
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_CANNOT_ALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_STATUS_BLOCK_BYTES = 512
+"""The unit of `st_blocks`."""
+_PROBE_NAME = "probe.tmp"
+
+
+@contextlib.contextmanager
+def device_errors(action: str, path: Path) -> Iterator[None]:
+    """Turn errors of the device into those of the port, which name the file."""
+    try:
+        yield
+    except OSError as error:
+        raise device_error(action, path, error) from error
+
+
+def device_error(action: str, path: Path, error: OSError) -> BookieStorageError:
+    """Return an error of the device as one of the port."""
+    kind = DiskFullError if error.errno in NO_ROOM else BookieStorageError
+    return kind(f"cannot {action} {path}: {error.strerror}")
+
+
+def sync(call: Callable[P, None], /, *args: P.args, **kwargs: P.kwargs) -> None:
+    """Sync; whatever fails, what was written is unknown from then on, also for want of room."""
+    try:
+        call(*args, **kwargs)
+    except OSError as error:
+        raise BookieStorageError(f"cannot sync: {error.strerror}") from error
+
+
+def write_all(descriptor: int, buffers: Sequence[memoryview], offset: int, flags: int = 0) -> None:
+    """Write every byte of `buffers` from `offset` on.
+
+    A short write goes on where it ended.  Within a block a direct one cannot, and the kernel
+    refuses it: then the log has failed.
+    """
+    remaining = without_first(buffers, 0)
+    while remaining:
+        count = os.pwritev(descriptor, remaining, offset, flags)
+        offset += count
+        remaining = without_first(remaining, count)
+
+
+def without_first(buffers: Sequence[memoryview], count: int) -> list[memoryview]:
+    """Return the buffers behind the first `count` bytes, without empty ones."""
+    rest: list[memoryview] = []
+    for buffer in buffers:
+        if count < len(buffer):
+            rest.append(buffer[count:])
+        count = max(0, count - len(buffer))
+    return rest
+
+
+def fallocate(descriptor: int, offset: int, size: int) -> None:
+    """Allocate blocks, and let the file grow over them.
+
+    Not `os.posix_fallocate`: where the file system cannot, that writes to every block.
+    """
+    start, length = ctypes.c_longlong(offset), ctypes.c_longlong(size)
+    if _LIBC.fallocate(descriptor, 0, start, length) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def capabilities(directory: Path) -> tuple[bool, bool]:
+    """Return whether the file system can allocate ahead, and write directly, seen by every reader.
+
+    Tried on a file: an overwritten block that is in the page cache must be read back as written.
+    """
+    path = directory / _PROBE_NAME
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        logger.warning("cannot try out what the file system can do: %s", error)
+        return False, False
+    try:
+        can_allocate = _is_possible(lambda: fallocate(descriptor, 0, 2 * BLOCK_BYTES))
+        return can_allocate, can_allocate and _is_possible(lambda: _try_direct(path, descriptor))
+    finally:
+        path.unlink()
+        os.close(descriptor)
+
+
+def _is_possible(attempt: Callable[[], None]) -> bool:
+    try:
+        attempt()
+    except OSError as error:
+        logger.info("not on this file system: %s", error)
+        return False
+    return True
+
+
+def _try_direct(path: Path, descriptor: int) -> None:
+    direct = os.open(path, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
+    try:
+        with mmap.mmap(-1, BLOCK_BYTES) as block:
+            for filling in (b"1", b"2"):
+                block[:] = filling * BLOCK_BYTES
+                os.pwritev(direct, [block], BLOCK_BYTES, os.RWF_DSYNC)
+                if os.pread(descriptor, BLOCK_BYTES, BLOCK_BYTES) != block[:]:
+                    raise OSError(errno.EIO, "a direct write was not seen by a reader")
+    finally:
+        os.close(direct)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Make a file begin with `data`, durably."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        write_all(descriptor, [memoryview(data)], 0)
+        sync(os.fsync, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory durable."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sync(os.fsync, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def allocated_bytes(path: Path) -> int:
+    """Return the bytes that a file takes of the device, as far as it says so."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return 0
+    return min(status.st_size, status.st_blocks * _STATUS_BLOCK_BYTES)
+
+
+def hold(path: Path, size: int) -> int:
+    """Let the file take `size` bytes of the device; return how many it has."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        held = os.fstat(descriptor).st_size
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except OSError as error:
+            os.ftruncate(descriptor, held)
+            if error.errno in _CANNOT_ALLOCATE:
+                return held
+            raise
+        os.ftruncate(descriptor, size)
+    finally:
+        os.close(descriptor)
+    return size
+
+
+def read_if_exists(path: Path) -> bytes | None:
+    """Return the content of a file, None if there is none."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None

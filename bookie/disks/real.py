@@ -1,0 +1,599 @@
+"""A directory of the machine's file system.
+
+Writes and syncs go through one thread, so that nothing overlaps on the device and the event loop
+never waits for a slow one; small appends to a device that was quick last time do without the
+thread.  Reads are tried without waiting first; only what is not cached takes a thread.  Entries
+are read with `preadv` and not through a mapping, because a bad sector under a mapping kills the
+process.
+
+An append is one write past the page cache (O_DIRECT, RWF_DSYNC) from a ring, see recent_bytes.py,
+into space that was allocated ahead, or into the blocks of a recycled file: then no sync writes the
+file's size or extents through the file system's journal.  The write begins with the block that
+the last one left partly filled, so what was acknowledged in it is written again as it was; a
+device that writes sectors whole or not at all keeps it, as it must when the page cache writes a
+partial page twice.  Behind the end the last block is zeros.  `python -m benchmarks.disk_write`
+shows that this is the best way at every size, and that padding each append to a block is no faster.
+
+Reads of other parts of such a file go through the page cache.  The kernel drops the cached pages of
+a range before and after a direct write to it, none of them is ever dirty, and what is behind the
+durable end is not asked for; the block that is written again comes from the ring.  Whether all this
+works here (some file systems have no O_DIRECT, no fallocate, or caches of their own) is tried out
+at the start, on a file made for it; else appends go through the page cache, into a file that
+grows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import functools
+import logging
+import mmap
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+import numpy as np
+
+from bookie.disks.file_calls import (
+    NO_ROOM,
+    allocated_bytes,
+    capabilities,
+    device_error,
+    device_errors,
+    fallocate,
+    hold,
+    read_if_exists,
+    sync,
+    sync_directory,
+    without_first,
+    write_all,
+    write_file,
+)
+from bookie.disks.port import DiskSpace
+from bookie.disks.recent_bytes import BLOCK_BYTES, RecentBytes, rounded_up
+from dlcore.errors import BookieStorageError, ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from dlcore.wire.digest import BytesLike
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+LOCK_NAME = "lock"
+RESERVE_NAME = "reserve"
+"""A file that holds nothing but space."""
+_OWN_NAMES = (LOCK_NAME, RESERVE_NAME)
+_TEMPORARY_SUFFIX = ".tmp"
+_SPARE_SUFFIX = ".spare"
+_SPARES_MAX = 2
+"""Recycled files kept; each is as big as an entry log file."""
+_SPARE_SHARE_OF_FREE = 1 / 16
+"""All of them together, at most: what others can use of the file system is not to be sat on."""
+_RECENT_BYTES = 32 * 1024 * 1024
+"""Of the file that is appended to, in memory: tenths of a second of writes at a disk's rate."""
+_ALLOCATE_BYTES = 16 * 1024 * 1024
+"""Allocated ahead of a file's end at a time: a fifth of a millisecond in thousands of commits."""
+_ALLOCATE_SHARE_OF_FREE = 1 / 64
+_READ_THREADS = 4
+_INLINE_BYTES_MAX = 16 * 1024
+"""Appends up to this size are written and synced on the event loop while the device is quick: two
+switches of threads cost more than the sync itself."""
+_QUICK_S_MAX = 0.002
+"""One append that takes longer sends the following to the thread, until one there was quick."""
+_WOULD_BLOCK = (errno.EAGAIN, errno.EOPNOTSUPP)
+
+
+class RealFile:
+    """An open file of a `RealDisk`."""
+
+    def __init__(self, disk: RealDisk, path: Path, descriptor: int, *, size: int) -> None:
+        self._disk = disk
+        self._path = path
+        self._descriptor = descriptor
+        status = os.fstat(descriptor)
+        self.inode = status.st_ino
+        self._size = min(size, status.st_size)
+        self._allocated = status.st_size
+        self._direct = -1
+        self._recent: RecentBytes | None = None
+        self._uses = 0
+        self._is_closed = False
+
+    @property
+    def name(self) -> str:
+        """The file's name in its directory."""
+        return self._path.name
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        return self._size
+
+    @property
+    def ahead_bytes(self) -> int:
+        """Bytes allocated behind the end, for what is appended next."""
+        return max(0, self._allocated - self._size)
+
+    async def append(self, buffers: Sequence[BytesLike]) -> None:
+        """Write `buffers` at the end and make them durable."""
+        size = sum(map(len, buffers))
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        await self._write("append to", self._append, buffers, self._size, size)
+        self._size += size
+        self._disk.is_quick = loop.time() - started_s <= _QUICK_S_MAX
+
+    def append_now(self, buffers: Sequence[BytesLike]) -> bool:
+        """Append on the event loop, if a thread costs more."""
+        disk = self._disk
+        size = sum(map(len, buffers))
+        if (
+            not disk.is_quick
+            or self._recent is None
+            or self._is_closed
+            or size > _INLINE_BYTES_MAX
+            or (disk.can_allocate and self._size + size > self._allocated - BLOCK_BYTES)
+        ):
+            return False
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        try:
+            self._append(buffers, self._size, size)
+        except OSError as error:
+            raise device_error("append to", self._path, error) from error
+        self._size += size
+        disk.is_quick = loop.time() - started_s <= _QUICK_S_MAX
+        return True
+
+    async def rewrite(self, offset: int, data: BytesLike) -> None:
+        """Write `data` over existing bytes, or at the end, and make it durable."""
+        await self._write("rewrite", self._rewrite, offset, data)
+        self._size = max(self._size, offset + len(data))
+
+    async def truncate(self, size: int) -> None:
+        """Cut the file to `size` bytes, durably, and what is allocated behind them."""
+        await self._write("truncate", self._truncate, size)
+        self._size = size
+
+    async def read(self, offset: int, size: int) -> memoryview:
+        """Return exactly `size` bytes."""
+        # Not zeroed: it is handed out only once every byte was read.
+        buffer = np.empty(size, np.uint8).data
+        await self.read_into(offset, [buffer])
+        return buffer.toreadonly()
+
+    async def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        """Fill buffers, one after the other."""
+        if self._is_closed:
+            raise BookieStorageError(f"{self._path} is closed")
+        if self._recent is not None and self._recent.read_into(offset, buffers):
+            return
+        size = sum(map(len, buffers))
+        self._uses += 1
+        try:
+            with device_errors("read", self._path):
+                done = self._read_cached(buffers, offset)
+                if done < size:
+                    await self._disk.read_in_thread(self._read_rest, buffers, offset, done)
+        finally:
+            self._uses -= 1
+            self._close_when_unused()
+
+    def read_now(self, offset: int, size: int) -> memoryview:
+        """Return exactly `size` bytes, waiting for the device."""
+        if self._is_closed:
+            raise BookieStorageError(f"{self._path} is closed")
+        buffer = bytearray(size)
+        with device_errors("read", self._path):
+            self._read_rest([memoryview(buffer)], offset, 0)
+        return memoryview(buffer).toreadonly()
+
+    def close(self) -> None:
+        """Close the file once the operations under way are done."""
+        self._is_closed = True
+        self._close_when_unused()
+
+    async def _write(
+        self, action: str, function: Callable[P, None], /, *args: P.args, **kwargs: P.kwargs
+    ) -> None:
+        if self._is_closed:
+            raise BookieStorageError(f"{self._path} is closed")
+        self._uses += 1
+        try:
+            with device_errors(action, self._path):
+                await self._disk.write_in_thread(function, *args, **kwargs)
+        finally:
+            self._uses -= 1
+            self._close_when_unused()
+
+    def _append(self, buffers: Sequence[BytesLike], offset: int, size: int) -> None:
+        recent = self._recent
+        if recent is None:
+            self._recent = recent = self._start_recent(offset)
+        end = rounded_up(offset + size)
+        if end > self._allocated:
+            self._allocate(end)
+        pieces = recent.fill(buffers, offset, size)
+        if self._direct >= 0 and end <= self._allocated and recent.is_one_piece(offset, size):
+            ((start, memory),) = pieces
+            sync(write_all, self._direct, memory, start, os.RWF_DSYNC)
+        else:
+            descriptor = self._direct if self._direct >= 0 else self._descriptor
+            with self._cut_if_full():
+                for start, memory in pieces:
+                    write_all(descriptor, memory, start)
+            sync(os.fdatasync, descriptor)
+        self._allocated = max(self._allocated, end)
+        recent.note_written(offset + size)
+
+    def _start_recent(self, offset: int) -> RecentBytes:
+        """Make the file ready for appends from `offset` on; they find its last block in memory."""
+        if self._disk.is_direct and self._direct < 0:
+            flags = os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC
+            self._direct = os.open(self._path, flags)
+        block = bytearray(offset % BLOCK_BYTES)
+        self._read_rest([memoryview(block)], offset - len(block), 0)
+        self._disk.note_appended(self)
+        return RecentBytes(self._disk.take_ring(), block, offset)
+
+    def _allocate(self, end: int) -> None:
+        """Allocate space up to `end` and some ahead; a disk that is full says so when written."""
+        ahead = self._disk.allocate_bytes()
+        if ahead and self._disk.allocate(self._descriptor, self._allocated, end + ahead):
+            self._allocated = end + ahead
+
+    @contextlib.contextmanager
+    def _cut_if_full(self) -> Iterator[None]:
+        """Give back what a write took of a full disk before it failed: nothing was written."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                os.ftruncate(self._descriptor, self._allocated)
+            raise
+
+    def _rewrite(self, offset: int, data: BytesLike) -> None:
+        self._forget_recent()
+        with self._cut_if_full():
+            write_all(self._descriptor, [memoryview(data)], offset)
+        sync(os.fdatasync, self._descriptor)
+        self._allocated = max(self._allocated, offset + len(data))
+
+    def _truncate(self, size: int) -> None:
+        self._forget_recent()
+        os.ftruncate(self._descriptor, size)
+        sync(os.fsync, self._descriptor)
+        self._allocated = size
+
+    def _forget_recent(self) -> None:
+        if self._recent is not None:
+            self._disk.give_ring(self._recent.ring)
+            self._recent = None
+
+    def _read_cached(self, buffers: Sequence[memoryview], offset: int) -> int:
+        try:
+            return os.preadv(self._descriptor, buffers, offset, os.RWF_NOWAIT)
+        except OSError as error:
+            if error.errno in _WOULD_BLOCK:
+                return 0
+            raise
+
+    def _read_rest(self, buffers: Sequence[memoryview], offset: int, done: int) -> None:
+        rest = without_first(buffers, done)
+        offset += done
+        while rest:
+            count = os.preadv(self._descriptor, rest, offset)
+            if count == 0:
+                end = offset + sum(map(len, rest))
+                raise OSError(errno.EIO, f"the file ends before offset {end}")
+            rest = without_first(rest, count)
+            offset += count
+
+    def _close_when_unused(self) -> None:
+        if self._is_closed and self._uses == 0 and self._descriptor >= 0:
+            if self._recent is not None and self._allocated > self._recent.end:
+                with contextlib.suppress(OSError):  # whoever opens it next does the same
+                    os.ftruncate(self._descriptor, self._recent.end)
+            self._forget_recent()
+            os.close(self._descriptor)
+            self._descriptor = -1
+            if self._direct >= 0:
+                os.close(self._direct)
+            self._disk.forget(self)
+
+
+class RealDisk:
+    """One directory, made if missing and locked against other processes.
+
+    Raises:
+        ConfigurationError: the directory is in use, or cannot be made.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = Path(directory)
+        self._lock = _lock_directory(self._directory)
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="bookie-disk-write")
+        self._readers = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="bookie-disk-read")
+        self._files: set[RealFile] = set()
+        self._appended: set[RealFile] = set()
+        self._rings: list[mmap.mmap] = []
+        self._is_closed = False
+        self._held_bytes = allocated_bytes(self._directory / RESERVE_NAME)
+        self.is_quick = False
+        """Whether the last append was durable faster than a thread is worth."""
+        for path in self._directory.glob(f"*{_TEMPORARY_SUFFIX}"):
+            path.unlink()  # left by a crash before its rename: nobody ever relied on it
+        self._spares = {
+            path: path.stat().st_size for path in self._directory.glob(f"*{_SPARE_SUFFIX}")
+        }
+        self.can_allocate, self.is_direct = capabilities(self._directory)
+        logger.info(
+            "directory=%s can_allocate=%s is_direct=%s",
+            self._directory,
+            self.can_allocate,
+            self.is_direct,
+        )
+
+    def space(self) -> DiskSpace:
+        """Return free and total space; what is allocated ahead or kept for recycling is free."""
+        try:
+            status = os.fstatvfs(self._lock)
+        except OSError as error:
+            raise device_error("examine", self._directory, error) from error
+        ahead = sum([file.ahead_bytes for file in list(self._appended)])
+        return DiskSpace(
+            free_bytes=status.f_bavail * status.f_frsize
+            + self._held_bytes
+            + ahead
+            + sum(self._spares.values()),
+            total_bytes=status.f_blocks * status.f_frsize,
+        )
+
+    @property
+    def held_bytes(self) -> int:
+        """Space held back now."""
+        return self._held_bytes
+
+    async def hold(self, size_bytes: int) -> None:
+        """Hold back `size_bytes` in all; nothing where the file system cannot do that."""
+        path = self._directory / RESERVE_NAME
+        with device_errors("hold back space in", path):
+            self._held_bytes = await self.write_in_thread(hold, path, size_bytes)
+
+    async def release(self, size_bytes: int) -> bool:
+        """Give up to `size_bytes` of what is held back to writes; False if nothing is."""
+        if not self._held_bytes:
+            return False
+        path = self._directory / RESERVE_NAME
+        size = max(0, self._held_bytes - size_bytes)
+        with device_errors("release space of", path):
+            await self.write_in_thread(os.truncate, path, size)
+        self._held_bytes = size
+        return True
+
+    def names(self) -> list[str]:
+        """Return the names of all files, sorted; folders are not ours (a mount has lost+found)."""
+        with device_errors("list", self._directory):
+            return sorted(
+                path.name
+                for path in self._directory.iterdir()
+                if path.name not in _OWN_NAMES
+                and path.suffix != _SPARE_SUFFIX
+                and not path.is_dir()
+            )
+
+    async def create(self, name: str, content: Sequence[BytesLike]) -> RealFile:
+        """Create a file that holds `content`; under its name it exists whole or not at all."""
+        path = self._directory / name
+        if path.exists():
+            raise BookieStorageError(f"cannot create {path}: it exists")
+        with device_errors("create", path):
+            await self.write_in_thread(self._create, path, content)
+        return self._open(name, size=sum(len(buffer) for buffer in content))
+
+    def open(self, name: str) -> RealFile:
+        """Open an existing file for reading and appending."""
+        return self._open(name)
+
+    async def delete(self, names: Sequence[str]) -> None:
+        """Delete files durably; one that does not exist is no error."""
+        with device_errors("delete files in", self._directory):
+            await self.write_in_thread(self._delete, names)
+
+    async def recycle(self, names: Sequence[str]) -> None:
+        """Delete files durably, and keep the blocks of some for files that are created later."""
+        with device_errors("recycle files in", self._directory):
+            await self.write_in_thread(self._recycle, names)
+
+    async def read_file(self, name: str) -> bytes | None:
+        """Return a small file's content; None if it does not exist."""
+        path = self._directory / name
+        with device_errors("read", path):
+            return await self.read_in_thread(read_if_exists, path)
+
+    async def write_file(self, name: str, data: bytes) -> None:
+        """Set a small file's content atomically and durably."""
+        path = self._directory / name
+        with device_errors("write", path):
+            await self.write_in_thread(self._place, path, data)
+
+    async def compute(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run long work in a thread."""
+        return await self.read_in_thread(function, *args, **kwargs)
+
+    async def aclose(self) -> None:
+        """Close every file, end the threads and unlock the directory."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for file in list(self._files):
+            file.close()
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self._stop_threads)
+        os.close(self._lock)
+
+    async def write_in_thread(
+        self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run `function` after all writes before it; it is not interrupted when the caller is."""
+        return await self._run(self._writer, functools.partial(function, *args, **kwargs))
+
+    async def read_in_thread(
+        self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run `function` beside others."""
+        return await self._run(self._readers, functools.partial(function, *args, **kwargs))
+
+    def forget(self, file: RealFile) -> None:
+        """Drop a closed file from the list of open ones."""
+        self._files.discard(file)
+        self._appended.discard(file)
+
+    def note_appended(self, file: RealFile) -> None:
+        """Count what the file has allocated ahead."""
+        self._appended.add(file)
+
+    def take_ring(self) -> mmap.mmap:
+        """Return memory for the recent bytes of a file; whole pages, so direct writes take it."""
+        return self._rings.pop() if self._rings else mmap.mmap(-1, _RECENT_BYTES)
+
+    def give_ring(self, ring: mmap.mmap) -> None:
+        """Take back a ring; one file is appended to at a time, so one is kept."""
+        if not self._rings:
+            self._rings.append(ring)
+
+    def allocate_bytes(self) -> int:
+        """Return how much to allocate ahead now: less on a disk that is nearly full, or nothing."""
+        if not self.can_allocate:
+            return 0
+        free_bytes = self.space().free_bytes - self._held_bytes
+        return min(_ALLOCATE_BYTES, int(free_bytes * _ALLOCATE_SHARE_OF_FREE)) & -BLOCK_BYTES
+
+    def allocate(self, descriptor: int, start: int, end: int) -> bool:
+        """Allocate a part of a file, at the cost of spares if need be; return whether it is."""
+        try:
+            self._with_room(functools.partial(fallocate, descriptor, start, end - start))
+        except OSError:
+            return False  # the device's limits, or the process's; the write tells
+        return True
+
+    async def _run(self, executor: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        if self._is_closed:
+            raise BookieStorageError(f"{self._directory} is closed")
+        future = asyncio.get_running_loop().run_in_executor(executor, work)
+        try:
+            return await asyncio.shield(future)
+        finally:
+            # A cancelled caller waits too: the thread still uses the descriptor and the buffers.
+            while not future.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([future])
+            future.exception()
+
+    def _open(self, name: str, *, size: int = sys.maxsize) -> RealFile:
+        path = self._directory / name
+        with device_errors("open", path):
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            file = RealFile(self, path, descriptor, size=size)
+        self._files.add(file)
+        return file
+
+    def _create(self, path: Path, content: Sequence[BytesLike]) -> None:
+        """Make a file; in a spare, the content is followed by bytes of its earlier life."""
+        data = b"".join(content)
+        spare = self._unused_spare()
+        if spare is None:
+            self._place(path, data)
+            return
+        self._with_room(functools.partial(write_file, spare, data))
+        spare.rename(path)
+        self._spares.pop(spare, None)
+        sync_directory(self._directory)
+
+    def _place(self, path: Path, data: bytes) -> None:
+        """Make a file under another name, durable as a whole before it gets its own."""
+        temporary = path.with_name(path.name + _TEMPORARY_SUFFIX)
+        try:
+            self._with_room(functools.partial(write_file, temporary, data))
+            temporary.rename(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)  # what it took of a full disk is needed
+            raise
+        sync_directory(self._directory)
+
+    def _delete(self, names: Sequence[str]) -> None:
+        for name in names:
+            (self._directory / name).unlink(missing_ok=True)
+        sync_directory(self._directory)
+
+    def _recycle(self, names: Sequence[str]) -> None:
+        for name in names:
+            path = self._directory / name
+            if not path.exists():
+                continue
+            size = path.stat().st_size
+            if self._has_room_for_spare(size):
+                path = path.rename(path.with_name(name + _SPARE_SUFFIX))
+                self._spares[path] = size
+            else:
+                path.unlink()
+        sync_directory(self._directory)
+
+    def _has_room_for_spare(self, size: int) -> bool:
+        spares_bytes = size + sum(self._spares.values())
+        free_bytes = self.space().free_bytes - self._held_bytes
+        return (
+            self.can_allocate
+            and len(self._spares) < _SPARES_MAX
+            and spares_bytes <= free_bytes * _SPARE_SHARE_OF_FREE
+        )
+
+    def _unused_spare(self) -> Path | None:
+        """Return a spare that no open handle reads any more."""
+        in_use = {file.inode for file in list(self._files)}
+        return next((path for path in self._spares if path.stat().st_ino not in in_use), None)
+
+    def _with_room(self, write: Callable[[], None]) -> None:
+        """Write; if the file system is full, give it the spares, and write again."""
+        try:
+            write()
+        except OSError as error:
+            if error.errno not in NO_ROOM or not self._spares:
+                raise
+            for path in list(self._spares):
+                path.unlink(missing_ok=True)
+                self._spares.pop(path, None)
+            write()
+
+    def _stop_threads(self) -> None:
+        self._writer.shutdown()
+        self._readers.shutdown()
+
+
+def _lock_directory(directory: Path) -> int:
+    try:
+        if not directory.exists():
+            directory.mkdir(parents=True)
+            sync_directory(directory.parent)
+        descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise ConfigurationError(
+            f"data directory {directory} cannot be used: {error.strerror}"
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise ConfigurationError(
+            f"data directory {directory} is in use by another process; every bookie needs its own"
+        ) from error
+    return descriptor

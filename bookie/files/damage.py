@@ -1,0 +1,115 @@
+"""The list of what was found damaged on the disk and not mended yet.
+
+Damage is found by whoever reads: a client's request, scrubbing, compaction, or an add that is
+compared with what is held.  It is remembered in memory only: after a restart it is found again.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from bookie.files.format import file_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+
+logger = logging.getLogger(__name__)
+
+
+class DamageLog:
+    """Damaged entries, each with its file, and damaged files; at most `entries_max` entries.
+
+    What does not fit is not remembered, and found again once there is room.
+    """
+
+    def __init__(self, *, entries_max: int) -> None:
+        self._entries_max = entries_max
+        self._entries: dict[tuple[int, int], int] = {}
+        self._footers: set[int] = set()
+        self._headers: set[int] = set()
+        self._listeners: list[Callable[[], None]] = []
+        self.repaired_count = 0
+        """Entries mended since the start."""
+
+    def on_entry(self, listener: Callable[[], None]) -> None:
+        """Call `listener` whenever an entry is newly found damaged."""
+        self._listeners.append(listener)
+
+    def note_entry(self, ledger_id: int, entry_id: int, number: int) -> None:
+        """Remember that the entry's copy in file `number` is damaged."""
+        key = ledger_id, entry_id
+        if self._entries.get(key) == number:
+            return
+        if key not in self._entries and len(self._entries) >= self._entries_max:
+            return
+        self._entries[key] = number
+        logger.error("entry %d:%d is damaged in %s", ledger_id, entry_id, file_name(number))
+        for listener in self._listeners:
+            listener()
+
+    def forget_entry(self, ledger_id: int, entry_id: int, *, is_repaired: bool) -> None:
+        """Forget an entry that is whole again, or that nobody needs."""
+        known = self._entries.pop((ledger_id, entry_id), None)
+        if is_repaired:
+            self.repaired_count += 1
+            logger.warning("repaired entry %d:%d", ledger_id, entry_id)
+        elif known is not None:
+            logger.info("entry %d:%d is damaged no longer", ledger_id, entry_id)
+
+    def forget_copied(self, keys: Iterable[tuple[int, int]]) -> None:
+        """Note that good copies of entries were written; most of them were not damaged before."""
+        for ledger_id, entry_id in keys if self._entries else ():
+            if (ledger_id, entry_id) in self._entries:
+                self.forget_entry(ledger_id, entry_id, is_repaired=True)
+
+    def forget_ledgers(self, ledger_ids: Collection[int]) -> None:
+        """Forget the entries of ledgers that are gone."""
+        for key in [key for key in self._entries if key[0] in ledger_ids]:
+            del self._entries[key]
+
+    def note_footer(self, number: int) -> None:
+        """Remember that the footer of a sealed file is damaged."""
+        if number not in self._footers:
+            logger.error("the footer of %s is damaged", file_name(number))
+            self._footers.add(number)
+
+    def note_header(self, number: int) -> None:
+        """Remember that the header of a sealed file is damaged: it would not be opened again."""
+        if number not in self._headers:
+            logger.error("the header of %s is damaged", file_name(number))
+            self._headers.add(number)
+
+    def footer_is_whole(self, number: int) -> None:
+        """Forget that a footer was damaged."""
+        self._footers.discard(number)
+
+    def forget_files(self, numbers: Collection[int]) -> None:
+        """Forget files that were dropped."""
+        self._footers.difference_update(numbers)
+        self._headers.difference_update(numbers)
+        for key in [key for key, number in self._entries.items() if number in numbers]:
+            del self._entries[key]
+
+    @property
+    def entry_count(self) -> int:
+        """How many entries are damaged."""
+        return len(self._entries)
+
+    def entries(self) -> list[tuple[int, int]]:
+        """Return (ledger id, entry id) of the damaged entries, ascending."""
+        return sorted(self._entries)
+
+    def files_of_entries(self) -> set[int]:
+        """Return the files that hold damaged entries."""
+        return set(self._entries.values())
+
+    @property
+    def footers(self) -> frozenset[int]:
+        """The files whose footers are damaged."""
+        return frozenset(self._footers)
+
+    @property
+    def headers(self) -> frozenset[int]:
+        """The files whose headers are damaged."""
+        return frozenset(self._headers)

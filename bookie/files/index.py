@@ -1,0 +1,462 @@
+"""The index of entries: of the file being written, and the footer of a sealed one.
+
+Both answer the same question, `entries(ledger_id)`, with the same three columns, ascending by entry
+id.  The footer is little-endian and 8-byte aligned in the file, so that its columns are used as
+they lie in the mapped file:
+
+    magic 4s | version u16 | reserved u16 | ledgers u32 | entries u32 | deleted files u32
+    | reserved u32 | reserved u64
+    | ledger ids i64[] | ledger rows[] | entry ids i64[] | deleted files u64[]
+    | offsets u32[] | sizes u32[]
+"""
+
+from __future__ import annotations
+
+import bisect
+import struct
+from array import array
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import crc32c
+import numpy as np
+
+from bookie.files.format import (
+    RECORD_HEADER_BYTES,
+    FileHeader,
+    RecordType,
+    encode_record_header,
+    read_record_header,
+)
+from dlcore.errors import BookieStorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+_FIXED = struct.Struct("<4sHHIIIIQ")
+_MAGIC = b"FOOT"
+_VERSION = 1
+_LEDGER_ROW = np.dtype(
+    [
+        ("last_add_confirmed", "<i8"),
+        ("start", "<u4"),
+        ("count", "<u4"),
+        ("fenced", "<u4"),
+        ("reserved", "<u4"),
+    ]
+)
+_ALIGNMENT_BYTES = 8
+ENTRY_FOOTER_BYTES = 16
+"""What an entry adds to its file's footer."""
+LEDGER_FOOTER_BYTES = 8 + _LEDGER_ROW.itemsize
+"""What a ledger adds to the footer of each file that says anything about it."""
+_FILE_FOOTER_BYTES = 8
+
+_HEAD = struct.Struct("=q?")
+_ENTRY_BYTES = 16
+_PACKED_ENTRIES_MAX = 8
+"""With more entries than this a ledger's columns are arrays, which grow without being copied."""
+_NOTHING = _HEAD.pack(-1, False)
+"""A ledger of which nothing is known yet, packed."""
+
+
+class LedgerSummary(NamedTuple):
+    """What one file says about one ledger; first > last: it holds no entry of it."""
+
+    ledger_id: int
+    first_entry_id: int
+    last_entry_id: int
+    last_add_confirmed: int
+    fenced: bool
+    entry_bytes: int
+    """Bytes of its entry records."""
+
+
+class LedgerEntries(NamedTuple):
+    """Entries of one ledger in one file: ids ascending, with the place and size of their frames.
+
+    An entry may be there twice, where its first copy was found damaged; the newer one follows.
+    """
+
+    entry_ids: array[int] | NDArray[np.int64]
+    offsets: array[int] | NDArray[np.uint32]
+    sizes: array[int] | NDArray[np.uint32]
+
+    def between(
+        self, first_entry_id: int, last_entry_id: int, count_max: int
+    ) -> Iterator[tuple[int, int, int]]:
+        """Return (entry id, offset, size) of the first `count_max` entries of the range.
+
+        All copies of the last one are among them.
+        """
+        start = bisect.bisect_left(self.entry_ids, first_entry_id)
+        end = bisect.bisect_right(self.entry_ids, last_entry_id, start)
+        stop = min(end, start + count_max)
+        while start < stop < end and self.entry_ids[stop] == self.entry_ids[stop - 1]:
+            stop += 1
+        return zip(
+            self.entry_ids[start:stop].tolist(),
+            self.offsets[start:stop].tolist(),
+            self.sizes[start:stop].tolist(),
+            strict=True,
+        )
+
+    def columns_between(
+        self, first_entry_id: int, last_entry_id: int, count_max: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return ids, offsets and sizes of the first `count_max` entries of the range.
+
+        They are copies: an array of which there is a view cannot grow.
+        """
+        start = bisect.bisect_left(self.entry_ids, first_entry_id)
+        end = bisect.bisect_right(self.entry_ids, last_entry_id, start)
+        part = slice(start, min(end, start + count_max))
+        return (
+            np.array(self.entry_ids[part], np.int64),
+            np.array(self.offsets[part], np.int64),
+            np.array(self.sizes[part], np.int64),
+        )
+
+
+class EntryColumns(NamedTuple):
+    """All entries of one sealed file; equal lengths, by ledger and entry."""
+
+    ledger_ids: NDArray[np.int64]
+    entry_ids: NDArray[np.int64]
+    offsets: NDArray[np.uint32]
+    sizes: NDArray[np.uint32]
+
+
+class _Ledger:
+    """One ledger's part of the file being written, when it has many entries there."""
+
+    __slots__ = ("entries", "fenced", "last_add_confirmed")
+
+    def __init__(self, entries: LedgerEntries, last_add_confirmed: int, *, fenced: bool) -> None:
+        self.entries = entries
+        self.last_add_confirmed = last_add_confirmed
+        self.fenced = fenced
+
+
+class FileIndex:
+    """The index of one file while it is written: append-only, 16 bytes per entry.
+
+    There may be very many ledgers, most of them with few entries in one file.  These are kept
+    packed, in one bytes object each: last add confirmed and fence, then the three columns.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.entry_count = 0
+        self.deleted_files: list[int] = []
+        self._ledgers: dict[int, bytes | _Ledger] = {}
+
+    def add_entry(
+        self,
+        *,
+        ledger_id: int,
+        entry_id: int,
+        offset: int,
+        size: int,
+        last_add_confirmed: int,
+    ) -> None:
+        """Note an entry; `offset` and `size` are its frame's."""
+        stored = self._ledgers.get(ledger_id, _NOTHING)
+        ledger = _unpacked(stored) if isinstance(stored, bytes) else stored
+        entry_ids, offsets, sizes = ledger.entries
+        if not entry_ids or entry_id > entry_ids[-1]:
+            position = len(entry_ids)
+        else:
+            position = bisect.bisect_right(entry_ids, entry_id)
+        for column, value in ((entry_ids, entry_id), (offsets, offset), (sizes, size)):
+            column.insert(position, value)  # type: ignore[union-attr]  # ours are arrays
+        if last_add_confirmed > ledger.last_add_confirmed:
+            ledger.last_add_confirmed = last_add_confirmed
+        self.entry_count += 1
+        if isinstance(stored, bytes):
+            is_small = len(entry_ids) <= _PACKED_ENTRIES_MAX
+            self._ledgers[ledger_id] = _packed(ledger) if is_small else ledger
+
+    def add_entries(
+        self,
+        *,
+        ledger_id: int,
+        first_entry_id: int,
+        offsets: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        last_add_confirmed: int,
+    ) -> None:
+        """Note consecutive entries, higher than all that the ledger has here."""
+        stored = self._ledgers.get(ledger_id, _NOTHING)
+        ledger = _unpacked(stored) if isinstance(stored, bytes) else stored
+        count = len(offsets)
+        columns = (np.arange(first_entry_id, first_entry_id + count), offsets, sizes)
+        for column, values in zip(ledger.entries, columns, strict=True):
+            assert isinstance(column, array)
+            column.frombytes(values.astype(column.typecode).tobytes())
+        ledger.last_add_confirmed = max(ledger.last_add_confirmed, last_add_confirmed)
+        self.entry_count += count
+        self._ledgers[ledger_id] = ledger
+
+    @property
+    def footer_bytes(self) -> int:
+        """Bytes that the file's FOOTER record would have now, at most."""
+        return (
+            RECORD_HEADER_BYTES
+            + _ALIGNMENT_BYTES
+            + _FIXED.size
+            + len(self._ledgers) * LEDGER_FOOTER_BYTES
+            + self.entry_count * ENTRY_FOOTER_BYTES
+            + len(self.deleted_files) * _FILE_FOOTER_BYTES
+        )
+
+    def note_fence(self, ledger_id: int) -> None:
+        """Note that the ledger is fenced."""
+        stored = self._ledgers.get(ledger_id, _NOTHING)
+        if isinstance(stored, bytes):
+            self._ledgers[ledger_id] = _HEAD.pack(_head(stored)[0], True) + stored[_HEAD.size :]
+        else:
+            stored.fenced = True
+
+    def note_lac(self, ledger_id: int, last_add_confirmed: int) -> None:
+        """Note a last add confirmed; lower ones than known change nothing."""
+        stored = self._ledgers.setdefault(ledger_id, _NOTHING)
+        known, fenced = _head(stored)
+        if last_add_confirmed <= known:
+            return
+        if isinstance(stored, bytes):
+            self._ledgers[ledger_id] = _HEAD.pack(last_add_confirmed, fenced) + stored[_HEAD.size :]
+        else:
+            stored.last_add_confirmed = last_add_confirmed
+
+    def entries(self, ledger_id: int) -> LedgerEntries | None:
+        """Return the ledger's entries in this file as they are now; None if it is not there."""
+        stored = self._ledgers.get(ledger_id)
+        if isinstance(stored, bytes):
+            return _unpacked(stored).entries
+        return None if stored is None else stored.entries
+
+    def summaries(self) -> Iterator[LedgerSummary]:
+        """Return what the file says about each of its ledgers."""
+        for ledger_id, stored in self._ledgers.items():
+            ledger = _unpacked(stored) if isinstance(stored, bytes) else stored
+            ids, _, sizes = ledger.entries
+            first, last = (int(ids[0]), int(ids[-1])) if len(ids) else (0, -1)
+            entry_bytes = sum(sizes) + len(ids) * RECORD_HEADER_BYTES
+            yield LedgerSummary(
+                ledger_id, first, last, ledger.last_add_confirmed, ledger.fenced, entry_bytes
+            )
+
+    def columns(self) -> EntryColumns:
+        """Return a copy of all entries, ledger by ledger."""
+        ledgers = list(self._ledgers.values())
+        counts = [_count(stored) for stored in ledgers]
+        return EntryColumns(
+            np.repeat(np.array(list(self._ledgers), np.int64), counts),
+            np.frombuffer(_column(ledgers, 0), "<i8"),
+            np.frombuffer(_column(ledgers, 1), "<u4"),
+            np.frombuffer(_column(ledgers, 2), "<u4"),
+        )
+
+    def last_add_confirmed(self, ledger_id: int) -> int:
+        """Return the LAC that the file knows of the ledger, -1 for none."""
+        return _head(self._ledgers.get(ledger_id, _NOTHING))[0]
+
+    def is_fenced(self, ledger_id: int) -> bool:
+        """Return whether the file says that the ledger is fenced."""
+        return _head(self._ledgers.get(ledger_id, _NOTHING))[1]
+
+    def encode_footer(self) -> bytes:
+        """Return the footer, whose first byte belongs at an aligned offset."""
+        ledger_ids = sorted(self._ledgers)
+        ledgers = [self._ledgers[ledger_id] for ledger_id in ledger_ids]
+        rows = np.zeros(len(ledgers), _LEDGER_ROW)
+        counts = np.fromiter((_count(each) for each in ledgers), np.int64)
+        rows["count"] = counts
+        rows["start"] = np.cumsum(counts) - counts
+        rows["last_add_confirmed"] = [_head(each)[0] for each in ledgers]
+        rows["fenced"] = [_head(each)[1] for each in ledgers]
+        return b"".join(
+            (
+                _FIXED.pack(
+                    _MAGIC,
+                    _VERSION,
+                    0,
+                    len(ledgers),
+                    self.entry_count,
+                    len(self.deleted_files),
+                    0,
+                    0,
+                ),
+                np.array(ledger_ids, "<i8").tobytes(),
+                rows.tobytes(),
+                _column(ledgers, 0),
+                np.array(self.deleted_files, "<u8").tobytes(),
+                _column(ledgers, 1),
+                _column(ledgers, 2),
+            )
+        )
+
+
+def _head(stored: bytes | _Ledger) -> tuple[int, bool]:
+    """Return last add confirmed, and whether the ledger is fenced."""
+    if isinstance(stored, bytes):
+        last_add_confirmed, fenced = _HEAD.unpack_from(stored)
+        return last_add_confirmed, fenced
+    return stored.last_add_confirmed, stored.fenced
+
+
+def _count(stored: bytes | _Ledger) -> int:
+    if isinstance(stored, bytes):
+        return (len(stored) - _HEAD.size) // _ENTRY_BYTES
+    return len(stored.entries.entry_ids)
+
+
+def _packed(ledger: _Ledger) -> bytes:
+    entry_ids, offsets, sizes = ledger.entries
+    head = _HEAD.pack(ledger.last_add_confirmed, ledger.fenced)
+    return head + entry_ids.tobytes() + offsets.tobytes() + sizes.tobytes()
+
+
+def _unpacked(packed: bytes) -> _Ledger:
+    last_add_confirmed, fenced = _HEAD.unpack_from(packed)
+    sizes = _HEAD.size + (len(packed) - _HEAD.size) // 4 * 3
+    offsets = _HEAD.size + (len(packed) - _HEAD.size) // 2
+    entries = LedgerEntries(
+        array("q", packed[_HEAD.size : offsets]),
+        array("I", packed[offsets:sizes]),
+        array("I", packed[sizes:]),
+    )
+    return _Ledger(entries, last_add_confirmed, fenced=fenced)
+
+
+def _column(ledgers: Sequence[bytes | _Ledger], number: int) -> bytes:
+    """Return a column of all `ledgers`, as it is stored: 0 the entry ids, 1 offsets, 2 sizes."""
+    joined = b"".join(_column_of(each, number) for each in ledgers)
+    typecode, stored = (("q", "<i8"), ("I", "<u4"), ("I", "<u4"))[number]
+    return np.frombuffer(joined, typecode).astype(stored, copy=False).tobytes()
+
+
+def _column_of(stored: bytes | _Ledger, number: int) -> bytes | memoryview:
+    if not isinstance(stored, bytes):
+        return memoryview(stored.entries[number])  # type: ignore[arg-type]  # ours are arrays
+    count = _count(stored)
+    start = _HEAD.size + (0, 8, 12)[number] * count
+    return stored[start : start + (8, 4, 4)[number] * count]
+
+
+class SealedIndex:
+    """The footer of a sealed file, used in place; whoever opens it verifies its checksum."""
+
+    def __init__(self, payload: memoryview) -> None:
+        if len(payload) < _FIXED.size:
+            raise BookieStorageError(f"a footer of {len(payload)} bytes is too short")
+        magic, version, _, ledgers, entries, deleted, _, _ = _FIXED.unpack_from(payload)
+        if magic != _MAGIC or version != _VERSION:
+            raise BookieStorageError(
+                f"footer of magic {magic!r} version {version}, expected {_MAGIC!r} {_VERSION}"
+            )
+        self._payload = payload
+        self._asked_id = -1
+        self._asked: LedgerEntries | None = None
+        self._offset = _FIXED.size
+        self._ledger_ids = self._take("<i8", ledgers)
+        self._rows = self._take(_LEDGER_ROW, ledgers)
+        self._entry_ids = self._take("<i8", entries)
+        self.deleted_files: list[int] = self._take("<u8", deleted).tolist()
+        self._offsets = self._take("<u4", entries)
+        self._sizes = self._take("<u4", entries)
+
+    def entries(self, ledger_id: int) -> LedgerEntries | None:
+        """Return the ledger's entries in this file; None if it is not in the file."""
+        if ledger_id == self._asked_id:  # whoever reads a ledger asks for each chunk of it
+            return self._asked
+        self._asked_id, self._asked = ledger_id, self._find_entries(ledger_id)
+        return self._asked
+
+    def _find_entries(self, ledger_id: int) -> LedgerEntries | None:
+        position = int(np.searchsorted(self._ledger_ids, ledger_id))
+        if position == len(self._ledger_ids) or self._ledger_ids[position] != ledger_id:
+            return None
+        row = self._rows[position]
+        start = int(row["start"])
+        part = slice(start, start + int(row["count"]))
+        return LedgerEntries(self._entry_ids[part], self._offsets[part], self._sizes[part])
+
+    def summaries(self) -> Iterator[LedgerSummary]:
+        """Return what the file says about each of its ledgers."""
+        ends = np.concatenate(([0], np.cumsum(self._sizes, dtype=np.int64)))
+        for ledger_id, (lac, start, count, fenced, _) in zip(
+            self._ledger_ids.tolist(), self._rows.tolist(), strict=True
+        ):
+            first, last = 0, -1
+            if count:
+                first = int(self._entry_ids[start])
+                last = int(self._entry_ids[start + count - 1])
+            size = int(ends[start + count] - ends[start]) + count * RECORD_HEADER_BYTES
+            yield LedgerSummary(ledger_id, first, last, lac, bool(fenced), size)
+
+    def ledger_ids(self) -> list[int]:
+        """Return the ledgers that the file says anything about."""
+        ids: list[int] = self._ledger_ids.tolist()
+        return ids
+
+    def ledger_rows(self) -> Iterator[tuple[int, slice]]:
+        """Return each ledger with its part of `columns`."""
+        for ledger_id, (_, start, count, _, _) in zip(
+            self._ledger_ids.tolist(), self._rows.tolist(), strict=True
+        ):
+            yield ledger_id, slice(start, start + count)
+
+    def columns(self) -> EntryColumns:
+        """Return all entries of the file, by ledger and entry."""
+        counts = self._rows["count"].astype(np.int64)
+        return EntryColumns(
+            np.repeat(self._ledger_ids, counts), self._entry_ids, self._offsets, self._sizes
+        )
+
+    def _take(self, dtype: str | np.dtype[np.void], count: int) -> NDArray[Any]:
+        column = np.dtype(dtype)
+        if self._offset + column.itemsize * count > len(self._payload):
+            raise BookieStorageError("a footer is shorter than its own counts say")
+        values = np.frombuffer(self._payload, column, count, self._offset)
+        self._offset += column.itemsize * count
+        return values
+
+
+def encode_footer_record(
+    index: FileIndex, header: FileHeader, *, offset: int, sequence: int
+) -> list[bytes]:
+    """Return the FOOTER record that seals the file at `offset`."""
+    payload = bytes(_padding(offset)) + index.encode_footer()
+    record = encode_record_header(
+        RecordType.FOOTER,
+        payload_bytes=len(payload),
+        payload_crc=crc32c.crc32c(payload),
+        sequence=sequence,
+        number=index.number,
+        offset=offset,
+        batch_offset=offset,
+        seed=header.seed,
+    )
+    return [record, payload]
+
+
+def read_footer(view: memoryview, *, offset: int, number: int, seed: int) -> SealedIndex | None:
+    """Return the footer in `view`, file `number` from `offset` to its end; None if it is damaged.
+
+    `seed` is that of the file's header.
+    """
+    header = FileHeader(number, {}, 0, seed)
+    record = read_record_header(view, offset, header, view_offset=offset)
+    if record is None or record.type is not RecordType.FOOTER or record.end != offset + len(view):
+        return None
+    payload = view[RECORD_HEADER_BYTES:]
+    if crc32c.crc32c(payload) != record.payload_crc:
+        return None
+    return SealedIndex(payload[_padding(offset) :])
+
+
+def _padding(offset: int) -> int:
+    return -(offset + RECORD_HEADER_BYTES) % _ALIGNMENT_BYTES

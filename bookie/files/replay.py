@@ -1,0 +1,460 @@
+"""Opening the entry log: the whole is taken, a never acknowledged tail is cut, all else refused.
+
+The newest file's header names every file that must exist; that the newest itself exists is noted in
+a small file of its own.  Sealed files are known by their footers; one whose footer is damaged is
+read from its records.  Only the newest file is always read whole.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import crc32c
+
+from bookie.disks.port import DiskFullError, write_with_room
+from bookie.files.format import (
+    RECORD_HEADER_BYTES,
+    FileHeader,
+    Record,
+    RecordType,
+    decode_fence,
+    decode_file_header,
+    decode_garbage,
+    decode_lac,
+    encode_file_header,
+    file_name,
+    file_number,
+    find_record_after,
+    read_record_header,
+    stated_header_size,
+)
+from bookie.files.index import (
+    FileIndex,
+    SealedIndex,
+    encode_footer_record,
+    read_footer,
+)
+from dlcore.errors import BookieStorageError, DigestMismatchError
+from dlcore.wire.digest import decode_frame, frame_check
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from bookie.disks.port import Disk, DiskFile
+    from bookie.files.index import LedgerSummary
+
+    TakeSealed = Callable[[int, Iterator[LedgerSummary]], None]
+
+logger = logging.getLogger(__name__)
+
+_NEWEST_FILE = "newest"
+"""Holds the number of the newest file that may hold something acknowledged, as decimal text."""
+_HEADER_BYTES = 4096
+"""Read first: most headers are shorter."""
+NOTE_BYTES = 4096
+"""Most that `note_newest` takes of the disk."""
+_WINDOW_BYTES = 4 * 1024 * 1024
+"""Read at once: a file is not taken into memory whole."""
+
+
+@dataclass(slots=True, kw_only=True)
+class WritePosition:
+    """Where the next record of a file goes."""
+
+    header: FileHeader
+    offset: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealedFile:
+    """A sealed file as replay found it."""
+
+    number: int
+    size: int
+    records_end: int
+    seed: int
+    """Where the checksums of the file's records start."""
+    has_footer: bool = True
+    """False if its footer was damaged and there was no room to make it again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedLog:
+    """Everything the directory holds, and the file to go on writing."""
+
+    sealed: list[SealedFile]
+    file: DiskFile | None
+    """None if it is still to be made, when the disk has room again."""
+    content: bytes
+    """What it is to be made with."""
+    is_noted: bool
+    """Whether it is noted as the newest one."""
+    index: FileIndex
+    position: WritePosition
+
+
+@dataclass(slots=True)
+class _Replayed:
+    """What reading one file's records gave."""
+
+    header: FileHeader
+    index: FileIndex
+    records_end: int
+    sequence: int = 0
+    batch_offset: int = 0
+    footer: Record | None = None
+
+
+async def open_entry_log(
+    disk: Disk, *, owner: bytes, new_life: Callable[[], str], take_sealed: TakeSealed
+) -> OpenedLog:
+    """Replay the directory, repair its end, and return it ready for writing.
+
+    What each sealed file says about its ledgers goes to `take_sealed`, oldest file first: all of it
+    at once would not fit into memory.
+
+    Raises:
+        BookieStorageError: a file is missing, foreign, or damaged where it was acknowledged.
+    """
+    numbers = [number for name in disk.names() if (number := file_number(name)) is not None]
+    newest = max(numbers, default=0)
+    noted = await _read_newest(disk)
+    if newest < noted:
+        raise BookieStorageError(
+            f"{file_name(noted)} is missing: it was the newest file, and held acknowledged entries"
+        )
+    if not numbers:
+        opened = _new_file(1, owner=owner, life=new_life(), sealed=[])
+        file = await disk.create(file_name(1), [opened.content])  # a data folder holds data
+        return await _prepare(disk, replace(opened, file=file), noted=0)
+    file = disk.open(file_name(newest))
+    try:
+        opened = await _open_with(disk, file, numbers, owner, new_life, take_sealed)
+        return await _prepare(disk, opened, noted=noted)
+    except BaseException:
+        file.close()
+        raise
+
+
+async def _prepare(disk: Disk, opened: OpenedLog, *, noted: int) -> OpenedLog:
+    """Make the file to go on in, and note it; if there is no room, that is left to the writer."""
+    number = opened.index.number
+    try:
+        if opened.file is None:
+            create = partial(disk.create, file_name(number), [opened.content])
+            opened = replace(opened, file=await write_with_room(disk, len(opened.content), create))
+        if number != noted:
+            note = partial(note_newest, disk, number)
+            await write_with_room(disk, NOTE_BYTES, note)
+    except DiskFullError as error:
+        logger.warning("the disk is full, nothing can be written yet: %s", error)
+        return opened
+    return replace(opened, is_noted=True)
+
+
+async def _open_with(
+    disk: Disk,
+    file: DiskFile,
+    numbers: list[int],
+    owner: bytes,
+    new_life: Callable[[], str],
+    take_sealed: TakeSealed,
+) -> OpenedLog:
+    """Replay the directory by its newest file."""
+    newest = max(numbers)
+    replayed = await _replay_newest(disk, file, newest, owner)
+    deleted = set(replayed.index.deleted_files)
+    live = {
+        number: end for number, end in replayed.header.live_files.items() if number not in deleted
+    }
+    missing = sorted(live.keys() - set(numbers))
+    if missing:
+        raise BookieStorageError(
+            f"{file_name(missing[0])} is missing: {file_name(newest)} says it holds live entries"
+        )
+    sealed = [
+        await _open_sealed(disk, number, live[number], owner, take_sealed)
+        for number in sorted(live)
+    ]
+    garbage = [number for number in numbers if number != newest and number not in live]
+    if replayed.footer is not None:
+        if file.size > replayed.footer.end:
+            await file.truncate(replayed.footer.end)
+        await _write_again(file, replayed.records_end)
+        take_sealed(newest, replayed.index.summaries())
+        sealed.append(
+            SealedFile(
+                number=newest,
+                size=file.size,
+                records_end=replayed.records_end,
+                seed=replayed.header.seed,
+            )
+        )
+        file.close()
+        await _delete_garbage(disk, garbage)
+        return _new_file(newest + 1, owner=owner, life=new_life(), sealed=sealed)
+    await _settle_tail(file, replayed)
+    await _delete_garbage(disk, garbage)
+    position = WritePosition(
+        header=replayed.header, offset=replayed.records_end, sequence=replayed.sequence
+    )
+    return OpenedLog(
+        sealed=sealed,
+        file=file,
+        content=b"",
+        is_noted=False,
+        index=replayed.index,
+        position=position,
+    )
+
+
+def _new_file(number: int, *, owner: bytes, life: str, sealed: list[SealedFile]) -> OpenedLog:
+    """Go on in a new file, which is made when there is something to write."""
+    live_files = {each.number: each.records_end for each in sealed}
+    content = encode_file_header(number, owner=owner, life=life, live_files=live_files)
+    header = decode_file_header(memoryview(content), number=number, owner=owner)
+    return OpenedLog(
+        sealed=sealed,
+        file=None,
+        content=content,
+        is_noted=False,
+        index=FileIndex(number),
+        position=WritePosition(header=header, offset=header.size, sequence=0),
+    )
+
+
+async def note_newest(disk: Disk, number: int) -> None:
+    """Note that file `number` exists, before anything in it is acknowledged.
+
+    Every other file is named by the header of a later one; the loss of the newest would go
+    unnoticed.
+    """
+    await disk.write_file(_NEWEST_FILE, b"%d" % number)
+
+
+async def _read_newest(disk: Disk) -> int:
+    """Return the number noted last, 0 if there is none."""
+    text = await disk.read_file(_NEWEST_FILE)
+    if text is None:
+        return 0
+    if not text.isdigit():
+        raise BookieStorageError(f"{_NEWEST_FILE}: {text[:20]!r}, expected the number of a file")
+    return int(text)
+
+
+async def read_header(file: DiskFile) -> memoryview:
+    """Return the file's header, not verified, perhaps with more behind it.
+
+    Raises:
+        BookieStorageError: it cannot be read.
+    """
+    view = await file.read(0, min(_HEADER_BYTES, file.size))
+    size = stated_header_size(view)
+    return view if size <= len(view) else await file.read(0, min(size, file.size))
+
+
+async def _delete_garbage(disk: Disk, numbers: list[int]) -> None:
+    """Finish deletions that a crash interrupted.
+
+    They were logged as garbage before; that record must be durable by now, not only readable.
+    """
+    if numbers:
+        logger.info("deleting garbage left by a crash files=%s", numbers)
+        await disk.recycle([file_name(number) for number in numbers])
+
+
+async def _settle_tail(file: DiskFile, replayed: _Replayed) -> None:
+    """Cut what was never acknowledged, and make sure of the last batch.
+
+    With a torn batch goes what was allocated ahead: were a record of the batch left there, the next
+    ones could lead up to it.  The last batch may be in the page cache only, see `_write_again`.
+    """
+    if file.size > replayed.records_end:
+        logger.info(
+            "cutting what is behind the last record file=%s offset=%d bytes=%d",
+            file.name,
+            replayed.records_end,
+            file.size - replayed.records_end,
+        )
+        await file.truncate(replayed.records_end)
+    if replayed.batch_offset:
+        await _write_again(file, replayed.batch_offset)
+
+
+async def _write_again(file: DiskFile, offset: int) -> None:
+    """Make the file durable from `offset` on, whatever a sync before said.
+
+    A process that died after a failed sync leaves pages that look written and are not; another sync
+    would not write them.
+    """
+    await file.rewrite(offset, await file.read(offset, file.size - offset))
+
+
+async def _open_sealed(
+    disk: Disk, number: int, records_end: int, owner: bytes, take_sealed: TakeSealed
+) -> SealedFile:
+    file = disk.open(file_name(number))
+    try:
+        header = decode_file_header(await read_header(file), number=number, owner=owner)
+        index: SealedIndex | FileIndex | None = await _read_footer(disk, file, header, records_end)
+        has_footer = True
+        if index is None:
+            logger.warning("making a damaged footer again file=%s", file.name)
+            replayed = await _replay_sealed(disk, file, header, records_end)
+            has_footer = await _make_footer(disk, file, replayed)
+            index = replayed.index
+        take_sealed(number, index.summaries())
+        return SealedFile(
+            number=number,
+            size=file.size,
+            records_end=records_end,
+            seed=header.seed,
+            has_footer=has_footer,
+        )
+    finally:
+        file.close()
+
+
+async def _make_footer(disk: Disk, file: DiskFile, replayed: _Replayed) -> bool:
+    """Write the footer that the records give; False if the disk has no room for it."""
+    end = replayed.records_end
+    await file.truncate(end)
+    footer = encode_footer_record(
+        replayed.index, replayed.header, offset=end, sequence=replayed.sequence
+    )
+    data = b"".join(footer)
+    try:
+        await write_with_room(disk, len(data), partial(file.rewrite, end, data))
+    except DiskFullError as error:
+        logger.warning("%s stays without its footer for now: %s", file.name, error)
+        return False
+    return True
+
+
+async def _read_footer(
+    disk: Disk, file: DiskFile, header: FileHeader, records_end: int
+) -> SealedIndex | None:
+    """Return the file's footer, None if it is damaged."""
+    try:
+        data = await file.read(records_end, max(0, file.size - records_end))
+    except BookieStorageError as error:
+        logger.warning("a footer cannot be read: %s", error)
+        return None
+    return await disk.compute(
+        read_footer, data, offset=records_end, number=header.number, seed=header.seed
+    )
+
+
+async def _replay_sealed(
+    disk: Disk, file: DiskFile, header: FileHeader, records_end: int
+) -> _Replayed:
+    """Read a sealed file's records, all of which were acknowledged."""
+    replayed = await _replay(disk, file, header, records_end)
+    if replayed.records_end != records_end:
+        raise BookieStorageError(
+            f"{file.name}: its footer and its record at offset {replayed.records_end} are "
+            "damaged; the file was sealed, so this was acknowledged data"
+        )
+    return replayed
+
+
+async def _replay_newest(disk: Disk, file: DiskFile, number: int, owner: bytes) -> _Replayed:
+    """Read the newest file's records up to its torn tail, if it has one."""
+    header = decode_file_header(await read_header(file), number=number, owner=owner)
+    replayed = await _replay(disk, file, header, file.size)
+    if replayed.footer is None and replayed.records_end < file.size:
+        proof = await _find_proof(disk, file, replayed)
+        if proof is not None:
+            raise BookieStorageError(
+                f"{file.name}: the record at offset {replayed.records_end} is damaged; the "
+                f"one at offset {proof.offset} was written after it had been acknowledged"
+            )
+    return replayed
+
+
+async def _find_proof(disk: Disk, file: DiskFile, replayed: _Replayed) -> Record | None:
+    """Return a record which proves that the unreadable place was durable."""
+    start = replayed.records_end + 1
+    while start < file.size:
+        view = await file.read(start, min(_WINDOW_BYTES, file.size - start))
+        proof = await disk.compute(
+            find_record_after, view, start, replayed.records_end, replayed.header
+        )
+        if proof is not None:
+            return proof
+        start += max(1, len(view) - RECORD_HEADER_BYTES + 1)
+    return None
+
+
+async def _replay(disk: Disk, file: DiskFile, header: FileHeader, end: int) -> _Replayed:
+    """Read records up to `end`, to the footer, or to the first that is torn or damaged."""
+    replayed = _Replayed(header, FileIndex(header.number), records_end=header.size)
+    size = _WINDOW_BYTES
+    while size and replayed.records_end < end:
+        start = replayed.records_end
+        view = await file.read(start, min(size, end - start))
+        size = await disk.compute(_replay_window, replayed, view, end)
+    return replayed
+
+
+def _replay_window(replayed: _Replayed, view: memoryview, end: int) -> int:
+    """Take the records in `view`; return how much to read next, 0 for no more."""
+    start = replayed.records_end
+    while True:
+        offset = replayed.records_end
+        if offset + RECORD_HEADER_BYTES > start + len(view) < end:
+            return _WINDOW_BYTES
+        record = read_record_header(view, offset, replayed.header, view_offset=start)
+        if record is None or record.end > end or record.sequence != replayed.sequence:
+            return 0
+        if record.end > start + len(view):
+            return max(_WINDOW_BYTES, record.end - offset)
+        payload = view[record.payload_offset - start : record.end - start]
+        if record.type is RecordType.FOOTER and crc32c.crc32c(payload) == record.payload_crc:
+            replayed.footer = record
+            return 0
+        if not index_record(replayed.index, record, payload):
+            return 0
+        replayed.records_end = record.end
+        replayed.sequence += 1
+        replayed.batch_offset = record.batch_offset
+
+
+def index_record(index: FileIndex, record: Record, payload: memoryview) -> bool:
+    """Take the record into the index; return False, and take nothing, if its payload is damaged."""
+    if record.type is RecordType.ENTRY:
+        return _index_entry(index, record, payload)
+    if crc32c.crc32c(payload) != record.payload_crc:
+        return False
+    match record.type:
+        case RecordType.FENCE:
+            index.note_fence(decode_fence(payload))
+        case RecordType.LAC:
+            ledger_id, last_add_confirmed = decode_lac(payload)
+            index.note_lac(ledger_id, last_add_confirmed)
+        case RecordType.GARBAGE:
+            index.deleted_files.extend(decode_garbage(payload))
+        case RecordType.MARK | RecordType.FOOTER:
+            pass
+    return True
+
+
+def _index_entry(index: FileIndex, record: Record, payload: memoryview) -> bool:
+    try:
+        frame = decode_frame(payload)
+    except DigestMismatchError:
+        return False
+    if frame_check(payload) != record.payload_crc:
+        return False
+    index.add_entry(
+        ledger_id=frame.ledger_id,
+        entry_id=frame.entry_id,
+        offset=record.payload_offset,
+        size=record.payload_bytes,
+        last_add_confirmed=frame.last_add_confirmed,
+    )
+    return True

@@ -1,0 +1,190 @@
+"""The sealed files of a bookie: what they weigh, who needs them, and how one is dropped.
+
+A file is dropped in an order that a crash may cut anywhere: what is still needed of it is durable
+elsewhere, then it is logged as garbage, then it is deleted.  Replay finishes a deletion that was
+logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, NamedTuple
+
+from bookie.files.compaction_choice import FileLoad
+from bookie.files.format import file_name
+from bookie.ledger_state import note_sealed
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from bookie.disks.port import Disk
+    from bookie.files.damage import DamageLog
+    from bookie.files.entry_log import EntryLog
+    from bookie.files.entry_reader import EntryReader
+    from bookie.files.index import FileIndex
+    from bookie.ledger_state import LedgerState
+
+logger = logging.getLogger(__name__)
+_LEDGERS_AT_A_TIME = 1000
+"""Looked at before others get their turn on the event loop."""
+
+
+class _SealedFile(NamedTuple):
+    """What is known of a sealed file without reading it."""
+
+    size: int
+    footer_bytes: int
+
+
+class SealedFiles:
+    """All sealed files; they and the states of ledgers change together."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        log: EntryLog,
+        reader: EntryReader,
+        ledgers: dict[int, LedgerState],
+        damage: DamageLog,
+    ) -> None:
+        self._disk = disk
+        self._log = log
+        self._reader = reader
+        self._ledgers = ledgers
+        self._damage = damage
+        self._files: dict[int, _SealedFile] = {}
+        self.stored_bytes = 0
+        """Of all sealed files."""
+        self._undeleted: set[int] = set()
+        """Dropped, and perhaps still on the disk."""
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._files
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of all sealed files, oldest first."""
+        return sorted(self._files)
+
+    def take(self, number: int, *, size: int, records_end: int, seed: int) -> None:
+        """Take a file that was sealed now or before; `seed` is that of its header.
+
+        The states of its ledgers know of it already: see `note_sealed`.
+        """
+        self._reader.add_sealed(number, footer_offset=records_end, seed=seed)
+        self._files[number] = _SealedFile(size, size - records_end)
+        self.stored_bytes += size
+
+    async def take_over(self, index: FileIndex, *, size: int, records_end: int, seed: int) -> None:
+        """Take a file that was sealed now, once the states of its ledgers know of it.
+
+        Until this is over its index must be in use, and others may be at work meanwhile.
+        """
+        number = index.number
+        self._reader.add_sealed(number, footer_offset=records_end, seed=seed)
+        for position, summary in enumerate(index.summaries(), 1):
+            note_sealed(self._ledgers, number, [summary])
+            if position % _LEDGERS_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+        self.take(number, size=size, records_end=records_end, seed=seed)
+
+    async def loads(self) -> list[FileLoad]:
+        """Return what each file holds for ledgers that are not proven deleted.
+
+        An entry that is held twice counts in both files: a load is never too small.
+        """
+        live_bytes = dict.fromkeys(self._files, 0)
+        ledgers = dict.fromkeys(self._files, 0)
+        for position, state in enumerate(list(self._ledgers.values())):
+            if position % _LEDGERS_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+            if state.is_deleted:
+                continue
+            for number, size in state.file_bytes():
+                if number in live_bytes:  # it was sealed before this began
+                    live_bytes[number] += size
+                    ledgers[number] += 1
+        return [
+            FileLoad(
+                number=number,
+                size_bytes=file.size,
+                footer_bytes=file.footer_bytes,
+                live_bytes=live_bytes[number],
+                live_ledgers=ledgers[number],
+                is_unfit=number in self._damage.headers,
+            )
+            for number, file in sorted(self._files.items())
+            if number in live_bytes
+        ]
+
+    async def drop_dead(self) -> dict[int, int]:
+        """Drop the files that only deleted ledgers need; return their sizes."""
+        dead = set(self._files)
+        deleted: list[int] = []
+        for position, (ledger_id, state) in enumerate(list(self._ledgers.items()), 1):
+            if state.is_deleted:
+                deleted.append(ledger_id)
+            else:
+                dead.difference_update(state.files())
+            if position % _LEDGERS_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+        for ledger_id in deleted:
+            again = self._ledgers.get(ledger_id)
+            if again is not None and not again.is_deleted:  # in use again meanwhile
+                dead.difference_update(again.files())
+        return await self.drop(dead & self._files.keys(), deleted)
+
+    async def drop(self, numbers: Collection[int], ledger_ids: Iterable[int]) -> dict[int, int]:
+        """Drop files of which nothing is needed; return their sizes.
+
+        `ledger_ids` are all ledgers that the files say anything about.  The files are forgotten
+        before anything is waited for, so that the caller's reasons hold; that ledgers had something
+        in them is forgotten little by little.
+
+        Files that were dropped before and not deleted, because the caller was cancelled or the disk
+        refused, are deleted, too.
+
+        Raises:
+            BookieError: the log failed; after a restart the files may be there again.
+        """
+        dropped = self._forget(numbers) if numbers else {}
+        await self._forget_spans(ledger_ids)
+        doomed = sorted(self._undeleted)
+        if doomed:
+            await self._log.flush()
+            await self._disk.recycle([file_name(number) for number in doomed])
+            self._undeleted.difference_update(doomed)
+            logger.info("dropped files=%s", doomed)
+        return dropped
+
+    def _forget(self, numbers: Collection[int]) -> dict[int, int]:
+        """Log files as garbage, and forget them; return their sizes."""
+        dropped = {number: self._files.pop(number).size for number in sorted(numbers)}
+        self.stored_bytes -= sum(dropped.values())
+        self._log.append_garbage(list(dropped))
+        self._undeleted.update(dropped)
+        for number in dropped:
+            self._reader.forget(number)
+        self._damage.forget_files(dropped)
+        return dropped
+
+    async def _forget_spans(self, ledger_ids: Iterable[int]) -> None:
+        """Forget what ledgers had in files that are gone, and ledgers that are gone."""
+        for position, ledger_id in enumerate(ledger_ids, 1):
+            self._forget_spans_of(ledger_id)
+            if position % _LEDGERS_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+
+    def _forget_spans_of(self, ledger_id: int) -> None:
+        state = self._ledgers.get(ledger_id)
+        if state is None:
+            return
+        gone = {number for number in state.files() if self._reader.place(number) is None}
+        if gone:
+            state.forget_files(gone)
+        if (
+            state.is_deleted
+            and not state.has_files
+            and all(each.entries(ledger_id) is None for each in self._log.unsealed_indexes())
+        ):
+            del self._ledgers[ledger_id]

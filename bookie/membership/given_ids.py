@@ -1,0 +1,126 @@
+"""The ledger ids that were ever given to anybody: a bookie takes nothing of any other.
+
+Ids only rise, and the metadata holds the next one (the end of the last range that was taken).  So
+an id below the value read last is known to be given, at no cost.  One above it makes the bookie
+read the value anew, and not from a server that is behind: a ledger made a moment ago is never
+refused.  An id that is still above was made up, or the metadata was restored from an old backup;
+without an answer nothing is known, which is no "no".
+
+One read serves all who asked before it began, and reads have a pause between them, whoever asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from dlcore.errors import BadRequestError, BookieUnavailableError, DLError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+_READ_PAUSE_S = 0.05
+"""Between two reads: what anybody who makes ids up can cost the metadata."""
+_READ_TIMEOUT_S = 5.0
+
+
+class GivenIds:
+    """The ids that were given, as one bookie knows them; used on one event loop.
+
+    Args:
+        read_next_id: reads the lowest id that was not given; misses none given before the call.
+            None: every id counts as given.
+    """
+
+    def __init__(self, read_next_id: Callable[[], Awaitable[int]] | None) -> None:
+        self._read_next_id = read_next_id
+        self._next_id = 0
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self._reading: asyncio.Task[None] | None = None
+        self._next_read_s = 0.0
+        self._writes: set[asyncio.Task[None]] = set()
+
+    def covers(self, ledger_id: int) -> bool:
+        """Return whether the id is known to be given."""
+        return ledger_id < self._next_id or self._read_next_id is None
+
+    def once_given(
+        self, ledger_id: int, write: Callable[[], asyncio.Future[None]]
+    ) -> asyncio.Future[None]:
+        """Call `write` when the id is known to be given; writes go on in the order they came."""
+
+        async def wait() -> None:
+            await self.check(ledger_id)
+            await write()
+
+        task = asyncio.get_running_loop().create_task(wait())
+        self._writes.add(task)
+        task.add_done_callback(self._writes.discard)
+        return task
+
+    async def check(self, ledger_id: int) -> None:
+        """Return once the id is known to be given; those who wait go on in the order they came.
+
+        Raises:
+            BadRequestError: it was given to nobody.
+            BookieUnavailableError: the metadata did not tell.
+        """
+        if self.covers(ledger_id):
+            return
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[None] = loop.create_future()
+        self._waiting.append((ledger_id, answer))
+        if self._reading is None:
+            self._reading = loop.create_task(self._read_while_asked(), name="bookie given ids")
+        await answer
+
+    async def aclose(self) -> None:
+        """Read no more; whoever waits is told that nothing is known."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait([self._reading])
+        self._settle(self._waiting, "the bookie is closing")
+        self._waiting = []
+        if self._writes:
+            await asyncio.wait(self._writes)
+
+    async def _read_while_asked(self) -> None:
+        assert self._read_next_id is not None  # else all are covered
+        loop = asyncio.get_running_loop()
+        asked: list[tuple[int, asyncio.Future[None]]] = []
+        try:
+            while self._waiting:
+                await asyncio.sleep(self._next_read_s - loop.time())
+                asked, self._waiting = self._waiting, []
+                problem = ""
+                try:
+                    async with asyncio.timeout(_READ_TIMEOUT_S):
+                        self._next_id = await self._read_next_id()
+                except TimeoutError:
+                    problem = f"the metadata did not answer within {_READ_TIMEOUT_S} s"
+                except DLError as error:
+                    problem = str(error)
+                self._next_read_s = loop.time() + _READ_PAUSE_S
+                self._settle(asked, problem)
+        finally:
+            self._settle(asked, "the bookie is closing")
+            self._reading = None
+
+    def _settle(self, asked: list[tuple[int, asyncio.Future[None]]], problem: str) -> None:
+        for ledger_id, answer in asked:
+            if answer.done():
+                continue
+            if problem:
+                answer.set_exception(
+                    BookieUnavailableError(
+                        f"whether ledger {ledger_id} was ever made is not known here: {problem}"
+                    )
+                )
+            elif self.covers(ledger_id):
+                answer.set_result(None)
+            else:
+                answer.set_exception(
+                    BadRequestError(
+                        f"ledger {ledger_id} was never made: the next new one is {self._next_id}"
+                    )
+                )

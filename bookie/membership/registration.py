@@ -1,0 +1,363 @@
+"""The identity of a bookie: its cookie and its registration.
+
+The cookie binds a data folder to a name, an incarnation and a cluster; it lies in the folder and in
+the metadata store, and says "the data of this identity is complete here".  A bookie starts only if
+both agree, or if both are missing and the folder is empty: then it makes them.  The folder gets a
+provisional cookie first, so that an interrupted first start can be finished by the next one.
+
+The registration is an ephemeral node with the address, the rack and the disk's space.  It is
+discovery only: safety never rests on it.  `Registrar` keeps it true through lost sessions and
+changes between writable and read-only.  A change of space is set in the node's place, so that the
+bookie is registered all the while.  A bookie whose cookie was deleted is not registered again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from bookie.disks.port import DiskSpace
+from bookie.files.format import file_number
+from dlcore.config import DEFAULT_RACK
+from dlcore.errors import (
+    ConfigurationError,
+    DLError,
+    MetadataConnectionError,
+    MetadataError,
+    NodeExistsError,
+    NoNodeError,
+)
+from dlcore.ledger.metadata.bookies import BookieCookie, BookieRegistration
+from dlcore.metadata.port import ANY_VERSION, Check, Create, Delete, Op, SessionState
+from dlcore.metadata.stored import decode, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bookie.disks.port import Disk
+    from dlcore.clock import Clock
+    from dlcore.ids import BookieId
+    from dlcore.metadata.paths import NamespacePaths
+    from dlcore.metadata.port import MetadataStore, Unsubscribe, Versioned
+
+logger = logging.getLogger(__name__)
+
+COOKIE_FILE = "cookie"
+_PROVISIONAL_FILE = "cookie.new"
+_RETRY_S = 0.5
+_UNREGISTER_TIMEOUT_S = 3.0
+
+
+async def establish_identity(
+    disk: Disk,
+    store: MetadataStore,
+    paths: NamespacePaths,
+    *,
+    name: str,
+    cluster_id: str,
+    clock: Clock,
+) -> BookieCookie:
+    """Return who the data folder says this bookie is, after checking it against the cluster.
+
+    Raises:
+        ConfigurationError: folder and cluster contradict each other; it says how and what to do.
+    """
+    node = paths.cookie(name)
+    remote = await _read_remote_cookie(store, node)
+    local = await _read_cookie(disk, COOKIE_FILE)
+    if local is not None:
+        _check_folder(local, name=name, cluster_id=cluster_id)
+        _check_remote(local, remote, node)
+        if not any(file_number(each) is not None for each in disk.names()):
+            raise ConfigurationError(
+                f"the data folder holds the cookie of bookie {name!r} but no data: its files were "
+                "deleted; restore them, or start the bookie as a new one: empty the folder and "
+                f"delete the node {node}"
+            )
+        return local
+    provisional = await _read_cookie(disk, _PROVISIONAL_FILE)
+    if provisional is None:
+        _check_empty(disk, remote, name=name, node=node)
+        provisional = BookieCookie(
+            name=name,
+            incarnation=clock.new_token(),
+            cluster_id=cluster_id,
+            created_ms=clock.now_ms(),
+        )
+        await disk.write_file(_PROVISIONAL_FILE, encode(provisional))
+    _check_folder(provisional, name=name, cluster_id=cluster_id)
+    if remote is None:
+        remote = await _create_remote_cookie(store, node, provisional)
+    _check_remote(provisional, remote, node)
+    return provisional
+
+
+async def confirm_identity(disk: Disk, cookie: BookieCookie) -> None:
+    """Finish a first start, now that the folder holds data: a cookie without data is a loss."""
+    if await disk.read_file(COOKIE_FILE) is None:
+        await disk.write_file(COOKIE_FILE, encode(cookie))
+        logger.info("new bookie name=%s incarnation=%s", cookie.name, cookie.incarnation)
+    await disk.delete([_PROVISIONAL_FILE])
+
+
+def _check_empty(disk: Disk, remote: BookieCookie | None, *, name: str, node: str) -> None:
+    strangers = [each for each in disk.names() if each not in (COOKIE_FILE, _PROVISIONAL_FILE)]
+    if strangers:
+        raise ConfigurationError(
+            f"the data folder holds no cookie but other files ({', '.join(strangers[:3])}): "
+            f"give bookie {name!r} its own folder, or an empty one if it is new"
+        )
+    if remote is not None:
+        raise ConfigurationError(
+            f"the data folder is empty, but the cluster knows bookie {name!r}, incarnation "
+            f"{remote.incarnation}: mount the disk with its data; if that is lost for good, delete "
+            f"the node {node} and the bookie starts as a new and empty one"
+        )
+
+
+def _check_folder(cookie: BookieCookie, *, name: str, cluster_id: str) -> None:
+    if cookie.name != name:
+        raise ConfigurationError(
+            f"the data folder belongs to bookie {cookie.name!r}, not to {name!r}: "
+            f"start {name!r} on its own folder"
+        )
+    if cookie.cluster_id != cluster_id:
+        raise ConfigurationError(
+            f"the data folder belongs to cluster {cookie.cluster_id}, but the namespace is "
+            f"{cluster_id}: check metadata_uri, or whether ZooKeeper lost its data"
+        )
+
+
+def _check_remote(local: BookieCookie, remote: BookieCookie | None, node: str) -> None:
+    if remote is None:
+        raise ConfigurationError(
+            f"the data folder belongs to bookie {local.name!r}, incarnation {local.incarnation}, "
+            f"but the cluster has no cookie {node}: it was decommissioned, or ZooKeeper lost its "
+            "data; to start it as a new and empty bookie, move the folder's content away"
+        )
+    if remote != local:
+        raise ConfigurationError(
+            f"the data folder holds incarnation {local.incarnation} of bookie {local.name!r}, but "
+            f"the cluster knows incarnation {remote.incarnation} (cookie {node}): another folder "
+            "holds this bookie's data; start it there"
+        )
+
+
+async def _create_remote_cookie(
+    store: MetadataStore, node: str, cookie: BookieCookie
+) -> BookieCookie:
+    """Create the cluster's cookie; return what is there in the end."""
+    try:
+        await store.create(node, encode(cookie))
+    except (NodeExistsError, MetadataConnectionError):
+        # Another start was faster, or the reply of our own create was lost: what is there decides.
+        found = await _read_remote_cookie(store, node)
+        if found is None:
+            raise
+        return found
+    return cookie
+
+
+async def _read_cookie(disk: Disk, file: str) -> BookieCookie | None:
+    data = await disk.read_file(file)
+    return (
+        None
+        if data is None
+        else decode(BookieCookie, data, source=f"file {file} of the data folder")
+    )
+
+
+async def _read_remote_cookie(store: MetadataStore, node: str) -> BookieCookie | None:
+    await store.sync(node)
+    found = await store.get(node)
+    return None if found is None else decode(BookieCookie, found.value, source=node)
+
+
+class Registrar:
+    """Keeps one bookie registered.
+
+    Args:
+        store: the session whose ephemeral nodes are used.
+        rack: where the bookie stands.
+        on_conflict: called once if another process took this bookie's registration over, or if it
+            was decommissioned.
+    """
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        paths: NamespacePaths,
+        *,
+        bookie: BookieId,
+        address: str,
+        control_address: str,
+        rack: str = DEFAULT_RACK,
+        on_conflict: Callable[[DLError], None],
+    ) -> None:
+        self._store = store
+        self._bookie = bookie
+        self._address = address
+        self._control_address = control_address
+        self._rack = rack
+        self._space = DiskSpace(free_bytes=0, total_bytes=0)
+        self._on_conflict = on_conflict
+        self._available = paths.bookie_available(bookie.name)
+        self._readonly = paths.bookie_readonly(bookie.name)
+        self._cookie = paths.cookie(bookie.name)
+        self._is_read_only = False
+        self._session_token: str | None = None  # of the session in which the node was made
+        self._may_differ = asyncio.Event()
+        self._unsubscribe: list[Unsubscribe] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def register(self, *, is_read_only: bool, patience_s: float) -> None:
+        """Register for the first time, and keep the registration from then on.
+
+        A node that another incarnation left behind gets `patience_s` to vanish with its session.
+        """
+        self._is_read_only = is_read_only
+        await self._register_within(patience_s)
+        self._unsubscribe = [
+            self._store.watch(self._available, self._may_differ.set),
+            self._store.watch(self._readonly, self._may_differ.set),
+            self._store.on_session(self._on_session),
+        ]
+        self._task = asyncio.create_task(self._maintain(), name="bookie-registrar")
+
+    async def _register_within(self, patience_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + patience_s
+        while True:
+            try:
+                return await self._reconcile()
+            except (MetadataError, ConfigurationError) as error:
+                if loop.time() >= deadline_s:
+                    raise
+                logger.warning("not yet registered bookie=%s: %s", self._bookie, error)
+            await asyncio.sleep(_RETRY_S)
+
+    def set_read_only(self, *, is_read_only: bool) -> None:
+        """Move the registration soon."""
+        self._is_read_only = is_read_only
+        self._may_differ.set()
+
+    def set_space(self, space: DiskSpace) -> None:
+        """Tell of the disk's space soon.
+
+        Each call that changes it is a write to the metadata store: call it seldom.
+        """
+        self._space = space
+        self._may_differ.set()
+
+    async def aclose(self) -> None:
+        """Remove the registration."""
+        for unsubscribe in self._unsubscribe:
+            unsubscribe()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+            await self._unregister()
+
+    def _on_session(self, state: SessionState) -> None:
+        logger.info("metadata session state=%s bookie=%s", state.value, self._bookie)
+        self._may_differ.set()
+
+    async def _maintain(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._may_differ.wait()
+            self._may_differ.clear()
+            try:
+                await self._reconcile()
+            except MetadataError as error:
+                logger.warning("registration failed bookie=%s: %s", self._bookie, error)
+                loop.call_later(_RETRY_S, self._may_differ.set)
+            except ConfigurationError as error:
+                self._on_conflict(error)
+                return
+
+    async def _reconcile(self) -> None:
+        """Make the nodes say what is true."""
+        session_token = self._store.session_token
+        wanted = self._readonly if self._is_read_only else self._available
+        registration = BookieRegistration(
+            name=self._bookie.name,
+            incarnation=self._bookie.incarnation,
+            address=self._address,
+            read_only=self._is_read_only,
+            rack=self._rack,
+            free_bytes=self._space.free_bytes,
+            total_bytes=self._space.total_bytes,
+            session=session_token,
+            control_address=self._control_address,
+        )
+        value = encode(registration)
+        found: dict[str, Versioned] = {}
+        for path in (self._available, self._readonly):
+            node = await self._store.get(path)
+            if node is not None:
+                self._check_own(path, node)
+                found[path] = node
+        if session_token == self._session_token and found.keys() == {wanted}:
+            node = found[wanted]
+            if node.value == value:
+                return
+            if decode(BookieRegistration, node.value, source=wanted).session == session_token:
+                # What our node says may change while it stays; another session's would vanish.
+                await self._store.put(wanted, value, version=node.version)
+                return
+        ops: list[Op] = [Check(self._cookie, ANY_VERSION)]
+        ops += [Delete(path, node.version) for path, node in found.items()]
+        try:
+            await self._store.multi([*ops, Create(wanted, value, ephemeral=True)])
+        except NoNodeError:
+            await self._check_cookie()
+            raise
+        self._session_token = session_token
+        logger.info(
+            "registered bookie=%s address=%s rack=%s read_only=%s",
+            self._bookie,
+            self._address,
+            self._rack,
+            self._is_read_only,
+        )
+
+    async def _check_cookie(self) -> None:
+        await self._store.sync(self._cookie)
+        is_missing = await self._store.get(self._cookie) is None
+        # A store without any cookie lost its data: then it is waited for.
+        if is_missing and await self._store.get_children(self._cookie.rpartition("/")[0]):
+            # New entries would be lost with the next start, which is refused.
+            raise ConfigurationError(
+                f"bookie {self._bookie} has no cookie {self._cookie} in the cluster: it was "
+                "decommissioned, or ZooKeeper lost its data; to start it as a new and empty "
+                "bookie, move the content of its folder away"
+            )
+
+    def _check_own(self, path: str, node: Versioned) -> None:
+        """Accept only a node of this incarnation: a previous session's or process's, or our own."""
+        other = decode(BookieRegistration, node.value, source=path)
+        if other.incarnation != self._bookie.incarnation:
+            raise ConfigurationError(
+                f"bookie {self._bookie.name!r} is registered as incarnation {other.incarnation} at "
+                f"{other.address}, this is {self._bookie.incarnation}: stop one of the two"
+            )
+        if self._session_token == self._store.session_token and other.address != self._address:
+            raise ConfigurationError(
+                f"bookie {self._bookie} at {self._address} was registered by another process at "
+                f"{other.address}: it runs on a copy of this data folder; stop one of the two"
+            )
+
+    async def _unregister(self) -> None:
+        try:
+            async with asyncio.timeout(_UNREGISTER_TIMEOUT_S):
+                for path in (self._available, self._readonly):
+                    node = await self._store.get(path)
+                    if node is not None:
+                        self._check_own(path, node)
+                        await self._store.delete(path, version=node.version)
+        except (MetadataError, ConfigurationError, TimeoutError) as error:
+            # The node dies with the session in any case.
+            logger.warning("not unregistered bookie=%s: %s", self._bookie, error)

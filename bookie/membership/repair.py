@@ -1,0 +1,130 @@
+"""Repair: a damaged entry is fetched from another bookie that should hold it, and written again.
+
+The metadata of its ledger says which bookies these are.  They are asked without fencing, what they
+send is verified, and the storage takes it only in place of a copy that really is damaged.  What
+cannot be repaired now is tried again, later and later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, NamedTuple
+
+from dlcore.errors import BookieStorageError, DLError, LedgerNotFoundError
+from dlcore.ledger.metadata.quorum import write_set
+from dlcore.ledger.metadata.values import LedgerState
+from dlcore.wire.digest import decode_frame
+
+if TYPE_CHECKING:
+    from bookie.storage import LedgerStorage
+    from dlcore.ids import BookieId
+    from dlcore.ledger.metadata.store import LedgerStore
+    from dlcore.ledger.port import BookieClient
+
+logger = logging.getLogger(__name__)
+_FIRST_PAUSE_S = 1.0
+_PAUSE_MAX_S = 600.0
+
+
+class _Retry(NamedTuple):
+    """When an entry is tried again."""
+
+    due_s: float
+    """By the event loop's clock."""
+    pause_s: float
+
+
+class Repairer:
+    """Repairs the damaged entries of one storage for as long as `run` runs.
+
+    Args:
+        bookie: whose storage it is; it is not asked for its own entries.
+        ledgers: where the other holders are looked up; stays the caller's.
+        client: how they are asked; stays the caller's.
+    """
+
+    def __init__(
+        self,
+        storage: LedgerStorage,
+        *,
+        bookie: BookieId,
+        ledgers: LedgerStore,
+        client: BookieClient,
+    ) -> None:
+        self._storage = storage
+        self._bookie = bookie
+        self._ledgers = ledgers
+        self._client = client
+        self._retries: dict[tuple[int, int], _Retry] = {}
+        self._has_news = asyncio.Event()
+        storage.damage.on_entry(self._has_news.set)
+
+    async def run(self) -> None:
+        """Repair until cancelled; what is newly found damaged is tried at once."""
+        while True:
+            self._has_news.clear()
+            pause_s = await self._repair_due()
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._has_news.wait()
+            except TimeoutError:
+                continue
+
+    async def _repair_due(self) -> float | None:
+        """Try every entry whose time has come; return the seconds to the next one's time."""
+        damaged = self._storage.damage.entries()
+        known = set(damaged)
+        self._retries = {key: each for key, each in self._retries.items() if key in known}
+        loop = asyncio.get_running_loop()
+        for key in damaged:
+            retry = self._retries.get(key)
+            if retry is not None and retry.due_s > loop.time():
+                continue
+            try:
+                await self._repair(*key)
+            except DLError as error:
+                pause_s = _FIRST_PAUSE_S if retry is None else retry.pause_s * 2
+                pause_s = min(pause_s, _PAUSE_MAX_S)
+                self._retries[key] = _Retry(loop.time() + pause_s, pause_s)
+                logger.warning(
+                    "entry %d:%d is not repaired yet, next try in %.0f s: %s", *key, pause_s, error
+                )
+            else:
+                self._retries.pop(key, None)
+        due_s = min((each.due_s for each in self._retries.values()), default=None)
+        return None if due_s is None else max(0.0, due_s - loop.time())
+
+    async def _repair(self, ledger_id: int, entry_id: int) -> None:
+        """Repair one entry, or find that nobody needs it.
+
+        Raises:
+            DLError: neither.
+        """
+        try:
+            metadata = (await self._ledgers.read(ledger_id, fresh=True)).metadata
+        except LedgerNotFoundError:
+            self._storage.damage.forget_entry(ledger_id, entry_id, is_repaired=False)
+            return
+        if metadata.state is LedgerState.CLOSED and entry_id > metadata.last_entry_id:
+            # It never became part of the ledger.
+            self._storage.damage.forget_entry(ledger_id, entry_id, is_repaired=False)
+            return
+        bookies = metadata.ensemble_of(entry_id).bookies
+        failures = []
+        for position in write_set(metadata.quorum, entry_id):
+            if bookies[position] == self._bookie:
+                continue
+            try:
+                frame = await self._client.read_entry(
+                    bookies[position], ledger_id=ledger_id, entry_id=entry_id, fence=False
+                )
+                decode_frame(frame, ledger_id=ledger_id, entry_id=entry_id)
+                await self._storage.repair_entry(frame)
+            except DLError as error:
+                failures.append(f"{bookies[position]}: {type(error).__name__}: {error}")
+            else:
+                return
+        raise BookieStorageError(
+            f"no other bookie gave it: {'; '.join(failures) or 'there is none'}"
+        )

@@ -1,0 +1,1 @@
+"""Connections of clients: entries on the framed protocol, control by gRPC."""

@@ -1,0 +1,599 @@
+"""One client's connection at the bookie: requests in, storage calls, answers out.
+
+Nothing waits for anything else here, but for room: while too many bytes of adds are in flight, too
+many reads run, or the client does not take its answers, the connection is not read further; then
+TCP holds the client back.  Chunks and updates are made one by one, only while the client takes
+them, within each reader's window and within the bookie's budget.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from bookie.serving.eager import start
+from bookie.serving.read_streams import FollowStream, RangeStream
+from dlcore.errors import BadRequestError, BookieOverloadedError, BookieUnavailableError, DLError
+from dlcore.tls import name_in_certificate
+from dlcore.wire.bookie_end import BookieEnd
+from dlcore.wire.frames import FrameRun, gather, total_bytes
+from dlcore.wire.keepalive import Keepalive
+from dlcore.wire.messages import (
+    CHUNK_BYTES_MAX,
+    DURABLE_IDS_MAX,
+    Add,
+    Buffer,
+    Cancel,
+    Chunk,
+    Credit,
+    Durable,
+    Failed,
+    Follow,
+    Hello,
+    Lac,
+    Ping,
+    Pong,
+    ReadEntries,
+    ReadEntry,
+    ReadLac,
+    WriteLac,
+)
+from dlcore.wire.statuses import status_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bookie.serving.read_streams import ReadStream
+    from bookie.serving.service import BookieService
+    from bookie.storage import LedgerStorage
+    from dlcore.wire.bookie_end import BookieEvent
+
+logger = logging.getLogger(__name__)
+
+_LAC_BYTES = 64
+"""What an explicit LAC counts for in flight: about what it takes on disk."""
+_REQUESTS_PER_TURN = 256
+"""After so many requests others have their turn on the event loop."""
+_READS_MAX = 256
+"""Reads of single entries and LACs under way, beyond which the connection is not read."""
+_STREAMS_MAX = 16 * 1024
+_STEPS_MAX = 4
+"""Messages of streams, and single entries, read at the same time: as many as the disk has threads.
+On a busy machine 512 KB entries that were not cached came at 440 a second one by one, at 810 with
+four; eight were no clearer gain than the runs differed."""
+_STEPS_PER_TURN = 16
+"""Messages of streams that are begun before others have their turn on the event loop."""
+_UNSENT_BYTES_HIGH = 64 * 1024
+_UNSENT_BYTES_LOW = 16 * 1024
+_HANDSHAKE_S = 10.0
+_SHUTTING_DOWN = "the bookie is shutting down"
+
+
+class Connection(asyncio.BufferedProtocol):
+    """A connection from its acceptance to its end."""
+
+    def __init__(self, service: BookieService, storage: LedgerStorage) -> None:
+        self._service = service
+        self._storage = storage
+        self._loop = asyncio.get_running_loop()
+        self._end = BookieEnd(service.bookie, service.cluster_id, service.memory)
+        self._opened_s = self._loop.time()
+        self._keepalive = Keepalive(service.silence_s, now_s=self._opened_s)
+        self._timer: asyncio.TimerHandle | None = None
+        self._transport: asyncio.Transport | None = None
+        self.peer_name: str | None = None
+        """Whom the client's certificate names, where TLS asked for one."""
+        self._is_reading = True
+        self._is_write_paused = False
+        self._is_writable = asyncio.Event()
+        self._is_writable.set()
+        self._entry_slots = asyncio.Semaphore(_STEPS_MAX)
+        self._stalled_bytes = 0
+        self._stalled_s = 0.0
+        self._in_flight = 0
+        self._in_flight_bytes = 0
+        self._durable: list[int] = []
+        self._failed: list[Failed] = []
+        self._is_flush_due = False
+        self._reads: dict[int, asyncio.Task[None]] = {}
+        self._streams: dict[int, ReadStream] = {}
+        self._queue: deque[ReadStream] = deque()
+        self._is_advancing = False
+        self._steps_left = _STEPS_PER_TURN
+        self._steps: dict[asyncio.Task[None], None] = {}
+        self._unsent_bytes = 0
+        self._is_draining = service.is_draining
+        self._refusal: DLError | None = None
+        self._is_over = False
+        """The refusal was sent; what still comes is thrown away until the client closes."""
+        self.closed = asyncio.Event()
+        self.settled = asyncio.Event()
+        """Set while nothing that was taken waits for its answer."""
+        self.settled.set()
+
+    # What the transport calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=_UNSENT_BYTES_HIGH, low=_UNSENT_BYTES_LOW)
+        self.peer_name = name_in_certificate(transport.get_extra_info("peercert"))
+        self._service.connections[self] = None
+        self._timer = self._loop.call_later(self._keepalive.interval_s, self._tick)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where the next bytes go."""
+        return self._service.memory.scratch if self._is_over else self._end.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take bytes that came."""
+        if self._is_over:
+            return
+        self._keepalive.heard(self._loop.time())
+        self._end.received(nbytes)
+        self._take_requests()
+
+    def pause_writing(self) -> None:
+        """Wait: the client does not take what it asked for."""
+        self._is_write_paused = True
+        self._is_writable.clear()
+        self._stalled_bytes = -1
+
+    def resume_writing(self) -> None:
+        """Go on."""
+        self._is_write_paused = False
+        self._is_writable.set()
+        self._release()
+        self._advance()
+        self._read_on()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget everything; what the storage has taken it keeps."""
+        self._transport = None
+        self._is_write_paused = False
+        self._service.connections.pop(self, None)
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in (*self._reads.values(), *self._steps):
+            task.cancel()
+        for stream in self._streams.values():
+            stream.close()
+        self._streams.clear()
+        self._queue.clear()
+        self._release()
+        self.settled.set()
+        self.closed.set()
+
+    # Life
+
+    def begin_drain(self) -> None:
+        """Refuse what writes and who follows from now on."""
+        self._is_draining = True
+        for stream in list(self._streams.values()):
+            if isinstance(stream, FollowStream):
+                self._end_stream(stream, BookieUnavailableError(_SHUTTING_DOWN))
+
+    def close(self) -> None:
+        """End once everything was sent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """End at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _tick(self) -> None:
+        if self._is_over:
+            self.abort()
+            return
+        now_s = self._loop.time()
+        self._timer = self._loop.call_later(self._keepalive.interval_s, self._tick)
+        if not self._end.is_open and now_s - self._opened_s > _HANDSHAKE_S:
+            self._refuse(BadRequestError(f"no HELLO within {_HANDSHAKE_S} s"))
+            return
+        if not self._is_reading:
+            self._keepalive.heard(now_s)  # it may be talking: nobody listens
+        if self.stalled_s() >= self._service.silence_s:
+            logger.info("client given up peer=%s: it takes no answers", self.peer)
+            self.abort()
+            return
+        try:
+            ping = self._keepalive.check(now_s)
+        except BookieUnavailableError as error:
+            logger.info("client given up peer=%s: %s", self.peer, error)
+            self.abort()
+            return
+        if ping is not None:
+            self._write(self._end.send(ping))
+
+    def stalled_s(self) -> float:
+        """Return for how long the client has taken nothing of what waits for it."""
+        if not self._is_write_paused or self._transport is None:
+            return 0.0
+        now_s = self._loop.time()
+        unsent = self._transport.get_write_buffer_size()
+        if unsent != self._stalled_bytes:
+            self._stalled_bytes, self._stalled_s = unsent, now_s
+        return now_s - self._stalled_s
+
+    @property
+    def peer(self) -> object:
+        """Who this is, for logs."""
+        transport = self._transport
+        return self.peer_name or (transport and transport.get_extra_info("peername"))
+
+    def _refuse(self, error: DLError) -> None:
+        """End the connection with a reason, once what was taken has its answers."""
+        logger.warning("connection refused peer=%s: %s", self.peer, error)
+        self._refusal = error
+        self._end_if_refused()
+
+    def _end_if_refused(self) -> None:
+        if self._refusal is None or self._in_flight or self._is_flush_due or self._is_over:
+            return
+        self._is_over = True
+        self._write(self._end.send(Failed(0, *status_of(self._refusal))))
+        # Closed with bytes unread, TCP would throw the reason away with them.
+        self._resume_reading()
+        if self._transport is not None and self._transport.can_write_eof():
+            self._transport.write_eof()
+
+    # Requests
+
+    def _take_requests(self) -> None:
+        """Take requests until there are none, or no room, or others should have their turn."""
+        room = _REQUESTS_PER_TURN
+        try:
+            while self._has_room:
+                if room <= 0:
+                    self._loop.call_soon(self._read_on)
+                    break
+                event = self._end.next_event()
+                if event is None:
+                    self._resume_reading()
+                    return
+                self._take(event)
+                room -= len(event.frames) if isinstance(event, Add) else 1
+        except DLError as error:
+            self._refuse(error)
+        if self._is_reading and not self._is_over and self._transport is not None:
+            self._is_reading = False
+            self._transport.pause_reading()
+
+    @property
+    def _has_room(self) -> bool:
+        return (
+            self._refusal is None
+            and self._in_flight_bytes < self._service.connection_bytes_max
+            and not self._is_write_paused
+            and len(self._reads) < _READS_MAX
+        )
+
+    def _resume_reading(self) -> None:
+        if not self._is_reading and self._transport is not None:
+            self._is_reading = True
+            self._transport.resume_reading()
+
+    def _read_on(self) -> None:
+        if not self._is_reading and not self._is_closing:
+            self._take_requests()
+
+    @property
+    def _is_closing(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
+
+    def _take(self, event: BookieEvent) -> None:
+        match event:
+            case Add(first_request_id, is_recovery, frames):
+                if not self._add_run(event):
+                    for request_id, frame in enumerate(frames, first_request_id):
+                        self._add(request_id, frame, is_recovery=is_recovery)
+            case WriteLac():
+                self._write_lac(event)
+            case ReadLac() | ReadEntry():
+                self._read(event)
+            case ReadEntries() | Follow():
+                self._open_stream(event)
+            case _:
+                self._take_control(event)
+
+    def _take_control(self, event: BookieEvent) -> None:
+        """Take what is no request of its own."""
+        match event:
+            case Credit(request_id):
+                stream = self._streams.get(request_id)
+                if stream is not None:
+                    self._enqueue(stream)
+            case Cancel(request_id):
+                self._cancel(request_id)
+            case Hello():
+                self._write(self._end.welcome())
+            case Ping(token):
+                self._write(self._end.send(Pong(token)))
+            case Pong():
+                pass
+
+    # Writes
+
+    def _add_run(self, add: Add) -> bool:
+        """Store entries all together, and return True, where nothing speaks against it."""
+        frames, first = add.frames, add.first_request_id
+        if self._is_draining or add.is_recovery or not isinstance(frames, FrameRun):
+            return False
+        future = self._storage.add_run(frames)
+        if future is not None:
+            self._fly(range(first, first + len(frames)), len(frames.payload), future)
+        return future is not None
+
+    def _add(self, request_id: int, frame: Buffer, *, is_recovery: bool) -> None:
+        if self._is_draining:
+            self._settle([request_id], BookieUnavailableError(_SHUTTING_DOWN))
+            return
+        future = self._storage.add_entry(frame, is_recovery=is_recovery)
+        if future.done():
+            self._settle([request_id], future.exception())
+        else:
+            self._fly([request_id], len(frame), future)
+
+    def _write_lac(self, request: WriteLac) -> None:
+        try:
+            if self._is_draining:
+                raise BookieUnavailableError(_SHUTTING_DOWN)
+            future = self._storage.write_lac(request.ledger_id, request.last_add_confirmed)
+        except DLError as error:
+            self._settle([request.request_id], error)
+        else:
+            self._fly([request.request_id], _LAC_BYTES, future)
+
+    def _fly(
+        self, request_ids: Sequence[int], size_bytes: int, future: asyncio.Future[None]
+    ) -> None:
+        """Settle the requests once `future` is done."""
+        self._in_flight += 1
+        self._in_flight_bytes += size_bytes
+        self.settled.clear()
+        future.add_done_callback(partial(self._land, request_ids, size_bytes))
+
+    def _land(
+        self, request_ids: Sequence[int], size_bytes: int, future: asyncio.Future[None]
+    ) -> None:
+        """Settle requests that were in flight; the answer of the last one need not wait."""
+        self._in_flight -= 1
+        self._in_flight_bytes -= size_bytes
+        assert self._in_flight_bytes >= 0
+        if future.cancelled():
+            self._note(request_ids, BookieUnavailableError("the bookie gave the request up"))
+        else:
+            self._note(request_ids, future.exception())
+        (self._flush_soon if self._in_flight or self._is_flush_due else self._flush)()
+
+    def _settle(self, request_ids: Sequence[int], error: BaseException | None) -> None:
+        self._note(request_ids, error)
+        self._flush_soon()
+
+    def _note(self, request_ids: Sequence[int], error: BaseException | None) -> None:
+        if error is None:
+            self._durable += request_ids
+        else:
+            if not isinstance(error, DLError):
+                logger.error("a request failed unexpectedly", exc_info=error)
+            status = status_of(error)
+            self._failed += (Failed(request_id, *status) for request_id in request_ids)
+
+    def _flush_soon(self) -> None:
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self.settled.clear()
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Send what was settled."""
+        self._is_flush_due = False
+        durable, self._durable = self._durable, []
+        failed, self._failed = self._failed, []
+        buffers: list[Buffer] = []
+        for at in range(0, len(durable), DURABLE_IDS_MAX):
+            buffers += self._end.send(Durable(durable[at : at + DURABLE_IDS_MAX]))
+        for each in failed:
+            buffers += self._end.send(each)
+        self._write(buffers)
+        if not self._in_flight:
+            self.settled.set()
+        self._end_if_refused()
+        self._read_on()
+
+    def _write(self, buffers: list[Buffer]) -> None:
+        if not self._is_closing and buffers:
+            assert self._transport is not None
+            self._transport.writelines(gather(buffers))
+
+    # Reads
+
+    def _read(self, request: ReadLac | ReadEntry) -> None:
+        request_id = request.request_id
+        task = self._loop.create_task(self._answer(request))
+        self._reads[request_id] = task
+        task.add_done_callback(partial(self._on_read, request_id))
+
+    async def _answer(self, request: ReadLac | ReadEntry) -> None:
+        try:
+            if isinstance(request, ReadLac):
+                self._write(self._end.send(await self._read_lac(request)))
+            else:
+                await self._send_entry(request)
+        except DLError as error:
+            self._settle([request.request_id], error)
+
+    async def _send_entry(self, request: ReadEntry) -> None:
+        """Send one entry, within the budget, once the client has taken what was sent before."""
+        budget = self._service.read_budget
+        async with self._entry_slots:
+            await self._is_writable.wait()
+            held = budget.chunk_bytes(CHUNK_BYTES_MAX)
+            await budget.take(held)
+            try:
+                chunk = await self._read_entry(request)
+                size = len(chunk.frames[0])
+                budget.give(held - size)
+                held = size
+                self._write(self._end.send(chunk))
+                if self._is_write_paused:
+                    self._unsent_bytes += held
+                    held = 0
+            finally:
+                budget.give(held)
+
+    def _on_read(self, request_id: int, task: asyncio.Task[None]) -> None:
+        self._reads.pop(request_id, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._settle([request_id], error)
+        self._read_on()
+
+    async def _read_lac(self, request: ReadLac) -> Lac:
+        self._refuse_fence(is_fence=request.fence)
+        lac = await self._storage.read_lac(request.ledger_id, fence=request.fence)
+        return Lac(request.request_id, lac)
+
+    async def _read_entry(self, request: ReadEntry) -> Chunk:
+        self._refuse_fence(is_fence=request.fence)
+        frame = await self._storage.read_entry(
+            request.ledger_id, request.entry_id, fence=request.fence
+        )
+        return Chunk(request.request_id, [frame], is_last=True)
+
+    def _refuse_fence(self, *, is_fence: bool) -> None:
+        if is_fence and self._is_draining:
+            raise BookieUnavailableError(_SHUTTING_DOWN)
+
+    def _cancel(self, request_id: int) -> None:
+        task = self._reads.get(request_id)
+        if task is not None:
+            task.cancel()
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            self._end_stream(stream, None)
+
+    # Streams
+
+    def _open_stream(self, request: ReadEntries | Follow) -> None:
+        try:
+            if len(self._streams) >= _STREAMS_MAX:
+                raise BookieOverloadedError(f"{_STREAMS_MAX} reads are open on this connection")
+            stream = self._new_stream(request)
+        except DLError as error:
+            self._end.end(request.request_id)
+            self._settle([request.request_id], error)
+        else:
+            self._streams[request.request_id] = stream
+            self._enqueue(stream)
+
+    def _new_stream(self, request: ReadEntries | Follow) -> ReadStream:
+        chunk_bytes = min(self._service.chunk_bytes_max, CHUNK_BYTES_MAX)
+        if isinstance(request, ReadEntries):
+            chunk_bytes = min(request.chunk_bytes, chunk_bytes)
+            return RangeStream(self._storage, request, chunk_bytes=chunk_bytes)
+        if self._is_draining:
+            raise BookieUnavailableError(_SHUTTING_DOWN)
+        return FollowStream(self._storage, request, chunk_bytes=chunk_bytes, on_news=self._enqueue)
+
+    def _enqueue(self, stream: ReadStream) -> None:
+        """Make the stream's next message when its turn comes, if there is one and room for it."""
+        if (
+            stream.is_queued
+            or not stream.has_news
+            or not self._end.window_of(stream.request_id) > 0
+        ):
+            return
+        stream.is_queued = True
+        self._queue.append(stream)
+        self._advance()
+
+    def _advance(self) -> None:
+        """Take a step with each stream that waits; only so many are taken in a turn of the loop."""
+        if self._is_advancing or not self._queue or not self._can_advance:
+            return
+        if self._steps_left == _STEPS_PER_TURN:
+            self._loop.call_soon(self._begin_turn)
+        self._is_advancing = True
+        for _ in range(min(len(self._queue), self._steps_left)):
+            if self._can_advance:
+                self._steps_left -= 1
+                self._start_step(self._queue.popleft())
+        self._is_advancing = False
+
+    def _begin_turn(self) -> None:
+        self._steps_left = _STEPS_PER_TURN
+        self._advance()
+
+    @property
+    def _can_advance(self) -> bool:
+        return len(self._steps) < _STEPS_MAX and not self._is_write_paused
+
+    def _start_step(self, stream: ReadStream) -> None:
+        if stream.request_id not in self._streams:
+            return
+        try:
+            task = start(self._step(stream))
+        except Exception as error:  # noqa: BLE001  # told to the client
+            self._on_stepped(stream, error)
+            return
+        if task is None:
+            self._on_stepped(stream, None)
+        else:
+            self._steps[task] = None
+            task.add_done_callback(partial(self._on_step, stream))
+
+    def _on_step(self, stream: ReadStream, task: asyncio.Task[None]) -> None:
+        del self._steps[task]
+        self._on_stepped(stream, None if task.cancelled() else task.exception())
+        self._advance()
+
+    def _on_stepped(self, stream: ReadStream, error: BaseException | None) -> None:
+        stream.is_queued = False
+        if error is not None:
+            if not isinstance(error, DLError):
+                logger.error("a read failed unexpectedly", exc_info=error)
+            self._end_stream(stream, error)
+        elif stream.request_id in self._streams:
+            self._enqueue(stream)
+
+    async def _step(self, stream: ReadStream) -> None:
+        """Send a stream's next message."""
+        budget = self._service.read_budget
+        held = budget.chunk_bytes(stream.chunk_bytes)
+        await budget.take(held)
+        try:
+            message = await stream.advance(held)
+            if message is None or stream.request_id not in self._streams:
+                return
+            size = total_bytes(message.frames)
+            budget.give(held - size)
+            held = size
+            if isinstance(message, Chunk) and message.is_last:
+                self._forget(stream)
+            self._write(self._end.send(message))
+            if self._is_write_paused:
+                self._unsent_bytes += held
+                held = 0
+        finally:
+            budget.give(held)
+
+    def _release(self) -> None:
+        """Give back what the network has taken, or will never take."""
+        self._service.read_budget.give(self._unsent_bytes)
+        self._unsent_bytes = 0
+
+    def _end_stream(self, stream: ReadStream, error: BaseException | None) -> None:
+        if stream.request_id in self._streams:
+            self._forget(stream)
+            if error is not None:
+                self._settle([stream.request_id], error)
+
+    def _forget(self, stream: ReadStream) -> None:
+        del self._streams[stream.request_id]
+        self._end.end(stream.request_id)
+        stream.close()

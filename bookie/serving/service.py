@@ -1,0 +1,110 @@
+"""The bookie's data service: what its connections share, and how they end together.
+
+Whatever a client sends gets an answer of its own and harms nobody else: a request that makes no
+sense is BAD_REQUEST, and nothing of it is stored.  A failure of the service itself is never "no".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from bookie.serving.connection import Connection
+from bookie.serving.read_budget import ReadBudget
+from dlcore.config import MIB
+from dlcore.wire.memory import ReceiveMemory
+from dlcore.wire.messages import CHUNK_BYTES_MAX
+
+if TYPE_CHECKING:
+    from bookie.storage import LedgerStorage
+    from dlcore.ids import BookieId
+
+logger = logging.getLogger(__name__)
+
+SILENCE_S = 20.0
+"""After so long without a byte a client is given up; it is asked for a sign of life before."""
+READ_BYTES_MAX = 64 * MIB
+_RELIEF_INTERVAL_S = 0.5
+_STALL_S_MAX = 2.0
+"""While others wait for the budget, a client that takes nothing for so long loses its share."""
+
+
+class BookieService:
+    """Serves one storage to any number of connections.
+
+    Args:
+        storage: what to serve; stays its opener's.
+        bookie: who this is; requests meant for another incarnation are refused.
+        cluster_id: of the namespace.
+        connection_bytes_max: bytes of adds of one connection that are not yet durable; beyond it
+            the connection is not read.
+        read_bytes_max: bytes on their way to readers, of all connections.
+        chunk_bytes_max: of one message to a reader, unless a single entry is larger.
+        silence_s: how long a client may be silent.
+    """
+
+    def __init__(
+        self,
+        storage: LedgerStorage,
+        *,
+        bookie: BookieId,
+        cluster_id: str,
+        connection_bytes_max: int,
+        read_bytes_max: int = READ_BYTES_MAX,
+        chunk_bytes_max: int = CHUNK_BYTES_MAX,
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        self.bookie = bookie
+        self.cluster_id = cluster_id
+        self.connection_bytes_max = connection_bytes_max
+        self.chunk_bytes_max = chunk_bytes_max
+        self.silence_s = silence_s
+        self.read_budget = ReadBudget(read_bytes_max, on_wait=self._relieve_later)
+        self._relief: asyncio.TimerHandle | None = None
+        self.memory = ReceiveMemory()
+        self.connections: dict[Connection, None] = {}
+        self.is_draining = False
+        self._storage = storage
+
+    def new_connection(self, storage: LedgerStorage | None = None) -> Connection:
+        """Return the protocol of a connection that was accepted, on a view of the storage."""
+        return Connection(self, storage or self._storage)
+
+    def _relieve_later(self) -> None:
+        if self._relief is None:
+            loop = asyncio.get_running_loop()
+            self._relief = loop.call_later(_RELIEF_INTERVAL_S, self._relieve)
+
+    def _relieve(self) -> None:
+        """End connections that take nothing of what they asked for, while others wait for room."""
+        self._relief = None
+        if not self.read_budget.is_exhausted:
+            return
+        for connection in list(self.connections):
+            if connection.stalled_s() >= _STALL_S_MAX:
+                logger.info("client does not read, and others wait peer=%s", connection.peer)
+                connection.abort()
+        self._relieve_later()
+
+    async def drain(self) -> None:
+        """Take nothing more that writes; return when all that was taken is durable and answered."""
+        self.is_draining = True
+        for connection in list(self.connections):
+            connection.begin_drain()
+        for connection in list(self.connections):
+            await connection.settled.wait()
+
+    async def aclose(self, *, grace_s: float) -> None:
+        """End every connection, with some time for what is on its way."""
+        if self._relief is not None:
+            self._relief.cancel()
+        for connection in list(self.connections):
+            connection.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                for connection in list(self.connections):
+                    await connection.closed.wait()
+        for connection in list(self.connections):
+            connection.abort()

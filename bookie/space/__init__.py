@@ -1,0 +1,1 @@
+"""Who may write when the disk is nearly full."""

@@ -1,0 +1,1 @@
+"""What a bookie does by itself: garbage, compaction, scrubbing."""

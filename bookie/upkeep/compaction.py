@@ -1,0 +1,370 @@
+"""Compaction: moving what is still needed out of a mostly dead file, so that the file can go.
+
+What is needed of a file are the newest copies of the entries of ledgers that are not proven
+deleted, and the fences and LACs of these ledgers.  One file goes through these steps:
+
+1. Its footer is read from the disk and verified; it says what the file holds.
+2. Every needed entry is read, verified and added to the log as any new record is.  From when it is
+   durable, the copy is the newest one, and is the one that is found.  An entry that has a newer
+   copy already (a crash came between, or it was repaired) is not copied, if that copy is intact.
+3. Fences and LACs are logged again, unless the files being written say the same.
+4. Once all of that is durable, and if no ledger left out is in use again, the file is logged as
+   garbage, forgotten, and, once that record is durable, deleted.
+
+The log keeps the order: the garbage record is never durable before the copies.  So after a crash at
+any step either both copies exist, and the pass is repeated without copying anything twice, or the
+file is garbage, and replay deletes it.  Adds and fences do not wait for a pass, and need not be
+waited for: what they log comes after, and they are checked against the newest copy.  A read that
+found a place in a file that was dropped since looks again.
+
+One bad file stops nothing.  If an entry or the footer is damaged, that is remembered, nothing more
+is copied out of the file (the rest is still read, to know all of the damage), the file stays, and
+the next one is taken.  When its entries were repaired, the newest copies are elsewhere, and the
+next pass takes the file after all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from array import array
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from bookie.files.compaction_choice import LEDGER_BYTES_MAX, FileLoad, choose_next
+from bookie.files.entry_log import Location
+from bookie.files.entry_reader import read_run, runs_of
+from bookie.files.format import RECORD_HEADER_BYTES, file_name
+from dlcore.errors import BookieStorageError
+from dlcore.wire.digest import EntryFrame
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from numpy.typing import NDArray
+
+    from bookie.config import CompactionConfig
+    from bookie.disks.port import DiskFile
+    from bookie.files.index import EntryColumns, LedgerEntries, SealedIndex
+    from bookie.parts import Parts
+
+logger = logging.getLogger(__name__)
+_CHUNK_BYTES = 256 * 1024
+_CHUNK_ENTRIES = 500
+"""Copied before others get their turn on the event loop."""
+_LEDGERS_AT_A_TIME = 500
+
+
+@dataclass(slots=True, kw_only=True)
+class CompactionReport:
+    """What one pass did."""
+
+    files_compacted: int = 0
+    bytes_copied: int = 0
+    """Records written again."""
+    bytes_freed: int = 0
+    """Of the files deleted; the copies are not taken off."""
+    files_left_alone: list[int] = field(default_factory=list)
+    """Worth compacting, but damaged."""
+    files_without_room: int = 0
+    """Worth compacting, but what they hold would not fit the disk."""
+
+
+class _Abandoned(Exception):
+    """The file cannot be dropped in this pass, but in another; the message says why."""
+
+
+class _Needed(NamedTuple):
+    """What must be kept of a file; row numbers are those of its columns."""
+
+    columns: EntryColumns
+    rows: NDArray[np.int64]
+    """Entries without a newer copy, in the order of the file."""
+    superseded_rows: NDArray[np.int64]
+    """Entries with a newer copy."""
+    left_out: set[int]
+    """Ledgers of which something is not copied, because they are proven deleted; more of them may
+    be found so while the pass goes on."""
+
+
+class Compactor:
+    """Compacts one storage's sealed files, one pass at a time.
+
+    Args:
+        room_bytes: returns how many bytes may be written now.
+        is_full: returns whether the disk is so full that the bookie is read-only.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        config: CompactionConfig,
+        *,
+        room_bytes: Callable[[], int],
+        is_full: Callable[[], bool],
+    ) -> None:
+        self._parts = parts
+        self._config = config
+        self._room_bytes = room_bytes
+        self._is_full = is_full
+
+    async def run(self) -> CompactionReport:
+        """Compact every file that is worth it and fits, each at most once.
+
+        Raises:
+            BookieError: the log failed.
+        """
+        report = CompactionReport()
+        newest = max(self._parts.files.numbers(), default=0)
+        tried: set[int] = set()
+        while (load := await self._choose(newest, tried, report)) is not None:
+            tried.add(load.number)
+            try:
+                await self._compact(load, report)
+            except _Abandoned as reason:
+                logger.info("not compacted file=%s: %s", file_name(load.number), reason)
+            except BookieStorageError as error:
+                self._parts.log.check()
+                logger.warning("left alone file=%s: %s", file_name(load.number), error)
+                report.files_left_alone.append(load.number)
+        return report
+
+    async def _choose(
+        self, newest: int, tried: set[int], report: CompactionReport
+    ) -> FileLoad | None:
+        """Return the next file, and note why others are not taken."""
+        share = self._config.below_live_share
+        if self._is_full():
+            share = max(share, self._config.full_below_live_share)
+        damaged = self._parts.damage.files_of_entries() | self._parts.damage.footers
+        loads = [
+            load
+            for load in await self._parts.files.loads()
+            if load.number <= newest and load.number not in tried
+        ]
+        intact = [load for load in loads if load.number not in damaged]
+        room_bytes = self._room_bytes()
+        chosen = choose_next(intact, below_live_share=share, room_bytes=room_bytes)
+        if chosen is None:
+            report.files_left_alone += [
+                load.number
+                for load in loads
+                if load.number in damaged and (load.is_unfit or load.live_share < share)
+            ]
+            report.files_without_room = sum(
+                load.is_unfit or load.live_share < share for load in intact
+            )
+        return chosen
+
+    async def _compact(self, load: FileLoad, report: CompactionReport) -> None:
+        number = load.number
+        footer = await self._parts.reader.read_footer(number)
+        if footer is None:
+            raise _Abandoned("it was dropped meanwhile")
+        await self._parts.log.flush()  # what is newer and counts must be durable
+        needed = await self._needed(number, footer)
+        await self._copy_entries(load, needed, report)
+        await self._copy_states(footer, needed)
+        await self._parts.log.flush()
+        if number not in self._parts.files:
+            raise _Abandoned("it was dropped meanwhile")
+        if any(self._parts.is_live(ledger_id) for ledger_id in needed.left_out):
+            raise _Abandoned("a ledger that had been deleted is in use again")
+        dropped = await self._parts.files.drop([number], footer.ledger_ids())
+        report.files_compacted += 1
+        report.bytes_freed += sum(dropped.values())
+
+    # What is needed
+
+    async def _needed(self, number: int, footer: SealedIndex) -> _Needed:
+        columns = footer.columns()
+        is_needed = np.zeros(len(columns.entry_ids), bool)
+        is_superseded = np.zeros(len(columns.entry_ids), bool)
+        left_out = set()
+        ledgers = list(footer.ledger_rows())
+        newer_files: dict[int, array[int]] = {}
+        for position, (ledger_id, rows) in enumerate(ledgers):
+            if position % _LEDGERS_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+            if not self._parts.is_live(ledger_id):
+                left_out.add(ledger_id)
+                continue
+            entry_ids = columns.entry_ids[rows]
+            if not len(entry_ids):
+                continue
+            is_needed[rows] = True
+            is_needed[rows][:-1] = entry_ids[:-1] != entry_ids[1:]  # the last copy counts
+            for entries in self._unsealed_copies(ledger_id, entry_ids):
+                is_superseded[rows] |= np.isin(entry_ids, np.array(entries.entry_ids))
+            state = self._parts.ledgers[ledger_id]
+            for _, newer in state.files_between(int(entry_ids[0]), int(entry_ids[-1])):
+                if newer > number:
+                    newer_files.setdefault(newer, array("I")).append(position)
+        for newer, positions in sorted(newer_files.items()):
+            parts = (ledgers[position] for position in positions)
+            await self._note_superseded(newer, parts, columns, is_superseded)
+        kept = np.flatnonzero(is_needed & ~is_superseded)
+        return _Needed(
+            columns,
+            kept[np.argsort(columns.offsets[kept])],
+            np.flatnonzero(is_needed & is_superseded),
+            left_out,
+        )
+
+    def _unsealed_copies(
+        self, ledger_id: int, entry_ids: NDArray[np.int64]
+    ) -> Iterator[LedgerEntries]:
+        """Return what the files being written hold of the ledger, if it may be `entry_ids`."""
+        for index in self._parts.log.unsealed_indexes():
+            entries = index.entries(ledger_id)
+            if entries is None or not len(entries.entry_ids):
+                continue
+            if entries.entry_ids[0] <= entry_ids[-1] and entries.entry_ids[-1] >= entry_ids[0]:
+                yield entries
+
+    async def _note_superseded(
+        self,
+        newer: int,
+        ledgers: Iterable[tuple[int, slice]],
+        columns: EntryColumns,
+        is_superseded: NDArray[np.bool_],
+    ) -> None:
+        """Note which of the entries of `ledgers`, each with its rows, a newer file holds, too."""
+        try:
+            footer = await self._parts.reader.read_footer(newer)
+        except BookieStorageError:
+            return  # a copy that cannot be found counts for nothing
+        if footer is None:
+            return
+        for position, (ledger_id, rows) in enumerate(ledgers, 1):
+            entries = footer.entries(ledger_id)
+            if entries is not None:
+                is_superseded[rows] |= np.isin(columns.entry_ids[rows], entries.entry_ids)
+            if position % _LEDGERS_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+
+    # Copying
+
+    async def _copy_entries(
+        self, load: FileLoad, needed: _Needed, report: CompactionReport
+    ) -> None:
+        """Copy what is needed.
+
+        Raises:
+            BookieStorageError: some of it is damaged.
+            _Abandoned: there is no room any more, or no file.
+        """
+        file = self._parts.disk.open(file_name(load.number))
+        try:
+            damaged = 0
+            lost = await self._lost_copies(load.number, needed)
+            for chunk in _chunks(load.number, needed.columns, np.concatenate((lost, needed.rows))):
+                size = sum(RECORD_HEADER_BYTES + location.size for location in chunk)
+                if load.number not in self._parts.files:
+                    raise _Abandoned("it was dropped meanwhile")
+                if self._room_bytes() < size + load.footer_bytes:
+                    raise _Abandoned("the disk filled up meanwhile")
+                good, damaged_here = await self._read_chunk(file, chunk)
+                damaged += damaged_here
+                if not damaged:
+                    await self._write_chunk(good, needed, report)
+                await asyncio.sleep(size / self._config.bytes_per_second)
+        finally:
+            file.close()
+        if damaged:
+            raise BookieStorageError(f"{damaged} entries are damaged")
+
+    async def _read_chunk(
+        self, file: DiskFile, chunk: list[Location]
+    ) -> tuple[list[EntryFrame], int]:
+        """Return the intact entries of a chunk, and how many are damaged."""
+        damaged = 0
+        good: list[EntryFrame] = []
+        for run in runs_of(chunk):
+            for location, found in zip(run, await read_run(file, run), strict=True):
+                if isinstance(found, EntryFrame):
+                    good.append(found)
+                elif self._parts.reader.note_damaged(location):
+                    damaged += 1
+        return good, damaged
+
+    async def _write_chunk(
+        self, frames: list[EntryFrame], needed: _Needed, report: CompactionReport
+    ) -> None:
+        """Make copies, durably."""
+        for frame in frames:
+            if self._parts.is_live(frame.ledger_id):
+                self._parts.log.copy_entry(frame)
+                report.bytes_copied += RECORD_HEADER_BYTES + len(frame.data)
+            else:
+                needed.left_out.add(frame.ledger_id)
+        await self._parts.log.flush()
+        self._parts.damage.forget_copied((frame.ledger_id, frame.entry_id) for frame in frames)
+
+    async def _lost_copies(self, number: int, needed: _Needed) -> NDArray[np.int64]:
+        """Return the rows whose newer copies cannot be read: these are needed after all."""
+        lost = []
+        rows = needed.superseded_rows
+        for start in range(0, len(rows), _CHUNK_ENTRIES):
+            part = rows[start : start + _CHUNK_ENTRIES]
+            for row, location in zip(
+                part.tolist(), _locations(number, needed.columns, part), strict=True
+            ):
+                newer = self._parts.reader.find(location.ledger_id, location.entry_id)
+                try:
+                    if newer is not None:
+                        await self._parts.reader.read([newer])
+                except BookieStorageError:
+                    lost.append(row)
+            size = int(needed.columns.sizes[part].sum(dtype=np.int64))
+            await asyncio.sleep(size / self._config.bytes_per_second)
+        return np.array(lost, np.int64)
+
+    async def _copy_states(self, footer: SealedIndex, needed: _Needed) -> None:
+        """Log again the fences and LACs that the files being written do not know."""
+        count = len(footer.ledger_ids())
+        for position, summary in enumerate(footer.summaries()):
+            if position % _LEDGERS_AT_A_TIME == 0:
+                await self._parts.log.flush()
+                await asyncio.sleep(0)
+                next_count = min(_LEDGERS_AT_A_TIME, count - position)
+                if self._room_bytes() < next_count * LEDGER_BYTES_MAX:
+                    raise _Abandoned("the disk filled up meanwhile")
+            ledger_id = summary.ledger_id
+            if not self._parts.is_live(ledger_id):
+                needed.left_out.add(ledger_id)
+                continue
+            unsealed = self._parts.log.unsealed_indexes()
+            if summary.fenced and not any(each.is_fenced(ledger_id) for each in unsealed):
+                self._parts.log.append_fence(ledger_id)
+            if summary.last_add_confirmed > max(
+                each.last_add_confirmed(ledger_id) for each in unsealed
+            ):
+                self._parts.log.copy_lac(ledger_id, summary.last_add_confirmed)
+
+
+def _locations(number: int, columns: EntryColumns, rows: NDArray[np.int64]) -> Iterator[Location]:
+    return (
+        Location(entry_id, number, offset, size, ledger_id)
+        for ledger_id, entry_id, offset, size in zip(
+            *(column[rows].tolist() for column in columns), strict=True
+        )
+    )
+
+
+def _chunks(
+    number: int, columns: EntryColumns, rows: NDArray[np.int64]
+) -> Iterator[list[Location]]:
+    """Return the places of `rows`, so many at a time as may be copied in one go."""
+    for start in range(0, len(rows), _CHUNK_ENTRIES):
+        chunk: list[Location] = []
+        size = 0
+        for location in _locations(number, columns, rows[start : start + _CHUNK_ENTRIES]):
+            if chunk and size + location.size > _CHUNK_BYTES:
+                yield chunk
+                chunk, size = [], 0
+            chunk.append(location)
+            size += location.size
+        yield chunk

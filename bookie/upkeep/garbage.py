@@ -1,0 +1,99 @@
+"""The proof that ledgers are deleted: twice, some time apart, longer if many are at once.
+
+Absence alone proves nothing: a metadata store that lost its data, or a bug in listing it, would
+make every ledger look deleted.  So when too many look so, a brake holds them: for a day an operator
+can find out why, and restore what is missing.  Who then still looks deleted, in every pass between,
+is; and so is at once what an operator has released.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from bookie.config import GarbageConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GarbageVerdict:
+    """What one pass proved."""
+
+    deleted: frozenset[int]
+    held: str
+    """What the brake holds back, and for how long; empty if it holds nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GarbageReport:
+    """What one garbage collection did."""
+
+    ledgers_seen: int
+    ledgers_deleted: int
+    files_deleted: int
+    bytes_freed: int
+    held: str
+    """What the brake holds back, and for how long; empty if it holds nothing."""
+
+
+class _Suspicion(NamedTuple):
+    """Since when a ledger looks deleted, and whether the brake was on at any time since."""
+
+    since_ms: int
+    is_braked: bool
+
+
+class GarbageJudge:
+    """Remembers since when each ledger looks deleted; pure, the time is passed in."""
+
+    def __init__(self, config: GarbageConfig) -> None:
+        self._config = config
+        self._suspicions: dict[int, _Suspicion] = {}
+
+    def judge(
+        self,
+        *,
+        seen: Collection[int],
+        looks_deleted: Collection[int],
+        now_ms: int,
+        is_released: bool = False,
+    ) -> GarbageVerdict:
+        """Take one pass over the ledgers `seen`, and return those that are now proven deleted.
+
+        With `is_released` the brake holds nothing back: an operator says that all is well.
+        """
+        config = self._config
+        count, total = len(looks_deleted), len(seen)
+        is_braked = count > config.brake_count and count > config.brake_share * total
+        before = self._suspicions
+        # A clock that went backwards starts the age anew: it must not confirm anything early.
+        now = _Suspicion(now_ms, is_braked)
+        self._suspicions = {
+            ledger_id: _Suspicion(min(known.since_ms, now_ms), known.is_braked or is_braked)
+            for ledger_id in looks_deleted
+            for known in (before.get(ledger_id, now),)
+        }
+        age_ms = {False: config.age_ms, True: config.brake_age_ms}
+        deleted = frozenset(
+            ledger_id
+            for ledger_id, each in self._suspicions.items()
+            if ledger_id in before
+            and now_ms - each.since_ms >= age_ms[each.is_braked and not is_released]
+        )
+        for ledger_id in deleted:
+            del self._suspicions[ledger_id]
+        return GarbageVerdict(deleted=deleted, held=self._held(now_ms, total))
+
+    def _held(self, now_ms: int, total: int) -> str:
+        braked = [each.since_ms for each in self._suspicions.values() if each.is_braked]
+        if not braked:
+            return ""
+        left_s = (min(braked) + self._config.brake_age_ms - now_ms) / 1000
+        return (
+            f"{len(braked)} of {total} ledgers looked deleted at once, more than the brake allows "
+            f"({self._config.brake_count} and a share of {self._config.brake_share}): they are "
+            f"kept for {max(0.0, left_s):.0f} s more; if they really are deleted, "
+            "dlog bookie collect NAME lets them go now"
+        )

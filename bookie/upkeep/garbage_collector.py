@@ -1,0 +1,194 @@
+"""Garbage collection of one bookie: which ledgers it holds and the metadata store does not want.
+
+A ledger is unneeded here when its metadata is gone, or when it is closed and no ensemble names this
+bookie: it was away, and others made its copies again, or it got a copy from a repair that another
+one overtook.  Either is believed only of the bookie's own cluster, by metadata that is not older
+than the data, and only when two reads agree; how long it must stay so the storage decides.
+
+Why a copy that the metadata does not name is needed by nobody:
+
+- While a ledger is open or in recovery, its writer or recoverer may be about to name this bookie
+  for entries that it holds already.  So only closed ledgers count, and closed is for ever.
+- The ensembles of a closed ledger are changed by repairs alone, and these ask, copy from and repair
+  only whom the metadata names.  The one exception is whoever a repair chose as the new member: it
+  copies there first, has the bookie prove that it holds all, and then stores the change.  All of
+  this happens under the ledger's repair lock.  So the last look is taken under that lock, too, and
+  a ledger that waits for repair is left alone.
+- A repair that lost its lock with its session cannot store its change any more: it stores it
+  together with a check that the lock is as a repair makes it, and this one is not.
+- After the last look the storage calls the ledger unknown: the next repair finds nothing proven
+  here, and copies anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+from dlcore.errors import (
+    CorruptMetadataError,
+    MetadataConnectionError,
+    NodeExistsError,
+    NoNodeError,
+)
+from dlcore.ledger.metadata.bookies import BookieCookie
+from dlcore.ledger.metadata.store import LedgerStore
+from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
+from dlcore.metadata.binding import read_binding
+from dlcore.metadata.port import ANY_VERSION
+from dlcore.metadata.stored import decode
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from bookie.storage import LedgerStorage
+    from bookie.upkeep.garbage import GarbageReport
+    from dlcore.ids import BookieId
+    from dlcore.metadata.paths import NamespacePaths
+    from dlcore.metadata.port import MetadataStore
+
+logger = logging.getLogger(__name__)
+
+
+class GarbageCollector:
+    """Collects the garbage of one storage.
+
+    Args:
+        bookie: whose storage it is.
+        store: the session to read by; stays its opener's.
+        cluster_id: the cluster that the storage belongs to.
+    """
+
+    def __init__(
+        self,
+        storage: LedgerStorage,
+        *,
+        bookie: BookieId,
+        store: MetadataStore,
+        paths: NamespacePaths,
+        cluster_id: str,
+    ) -> None:
+        self._storage = storage
+        self._bookie = bookie
+        self._store = store
+        self._paths = paths
+        self._ledgers = LedgerStore(store, paths)
+        self._cluster_id = cluster_id
+
+    async def collect(self) -> GarbageReport:
+        """Run one pass.
+
+        Raises:
+            CorruptMetadataError: the metadata is of another cluster, or older than the data.
+            MetadataError: the store did not answer; nothing was dropped because of this pass.
+        """
+        await self._check_identity()
+        await self._check_metadata_is_not_older()
+        path = self._paths.garbage_release(self._bookie.name)
+        release = await self._store.get(path)
+        report = await self._storage.collect_garbage(
+            self._is_unneeded,
+            confirm=self._confirm,
+            is_released=release is not None and release.value == self._bookie.incarnation.encode(),
+        )
+        if release is not None and not report.held:  # it is for this time only
+            with contextlib.suppress(NoNodeError):
+                await self._store.delete(path, version=release.version)
+        return report
+
+    async def _check_identity(self) -> None:
+        """Look afresh whether this is the metadata of the bookie's own cluster, and knows it."""
+        await self._store.sync(self._paths.root)
+        binding = await read_binding(self._store, self._paths)
+        if binding.cluster_id != self._cluster_id:
+            raise CorruptMetadataError(
+                f"the namespace is now cluster {binding.cluster_id}, this bookie belongs to "
+                f"{self._cluster_id}: no ledger counts as deleted"
+            )
+        path = self._paths.cookie(self._bookie.name)
+        node = await self._store.get(path)
+        if node is None or decode(BookieCookie, node.value, source=path).bookie != self._bookie:
+            raise CorruptMetadataError(
+                f"{path} is not the cookie of bookie {self._bookie}: no ledger counts as deleted"
+            )
+
+    async def _check_metadata_is_not_older(self) -> None:
+        """Refuse to collect by metadata that knows less than this bookie: a restored backup.
+
+        Every ledger made after the backup would look deleted.  Ids only rise, and the storage takes
+        nothing of one that was never given, so holding one gives the backup away.
+
+        Raises:
+            CorruptMetadataError: the next ledger id is missing, or not above every id held here.
+        """
+        highest = max(self._storage.ledgers(), default=-1)  # looked at first: ids rise meanwhile
+        try:
+            next_id = await self._ledgers.next_ledger_id()
+        except CorruptMetadataError as error:
+            raise CorruptMetadataError(f"{error}: no ledger counts as deleted") from error
+        if highest >= next_id:
+            raise CorruptMetadataError(
+                f"this bookie holds ledger {highest}, but {self._paths.ledger_idgen} says that the "
+                f"next new ledger is {next_id}: the metadata was restored from an old backup, and "
+                f"no ledger counts as deleted; to go on, set it to more than {highest}"
+            )
+
+    async def _is_unneeded(self, ledger_id: int) -> bool:
+        """Return whether nobody needs the ledger here, by two reads: the second after a sync."""
+        if await self._is_needed(ledger_id):
+            return False
+        await self._store.sync(self._paths.ledger(ledger_id))
+        return not await self._is_needed(ledger_id)
+
+    async def _is_needed(self, ledger_id: int) -> bool:
+        path = self._paths.ledger(ledger_id)
+        node = await self._store.get(path)
+        if node is None:
+            return False
+        try:
+            metadata = decode(LedgerMetadata, node.value, source=path)
+        except CorruptMetadataError as error:
+            logger.warning("kept: %s", error)
+            return True
+        if metadata.state is not LedgerState.CLOSED:
+            return True
+        if any(self._bookie in ensemble.bookies for ensemble in metadata.ensembles):
+            return True
+        return await self._store.get(self._paths.under_replicated_ledger(ledger_id)) is not None
+
+    @contextlib.asynccontextmanager
+    async def _confirm(self, ledger_id: int) -> AsyncIterator[bool]:
+        """Give the last word, and keep repairs away until the context ends."""
+        path = self._paths.ledger(ledger_id)
+        await self._store.sync(path)
+        if await self._store.get(path) is None:
+            yield True  # gone for good
+            return
+        lock = self._paths.repair_lock(ledger_id)
+        if not await self._take(lock):
+            yield False
+            return
+        try:
+            await self._store.sync(lock)
+            yield not await self._is_needed(ledger_id)
+        finally:
+            with contextlib.suppress(NoNodeError):
+                await self._store.delete(lock)
+
+    async def _take(self, lock: str) -> bool:
+        """Take a repair lock, marked so that no repair takes it for its own."""
+        mine = f"garbage collection of {self._bookie}".encode()
+        try:
+            await self._store.create(lock, mine, ephemeral=True)
+        except NoNodeError:
+            # No repair was ever made: the next pass goes on.
+            with contextlib.suppress(NodeExistsError):
+                await self._store.create(lock.rpartition("/")[0], make_parents=True)
+            return False
+        except (NodeExistsError, MetadataConnectionError):
+            node = await self._store.get(lock)
+            if node is None or node.value != mine:  # else it is ours: a reply was lost
+                return False
+        await self._store.put(lock, mine, version=ANY_VERSION)  # repairs check for version 0
+        return True

@@ -1,0 +1,112 @@
+"""Rounds of upkeep that keep a storage in order: garbage collection, compaction, scrubbing.
+
+Each is a pass that its owner starts now and then; passes of different kinds may overlap, those of
+one kind wait for each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from bookie.upkeep.compaction import CompactionReport, Compactor
+from bookie.upkeep.garbage import GarbageJudge, GarbageReport
+from bookie.upkeep.scrub import Scrubber, ScrubReport
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from bookie.config import StorageConfig
+    from bookie.parts import Parts
+    from dlcore.clock import Clock
+
+logger = logging.getLogger(__name__)
+
+
+class Upkeep:
+    """The passes over one storage.
+
+    Args:
+        owner: what every file header must say.
+        is_full: returns whether the disk is so full that the bookie is read-only.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        config: StorageConfig,
+        *,
+        owner: bytes,
+        clock: Clock,
+        is_full: Callable[[], bool],
+    ) -> None:
+        self._parts = parts
+        self._config = config
+        self._clock = clock
+        self._judge = GarbageJudge(config.garbage)
+        self._compactor = Compactor(
+            parts, config.compact, room_bytes=self._room_for_copies, is_full=is_full
+        )
+        self._scrubber = Scrubber(parts, config.scrub, owner=owner)
+        self._garbage_lock = asyncio.Lock()
+        self._compaction_lock = asyncio.Lock()
+        self._scrub_lock = asyncio.Lock()
+
+    async def collect_garbage(
+        self,
+        is_unneeded: Callable[[int], Awaitable[bool]],
+        *,
+        confirm: Callable[[int], AbstractAsyncContextManager[bool]],
+        is_released: bool,
+    ) -> GarbageReport:
+        """Ask about every ledger, and drop files whose ledgers are all proven unneeded."""
+        ledgers = self._parts.ledgers
+        async with self._garbage_lock:
+            seen = sorted(each for each in ledgers if self._parts.is_live(each))
+            looks_deleted = [each for each in seen if await is_unneeded(each)]
+            verdict = self._judge.judge(
+                seen=seen,
+                looks_deleted=looks_deleted,
+                now_ms=self._clock.now_ms(),
+                is_released=is_released,
+            )
+            if verdict.held:
+                logger.warning("garbage collection is held back: %s", verdict.held)
+            deleted = set()
+            for ledger_id in sorted(verdict.deleted):
+                async with confirm(ledger_id) as is_certain:
+                    if is_certain and self._parts.is_live(ledger_id):
+                        ledgers[ledger_id].is_deleted = True
+                        deleted.add(ledger_id)
+            self._parts.damage.forget_ledgers(deleted)
+            dropped = await self._parts.files.drop_dead()
+        return GarbageReport(
+            ledgers_seen=len(seen),
+            ledgers_deleted=len(deleted),
+            files_deleted=len(dropped),
+            bytes_freed=sum(dropped.values()),
+            held=verdict.held,
+        )
+
+    async def compact(self) -> CompactionReport:
+        """Compact every file that is worth it and fits, each at most once.
+
+        Footers known to be damaged are mended first: their files could not be compacted, and the
+        entries in them are found no more.
+        """
+        async with self._compaction_lock:
+            self._parts.log.check()
+            await self._scrubber.mend_footers()
+            return await self._compactor.run()
+
+    async def scrub(self) -> ScrubReport:
+        """Read every file once."""
+        async with self._scrub_lock:
+            return await self._scrubber.run()
+
+    def _room_for_copies(self) -> int:
+        """Return the bytes that compaction may write now: the reserve's, down to its floor."""
+        free_bytes = self._parts.disk.space().free_bytes - self._parts.log.claimed_bytes
+        return free_bytes - self._config.compact.floor_bytes

@@ -1,0 +1,366 @@
+"""Scrubbing: reading everything that is stored, before somebody needs it and it is too late.
+
+A pass reads each sealed file (header, every record, footer) and the durable part of the files being
+written, and verifies every checksum, slowly.  Damaged entries that count are remembered for repair.
+A damaged footer is made again from the records, if these are intact: then it is the very same
+bytes, and a crash in the middle leaves it as damaged as it was.  A damaged header is remembered:
+nothing reads it before the next start, which it would spoil, so compaction moves what the file
+holds.  One bad file does not end the pass.
+
+Files are read through the page cache.  What the kernel has in memory is not asked of the device
+again: damage below a cached page is seen only when the page has been dropped.  Nor can scrubbing
+know what should be stored and is not; that is the replica check's work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import crc32c
+import numpy as np
+
+from bookie.disks.port import write_with_room
+from bookie.files.entry_log import Location
+from bookie.files.entry_reader import read_run
+from bookie.files.format import (
+    RECORD_HEADER_BYTES,
+    FileHeader,
+    RecordType,
+    decode_file_header,
+    file_name,
+    read_record_header,
+)
+from bookie.files.index import FileIndex, encode_footer_record
+from bookie.files.replay import index_record, read_header
+from dlcore.errors import BookieStorageError, DigestMismatchError
+from dlcore.wire.digest import EntryFrame, decode_frame, frame_check
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from bookie.config import ScrubConfig
+    from bookie.disks.port import DiskFile
+    from bookie.files.format import Record
+    from bookie.files.index import EntryColumns
+    from bookie.parts import Parts
+
+logger = logging.getLogger(__name__)
+_CHUNK_BYTES = 256 * 1024
+
+
+@dataclass(slots=True, kw_only=True)
+class ScrubReport:
+    """What one pass found."""
+
+    files_scrubbed: int = 0
+    bytes_read: int = 0
+    damaged_records: int = 0
+    """Entries and others, needed or not."""
+    damaged_files: list[int] = field(default_factory=list)
+    """Files with any damage, mended or not, as far as they could be read."""
+    footers_made_again: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """The records of one file that are read."""
+
+    header: FileHeader
+    """As far as reading records needs it."""
+    start: int
+    end: int
+    columns: Callable[[], EntryColumns | None]
+    """What should be there, asked for only once something is not."""
+
+
+class Scrubber:
+    """Reads one storage's files, one pass at a time.
+
+    Args:
+        owner: what every file header must say.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        config: ScrubConfig,
+        *,
+        owner: bytes,
+    ) -> None:
+        self._parts = parts
+        self._config = config
+        self._owner = owner
+        self._footer_lock = asyncio.Lock()
+        """Held by the one pass that makes a footer again; the other one must not."""
+
+    async def mend_footers(self) -> None:
+        """Make footers again that are known to be damaged, as far as their records are intact."""
+        for number in sorted(self._parts.damage.footers):
+            await self._scrub_file(number, ScrubReport(), self._scrub_sealed)
+
+    async def run(self) -> ScrubReport:
+        """Read every file there is now, once."""
+        report = ScrubReport()
+        for number in self._parts.files.numbers():
+            await self._scrub_file(number, report, self._scrub_sealed)
+        for index in self._parts.log.unsealed_indexes():
+            await self._scrub_file(index.number, report, self._scrub_unsealed)
+        return report
+
+    async def _scrub_file(
+        self,
+        number: int,
+        report: ScrubReport,
+        scrub: Callable[[int, DiskFile, ScrubReport], Awaitable[bool]],
+    ) -> None:
+        try:
+            file = self._parts.disk.open(file_name(number))
+        except BookieStorageError as error:
+            if number in self._parts.files:
+                logger.error("cannot scrub file=%s: %s", file_name(number), error)  # noqa: TRY400
+                report.damaged_files.append(number)
+            return
+        damaged = report.damaged_records
+        is_whole = False
+        try:
+            is_whole = await scrub(number, file, report)
+        except BookieStorageError as error:
+            logger.warning("scrubbing file=%s: %s", file_name(number), error)
+        finally:
+            file.close()
+        report.files_scrubbed += 1
+        if not is_whole or report.damaged_records > damaged:
+            report.damaged_files.append(number)
+
+    async def _scrub_sealed(self, number: int, file: DiskFile, report: ScrubReport) -> bool:
+        """Return whether header and footer are whole (or the file is gone)."""
+        place = self._parts.reader.place(number)
+        if place is None:
+            return True
+        header = await self._header(number, file)
+        footer = None
+        try:
+            footer = await self._parts.reader.read_footer(number)
+        except BookieStorageError as error:
+            logger.warning("scrubbing: %s", error)
+        if number not in self._parts.files:
+            return True
+        if footer is not None:
+            self._parts.damage.footer_is_whole(number)
+        columns = None if footer is None else footer.columns()
+        start = header.size if header is not None else _first_record(columns, place.offset)
+        part = _Part(
+            header=FileHeader(number, {}, 0, place.seed),
+            start=start,
+            end=place.offset,
+            columns=lambda: columns,
+        )
+        damaged = report.damaged_records
+        await self._scrub_records(file, part, report)
+        if footer is None and header is not None and report.damaged_records == damaged:
+            async with self._footer_lock:
+                if number in self._parts.damage.footers:
+                    await self._make_footer_again(file, part, report)
+        return footer is not None and header is not None
+
+    async def _header(self, number: int, file: DiskFile) -> FileHeader | None:
+        try:
+            view = await read_header(file)
+            return decode_file_header(view, number=number, owner=self._owner)
+        except BookieStorageError as error:
+            if number in self._parts.files:
+                logger.warning("scrubbing: %s", error)
+                self._parts.damage.note_header(number)
+            return None
+
+    async def _scrub_unsealed(self, number: int, file: DiskFile, report: ScrubReport) -> bool:
+        part = self._parts.log.durable_part(number)
+        if part is None:
+            return True
+        header, end, index = part
+        await self._scrub_records(
+            file,
+            _Part(header=header, start=header.size, end=end, columns=index.columns),
+            report,
+        )
+        return True
+
+    # Records
+
+    async def _scrub_records(self, file: DiskFile, part: _Part, report: ScrubReport) -> None:
+        """Verify every record, going on behind a damaged one at the next entry."""
+        position = part.start
+        chunk_bytes = _CHUNK_BYTES
+        while position < part.end:
+            size = min(chunk_bytes, part.end - position)
+            try:
+                data = await file.read(position, size)
+            except BookieStorageError as error:
+                logger.warning("scrubbing: %s", error)
+                position = await self._scrub_unreadable(file, part, position, size, report)
+                continue
+            stop, is_damaged = await self._parts.disk.compute(
+                walk_records, data, position, part.end, part.header
+            )
+            report.bytes_read += stop - position
+            if is_damaged:
+                report.damaged_records += 1
+                stop = self._note_damaged_record(part, stop)
+            chunk_bytes = _CHUNK_BYTES if stop > position else 2 * chunk_bytes  # a big record
+            position = stop
+            await asyncio.sleep(size / self._config.bytes_per_second)
+
+    async def _scrub_unreadable(
+        self, file: DiskFile, part: _Part, position: int, size: int, report: ScrubReport
+    ) -> int:
+        """Read the entries of a part one by one; return where to go on."""
+        report.damaged_records += 1
+        columns = part.columns()
+        if columns is None:
+            return part.end
+        starts = columns.offsets.astype(np.int64) - RECORD_HEADER_BYTES
+        for row in np.flatnonzero((starts >= position) & (starts < position + size)).tolist():
+            location = _location(part.header.number, columns, row)
+            (found,) = await read_run(file, [location])
+            if not isinstance(found, EntryFrame):
+                self._note_damaged(location)
+            await asyncio.sleep(0)
+        return int(min(starts[starts >= position + size], default=part.end))
+
+    def _note_damaged_record(self, part: _Part, position: int) -> int:
+        """Note the damaged record at `position`; return where the next known one begins."""
+        number = part.header.number
+        logger.error("the record at offset %d of %s is damaged", position, file_name(number))
+        self._parts.log.roll_from(number)
+        columns = part.columns()
+        if columns is None:
+            return part.end
+        starts = columns.offsets.astype(np.int64) - RECORD_HEADER_BYTES
+        for row in np.flatnonzero(starts == position).tolist():
+            self._note_damaged(_location(number, columns, row))
+        return int(min(starts[starts > position], default=part.end))
+
+    def _note_damaged(self, location: Location) -> None:
+        if self._parts.is_live(location.ledger_id):
+            self._parts.reader.note_damaged(location)
+
+    # Footers
+
+    async def _make_footer_again(self, file: DiskFile, part: _Part, report: ScrubReport) -> None:
+        """Write the footer that the intact records give."""
+        number = part.header.number
+        try:
+            index, sequence = await self._index_all(file, part)
+            buffers = await self._parts.disk.compute(
+                encode_footer_record, index, part.header, offset=part.end, sequence=sequence
+            )
+            if number not in self._parts.files:
+                return
+            footer = b"".join(buffers)
+            if file.size != part.end + len(footer):
+                await file.truncate(part.end)
+            rewrite = partial(file.rewrite, part.end, footer)
+            await write_with_room(self._parts.disk, len(footer), rewrite)
+            self._parts.reader.let_go(number)
+            await self._parts.reader.read_footer(number)
+        except BookieStorageError as error:
+            logger.warning("cannot make the footer of %s again: %s", file_name(number), error)
+            return
+        logger.warning("made the footer of %s again", file_name(number))
+        self._parts.damage.footer_is_whole(number)
+        report.footers_made_again += 1
+
+    async def _index_all(self, file: DiskFile, part: _Part) -> tuple[FileIndex, int]:
+        """Return the index of all records, and their number.
+
+        Raises:
+            BookieStorageError: one is damaged.
+        """
+        index = FileIndex(part.header.number)
+        position, sequence = part.start, 0
+        chunk_bytes = _CHUNK_BYTES
+        while position < part.end:
+            size = min(chunk_bytes, part.end - position)
+            data = await file.read(position, size)
+            stop, count = await self._parts.disk.compute(
+                index_records, data, position, part.header, index
+            )
+            if stop == position and size == part.end - position:
+                raise BookieStorageError(f"the record at offset {position} is damaged")
+            chunk_bytes = _CHUNK_BYTES if stop > position else 2 * chunk_bytes
+            position, sequence = stop, sequence + count
+            await asyncio.sleep(size / self._config.bytes_per_second)
+        return index, sequence
+
+
+def walk_records(view: memoryview, offset: int, end: int, header: FileHeader) -> tuple[int, bool]:
+    """Return where the intact records from `offset` end, and whether a damaged one is there.
+
+    `view` begins at `offset`, and may end in the middle of a record; `end` is that of all records.
+    """
+    position = offset
+    while position < offset + len(view):
+        record = _record_at(view, position, offset, header)
+        if record is None:
+            is_cut = position + RECORD_HEADER_BYTES > offset + len(view)
+            return position, not is_cut or offset + len(view) == end
+        if record.end > offset + len(view):
+            return position, record.end > end
+        payload = view[record.payload_offset - offset : record.end - offset]
+        if not _is_intact(record, payload):
+            return position, True
+        position = record.end
+    return position, False
+
+
+def index_records(
+    view: memoryview, offset: int, header: FileHeader, index: FileIndex
+) -> tuple[int, int]:
+    """Take the whole intact records from `offset` into `index`; return their end and count.
+
+    `view` begins at `offset`.
+    """
+    position, count = offset, 0
+    while position < offset + len(view):
+        record = _record_at(view, position, offset, header)
+        if record is None or record.end > offset + len(view):
+            break
+        payload = view[record.payload_offset - offset : record.end - offset]
+        if not index_record(index, record, payload):
+            break
+        position = record.end
+        count += 1
+    return position, count
+
+
+def _record_at(view: memoryview, position: int, offset: int, header: FileHeader) -> Record | None:
+    try:
+        return read_record_header(view, position, header, view_offset=offset)
+    except BookieStorageError:
+        return None  # of a type that was never written here
+
+
+def _is_intact(record: Record, payload: memoryview) -> bool:
+    if record.type is not RecordType.ENTRY:
+        return crc32c.crc32c(payload) == record.payload_crc
+    try:
+        decode_frame(payload)
+    except DigestMismatchError:
+        return False
+    return frame_check(payload) == record.payload_crc
+
+
+def _location(number: int, columns: EntryColumns, row: int) -> Location:
+    ledger_id, entry_id, offset, size = (int(column[row]) for column in columns)
+    return Location(entry_id, number, offset, size, ledger_id)
+
+
+def _first_record(columns: EntryColumns | None, end: int) -> int:
+    """Return where the first entry's record begins; what is before it cannot be told."""
+    if columns is None or not len(columns.offsets):
+        return end
+    return int(columns.offsets.min()) - RECORD_HEADER_BYTES

@@ -1,0 +1,195 @@
+"""The bookies that are registered, and their addresses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dlcore.config import DEFAULT_RACK
+from dlcore.errors import (
+    BookieUnavailableError,
+    CorruptMetadataError,
+    MetadataConnectionError,
+    MetadataSessionExpiredError,
+    WrongIncarnationError,
+)
+from dlcore.ledger.metadata.bookies import BookieRegistration
+from dlcore.metadata.stored import decode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dlcore.ids import BookieId
+    from dlcore.metadata.paths import NamespacePaths
+    from dlcore.metadata.port import MetadataStore, Unsubscribe
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BookieInfo:
+    """A registered bookie: who, where, and whether it takes ordinary writes.
+
+    `free_bytes` and `total_bytes` are of its disk as of some minutes ago at most; a total of 0 is
+    not known.  `session` differs between any two registrations of the same bookie.
+    """
+
+    bookie: BookieId
+    address: str
+    read_only: bool
+    rack: str = DEFAULT_RACK
+    free_bytes: int = 0
+    total_bytes: int = 0
+    session: str = ""
+    control_address: str = ""
+
+
+class BookieRegistry:
+    """The registrations of one namespace's bookies.
+
+    Registration is discovery only: no safety rests on it.  Addresses are cached until the list of
+    bookies changes, and an old address is better than none while the metadata store is away.
+    """
+
+    def __init__(self, store: MetadataStore, paths: NamespacePaths) -> None:
+        self._store = store
+        self._paths = paths
+        self._known: dict[BookieId, BookieRegistration] = {}
+        self._fresh: set[BookieId] = set()  # those read since the list last changed
+        self._changes = 0
+        self._all: dict[BookieId, str] | None = None  # while the list has not changed
+        self._reading: asyncio.Task[dict[BookieId, str]] | None = None
+        self._unsubscribes: list[Unsubscribe] = []
+
+    async def get_bookies(self) -> list[BookieInfo]:
+        """Read all registered bookies afresh, ordered by name.
+
+        A bookie that is on its way between writable and read-only counts as read-only.  One whose
+        registration cannot be read is left out with a warning: the others do without it.
+        """
+        directories = (self._paths.bookies_available, self._paths.bookies_readonly)
+        # Answered in order: the lists are read after the sync, in the same round trip.
+        _, writable, readonly = await asyncio.gather(
+            self._store.sync(directories[0]),
+            self._read_directory(directories[0]),
+            self._read_directory(directories[1]),
+        )
+        found: dict[BookieId, BookieInfo] = {}
+        for registration in (*writable, *readonly):
+            found[registration.bookie] = BookieInfo(
+                registration.bookie,
+                registration.address,
+                registration.read_only,
+                rack=registration.rack,
+                free_bytes=registration.free_bytes,
+                total_bytes=registration.total_bytes,
+                session=registration.session,
+                control_address=registration.control_address,
+            )
+        return [found[bookie] for bookie in sorted(found)]
+
+    async def get_addresses(self) -> Mapping[BookieId, str]:
+        """Return the addresses of all registered bookies; read again when the list has changed."""
+        if self._all is None:
+            self._watch()
+            if self._reading is None:
+                self._reading = asyncio.create_task(self._read_all(), name="bookie-addresses")
+                # Who asked may have left: then nobody is told of an error.
+                self._reading.add_done_callback(lambda task: task.cancelled() or task.exception())
+            return await asyncio.shield(self._reading)
+        return self._all
+
+    async def _read_all(self) -> dict[BookieId, str]:
+        changes = self._changes
+        try:
+            found = {info.bookie: info.address for info in await self.get_bookies()}
+        finally:
+            self._reading = None
+        if changes == self._changes:  # else the list changed while we read
+            self._all = found
+        return found
+
+    async def resolve(self, bookie: BookieId) -> str:
+        """Return the address (``host:port``) of `bookie`; see `_registration` for errors."""
+        return (await self._registration(bookie)).address
+
+    async def resolve_control(self, bookie: BookieId) -> str:
+        """Return the address of the control service of `bookie`, likewise."""
+        return (await self._registration(bookie)).control_address
+
+    async def _registration(self, bookie: BookieId) -> BookieRegistration:
+        """Return what `bookie` registered.
+
+        Raises:
+            BookieUnavailableError: it is not registered, or that could not be found out.
+            WrongIncarnationError: another incarnation is registered under its name.
+            CorruptMetadataError: its registration cannot be read.
+        """
+        if bookie in self._fresh:
+            return self._known[bookie]
+        self._watch()
+        changes = self._changes
+        try:
+            registration = await self._look_up(bookie)
+        except (MetadataConnectionError, MetadataSessionExpiredError) as error:
+            if bookie in self._known:
+                return self._known[bookie]
+            raise BookieUnavailableError(
+                f"the address of bookie {bookie} is unknown: no answer from the metadata store"
+            ) from error
+        self._known[bookie] = registration
+        if changes == self._changes:  # else the list changed while we read
+            self._fresh.add(bookie)
+        return registration
+
+    def close(self) -> None:
+        """Stop watching the list of bookies."""
+        while self._unsubscribes:
+            self._unsubscribes.pop()()
+
+    async def _look_up(self, bookie: BookieId) -> BookieRegistration:
+        paths = (
+            self._paths.bookie_available(bookie.name),
+            self._paths.bookie_readonly(bookie.name),
+        )
+        registrations = [
+            each for each in await asyncio.gather(*map(self._read, paths)) if each is not None
+        ]
+        for registration in registrations:
+            if registration.bookie == bookie:
+                return registration
+        if registrations:
+            raise WrongIncarnationError(
+                f"bookie {bookie} is gone: {registrations[0].bookie} is registered under its name"
+            )
+        raise BookieUnavailableError(f"bookie {bookie} is not registered")
+
+    async def _read_directory(self, path: str) -> list[BookieRegistration]:
+        names = await self._store.get_children(path) or ()
+        paths = [f"{path}/{name}" for name in names]
+        registrations = []
+        for each, node in zip(paths, await self._store.get_many(paths), strict=True):
+            if node is None:
+                continue
+            try:
+                registrations.append(decode(BookieRegistration, node.value, source=each))
+            except CorruptMetadataError as error:
+                logger.warning("bookie left out, its registration cannot be read: %s", error)
+        return registrations
+
+    async def _read(self, path: str) -> BookieRegistration | None:
+        node = await self._store.get(path)
+        return None if node is None else decode(BookieRegistration, node.value, source=path)
+
+    def _watch(self) -> None:
+        if not self._unsubscribes:
+            for path in (self._paths.bookies_available, self._paths.bookies_readonly):
+                self._unsubscribes.append(self._store.watch(path, self._on_change))
+
+    def _on_change(self) -> None:
+        self._changes += 1
+        self._all = None
+        self._fresh.clear()

@@ -1,0 +1,295 @@
+"""Ledger metadata in the metadata store: ids, compare-and-set, and whose write it was.
+
+A write whose reply was lost is never guessed about: it is read back and classified by its creation
+token or by value and version, and sent again only once it is known not to have happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dlcore.errors import (
+    CorruptMetadataError,
+    LedgerExistsError,
+    LedgerNotFoundError,
+    MetadataConnectionError,
+    MetadataVersionError,
+    NodeExistsError,
+    NoNodeError,
+)
+from dlcore.ledger.metadata.values import LedgerMetadata
+from dlcore.metadata.port import (
+    ANY_VERSION,
+    Create,
+    MetadataStore,
+    Op,
+    Put,
+    Unsubscribe,
+    Versioned,
+)
+from dlcore.metadata.stored import decode, encode
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from dlcore.metadata.paths import NamespacePaths
+
+_ATTEMPTS_MAX = 5
+"""How often one write meets a lost reply before the caller is told: unknown."""
+_IDS_AT_ONCE = 16
+"""Ids are taken in ranges, so that most ledgers cost no round trip for theirs."""
+_ID_CONFLICTS_MAX = 10_000
+"""Each conflict means that somebody else got an id; more than this is not contention."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionedLedger:
+    """A ledger's metadata and the version to compare-and-set it with."""
+
+    metadata: LedgerMetadata
+    version: int
+
+
+class LedgerStore:
+    """The ledgers of one namespace."""
+
+    def __init__(self, store: MetadataStore, paths: NamespacePaths) -> None:
+        self._store = store
+        self._paths = paths
+        self._id_lock = asyncio.Lock()  # one process does not compete with itself for ids
+        self._ids: deque[int] = deque()  # taken, and given to no ledger yet
+        self._parents: set[str] = set()  # parents of ledgers, known to exist
+
+    async def new_ledger_id(self) -> int:
+        """Return an id that no ledger has or had; ids are never used twice, and some never."""
+        async with self._id_lock:
+            if not self._ids:
+                first = await self._take_ids()
+                self._ids.extend(range(first, first + _IDS_AT_ONCE))
+            return self._ids.popleft()
+
+    async def next_ledger_id(self) -> int:
+        """Return the lowest id that nobody was given; none that was given before is missed.
+
+        Raises:
+            CorruptMetadataError: the namespace does not say.
+        """
+        path = self._paths.ledger_idgen
+        node = await self._read_back(path)
+        if node is None:
+            raise CorruptMetadataError(f"{path} does not exist: nobody knows the next ledger id")
+        return _parse_id(node.value, path)
+
+    async def _take_ids(self) -> int:
+        """Advance the counter past a range of ids; return the first of them."""
+        path = self._paths.ledger_idgen
+        lost_replies = 0
+        for _ in range(_ID_CONFLICTS_MAX):
+            node = await self._store.get(path)
+            if node is None:
+                raise NoNodeError(f"{path} does not exist: {self._paths.root} is no namespace")
+            first = _parse_id(node.value, path)
+            try:
+                await asyncio.gather(
+                    self._store.put(path, b"%d" % (first + _IDS_AT_ONCE), version=node.version),
+                    self._make_parent(self._paths.ledger(first)),
+                )
+            except MetadataVersionError:
+                continue
+            except MetadataConnectionError:
+                # Taken or not, the next read decides; an id that is skipped harms nobody.
+                lost_replies += 1
+                if lost_replies == _ATTEMPTS_MAX:
+                    raise
+                continue
+            return first
+        raise MetadataVersionError(f"{path} changed {_ID_CONFLICTS_MAX} times in a row")
+
+    async def create(
+        self, metadata: LedgerMetadata, *, extra_ops: Sequence[Op] = ()
+    ) -> VersionedLedger:
+        """Create the ledger and apply `extra_ops`, in one transaction.
+
+        Raises:
+            LedgerExistsError: the ledger exists and is not this creator's.
+            MetadataError: of the first of `extra_ops` that failed, or the store's own.
+        """
+        path = self._paths.ledger(metadata.ledger_id)
+        value = encode(metadata)
+        for attempt in range(1, _ATTEMPTS_MAX + 1):
+            try:
+                await self._store.multi([Create(path, value), *extra_ops])
+            except NoNodeError:
+                # Of every 10,000 ledgers the first needs another node above it.
+                if path.rpartition("/")[0] in self._parents:
+                    raise  # what is missing is of extra_ops
+                await self._make_parent(path)
+            except (NodeExistsError, MetadataConnectionError) as error:
+                found = await self._find_own(metadata, error)
+                if found is not None:
+                    return found
+                if attempt == _ATTEMPTS_MAX:
+                    raise
+            else:
+                return VersionedLedger(metadata, 0)
+        raise MetadataConnectionError(f"{path}: {_ATTEMPTS_MAX} attempts to create it failed")
+
+    async def read(self, ledger_id: int, *, fresh: bool = False) -> VersionedLedger:
+        """Return the ledger's metadata, or raise `LedgerNotFoundError`.
+
+        With `fresh` nothing that was stored before this call is missed; otherwise a server of the
+        metadata store may answer that is behind the others.
+        """
+        if fresh:
+            found = await self._find(ledger_id)
+        else:
+            found = await self._read_if_exists(ledger_id)
+        if found is None:
+            raise LedgerNotFoundError(f"ledger {ledger_id} does not exist")
+        return found
+
+    async def read_many(self, ledger_ids: Sequence[int]) -> list[VersionedLedger | None]:
+        """Return the ledgers' metadata, None for those that do not exist: in one round trip.
+
+        A server of the metadata store may answer that is behind the others.
+        """
+        paths = [self._paths.ledger(ledger_id) for ledger_id in ledger_ids]
+        nodes = await self._store.get_many(paths)
+        return [
+            None if node is None else _decoded(ledger_id, node, path)
+            for ledger_id, node, path in zip(ledger_ids, nodes, paths, strict=True)
+        ]
+
+    async def write(
+        self, metadata: LedgerMetadata, *, version: int, guards: Sequence[Op] = ()
+    ) -> int:
+        """Compare-and-set the ledger's metadata, if `guards` hold; return the new version.
+
+        Raises:
+            MetadataVersionError: somebody else changed it: read it and decide again.
+            LedgerNotFoundError: it was deleted.
+        """
+        ledger_id = metadata.ledger_id
+        path = self._paths.ledger(ledger_id)
+        value = encode(metadata)
+        for attempt in range(1, _ATTEMPTS_MAX + 1):
+            try:
+                if guards:
+                    await self._store.multi([*guards, Put(path, value, version)])
+                    return version + 1
+                return await self._store.put(path, value, version=version)
+            except NoNodeError as error:
+                raise LedgerNotFoundError(f"ledger {ledger_id} does not exist") from error
+            except MetadataConnectionError:
+                node = await self._read_back(path)
+                if node is None:
+                    raise LedgerNotFoundError(f"ledger {ledger_id} does not exist") from None
+                if node.version == version + 1 and node.value == value:
+                    return node.version
+                if attempt == _ATTEMPTS_MAX:
+                    raise
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def delete(self, ledger_id: int, *, version: int = ANY_VERSION) -> None:
+        """Delete the ledger's metadata; bookies drop its entries some time later."""
+        path = self._paths.ledger(ledger_id)
+        for attempt in range(1, _ATTEMPTS_MAX + 1):
+            try:
+                return await self._store.delete(path, version=version)
+            except NoNodeError as error:
+                raise LedgerNotFoundError(f"ledger {ledger_id} does not exist") from error
+            except MetadataConnectionError:
+                if await self._read_back(path) is None:
+                    return None
+                if attempt == _ATTEMPTS_MAX:
+                    raise
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def list_ledgers(self, *, first: int = 0) -> AsyncIterator[int]:
+        """Yield the ids of ledgers from `first` on, ascending; each list is read when reached."""
+        id_of = self._paths.ledger_id_of
+        ledgers = self._paths.ledgers
+        names = await self._store.get_children(ledgers)
+        idgen = self._paths.ledger_idgen.rpartition("/")[2]
+        for high in sorted((name for name in names or () if name != idgen), key=_as_number):
+            if id_of(str(int(high) + 1), "0", "0") <= first:
+                continue
+            for middle in await self._store.get_children(f"{ledgers}/{high}") or ():
+                if id_of(high, str(_as_number(middle) + 1), "0") <= first:
+                    continue
+                for low in await self._store.get_children(f"{ledgers}/{high}/{middle}") or ():
+                    if (ledger_id := id_of(high, middle, low)) >= first:
+                        yield ledger_id
+
+    def watch(self, ledger_id: int, callback: Callable[[], None]) -> Unsubscribe:
+        """Call `callback` after the ledger's metadata may have changed; level-triggered."""
+        return self._store.watch(self._paths.ledger(ledger_id), callback)
+
+    async def _make_parent(self, path: str) -> None:
+        parent = path.rpartition("/")[0]
+        if parent in self._parents:
+            return
+        for attempt in range(1, _ATTEMPTS_MAX + 1):
+            # In this order, and in one round trip.
+            results = await asyncio.gather(
+                self._store.create(parent.rpartition("/")[0]),
+                self._store.create(parent),
+                return_exceptions=True,
+            )
+            errors = [e for e in results if e is not None and not isinstance(e, NodeExistsError)]
+            if not errors:
+                self._parents.add(parent)
+                return
+            if attempt == _ATTEMPTS_MAX or not isinstance(errors[0], MetadataConnectionError):
+                raise errors[0]
+
+    async def _find_own(
+        self, metadata: LedgerMetadata, error: NodeExistsError | MetadataConnectionError
+    ) -> VersionedLedger | None:
+        """Return the ledger if it was created by this creator, whatever `error` says of that.
+
+        A session may send again what it has no reply to, and be told that the node exists.
+        """
+        found = await self._find(metadata.ledger_id)
+        if found is not None and found.metadata.token == metadata.token:
+            return found
+        if isinstance(error, MetadataConnectionError):
+            return None
+        if found is None:
+            raise error  # the node that exists is one of extra_ops
+        raise LedgerExistsError(f"ledger {metadata.ledger_id} exists") from error
+
+    async def _find(self, ledger_id: int) -> VersionedLedger | None:
+        await self._store.sync(self._paths.ledger(ledger_id))
+        return await self._read_if_exists(ledger_id)
+
+    async def _read_if_exists(self, ledger_id: int) -> VersionedLedger | None:
+        path = self._paths.ledger(ledger_id)
+        node = await self._store.get(path)
+        return None if node is None else _decoded(ledger_id, node, path)
+
+    async def _read_back(self, path: str) -> Versioned | None:
+        await self._store.sync(path)
+        return await self._store.get(path)
+
+
+def _decoded(ledger_id: int, node: Versioned, path: str) -> VersionedLedger:
+    metadata = decode(LedgerMetadata, node.value, source=path)
+    if metadata.ledger_id != ledger_id:
+        raise CorruptMetadataError(f"{path} holds the metadata of {metadata.ledger_id}")
+    return VersionedLedger(metadata, node.version)
+
+
+def _parse_id(value: bytes, path: str) -> int:
+    if not value.isdigit():
+        raise CorruptMetadataError(f"{path}: expected a decimal number, not {value[:40]!r}")
+    return int(value)
+
+
+def _as_number(name: str) -> int:
+    if not name.isdecimal():
+        raise CorruptMetadataError(f"{name!r} is not part of a ledger's path")
+    return int(name)

@@ -1,0 +1,131 @@
+"""Chooses bookies for everybody who needs some: one policy, on what the registry says now.
+
+New ledgers, writers and recoveries that replace a failed bookie, and auto-recovery all choose here.
+The choice itself is pure (`placement`), as is the judgement of conduct (`quarantine`); this brings
+them together with the registrations and the clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from dlcore.ledger.placing.placement import (
+    BookieSite,
+    Topology,
+    choose_ensemble,
+    choose_replacements,
+)
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterable, Sequence
+
+    from dlcore.config import PlacementConfig, QuorumConfig
+    from dlcore.ids import BookieId
+    from dlcore.ledger.metadata.registry import BookieInfo, BookieRegistry
+    from dlcore.ledger.placing.quarantine import BookieConduct
+
+logger = logging.getLogger(__name__)
+
+
+class Placer:
+    """The choice of bookies of one client; used on one event loop.
+
+    It remembers the site of each bookie that it saw registered: a member of an ensemble that is
+    gone for a moment still stands in its rack.
+    """
+
+    def __init__(
+        self,
+        registry: BookieRegistry,
+        *,
+        config: PlacementConfig,
+        conduct: BookieConduct,
+        rng: random.Random,
+    ) -> None:
+        self.conduct = conduct
+        self._registry = registry
+        self._config = config
+        self._rng = rng
+        self._sites: dict[BookieId, BookieSite] = {}
+        self._sessions: dict[BookieId, str] = {}
+
+    async def list_writable(self) -> list[BookieId]:
+        """Read the registrations afresh and return who takes ordinary writes, by name.
+
+        Raises:
+            MetadataError: of the store.
+        """
+        return self.take_note(await self._registry.get_bookies())
+
+    def take_note(self, infos: Iterable[BookieInfo]) -> list[BookieId]:
+        """Remember registrations, and return who takes ordinary writes.
+
+        A bookie that registered anew since it was last seen is out of quarantine.
+        """
+        writable: list[BookieId] = []
+        for info in infos:
+            bookie = info.bookie
+            self._sites[bookie] = BookieSite(info.rack, info.free_bytes, info.total_bytes)
+            if self._sessions.get(bookie, info.session) != info.session:
+                self.conduct.release(bookie)
+            self._sessions[bookie] = info.session
+            if not info.read_only:
+                writable.append(bookie)
+        return writable
+
+    def topology(self) -> Topology:
+        """Return what is known of the bookies now."""
+        adds, now = self.conduct.adds, asyncio.get_running_loop().time()
+        return Topology(
+            sites=self._sites,
+            avoided={
+                each
+                for each in self._sites
+                if adds.is_resting(each, now) or adds.is_quarantined(each, now)
+            },
+            config=self._config,
+        )
+
+    async def choose_ensemble(self, quorum: QuorumConfig) -> tuple[BookieId, ...]:
+        """Return bookies for a new ensemble.
+
+        Raises:
+            NotEnoughBookiesError: too few are registered and writable, or in too few racks.
+            MetadataError: of the store.
+        """
+        return choose_ensemble(
+            await self.list_writable(),
+            size=quorum.ensemble_size,
+            write_quorum_size=quorum.write_quorum_size,
+            topology=self.topology(),
+            rng=self._rng,
+        )
+
+    def choose_replacements(
+        self,
+        infos: Iterable[BookieInfo],
+        *,
+        ensemble: Sequence[BookieId],
+        positions: Sequence[int],
+        quorum: QuorumConfig,
+    ) -> dict[int, BookieId]:
+        """Return writable bookies of `infos` for positions of an ensemble, as far as there are."""
+        return choose_replacements(
+            self.take_note(infos),
+            ensemble=ensemble,
+            positions=positions,
+            write_quorum_size=quorum.write_quorum_size,
+            topology=self.topology(),
+            rng=self._rng,
+        )
+
+    def note_add(self, bookie: BookieId, *, is_good: bool) -> None:
+        """Note how a bookie took an entry."""
+        now = asyncio.get_running_loop().time()
+        if is_good:
+            self.conduct.adds.note_success(bookie, now)
+        elif self.conduct.adds.note_failure(bookie, now):
+            logger.warning("bookie fails often, others are chosen for a while: %s", bookie)

@@ -1,0 +1,358 @@
+"""Follows an open ledger: one bookie pushes, the others stand in for it and for what it lacks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dlcore.errors import BookieUnavailableError, DigestMismatchError, DLError, MetadataError
+from dlcore.ledger.metadata.quorum import first_followed
+from dlcore.ledger.metadata.values import LedgerState
+from dlcore.wire.digest import EntryFrame, decode_frame
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+
+    from dlcore.ids import BookieId
+    from dlcore.ledger.metadata.store import LedgerStore
+    from dlcore.ledger.port import BookieClient, FollowUpdate
+    from dlcore.ledger.reading.reader import LedgerReader
+
+logger = logging.getLogger(__name__)
+
+_SILENCE_S = 1.0
+"""After this long without news the other bookies are asked whether they know more."""
+_BACKOFF_S = 0.1
+_BACKOFF_S_MAX = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class FollowStep:
+    """Confirmed entries that come next, the LAC known now, and whether the ledger ends with them.
+
+    `closed` is True in the last step only, once every entry was delivered.
+    """
+
+    frames: Sequence[EntryFrame]
+    last_add_confirmed: int
+    closed: bool
+
+
+class _Subscription:
+    """The stream of updates from one bookie, one at a time."""
+
+    def __init__(
+        self,
+        bookie: BookieId,
+        updates: AsyncIterator[FollowUpdate],
+        on_news: Callable[[], None],
+    ) -> None:
+        self.bookie = bookie
+        self._updates = updates
+        self._on_news = on_news
+        self._update: FollowUpdate | None = None
+        self._is_in_use = False
+        self._is_used = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._fetch())
+        self._task.add_done_callback(lambda _: on_news())
+
+    async def _fetch(self) -> None:
+        async for update in self._updates:
+            self._update = update
+            self._on_news()
+            await self._is_used.wait()
+            self._is_used.clear()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to take."""
+        return self._update is not None or self._task.done()
+
+    def take(self) -> FollowUpdate:
+        """Return the update that arrived, or raise the error that ended the stream."""
+        update, self._update = self._update, None
+        if update is None:
+            self._task.result()
+            raise BookieUnavailableError(f"{self.bookie} ended the stream")
+        self._is_in_use = True
+        return update
+
+    def go_on(self) -> None:
+        """Ask for the next update, if one was taken: it is used."""
+        if self._is_in_use:
+            self._is_in_use = False
+            self._is_used.set()
+
+    async def aclose(self) -> None:
+        """End the request."""
+        await _end(self._task)
+        close = getattr(self._updates, "aclose", None)
+        if close is not None:
+            await close()
+
+
+class LedgerFollower:
+    """One run of `LedgerReader.follow`; iterate over `steps` once."""
+
+    def __init__(
+        self,
+        reader: LedgerReader,
+        *,
+        first: int,
+        bookies: BookieClient,
+        ledgers: LedgerStore | None,
+        on_answer: Callable[[], None],
+    ) -> None:
+        self._reader = reader
+        self._bookies = bookies
+        self._on_answer = on_answer
+        self._ledgers = ledgers
+        self._ledger_id = reader.metadata.ledger_id
+        self._loop = asyncio.get_running_loop()
+        self._next = first
+        self._last_add_confirmed = -1
+        self._subscription: _Subscription | None = None
+        self._asking: asyncio.Task[tuple[int, BookieId | None]] | None = None
+        # Whom to follow next, modulo the ensemble's size.
+        self._position = first_followed(self._ledger_id, self._reader.metadata.quorum.ensemble_size)
+        self._failures = 0  # in a row
+        self._backoff_s = _BACKOFF_S
+        self._news = asyncio.Event()
+        self._is_stale = False  # the metadata is to be read again
+        self._is_silent = False
+        self._heard_s = self._loop.time()
+        self._ticker: asyncio.TimerHandle | None = None
+        self._is_fenced = False
+
+    async def steps(self) -> AsyncGenerator[FollowStep, None]:
+        """Yield steps until the ledger's end."""
+        unsubscribe = (
+            self._ledgers.watch(self._ledger_id, self._metadata_changed)
+            if self._ledgers is not None
+            else None
+        )
+        self._heard_s = self._loop.time()
+        self._listen()
+        is_first = True
+        try:
+            while not self._reader.is_closed:
+                entries = await self._next_entries()
+                if self._is_stale:
+                    self._is_stale = False
+                    await self._refresh()
+                if entries is None:
+                    continue
+                async for step in self._deliver(entries):
+                    is_first = False
+                    yield step
+                if is_first:
+                    is_first = False
+                    yield FollowStep((), self._last_add_confirmed, closed=False)
+            async for step in self._finish():
+                yield step
+        finally:
+            if unsubscribe is not None:
+                unsubscribe()
+            assert self._ticker is not None
+            self._ticker.cancel()
+            await self._stop_asking()
+            await self._unsubscribe()
+
+    def _metadata_changed(self) -> None:
+        self._is_stale = True
+        self._news.set()
+
+    async def _refresh(self) -> None:
+        """Read the metadata again; follow another bookie if the present one was replaced."""
+        try:
+            metadata = await self._reader.refresh()
+        except MetadataError as error:
+            # The watch speaks again after a reconnection; until then the bookies go on.
+            logger.info("metadata not refreshed ledger=%d: %s", self._ledger_id, error)
+            return
+        members = metadata.last_ensemble.bookies
+        if self._subscription is not None and self._subscription.bookie not in members:
+            await self._unsubscribe()
+
+    async def _next_entries(self) -> Sequence[EntryFrame] | None:
+        """Wait for news, and return the entries that came with it; None if there was nothing."""
+        if self._subscription is None:
+            self._subscribe()
+        subscription = self._subscription
+        assert subscription is not None
+        subscription.go_on()
+        await self._news.wait()
+        self._news.clear()
+        self._heard_s = self._loop.time()
+        is_silent, self._is_silent = self._is_silent, False
+        asking = self._asking
+        is_answered = asking is not None and asking.done()
+        if subscription.has_news:
+            if is_answered:
+                self._news.set()  # its turn comes next
+            return await self._take_update(subscription)
+        if is_answered:
+            assert asking is not None
+            return await self._take_answers(asking)
+        if is_silent and asking is None:
+            self._asking = self._loop.create_task(self._ask_others(subscription.bookie))
+            self._asking.add_done_callback(lambda _: self._news.set())
+        return None
+
+    def _listen(self) -> None:
+        """Take note when there is no news for long."""
+        now_s = self._loop.time()
+        if now_s >= self._heard_s + _SILENCE_S:
+            self._heard_s = now_s
+            self._is_silent = True
+            self._news.set()
+        self._ticker = self._loop.call_at(self._heard_s + _SILENCE_S, self._listen)
+
+    def _subscribe(self) -> None:
+        members = self._reader.metadata.last_ensemble.bookies
+        bookie = members[self._position % len(members)]
+        updates = self._bookies.follow(bookie, ledger_id=self._ledger_id, first_entry_id=self._next)
+        self._subscription = _Subscription(bookie, updates, self._news.set)
+
+    async def _take_update(self, subscription: _Subscription) -> Sequence[EntryFrame] | None:
+        try:
+            update = subscription.take()
+        except DLError as error:
+            await self._switch(error)
+            return None
+        self._on_answer()
+        self._failures = 0
+        self._backoff_s = _BACKOFF_S
+        self._last_add_confirmed = max(self._last_add_confirmed, update.last_add_confirmed)
+        if update.fenced and not self._is_fenced:
+            self._is_fenced = True
+            self._is_stale = True
+        return self._verify(subscription.bookie, update)
+
+    def _verify(self, bookie: BookieId, update: FollowUpdate) -> Sequence[EntryFrame]:
+        entries: list[EntryFrame] = []
+        for frame in update.frames:
+            try:
+                entries.append(decode_frame(frame, ledger_id=self._ledger_id))
+            except DigestMismatchError as error:
+                # Another replica has it: the gap is read from there.
+                logger.warning(
+                    "damaged entry ledger=%d bookie=%s: %s", self._ledger_id, bookie, error
+                )
+        return entries
+
+    async def _switch(self, error: DLError) -> None:
+        """Go on to the next bookie; after a round without success, pause and read the metadata."""
+        logger.info("follow failed ledger=%d: %s", self._ledger_id, error)
+        await self._unsubscribe()
+        self._position += 1
+        self._failures += 1
+        if self._failures % self._reader.metadata.quorum.ensemble_size == 0:
+            await asyncio.sleep(self._backoff_s)
+            self._backoff_s = min(self._backoff_s * 2, _BACKOFF_S_MAX)
+            await self._refresh()
+
+    async def _ask_others(self, followed: BookieId) -> tuple[int, BookieId | None]:
+        """Return the highest LAC above ours that another bookie knows, and which one."""
+        if self._is_fenced:
+            await self._refresh()
+        others = [
+            bookie for bookie in self._reader.metadata.last_ensemble.bookies if bookie != followed
+        ]
+        answers = await asyncio.gather(
+            *(self._ask(bookie) for bookie in others), return_exceptions=True
+        )
+        best, best_bookie = self._last_add_confirmed, None
+        for bookie, answer in zip(others, answers, strict=True):
+            if isinstance(answer, int):
+                if answer > best:
+                    best, best_bookie = answer, bookie
+            elif not isinstance(answer, DLError):
+                raise answer
+        if not any(isinstance(answer, int) for answer in answers):
+            # Has it no news, or is it gone?  Nobody else can tell.
+            with contextlib.suppress(DLError):
+                await self._ask(followed)
+        return best, best_bookie
+
+    async def _ask(self, bookie: BookieId) -> int:
+        lac = await self._reader.ask_lac_of(bookie)
+        self._on_answer()
+        return lac
+
+    async def _take_answers(
+        self, asking: asyncio.Task[tuple[int, BookieId | None]]
+    ) -> Sequence[EntryFrame] | None:
+        """Follow the bookie that knows more than the followed one, if there is one."""
+        self._asking = None
+        last_add_confirmed, bookie = asking.result()
+        members = self._reader.metadata.last_ensemble.bookies
+        if bookie is None or last_add_confirmed <= self._last_add_confirmed:
+            return None
+        if bookie in members:
+            self._position = members.index(bookie)
+            await self._unsubscribe()
+        self._last_add_confirmed = last_add_confirmed
+        return ()
+
+    async def _stop_asking(self) -> None:
+        if self._asking is not None:
+            await _end(self._asking)
+
+    async def _unsubscribe(self) -> None:
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            await subscription.aclose()
+
+    async def _deliver(self, entries: Sequence[EntryFrame]) -> AsyncGenerator[FollowStep, None]:
+        """Yield everything up to the LAC: pushed entries, and the gaps between them from others."""
+        lac = self._last_add_confirmed
+        wanted = {e.entry_id: e for e in entries if self._next <= e.entry_id <= lac}
+        pushed = [wanted[entry_id] for entry_id in sorted(wanted)]
+        taken = 0
+        while self._next <= lac:
+            run_end = taken
+            while (
+                run_end < len(pushed) and pushed[run_end].entry_id == self._next + run_end - taken
+            ):
+                run_end += 1
+            if run_end > taken:
+                run = pushed[taken:run_end]
+                taken = run_end
+                self._next = run[-1].entry_id + 1
+                yield FollowStep(run, lac, closed=False)
+                continue
+            gap_end = pushed[taken].entry_id - 1 if taken < len(pushed) else lac
+            async for chunk in self._read(gap_end):
+                yield FollowStep(chunk, lac, closed=False)
+
+    async def _read(self, last: int) -> AsyncGenerator[Sequence[EntryFrame], None]:
+        chunks = self._reader.read(self._next, last)
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                self._next = chunk[-1].entry_id + 1
+                yield chunk
+
+    async def _finish(self) -> AsyncGenerator[FollowStep, None]:
+        """Yield the rest of the closed ledger."""
+        metadata = self._reader.metadata
+        assert metadata.state is LedgerState.CLOSED
+        last = metadata.last_entry_id
+        await self._unsubscribe()
+        if self._next > last:
+            yield FollowStep((), last, closed=True)
+            return
+        async for chunk in self._read(last):
+            yield FollowStep(chunk, last, closed=self._next > last)
+
+
+async def _end(task: asyncio.Task[Any]) -> None:
+    """Cancel a task whose answer nobody needs any more, and wait for its end."""
+    task.cancel()
+    await asyncio.wait([task])
+    if not task.cancelled():
+        task.exception()  # retrieved

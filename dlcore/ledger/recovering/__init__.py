@@ -1,0 +1,1 @@
+"""Ending a ledger whose writer is gone: fence, find the last entry, close."""

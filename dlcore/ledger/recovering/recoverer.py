@@ -1,0 +1,284 @@
+"""Runs a `LedgerRecovery`: moves the metadata, asks bookies, writes back through an appender."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, assert_never
+
+from msgspec.structs import replace
+
+from dlcore.errors import (
+    BookieUnavailableError,
+    DLError,
+    LedgerReadError,
+    LedgerRecoveryError,
+    MetadataVersionError,
+    NoSuchEntryError,
+    NoSuchLedgerError,
+)
+from dlcore.ledger.metadata.store import VersionedLedger
+from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
+from dlcore.ledger.reading.range_read import RangeRead
+from dlcore.ledger.recovering.recovery import (
+    AbortRecovery,
+    Effect,
+    EndLedger,
+    FenceBookie,
+    LedgerRecovery,
+    ReadEntry,
+    StartWriteBack,
+    WriteBack,
+)
+from dlcore.ledger.writing.append import LedgerAppender
+from dlcore.ledger.writing.driver import AppendDriver
+from dlcore.wire.digest import decode_frame
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Sequence
+
+    from dlcore.ledger.services import LedgerServices
+
+logger = logging.getLogger(__name__)
+
+
+async def recover(ledger_id: int, services: LedgerServices) -> LedgerMetadata:
+    """Recover and close a ledger; return its CLOSED metadata, whoever closed it.
+
+    Raises:
+        LedgerRecoveryError: an answer that decides was unknown; the ledger stays IN_RECOVERY.
+        LedgerNotFoundError: there is no such ledger.
+        MetadataError: the metadata store failed.
+    """
+    stored = await _enter_recovery(ledger_id, services)
+    if stored.metadata.state is LedgerState.CLOSED:
+        return stored.metadata
+    recoverer = _Recoverer(stored, services)
+    try:
+        last_entry_id, length_bytes = await recoverer.run()
+        closed = await _store_end(
+            stored,
+            recovered=recoverer.recovered_metadata,
+            last_entry_id=last_entry_id,
+            length_bytes=length_bytes,
+            services=services,
+        )
+    finally:
+        await recoverer.aclose()
+    logger.info("recovered ledger=%d last_entry=%d", ledger_id, closed.last_entry_id)
+    return closed
+
+
+async def _enter_recovery(ledger_id: int, services: LedgerServices) -> VersionedLedger:
+    while True:
+        stored = await services.ledgers.read(ledger_id)
+        if stored.metadata.state is not LedgerState.OPEN:
+            return stored
+        recovering = replace(stored.metadata, state=LedgerState.IN_RECOVERY)
+        try:
+            version = await services.ledgers.write(recovering, version=stored.version)
+        except MetadataVersionError:
+            continue  # its writer changed the ensemble or closed it: look again
+        return VersionedLedger(recovering, version)
+
+
+async def _store_end(
+    pinned: VersionedLedger,
+    *,
+    recovered: LedgerMetadata,
+    last_entry_id: int,
+    length_bytes: int,
+    services: LedgerServices,
+) -> LedgerMetadata:
+    """Compare-and-set IN_RECOVERY to CLOSED, or adopt the end that somebody else stored."""
+    stored = pinned
+    kept = len(pinned.metadata.ensembles) - 1
+    while True:
+        if stored.metadata.state is LedgerState.CLOSED:
+            return stored.metadata
+        if (
+            stored.metadata.state is not LedgerState.IN_RECOVERY
+            or stored.metadata.last_ensemble != pinned.metadata.last_ensemble
+        ):
+            raise LedgerRecoveryError(
+                f"ledger {stored.metadata.ledger_id} changed while it was recovered: it is "
+                f"{stored.metadata.state.name} with {stored.metadata.last_ensemble}"
+            )
+        ensembles = (*stored.metadata.ensembles[:-1], *recovered.ensembles[kept:])
+        closed = replace(stored.metadata, ensembles=ensembles).closed(
+            last_entry_id=last_entry_id, length_bytes=length_bytes
+        )
+        try:
+            await services.ledgers.write(closed, version=stored.version)
+        except MetadataVersionError:
+            stored = await services.ledgers.read(closed.ledger_id)
+        else:
+            return closed
+
+
+class _Recoverer:
+    """One recovery's hands."""
+
+    def __init__(self, pinned: VersionedLedger, services: LedgerServices) -> None:
+        self._pinned = pinned
+        self._services = services
+        self._machine = LedgerRecovery(pinned.metadata)
+        self._writer: AppendDriver | None = None
+        self._start = -1
+        self._loop = asyncio.get_running_loop()
+        self._tasks: dict[asyncio.Task[None], None] = {}  # a set that keeps its order
+        self._outcome: asyncio.Future[int] = self._loop.create_future()
+
+    @property
+    def recovered_metadata(self) -> LedgerMetadata:
+        """The metadata with the ensembles that recovery wrote to."""
+        assert self._writer is not None
+        return self._writer.appender.metadata
+
+    async def run(self) -> tuple[int, int]:
+        """Return the last entry and the ledger's length in bytes."""
+        self._perform(self._machine.start())
+        last_entry_id = await self._outcome
+        assert self._writer is not None
+        if last_entry_id > self._start:
+            return last_entry_id, self._writer.appender.confirmed_bytes
+        return last_entry_id, await self._length_at(last_entry_id)
+
+    async def aclose(self) -> None:
+        """Stop all requests."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._writer is not None:
+            await self._writer.aclose()
+        if not self._outcome.cancel() and not self._outcome.cancelled():
+            self._outcome.exception()  # retrieved, also when `run` was cancelled
+
+    def _perform(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case FenceBookie():
+                    self._spawn(self._fence(effect))
+                case ReadEntry():
+                    self._spawn(self._read(effect))
+                case StartWriteBack():
+                    self._start_write_back(effect.last_add_confirmed)
+                case WriteBack():
+                    assert self._writer is not None
+                    self._writer.perform(self._writer.appender.append_recovered(effect.entry))
+                case EndLedger():
+                    self._finish(effect.last_entry_id)
+                case AbortRecovery():
+                    self._fail(effect.error)
+                case _:
+                    assert_never(effect)
+
+    def _start_write_back(self, last_add_confirmed: int) -> None:
+        self._start = last_add_confirmed
+        self._writer = AppendDriver(
+            LedgerAppender(
+                self._pinned.metadata, last_add_confirmed=last_add_confirmed, persist=False
+            ),
+            self._services,
+            version=self._pinned.version,
+            is_recovery=True,
+            on_confirmed=self._on_written_back,
+            on_failed=self._on_write_back_failed,
+        )
+
+    def _on_written_back(self, first_entry_id: int, last_entry_id: int) -> None:
+        assert first_entry_id <= last_entry_id
+        self._perform(self._machine.written_back(last_entry_id=last_entry_id))
+
+    def _on_write_back_failed(self, error: DLError) -> None:
+        failure = LedgerRecoveryError(
+            f"ledger {self._pinned.metadata.ledger_id}: a recovered entry was not written back: "
+            f"{error}"
+        )
+        failure.__cause__ = error
+        self._fail(failure)
+
+    def _finish(self, last_entry_id: int) -> None:
+        if not self._outcome.done():
+            self._outcome.set_result(last_entry_id)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._outcome.done():
+            self._outcome.set_exception(error)
+
+    def _spawn(self, work: Coroutine[Any, Any, Sequence[Effect]]) -> None:
+        async def run() -> None:
+            self._perform(await work)
+
+        task = self._loop.create_task(run())
+        self._tasks[task] = None
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)  # a defect: recovery must not wait for ever
+
+    async def _fence(self, effect: FenceBookie) -> Sequence[Effect]:
+        try:
+            async with self._read_timeout():
+                lac = await self._services.bookies.read_lac(
+                    effect.bookie, ledger_id=self._pinned.metadata.ledger_id, fence=True
+                )
+        except (DLError, TimeoutError) as error:
+            return self._machine.fence_failed(
+                position=effect.position, error=self._as_answer(error)
+            )
+        return self._machine.fenced(position=effect.position, last_add_confirmed=lac)
+
+    async def _read(self, effect: ReadEntry) -> Sequence[Effect]:
+        ledger_id = self._pinned.metadata.ledger_id
+        try:
+            async with self._read_timeout():
+                frame = await self._services.bookies.read_entry(
+                    effect.bookie, ledger_id=ledger_id, entry_id=effect.entry_id, fence=True
+                )
+            entry = decode_frame(frame, ledger_id=ledger_id, entry_id=effect.entry_id)
+        except (NoSuchEntryError, NoSuchLedgerError):
+            return self._machine.missing(entry_id=effect.entry_id, position=effect.position)
+        except (DLError, TimeoutError) as error:
+            return self._machine.unknown(
+                entry_id=effect.entry_id, position=effect.position, error=self._as_answer(error)
+            )
+        return self._machine.found(entry)
+
+    def _read_timeout(self) -> asyncio.Timeout:
+        return asyncio.timeout(self._services.config.read_timeout_s)
+
+    def _as_answer(self, error: DLError | TimeoutError) -> DLError:
+        if isinstance(error, DLError):
+            return error
+        return BookieUnavailableError(f"no answer within {self._services.config.read_timeout_s} s")
+
+    async def _length_at(self, entry_id: int) -> int:
+        """Return the bytes up to an acknowledged entry, which its own frame tells."""
+        if entry_id < 0:
+            return 0
+        metadata = self._pinned.metadata
+        read = RangeRead(
+            self._services.bookies,
+            self._services.config,
+            self._services.placer.conduct,
+            ledger_id=metadata.ledger_id,
+            ensemble=metadata.ensemble_of(entry_id),
+            quorum=metadata.quorum,
+            first_entry_id=entry_id,
+            last_entry_id=entry_id,
+        )
+        try:
+            async with aclosing(read.chunks()) as chunks:
+                async for entries in chunks:
+                    return entries[-1].ledger_bytes
+        except LedgerReadError as error:
+            raise LedgerRecoveryError(
+                f"ledger {metadata.ledger_id}: its last entry {entry_id} cannot be read, "
+                "so its length is unknown"
+            ) from error
+        raise AssertionError("a range read yields or raises")

@@ -1,0 +1,1 @@
+"""The one writer of a ledger: entries to their write sets, ensembles changed, the LAC told."""

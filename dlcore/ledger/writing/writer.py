@@ -1,0 +1,389 @@
+"""The one writer of an open ledger: futures for appends, the LAC for readers, the close."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dlcore.config import ENTRY_SIZE_BYTES_MAX
+from dlcore.errors import (
+    DLError,
+    EntryTooLargeError,
+    LedgerClosedError,
+    LedgerFencedError,
+    LedgerNotFoundError,
+    MetadataError,
+    MetadataVersionError,
+    NotEnoughBookiesError,
+)
+from dlcore.ledger.metadata.quorum import first_followed, is_covered
+from dlcore.ledger.metadata.store import VersionedLedger
+from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
+from dlcore.ledger.writing.append import LedgerAppender
+from dlcore.ledger.writing.driver import METADATA_PATIENCE_S, AppendDriver
+from dlcore.ledger.writing.lac import LacPublisher
+from dlcore.wire.digest import FRAME_BYTES, BytesLike
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dlcore.ledger.services import LedgerServices
+
+logger = logging.getLogger(__name__)
+
+_LAC_DELAY_S = 0.005
+"""So much later all bookies are told a LAC that no add took along meanwhile.  At once, it goes to
+the one that followers turn to first: messages to all would delay each other, and what it pushes."""
+_BACKOFF_S = 0.1
+_BACKOFF_S_MAX = 2.0
+
+
+class LedgerWriter:
+    """Appends entries; made by `LedgerClient.create_ledger`, used on one event loop.
+
+    After any failure the writer is over: every later call raises that error again, and `close`
+    still closes the ledger at its LAC unless somebody else took it over.
+    """
+
+    def __init__(
+        self,
+        versioned: VersionedLedger,
+        services: LedgerServices,
+        *,
+        on_end: Callable[[LedgerWriter], None],
+    ) -> None:
+        self._services = services
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._driver = AppendDriver(
+            LedgerAppender(versioned.metadata),
+            services,
+            version=versioned.version,
+            is_recovery=False,
+            on_confirmed=self._on_confirmed,
+            on_failed=self._on_failed,
+        )
+        self._appender = self._driver.appender
+        self._lac = LacPublisher(
+            services.bookies,
+            ledger_id=versioned.metadata.ledger_id,
+            on_accepted=self._driver.notify,
+            on_fenced=self._on_fenced,
+        )
+        self._lac_soon: asyncio.Handle | None = None
+        self._is_answered = False  # callers appended in answer to the last acknowledgement
+        self._lac_timer: asyncio.TimerHandle | None = None
+        self._waiting: deque[Callable[[DLError | None], None]] = deque()  # in entry order
+        self._closed: LedgerMetadata | None = None
+        self._close_lock = asyncio.Lock()
+        self._is_closing = False
+
+    def __repr__(self) -> str:
+        quorum = self.metadata.quorum
+        return (
+            f"<LedgerWriter {self.ledger_id} {self.metadata.state.name} "
+            f"lac={self.last_add_confirmed} pushed={self.last_add_pushed} "
+            f"E{quorum.ensemble_size}/Qw{quorum.write_quorum_size}/Qa{quorum.ack_quorum_size}>"
+        )
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """The ledger's metadata as this writer knows it to be stored."""
+        return self._closed or self._appender.metadata
+
+    @property
+    def ledger_id(self) -> int:
+        """The ledger's id."""
+        return self._appender.metadata.ledger_id
+
+    @property
+    def last_add_confirmed(self) -> int:
+        """The last acknowledged entry; -1 for none."""
+        return self._appender.last_add_confirmed
+
+    @property
+    def last_add_pushed(self) -> int:
+        """The last appended entry, acknowledged or not; -1 for none."""
+        return self._appender.last_add_pushed
+
+    @property
+    def length_bytes(self) -> int:
+        """Body bytes of all appended entries."""
+        return self._appender.pushed_bytes
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything appended is acknowledged."""
+        return self._appender.is_idle
+
+    def append(self, body: Sequence[BytesLike]) -> asyncio.Future[int]:
+        """Append one entry; the future gives its id once it and all before it are acknowledged.
+
+        `body` is not copied: its bytes must not change until all its replicas have answered.
+
+        Nothing blocks here: `wait_for_capacity` first keeps what is in flight bounded.  An entry
+        that is too large is refused, and the writer stays usable.
+
+        Raises:
+            Nothing: the future holds LedgerFencedError, NotEnoughBookiesError, LedgerClosedError,
+            EntryTooLargeError or a MetadataError.  Unless it is EntryTooLargeError, the entry may
+            have been written.
+        """
+        future: asyncio.Future[int] = self._loop.create_future()
+        self.submit(body, partial(_answer, future, self.last_add_pushed + 1))
+        return future
+
+    def submit(
+        self, body: Sequence[BytesLike], on_answer: Callable[[DLError | None], None]
+    ) -> None:
+        """Append one entry, as `append` does; `on_answer` gets what that says in its future.
+
+        It is called from the event loop, in entry order.  What it, and whoever it makes run next,
+        appends takes the new LAC along; where they do so each time, it is not sent by itself.
+        """
+        error = self._refusal(body)
+        if error is not None:
+            self._loop.call_soon(on_answer, error)
+            return
+        self._waiting.append(on_answer)
+        self._driver.perform(self._appender.append(body))
+
+    def _refusal(self, body: Sequence[BytesLike]) -> DLError | None:
+        if self._appender.error is not None:
+            return self._appender.error
+        if self._is_closing:
+            return LedgerClosedError(f"ledger {self.ledger_id} was closed by this writer")
+        size = FRAME_BYTES + sum(map(len, body))
+        if size > ENTRY_SIZE_BYTES_MAX:
+            return EntryTooLargeError(
+                f"an entry of {size} bytes, the limit is {ENTRY_SIZE_BYTES_MAX}"
+            )
+        return None
+
+    async def wait_for_capacity(self) -> None:
+        """Return once entries and bytes in flight are below their limits.
+
+        An entry is in flight until its whole write set answered or was given up: a slow third
+        replica does not collect memory without bound.
+        """
+        await self._driver.wait_until(lambda: self._has_capacity() or self._is_over)
+        self._raise_if_failed()
+
+    def _has_capacity(self) -> bool:
+        config = self._services.config
+        return (
+            self._appender.pending_bytes < config.pending_bytes_max
+            and self._appender.pending_count < config.pending_entries_max
+        )
+
+    async def flush(self) -> None:
+        """Return once everything appended so far is acknowledged."""
+        target = self._appender.last_add_pushed
+        await self._driver.wait_until(
+            lambda: self._appender.last_add_confirmed >= target or self._is_over
+        )
+        if self._appender.last_add_confirmed < target:
+            self._raise_if_failed()
+
+    async def publish_lac(self) -> None:
+        """Make every LAC read that starts from now on see the present LAC.
+
+        Waits until so many bookies accepted it that no read can reach coverage without one of them.
+        A bookie accepts a LAC once it is durable there, so killed bookies do not forget it.
+
+        Raises:
+            NotEnoughBookiesError: too few accepted it within the add time-out; it is still tried.
+        """
+        lac = self.last_add_confirmed
+        if self._closed is not None:
+            return
+        self._raise_if_failed()
+        if lac < 0:
+            return
+        self._send_lac(to_all=True)
+        try:
+            async with asyncio.timeout(self._services.config.add_timeout_s):
+                await self._driver.wait_until(lambda: self._is_published(lac) or self._is_over)
+        except TimeoutError as error:
+            raise NotEnoughBookiesError(
+                f"ledger {self.ledger_id}: too few bookies accepted the LAC {lac} in time"
+            ) from error
+        if not self._is_published(lac):
+            self._raise_if_failed()
+
+    def _is_published(self, lac: int) -> bool:
+        if self._closed is not None:
+            return True  # the metadata says it
+        ensemble = self._appender.metadata.last_ensemble
+        if lac < ensemble.first_entry_id:
+            return True  # the metadata implies it
+        unaware = {
+            position
+            for position, bookie in enumerate(ensemble.bookies)
+            if not self._lac.has_accepted(bookie, lac)
+        }
+        return not is_covered(self._appender.metadata.quorum, unaware)
+
+    async def close(self) -> LedgerMetadata:
+        """Wait for what was appended, close the ledger at its LAC, and return the metadata.
+
+        If appends failed for want of bookies or metadata, the ledger is closed without them.
+        Calling again after an error is fine.
+
+        Raises:
+            LedgerFencedError: a recoverer took the ledger over and decides about its end.
+            LedgerClosedError: somebody else closed it, at another entry.
+            LedgerNotFoundError: it was deleted.
+            MetadataError: whether it is closed is unknown.
+        """
+        self._is_closing = True
+        async with self._close_lock:
+            if self._closed is None:
+                try:
+                    self._closed = await self._settle()
+                except (LedgerFencedError, LedgerClosedError, LedgerNotFoundError) as error:
+                    await self._stop(error)  # nothing is left to do here, or to try again
+                    raise
+                await self._stop(LedgerClosedError(f"ledger {self.ledger_id} is closed"))
+            return self._closed
+
+    async def _settle(self) -> LedgerMetadata:
+        """Wait until nothing changes any more, then store the end."""
+        self._raise_if_taken_over()
+        await self._driver.wait_until(lambda: self._appender.is_idle or self._is_over)
+        self._appender.seal()
+        await self._driver.wait_until(lambda: not self._appender.is_changing or self._is_over)
+        self._raise_if_taken_over()
+        return await self._store_end()
+
+    async def abandon(self) -> None:
+        """Stop without closing the ledger, as a crash would: recovery decides about its end."""
+        await self._stop(LedgerClosedError(f"the writer of ledger {self.ledger_id} was abandoned"))
+
+    async def _stop(self, error: DLError) -> None:
+        self._driver.perform(self._appender.fail(error))
+        self._stop_lac()
+        await self._driver.aclose()
+        self._on_end(self)
+
+    async def _store_end(self) -> LedgerMetadata:
+        """Compare-and-set OPEN to CLOSED at the LAC, and find out what became of it."""
+        last = self._appender.last_add_confirmed
+        length = self._appender.confirmed_bytes
+        stored = VersionedLedger(self._appender.metadata, self._driver.version)
+        deadline = self._loop.time() + METADATA_PATIENCE_S
+        pause = _BACKOFF_S
+        while True:
+            try:
+                if stored.metadata.state is not LedgerState.OPEN:
+                    return self._accept_end(stored.metadata)
+                closed = stored.metadata.closed(last_entry_id=last, length_bytes=length)
+                await self._services.ledgers.write(closed, version=stored.version)
+            except MetadataVersionError:
+                stored = await self._services.ledgers.read(self.ledger_id)
+            except MetadataError as error:
+                if not error.retriable or self._loop.time() + pause > deadline:
+                    raise
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _BACKOFF_S_MAX)
+            else:
+                return closed
+
+    def _accept_end(self, stored: LedgerMetadata) -> LedgerMetadata:
+        if stored.state is LedgerState.IN_RECOVERY:
+            raise self._fenced(LedgerFencedError(f"ledger {self.ledger_id} is being recovered"))
+        last = self._appender.last_add_confirmed
+        if stored.last_entry_id != last:
+            raise LedgerClosedError(
+                f"ledger {self.ledger_id} was closed by another client at entry "
+                f"{stored.last_entry_id}, this writer's LAC is {last}"
+            )
+        return stored
+
+    @property
+    def _is_over(self) -> bool:
+        return self._appender.error is not None
+
+    def _raise_if_failed(self) -> None:
+        if self._appender.error is not None:
+            raise _copy(self._appender.error)
+
+    def _raise_if_taken_over(self) -> None:
+        if isinstance(self._appender.error, LedgerFencedError | LedgerClosedError):
+            raise _copy(self._appender.error)
+
+    def _on_confirmed(self, first_entry_id: int, last_entry_id: int) -> None:
+        if not self._is_answered and self.is_idle:
+            self._send_lac(to_all=False)
+        for _ in range(first_entry_id, last_entry_id + 1):
+            self._waiting.popleft()(None)
+        if self._lac_soon is None:
+            # Behind those who were told just now, and append in answer.
+            self._lac_soon = self._loop.call_soon(self._offer_lac)
+
+    def _offer_lac(self) -> None:
+        self._lac_soon = None
+        self._is_answered = not self._appender.has_news
+        if self._is_over or self._is_answered:
+            return
+        if self.is_idle:
+            self._send_lac(to_all=False)
+        if self._lac_timer is None:
+            self._lac_timer = self._loop.call_later(_LAC_DELAY_S, self._spread_lac)
+
+    def _spread_lac(self) -> None:
+        self._lac_timer = None
+        if self._appender.has_news and not self._is_over:
+            self._send_lac(to_all=True)
+
+    def _send_lac(self, *, to_all: bool) -> None:
+        bookies = self._appender.metadata.last_ensemble.bookies
+        if not to_all:
+            bookies = (bookies[first_followed(self.ledger_id, len(bookies))],)
+        self._lac.publish(self.last_add_confirmed, bookies)
+
+    def _on_fenced(self, error: LedgerFencedError) -> None:
+        self._fenced(error)
+        self._driver.notify()
+
+    def _fenced(self, error: LedgerFencedError) -> LedgerFencedError:
+        self._driver.perform(self._appender.fail(error))
+        return error
+
+    def _on_failed(self, error: DLError) -> None:
+        logger.info(
+            "writer ended ledger=%d lac=%d: %s", self.ledger_id, self.last_add_confirmed, error
+        )
+        self._stop_lac()
+        while self._waiting:
+            self._waiting.popleft()(error)
+
+    def _stop_lac(self) -> None:
+        self._lac.close()
+        if self._lac_timer is not None:
+            self._lac_timer.cancel()
+            self._lac_timer = None
+        if self._lac_soon is not None:
+            self._lac_soon.cancel()
+            self._lac_soon = None
+
+
+def _answer(future: asyncio.Future[int], entry_id: int, error: DLError | None) -> None:
+    if future.done():  # its caller may have cancelled it
+        return
+    if error is None:
+        future.set_result(entry_id)
+        return
+    future.set_exception(_copy(error))
+    # Retrieved here: a caller that only flushes learns of the failure there.
+    future.exception()
+
+
+def _copy(error: DLError) -> DLError:
+    """Return an equal error without a traceback: one instance raised twice collects frames."""
+    copy = type(error)(*error.args)
+    copy.__cause__ = error
+    return copy
