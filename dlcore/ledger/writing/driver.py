@@ -82,6 +82,7 @@ class AppendDriver:
         self._bookies = services.bookies
         self._patience_s = services.config.add_timeout_s
         self._is_recovery = is_recovery
+        self._is_closed = False
         self._tasks: dict[asyncio.Task[None], None] = {}  # a set that keeps its order
         self._waiters: list[asyncio.Future[None]] = []
         self._placer = services.placer
@@ -130,6 +131,7 @@ class AppendDriver:
 
     async def aclose(self) -> None:
         """Stop everything; answers to adds on their way are for nobody.  Idempotent."""
+        self._is_closed = True
         if self._retry_timer is not None:
             self._retry_timer.cancel()
             self._retry_timer = None
@@ -163,6 +165,8 @@ class AppendDriver:
         answer: asyncio.Future[None],
     ) -> None:
         error = _error_of(answer)
+        if self._is_closed:
+            return
         if isinstance(error, LedgerFencedError):
             effects = self._add_failed(entry_id, position, bookie, error)
         elif not self.appender.awaits(entry_id, position, bookie):
@@ -183,7 +187,7 @@ class AppendDriver:
         self, entry_id: int, position: int, bookie: BookieId, until_s: float, pause_s: float
     ) -> None:
         """Ask a bookie again that was overloaded, if that still matters."""
-        if self.appender.awaits(entry_id, position, bookie):
+        if not self._is_closed and self.appender.awaits(entry_id, position, bookie):
             frame = self.appender.frame_of(entry_id)
             pause_s = min(2 * pause_s, _OVERLOAD_S_MAX)
             self._send(entry_id, position, bookie, frame, until_s, pause_s)

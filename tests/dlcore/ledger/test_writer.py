@@ -113,3 +113,27 @@ def test_no_flush_waits_for_a_search_that_failed(error: Exception) -> None:
         assert errors == ([] if isinstance(error, DLError) else [error])
 
     run_cluster(scenario)
+
+
+def test_an_answer_after_the_end_starts_no_work() -> None:
+    """Goal: nothing goes on that a closed driver began.  Method: a silent bookie fails late."""
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(QuorumConfig(ack_quorum_size=3))
+        await write(writer, 1)
+        searches: list[str] = []
+
+        async def search() -> list[BookieId]:
+            searches.append("search")
+            return []
+
+        writer._driver._placer.list_writable = search  # type: ignore[method-assign]
+        cluster.member(writer, 0).is_silent = True
+        writer.append([b"x"])
+        await asyncio.sleep(0.5)
+        await writer._driver.aclose()
+        await asyncio.sleep(60.0)
+        assert searches == []
+        assert not writer._driver._tasks
+
+    run_cluster(scenario)
