@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dlcore.errors import (
-    LedgerNotFoundError,
-    LedgerReadError,
-    MetadataVersionError,
-)
+from dlcore.errors import LedgerNotFoundError, LedgerReadError, MetadataVersionError
 from dlcore.log.entries.body import EntryHeader, decode_entry_header
 from dlcore.log.metadata.changes import plan_complete
 from dlcore.log.metadata.segment import Extent
+from dlcore.metadata.port import Delete
 
 if TYPE_CHECKING:
     from dlcore.ledger.metadata.values import LedgerMetadata
@@ -84,6 +82,10 @@ async def recover_log(context: LogContext, at: VersionedHead) -> VersionedHead:
             closing=closing,
             empty_ledger_id=extent.ledger_id if closing is None else None,
         )
+        if closing is None:
+            # In the same transaction, so that a recoverer that dies leaves nothing behind.
+            deletion = Delete(context.paths.ledger(extent.ledger_id))
+            change = replace(change, ops=(*change.ops, deletion))
         lssn = at.head.max_lssn
         try:
             at = await context.logs.apply(change)
@@ -97,8 +99,6 @@ async def recover_log(context: LogContext, at: VersionedHead) -> VersionedHead:
             extent.ledger_id,
             0 if closing is None else closing.entry_count,
         )
-        if closing is None:
-            await delete_ledger(context, extent.ledger_id)
     return at
 
 
@@ -113,11 +113,3 @@ async def extent_of_closed(
     """Return the final form of an open extent whose ledger is closed; None if it is empty."""
     reader = context.ledgers.open_ledger_of(metadata)
     return await bounded_extent(reader, extent, last_entry_id=metadata.last_entry_id)
-
-
-async def delete_ledger(context: LogContext, ledger_id: int) -> None:
-    """Delete a ledger that nothing refers to any more; harmless when it is gone."""
-    try:
-        await context.ledgers.delete_ledger(ledger_id)
-    except LedgerNotFoundError:
-        logger.debug("ledger=%d is gone already", ledger_id)

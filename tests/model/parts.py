@@ -13,6 +13,8 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
@@ -108,11 +110,15 @@ def freeze(value: Any) -> Hashable:
 
 
 def _is_frozen(value: Any) -> bool:
+    if isinstance(value, msgspec.Struct):
+        return value.__struct_config__.frozen
     parameters = getattr(type(value), "__dataclass_params__", None)
     return parameters is not None and parameters.frozen
 
 
 def _names(value: Any) -> Sequence[str]:
+    if isinstance(value, msgspec.Struct):
+        return value.__struct_fields__
     if hasattr(value, "__dict__"):
         return list(vars(value))
     return [name for name in getattr(type(value), "__slots__", ()) if hasattr(value, name)]

@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 import sys
+from contextlib import AbstractContextManager, nullcontext
 
 from tests.simulation.mutants import FOCUSES, MUTANTS, focused
 from tests.simulation.runner import run_many
@@ -18,9 +19,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=500, help="how many seeds (default: 500)")
     parser.add_argument("--first", type=int, default=0, help="the first of them (default: 0)")
     parser.add_argument("--seed", type=int, help="run this one only and print its trace")
-    parser.add_argument(
-        "--focus", choices=sorted(FOCUSES), default="any", help="with --seed: plans of this focus"
-    )
+    parser.add_argument("--focus", choices=sorted(FOCUSES), help="with --seed: plans of this focus")
     parser.add_argument(
         "--mutant", choices=sorted(MUTANTS), help="with --seed: with this bug, under its focus"
     )
@@ -30,7 +29,7 @@ def main() -> int:
     arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)
     if arguments.seed is not None:
-        with MUTANTS[arguments.mutant]() if arguments.mutant else focused(arguments.focus):
+        with _changed(arguments):
             run = run_seed(arguments.seed)
         print("\n".join(run.trace) if run.failure is None else run.explain())
         return int(run.failure is not None)
@@ -40,6 +39,13 @@ def main() -> int:
         keep_going=arguments.keep_going,
         learns=arguments.learn,
     )
+
+
+def _changed(arguments: argparse.Namespace) -> AbstractContextManager[None]:
+    """Return what the one seed is run under: nothing, as `--seeds` runs it, if nothing is asked."""
+    if arguments.mutant:
+        return MUTANTS[arguments.mutant]()
+    return focused(arguments.focus) if arguments.focus else nullcontext()
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ logger = logging.getLogger(__name__)
 _DAY_S = 24 * 3600.0
 _ASKED_AT_ONCE = 32
 _RECORDS_AT_ONCE = 500
+_BUCKETS_AT_ONCE = 16
 _RETRY_S_MAX = 600.0
 _SWEEP = "sweep"
 
@@ -249,12 +250,19 @@ class LogUpkeep:
 
 async def sweep_commits(context: LogContext, *, before_ms: int) -> int:
     """Delete the records of commits made before a time; return how many."""
-    count = 0
-    for bucket in BUCKETS:
+
+    async def paths_below(bucket: str) -> list[str]:
         parent = f"{context.paths.commits}/{bucket}"
-        names = await persistently(lambda parent=parent: context.store.get_children(parent)) or []  # type: ignore[misc]
-        for start in range(0, len(names), _RECORDS_AT_ONCE):
-            paths = [f"{parent}/{name}" for name in names[start : start + _RECORDS_AT_ONCE]]
+        names = await persistently(lambda: context.store.get_children(parent))
+        return [f"{parent}/{name}" for name in names or ()]
+
+    count = 0
+    for first in range(0, len(BUCKETS), _BUCKETS_AT_ONCE):
+        buckets = BUCKETS[first : first + _BUCKETS_AT_ONCE]
+        lists = await asyncio.gather(*map(paths_below, buckets))
+        found = [path for each in lists for path in each]
+        for start in range(0, len(found), _RECORDS_AT_ONCE):
+            paths = found[start : start + _RECORDS_AT_ONCE]
             nodes = await persistently(lambda paths=paths: context.store.get_many(paths))  # type: ignore[misc]
             for path, node in zip(paths, nodes, strict=True):
                 if node is None:

@@ -546,9 +546,12 @@ class LogAppender(Generic[_Ticket]):
         cancelled.__cause__ = error
         ends = [ticket for _, ticket in self._ends]
         self._ends.clear()
+        failed, never_sent = _tickets_of(in_flight), _tickets_of(queued)
+        if queued and queued[0].goes_on:
+            failed.append(never_sent.pop(0))  # of a batch whose first rows may be in the log
         refusals = [
-            Refuse(_tickets_of(in_flight), error),
-            Refuse(_tickets_of(queued), cancelled),
+            Refuse(failed, error),
+            Refuse(never_sent, cancelled),
             Refuse(ends, error),
         ]
         return [each for each in refusals if each.tickets]

@@ -73,6 +73,8 @@ class Group(Generic[_Ticket]):
     record_count: int = 0
     size_bytes: int = 0
     memory_bytes: int = 0
+    goes_on: bool = False
+    """Whether its first rows go on with a batch of which the group before has some."""
     tickets: list[tuple[int, _Ticket]] = field(default_factory=list)
     _parts: list[_Run | pa.RecordBatch] = field(default_factory=list)
 
@@ -188,10 +190,13 @@ class Transmitter(Generic[_Ticket]):
             TransactionIdOutOfOrderError, LogRecordTooLongError, ConfigurationError.
         """
         check_txids(batch, last_txid=self.last_txid)
+        before: Group[_Ticket] | None = None
         for part, size_bytes in cut(batch, entry_bytes=self._entry_bytes):
             txids = part.column(0)
             first_txid, self.last_txid = txids[0].as_py(), txids[-1].as_py()
             group = self._group_for(first_txid, size_bytes)
+            group.goes_on |= before is not None and group is not before
+            before = group
             group._add_batch(part, self.last_txid, size_bytes)
             self.pending_bytes += size_bytes
             self.queued_bytes += size_bytes

@@ -271,6 +271,22 @@ def test_answers_to_steps_may_come_while_suspended() -> None:
     assert state_of(machine) is WriterState.OPEN
 
 
+@pytest.mark.parametrize("is_acknowledged", [False, True])
+def test_a_batch_of_which_rows_were_sent_is_not_called_never_sent(is_acknowledged: bool) -> None:
+    """Its first rows may be in the log: it fails with the error, and what follows is cancelled."""
+    machine = writing()
+    machine.add_batch(batch_of([2, 2, 2], [b"b" * 150, b"c" * 150, b"d" * 150]), "batch")
+    machine.add_record(3, b"e" * 150, "record")
+    assert sent(machine) == 1
+    if is_acknowledged:
+        assert machine.entry_durable() == [Acknowledge(1, 1, [])]
+    failed, cancelled = machine.fail(FENCED)
+    assert failed == Refuse(["batch"], FENCED)
+    assert isinstance(cancelled, Refuse)
+    assert cancelled.tickets == ["record"]
+    assert isinstance(cancelled.error, WriteCancelledError)
+
+
 def test_the_first_failure_is_the_last_word() -> None:
     """In flight: the error.  Never sent: cancelled.  Ends: the error.  Later: nothing."""
     machine = writing()
