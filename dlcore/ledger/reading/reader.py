@@ -108,7 +108,7 @@ class LedgerReader:
             pending = set(tasks)
             while pending:
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
+                for task in sorted(done, key=tasks.__getitem__):  # so that a seed is one trace
                     position = tasks[task]
                     try:
                         lacs[position] = task.result()
