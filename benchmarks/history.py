@@ -27,8 +27,8 @@ from dlcore.log.metadata.staged import drop_merged
 from dlcore.log.upkeep.merger import LogMerger
 from dlcore.log.upkeep.merging import MergePolicy
 from dlcore.metadata.paths import parse_uri
-from dlcore.namespace import scan
 from dlcore.records import LogRecord
+from dlcore.scanning import scan
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Sequence

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from dlcore.log.staging.append import StagedAppend
     from dlcore.log.staging.writer import StagingWriter
     from dlcore.log.writing.writer import AsyncLogWriter
-    from dlcore.namespace import Namespace, open_namespace, scan
+    from dlcore.namespace import Namespace, open_namespace
+    from dlcore.scanning import scan
 
 __all__ = [
     "DLSN",
@@ -69,7 +70,7 @@ _HEAVY = {
     "StagedAppend": "dlcore.log.staging.append",
     "StagingWriter": "dlcore.log.staging.writer",
     "open_namespace": "dlcore.namespace",
-    "scan": "dlcore.namespace",
+    "scan": "dlcore.scanning",
 }
 """Names whose modules load pyarrow: imported when they are first asked for."""
 

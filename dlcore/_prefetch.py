@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dlcore.log.reading.scan import ScanBatch, ScanRange
-    from dlcore.namespace import ScanClients
+    from dlcore.scanning import ScanClients
     from dlcore.tls import TlsFiles
 
 _PREFETCH_BYTES = 16 * 1024 * 1024
@@ -56,7 +56,7 @@ _shared_clients: dict[tuple[LedgerClientConfig, TlsFiles | None], _SharedScanCli
 
 
 def _scan_clients(portal: Portal, config: LedgerClientConfig, tls: TlsFiles | None) -> ScanClients:
-    from dlcore.namespace import ScanClients
+    from dlcore.scanning import ScanClients
 
     shared = _shared_clients.get((config, tls))
     if shared is None or shared.portal is not portal:
@@ -115,7 +115,7 @@ class _Prefetch:
 
     async def fetch(self, scans: list[ScanRange], uri: str | None, clients: ScanClients) -> None:
         """Fetch everything; an error, or None at the end, is the last item."""
-        from dlcore.namespace import scan as scan_async
+        from dlcore.scanning import scan as scan_async
 
         try:
             async with contextlib.aclosing(scan_async(scans, uri=uri, clients=clients)) as batches:

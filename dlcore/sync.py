@@ -14,12 +14,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
-from dlcore._portal import Portal, close_at_exit, fail_exit, forget, shared_portal
+from dlcore._blocking import Blocking
+from dlcore._portal import Portal, close_at_exit, forget, shared_portal
 from dlcore._prefetch import scan
-from dlcore.errors import DLError, EndOfStreamError
+from dlcore._sync_reader import LogReader
+from dlcore._sync_staging import StagedAppend, StagingWriter
+from dlcore._sync_writer import LogWriter
 from dlcore.log.metadata.commits import AppendRun, SharedStaging
 from dlcore.log.reading.scan import (
     CommitResult,
@@ -32,10 +34,7 @@ from dlcore.log.reading.scan import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Sequence
-    from types import TracebackType
-
-    import pyarrow as pa
+    from collections.abc import Sequence
 
     from dlcore import namespace as aio
     from dlcore.config import LedgerClientConfig, LogConfig
@@ -44,11 +43,6 @@ if TYPE_CHECKING:
     from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.log.manager import DistributedLogManager as AsyncManager
     from dlcore.log.metadata.segment import LogSegment
-    from dlcore.log.reading.reader import AsyncLogReader
-    from dlcore.log.staging.append import StagedAppend as AsyncStagedAppend
-    from dlcore.log.staging.writer import StagingWriter as AsyncStaging
-    from dlcore.log.writing.writer import AsyncLogWriter
-    from dlcore.records import LogRecord, LogRecordWithDLSN
     from dlcore.tls import TlsFiles
 
 __all__ = [
@@ -73,45 +67,8 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-_Self = TypeVar("_Self", bound="_Blocking")
-_Result = TypeVar("_Result")
-_BUFFER_BYTES = 1024 * 1024
-"""`LogWriter.write` hands records over when this much is buffered."""
-_BUFFERED_RECORD_BYTES = 64
-"""What a buffered record costs beyond its payload."""
-_EXIT_FLUSH_S = _EXIT_CLOSE_S = 10.0
-"""How long at exit a writer may take, and then its namespace."""
-
-
-class _Blocking:
-    """Something with an async twin: runs coroutines on the portal, closes once, also at exit."""
-
-    def __init__(self, portal: Portal, aclose: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._portal = portal
-        self._aclose = aclose
-        self._closed = False
-
-    def _call(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-        return self._portal.call(coroutine)
-
-    def close(self) -> None:
-        """Close it; harmless when it is closed."""
-        if self._closed:
-            return
-        self._closed = True
-        if not self._portal.is_inherited:  # else the process that opened it closes it
-            self._call(self._aclose())
-
-    def __enter__(self: _Self) -> _Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
+_EXIT_CLOSE_S = 10.0
+"""How long at exit a namespace may take, after its writers."""
 
 
 def open_namespace(
@@ -136,7 +93,7 @@ def open_namespace(
     return Namespace(portal, portal.call(opening))
 
 
-class Namespace(_Blocking):
+class Namespace(Blocking):
     """A collection of logs."""
 
     def __init__(self, portal: Portal, namespace: aio.Namespace) -> None:
@@ -155,7 +112,7 @@ class Namespace(_Blocking):
 
     async def _finish(self) -> None:
         """Close it, since the process ends and nobody else will."""
-        await asyncio.gather(*(writer._finish() for writer in list(self._writers)))
+        await asyncio.gather(*(writer.finish() for writer in list(self._writers)))
         async with asyncio.timeout(_EXIT_CLOSE_S):
             await self._namespace.aclose()
 
@@ -237,7 +194,7 @@ class Namespace(_Blocking):
         return self._call(self._namespace.get_ledger(ledger_id))
 
 
-class DistributedLogManager(_Blocking):
+class DistributedLogManager(Blocking):
     """One log: its writers, its readers, and what is known about it."""
 
     def __init__(
@@ -327,272 +284,3 @@ class DistributedLogManager(_Blocking):
     def truncate(self, dlsn: DLSN) -> bool:
         """Drop the records below `dlsn`; return whether that changed anything."""
         return self._call(self._manager.truncate(dlsn))
-
-
-class LogWriter(_Blocking):
-    """The log's writer.  Not thread-safe.
-
-    `write` buffers in the calling thread; `flush`, `commit`, `close` or a full buffer hand records
-    over. An error of a record already handed over is raised by the next call that hands over.
-
-    One that is open when its namespace closes, or at exit, is closed then.  What cannot be written
-    at exit within 10 s is logged as an error, and the exit status is 120.
-    """
-
-    def __init__(
-        self, portal: Portal, writer: AsyncLogWriter, opened: dict[LogWriter, None]
-    ) -> None:
-        super().__init__(portal, writer.aclose)
-        self._writer = writer
-        self._opened = opened
-        self._outbox: deque[pa.RecordBatch] = deque()  # handed over, not yet accepted
-        self._last_txid = writer.last_txid
-        self._txids: list[int] = []
-        self._payloads: list[bytes] = []
-        self._buffered_bytes = 0
-
-    @property
-    def last_txid(self) -> int:
-        """The highest transaction id written, -1 if there is none."""
-        return self._last_txid
-
-    def write(self, record: LogRecord) -> None:
-        """Buffer a record; raise at once if its transaction id or size is not acceptable."""
-        from dlcore.log.writing.transmit import checked_payload
-
-        self._portal.check_process()
-        payload = checked_payload(record.txid, record.payload, last_txid=self._last_txid)
-        self._last_txid = record.txid
-        self._txids.append(record.txid)
-        self._payloads.append(payload)
-        self._buffered_bytes += len(payload) + _BUFFERED_RECORD_BYTES
-        if self._buffered_bytes >= _BUFFER_BYTES:
-            self._hand_over()
-
-    def write_bulk(self, records: Iterable[LogRecord]) -> int:
-        """Write each of `records`; return how many."""
-        count = 0
-        for record in records:
-            self.write(record)
-            count += 1
-        return count
-
-    def write_batch(self, batch: pa.RecordBatch) -> None:
-        """Write the rows of `batch`, which has the columns txid (int64) and payload (binary)."""
-        from dlcore.log.entries.batches import byte_log_batch
-
-        self._portal.check_process()
-        self._buffer_to_outbox()
-        if batch.num_rows:
-            self._outbox.append(byte_log_batch(batch))
-        self._hand_over()
-        self._last_txid = max(self._last_txid, self._writer.last_txid)
-
-    def flush(self) -> None:
-        """Transmit what is buffered and wait until it is durable."""
-        self._hand_over()
-        self._call(self._writer.flush())
-
-    def commit(self) -> DLSN | None:
-        """Flush and make all of it visible; return the log's last position, if it has records."""
-        self._hand_over()
-        return self._call(self._writer.commit())
-
-    def truncate(self, dlsn: DLSN) -> bool:
-        """Drop the records below `dlsn`; return whether that changed anything."""
-        return self._call(self._writer.truncate(dlsn))
-
-    def mark_end_of_stream(self) -> None:
-        """Flush and seal the log: no record can follow."""
-        self._hand_over()
-        self._call(self._writer.mark_end_of_stream())
-
-    def abort(self) -> None:
-        """Give up without flushing, as a crash would; what was acknowledged stays."""
-        self._drop_buffer()
-        self._outbox.clear()
-        self._closed = True
-        self._opened.pop(self, None)
-        self._call(self._writer.abort())
-
-    def close(self) -> None:
-        """Flush, complete the segment, release the lock."""
-        if self._closed:
-            return
-        self._opened.pop(self, None)
-        try:
-            if not self._portal.is_inherited:
-                self._hand_over()
-        finally:
-            super().close()
-
-    def _hand_over(self) -> None:
-        self._buffer_to_outbox()
-        if self._outbox:
-            self._call(self._empty_outbox())
-
-    def _buffer_to_outbox(self) -> None:
-        if not self._txids:
-            return
-        from dlcore.log.entries.batches import batch_of
-
-        self._outbox.append(batch_of(self._txids, self._payloads))
-        self._drop_buffer()
-
-    def _drop_buffer(self) -> None:
-        self._txids, self._payloads, self._buffered_bytes = [], [], 0
-
-    async def _empty_outbox(self) -> None:
-        """Let the writer accept what is there; when interrupted, no batch is lost or doubled."""
-        while self._outbox:
-            await self._writer.wait_for_capacity()
-            try:
-                self._writer.write_batch(self._outbox[0])
-            finally:
-                self._outbox.popleft()
-
-    async def _finish(self) -> None:
-        """Flush and close at exit; say what could not be written."""
-        self._closed = True
-        reason = f"it took more than {_EXIT_FLUSH_S:g} s"
-        try:
-            async with asyncio.timeout(_EXIT_FLUSH_S):
-                self._buffer_to_outbox()
-                await self._empty_outbox()
-                await self._writer.aclose()
-        except DLError as error:
-            reason = f"{type(error).__name__}: {error}"
-        except TimeoutError:
-            logger.warning("log %r: its writer was not closed: %s", self._writer.log_name, reason)
-        self._report_unwritten(reason)
-        await self._writer.abort()
-
-    def _report_unwritten(self, reason: str) -> None:
-        from dlcore.log.writing.transmit import Unwritten
-
-        waiting = [Unwritten.of(batch) for batch in self._outbox]
-        unwritten = Unwritten.joined([self._writer.lost, *waiting])
-        if unwritten is None:
-            return
-        logger.error(
-            "log %r: not written: %s: the process ended with the writer open: %s",
-            self._writer.log_name,
-            unwritten,
-            reason,
-        )
-        fail_exit()
-
-
-class LogReader(_Blocking):
-    """A reader at a position of the log.  Not thread-safe."""
-
-    def __init__(self, portal: Portal, reader: AsyncLogReader) -> None:
-        super().__init__(portal, reader.aclose)
-        self._reader = reader
-        self._batches: deque[pa.RecordBatch] = deque()  # taken over from the reader in bulk
-        self._records: deque[LogRecordWithDLSN] = deque()  # of the batch before these
-
-    def read_next(self, *, non_blocking: bool = False) -> LogRecordWithDLSN | None:
-        """Return the next record, or None when every readable record has been returned.
-
-        With `non_blocking`, return at once, and None also while the next record is being fetched.
-
-        Raises:
-            EndOfStreamError: the log is sealed, and all of it was read.
-        """
-        if not self._records:
-            self._refill(non_blocking=non_blocking)
-        return self._records.popleft() if self._records else None
-
-    def read_bulk(self, count: int) -> list[LogRecordWithDLSN]:
-        """Return up to `count` records, fewer only when every readable record has been returned."""
-        records: list[LogRecordWithDLSN] = []
-        while len(records) < count:
-            if not self._records:
-                self._refill_unless_ended(ended_is_error=not records)
-            if not self._records:
-                break
-            while self._records and len(records) < count:
-                records.append(self._records.popleft())
-        return records
-
-    def read_batch(self) -> pa.RecordBatch | None:
-        """Return the rest of the current entry as Arrow, or None when caught up."""
-        if self._records:
-            from dlcore.log.entries.batches import read_batch_of
-
-            records = list(self._records)
-            self._records.clear()
-            return read_batch_of(records)
-        if not self._batches:
-            self._take(non_blocking=False)
-        return self._batches.popleft() if self._batches else None
-
-    def _take(self, *, non_blocking: bool) -> None:
-        self._batches.extend(self._call(self._reader.take_batches(non_blocking=non_blocking)))
-
-    def _refill(self, *, non_blocking: bool) -> None:
-        from dlcore.log.entries.batches import records_of_read
-
-        if not self._batches:
-            self._take(non_blocking=non_blocking)
-        if self._batches:
-            self._records.extend(records_of_read(self._batches.popleft()))
-
-    def _refill_unless_ended(self, *, ended_is_error: bool) -> None:
-        try:
-            self._refill(non_blocking=False)
-        except EndOfStreamError:
-            if ended_is_error:
-                raise
-
-
-class StagingWriter(_Blocking):
-    """Writes durable records that no log holds until an append commits them."""
-
-    def __init__(self, portal: Portal, writer: AsyncStaging) -> None:
-        super().__init__(portal, writer.aclose)
-        self._writer = writer
-
-    def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
-        """Write rows for `log`: payload (binary), and optionally txid (int64)."""
-        self._call(self._writer.write_batch(log, batch))
-
-    def write_batches(self, parts: Sequence[tuple[str, pa.RecordBatch]]) -> None:
-        """Write rows for several logs."""
-        self._call(self._writer.write_batches(parts))
-
-    def stage(self) -> list[StagedExtent]:
-        """Wait until everything written since the last call is durable; return it, log by log."""
-        return self._call(self._writer.stage())
-
-    def discard(self) -> None:
-        """Forget what was written since the last `stage`."""
-        self._call(self._writer.discard())
-
-    def close(self, *, delete: bool = False) -> None:
-        """Close the ledgers; with `delete` drop them, unless a log holds entries of them."""
-        if self._closed:
-            return
-        self._closed = True
-        self._call(self._writer.aclose(delete=delete))
-
-
-class StagedAppend(_Blocking):
-    """One atomic append to any number of logs."""
-
-    def __init__(self, portal: Portal, append: AsyncStagedAppend) -> None:
-        super().__init__(portal, append.aclose)
-        self._append = append
-
-    def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
-        """Stage rows for a log; `commit` without extents takes all of them."""
-        self._call(self._append.write_batch(log, batch))
-
-    def commit(self, extents: Sequence[StagedExtent] | None = None) -> CommitResult:
-        """Append `extents`, or what was written here, to their logs: all or nothing."""
-        return self._call(self._append.commit(extents))
-
-    def abort(self, extents: Sequence[StagedExtent] | None = None) -> None:
-        """Drop what was staged."""
-        self._call(self._append.abort(extents))

@@ -21,8 +21,9 @@ from dlcore.errors import (
 )
 from dlcore.ids import DLSN
 from dlcore.ledger.client import LedgerClient
-from dlcore.namespace import ScanClients, open_namespace, scan
+from dlcore.namespace import open_namespace
 from dlcore.records import LogRecord
+from dlcore.scanning import ScanClients, scan
 from dlcore.transport.memory import MemoryBookieClient
 from tests.fixtures.memory_namespace import ManualClock, MemoryCluster, memory_cluster
 

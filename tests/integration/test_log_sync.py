@@ -274,7 +274,7 @@ def test_a_writer_that_cannot_write_at_exit_says_what_is_lost(
                 raise WriteError("made to fail")
 
             monkeypatch.setattr(writer, "_empty_outbox", fail)
-            writer._call(writer._finish())
+            writer._call(writer.finish())
             assert "log 'sync/exit': not written: 2 records" in caplog.text
             assert "WriteError: made to fail" in caplog.text
             assert _portal._exit_fails

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 from dlcore import LogConfig, QuorumConfig
-from dlcore.namespace import open_namespace, scan
+from dlcore.namespace import open_namespace
+from dlcore.scanning import scan
 
 if TYPE_CHECKING:
     from collections.abc import Callable

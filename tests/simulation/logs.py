@@ -25,7 +25,8 @@ from dlcore.ledger.client import LedgerClient
 from dlcore.log.upkeep.merger import LogMerger
 from dlcore.log.upkeep.merging import MergePolicy
 from dlcore.log.upkeep.worker import UpkeepConfig, ask_for_upkeep
-from dlcore.namespace import Namespace, ScanClients, scan
+from dlcore.namespace import Namespace
+from dlcore.scanning import ScanClients, scan
 from tests.simulation.log_checkers import TIDY
 from tests.simulation.log_writers import Writer, follow
 from tests.simulation.truth import InvariantViolatedError

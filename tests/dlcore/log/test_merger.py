@@ -20,8 +20,8 @@ from dlcore.log.metadata.values import Chunk, LogHead, SegmentEnd, StagedLedger
 from dlcore.log.upkeep.merger import MERGING_IDENTITY, LogMerger
 from dlcore.log.upkeep.merging import MergePolicy
 from dlcore.metadata.stored import decode
-from dlcore.namespace import ScanClients, scan
 from dlcore.records import LogRecord
+from dlcore.scanning import ScanClients, scan
 from dlcore.transport.memory import MemoryBookieClient
 from tests.fixtures.interrupted_store import InterruptedStore
 from tests.fixtures.lengths import amount

@@ -1,0 +1,45 @@
+"""What the blocking face's classes share: an async twin, and the portal to run it on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from types import TracebackType
+
+    from dlcore._portal import Portal
+
+_Self = TypeVar("_Self", bound="Blocking")
+_Result = TypeVar("_Result")
+
+
+class Blocking:
+    """Something with an async twin: runs coroutines on the portal, closes once, also at exit."""
+
+    def __init__(self, portal: Portal, aclose: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._portal = portal
+        self._aclose = aclose
+        self._closed = False
+
+    def _call(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+        return self._portal.call(coroutine)
+
+    def close(self) -> None:
+        """Close it; harmless when it is closed."""
+        if self._closed:
+            return
+        self._closed = True
+        if not self._portal.is_inherited:  # else the process that opened it closes it
+            self._call(self._aclose())
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,68 @@
+"""The blocking face of staged appends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dlcore._blocking import Blocking
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+
+    from dlcore._portal import Portal
+    from dlcore.log.reading.scan import CommitResult, StagedExtent
+    from dlcore.log.staging.append import StagedAppend as AsyncStagedAppend
+    from dlcore.log.staging.writer import StagingWriter as AsyncStaging
+
+
+class StagingWriter(Blocking):
+    """Writes durable records that no log holds until an append commits them."""
+
+    def __init__(self, portal: Portal, writer: AsyncStaging) -> None:
+        super().__init__(portal, writer.aclose)
+        self._writer = writer
+
+    def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
+        """Write rows for `log`: payload (binary), and optionally txid (int64)."""
+        self._call(self._writer.write_batch(log, batch))
+
+    def write_batches(self, parts: Sequence[tuple[str, pa.RecordBatch]]) -> None:
+        """Write rows for several logs."""
+        self._call(self._writer.write_batches(parts))
+
+    def stage(self) -> list[StagedExtent]:
+        """Wait until everything written since the last call is durable; return it, log by log."""
+        return self._call(self._writer.stage())
+
+    def discard(self) -> None:
+        """Forget what was written since the last `stage`."""
+        self._call(self._writer.discard())
+
+    def close(self, *, delete: bool = False) -> None:
+        """Close the ledgers; with `delete` drop them, unless a log holds entries of them."""
+        if self._closed:
+            return
+        self._closed = True
+        self._call(self._writer.aclose(delete=delete))
+
+
+class StagedAppend(Blocking):
+    """One atomic append to any number of logs."""
+
+    def __init__(self, portal: Portal, append: AsyncStagedAppend) -> None:
+        super().__init__(portal, append.aclose)
+        self._append = append
+
+    def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
+        """Stage rows for a log; `commit` without extents takes all of them."""
+        self._call(self._append.write_batch(log, batch))
+
+    def commit(self, extents: Sequence[StagedExtent] | None = None) -> CommitResult:
+        """Append `extents`, or what was written here, to their logs: all or nothing."""
+        return self._call(self._append.commit(extents))
+
+    def abort(self, extents: Sequence[StagedExtent] | None = None) -> None:
+        """Drop what was staged."""
+        self._call(self._append.abort(extents))

@@ -1,0 +1,185 @@
+"""The blocking writer of a log: `write` buffers in the calling thread."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING
+
+from dlcore._blocking import Blocking
+from dlcore._portal import fail_exit
+from dlcore.errors import DLError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import pyarrow as pa
+
+    from dlcore._portal import Portal
+    from dlcore.ids import DLSN
+    from dlcore.log.writing.writer import AsyncLogWriter
+    from dlcore.records import LogRecord
+
+logger = logging.getLogger(__name__)
+
+_BUFFER_BYTES = 1024 * 1024
+"""`LogWriter.write` hands records over when this much is buffered."""
+_BUFFERED_RECORD_BYTES = 64
+"""What a buffered record costs beyond its payload."""
+_EXIT_FLUSH_S = 10.0
+"""How long at exit a writer may take."""
+
+
+class LogWriter(Blocking):
+    """The log's writer.  Not thread-safe.
+
+    `write` buffers in the calling thread; `flush`, `commit`, `close` or a full buffer hand records
+    over. An error of a record already handed over is raised by the next call that hands over.
+
+    One that is open when its namespace closes, or at exit, is closed then.  What cannot be written
+    at exit within 10 s is logged as an error, and the exit status is 120.
+    """
+
+    def __init__(
+        self, portal: Portal, writer: AsyncLogWriter, opened: dict[LogWriter, None]
+    ) -> None:
+        super().__init__(portal, writer.aclose)
+        self._writer = writer
+        self._opened = opened
+        self._outbox: deque[pa.RecordBatch] = deque()  # handed over, not yet accepted
+        self._last_txid = writer.last_txid
+        self._txids: list[int] = []
+        self._payloads: list[bytes] = []
+        self._buffered_bytes = 0
+
+    @property
+    def last_txid(self) -> int:
+        """The highest transaction id written, -1 if there is none."""
+        return self._last_txid
+
+    def write(self, record: LogRecord) -> None:
+        """Buffer a record; raise at once if its transaction id or size is not acceptable."""
+        from dlcore.log.writing.transmit import checked_payload
+
+        self._portal.check_process()
+        payload = checked_payload(record.txid, record.payload, last_txid=self._last_txid)
+        self._last_txid = record.txid
+        self._txids.append(record.txid)
+        self._payloads.append(payload)
+        self._buffered_bytes += len(payload) + _BUFFERED_RECORD_BYTES
+        if self._buffered_bytes >= _BUFFER_BYTES:
+            self._hand_over()
+
+    def write_bulk(self, records: Iterable[LogRecord]) -> int:
+        """Write each of `records`; return how many."""
+        count = 0
+        for record in records:
+            self.write(record)
+            count += 1
+        return count
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        """Write the rows of `batch`, which has the columns txid (int64) and payload (binary)."""
+        from dlcore.log.entries.batches import byte_log_batch
+
+        self._portal.check_process()
+        self._buffer_to_outbox()
+        if batch.num_rows:
+            self._outbox.append(byte_log_batch(batch))
+        self._hand_over()
+        self._last_txid = max(self._last_txid, self._writer.last_txid)
+
+    def flush(self) -> None:
+        """Transmit what is buffered and wait until it is durable."""
+        self._hand_over()
+        self._call(self._writer.flush())
+
+    def commit(self) -> DLSN | None:
+        """Flush and make all of it visible; return the log's last position, if it has records."""
+        self._hand_over()
+        return self._call(self._writer.commit())
+
+    def truncate(self, dlsn: DLSN) -> bool:
+        """Drop the records below `dlsn`; return whether that changed anything."""
+        return self._call(self._writer.truncate(dlsn))
+
+    def mark_end_of_stream(self) -> None:
+        """Flush and seal the log: no record can follow."""
+        self._hand_over()
+        self._call(self._writer.mark_end_of_stream())
+
+    def abort(self) -> None:
+        """Give up without flushing, as a crash would; what was acknowledged stays."""
+        self._drop_buffer()
+        self._outbox.clear()
+        self._closed = True
+        self._opened.pop(self, None)
+        self._call(self._writer.abort())
+
+    def close(self) -> None:
+        """Flush, complete the segment, release the lock."""
+        if self._closed:
+            return
+        self._opened.pop(self, None)
+        try:
+            if not self._portal.is_inherited:
+                self._hand_over()
+        finally:
+            super().close()
+
+    def _hand_over(self) -> None:
+        self._buffer_to_outbox()
+        if self._outbox:
+            self._call(self._empty_outbox())
+
+    def _buffer_to_outbox(self) -> None:
+        if not self._txids:
+            return
+        from dlcore.log.entries.batches import batch_of
+
+        self._outbox.append(batch_of(self._txids, self._payloads))
+        self._drop_buffer()
+
+    def _drop_buffer(self) -> None:
+        self._txids, self._payloads, self._buffered_bytes = [], [], 0
+
+    async def _empty_outbox(self) -> None:
+        """Let the writer accept what is there; when interrupted, no batch is lost or doubled."""
+        while self._outbox:
+            await self._writer.wait_for_capacity()
+            try:
+                self._writer.write_batch(self._outbox[0])
+            finally:
+                self._outbox.popleft()
+
+    async def finish(self) -> None:
+        """Flush and close at exit; say what could not be written."""
+        self._closed = True
+        reason = f"it took more than {_EXIT_FLUSH_S:g} s"
+        try:
+            async with asyncio.timeout(_EXIT_FLUSH_S):
+                self._buffer_to_outbox()
+                await self._empty_outbox()
+                await self._writer.aclose()
+        except DLError as error:
+            reason = f"{type(error).__name__}: {error}"
+        except TimeoutError:
+            logger.warning("log %r: its writer was not closed: %s", self._writer.log_name, reason)
+        self._report_unwritten(reason)
+        await self._writer.abort()
+
+    def _report_unwritten(self, reason: str) -> None:
+        from dlcore.log.writing.transmit import Unwritten
+
+        waiting = [Unwritten.of(batch) for batch in self._outbox]
+        unwritten = Unwritten.joined([self._writer.lost, *waiting])
+        if unwritten is None:
+            return
+        logger.error(
+            "log %r: not written: %s: the process ended with the writer open: %s",
+            self._writer.log_name,
+            unwritten,
+            reason,
+        )
+        fail_exit()

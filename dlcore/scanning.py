@@ -1,0 +1,176 @@
+"""Scans of planned ranges, by whoever was handed them: entries come from bookies directly.
+
+The metadata store is asked only after a read failed, to learn where entries are now.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
+from typing import TYPE_CHECKING, Any
+
+from dlcore.clock import SystemClock
+from dlcore.config import LedgerClientConfig
+from dlcore.errors import (
+    AlreadyTruncatedError,
+    BookieError,
+    BookieUnavailableError,
+    DLError,
+    LedgerNotFoundError,
+    LedgerReadError,
+    LogNotFoundError,
+)
+from dlcore.ledger.client import LedgerClient
+from dlcore.log.reading.scan_driver import scan_range
+from dlcore.namespace import Namespace, open_namespace
+
+if TYPE_CHECKING:
+    from dlcore.ids import BookieId
+    from dlcore.log.reading.scan import ScanBatch, ScanRange
+    from dlcore.tls import TlsFiles
+
+_Closer = Callable[[], Coroutine[Any, Any, None]]
+
+
+class ScanClients:
+    """Connections for scans, kept from one scan to the next; used on one event loop."""
+
+    def __init__(
+        self, config: LedgerClientConfig | None = None, *, tls: TlsFiles | None = None
+    ) -> None:
+        self._config = config or LedgerClientConfig()
+        self._tls = tls
+        self._addresses: dict[BookieId, str] = {}
+        self._clients: dict[str, LedgerClient] = {}
+        self._namespaces: dict[str, Namespace] = {}
+        self._closers: list[_Closer] = []
+
+    def client_of(self, cluster_id: str, addresses: Mapping[BookieId, str]) -> LedgerClient:
+        """Return a client that reads by ledger metadata alone; the latest addresses count."""
+        from dlcore.transport.client import WireBookieClient
+
+        self._addresses.update(addresses)
+        client = self._clients.get(cluster_id)
+        if client is None:
+            clock = SystemClock()
+            bookies = WireBookieClient(
+                self._resolve, cluster_id=cluster_id, config=self._config, tls=self._tls
+            )
+            client = LedgerClient(
+                ledgers=None,
+                registry=None,
+                bookies=bookies,
+                config=self._config,
+                clock=clock,
+                rng=random.Random(clock.new_token()),
+            )
+            self._clients[cluster_id] = client
+            self._closers += [client.aclose, bookies.aclose]
+        return client
+
+    async def _resolve(self, bookie: BookieId) -> str:
+        address = self._addresses.get(bookie)
+        if address is None:
+            raise BookieUnavailableError(
+                f"bookie {bookie} was not registered when scans were planned"
+            )
+        return address
+
+    async def fresh_namespace(self, uri: str) -> Namespace:
+        """Return the namespace at `uri`, to ask how things stand now."""
+        namespace = self._namespaces.get(uri)
+        if namespace is None:
+            namespace = await open_namespace(uri, client_config=self._config, tls=self._tls)
+            self._namespaces[uri] = namespace
+            self._closers.append(namespace.aclose)
+        return namespace
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        closers, self._closers = self._closers, []
+        self._clients, self._namespaces = {}, {}
+        async with AsyncExitStack() as steps:  # whichever of them fails
+            for closer in reversed(closers):
+                steps.push_async_callback(closer)
+
+
+async def scan(
+    scans: Sequence[ScanRange],
+    *,
+    uri: str | None = None,
+    config: LedgerClientConfig | None = None,
+    clients: ScanClients | None = None,
+    tls: TlsFiles | None = None,
+) -> AsyncGenerator[ScanBatch, None]:
+    """Yield the records of `scans`, in order, one `ScanBatch` per entry.
+
+    Args:
+        scans: ranges of a snapshot.
+        uri: of the namespace; it is opened only after a read failed, to learn where entries and
+            bookies
+            are now.  Without it such a failure is final.
+        config: how bookies are talked to.
+        clients: connections to use, which stay open; by default new ones, closed at the end.
+        tls: how those are encrypted, and whom they trust; None: not at all.
+
+    Raises:
+        LedgerReadError: no replica could give an entry.
+        AlreadyTruncatedError: records of the range were truncated, or the log was deleted, since
+            the scan was planned.  Known only with `uri`.
+    """
+    own = clients is None
+    clients = clients or ScanClients(config, tls=tls)
+    try:
+        for part in scans:
+            async with aclosing(_scan_one(part, uri, clients)) as batches:
+                async for batch in batches:
+                    yield batch
+    finally:
+        if own:
+            await clients.aclose()
+
+
+async def _scan_one(
+    part: ScanRange, uri: str | None, clients: ScanClients
+) -> AsyncGenerator[ScanBatch, None]:
+    ledgers = clients.client_of(part.cluster_id, part.addresses)
+    planned: ScanRange | None = None  # again, after a failure
+    while True:
+        rest = planned or part
+        last_entry_id: int | None = None
+        try:
+            async with aclosing(scan_range(rest, ledgers)) as batches:
+                async for batch in batches:
+                    yield batch
+                    last_entry_id = batch.entry_id
+        except (LedgerNotFoundError, LedgerReadError, BookieError) as error:
+            left = rest if last_entry_id is None else rest.after_entry(last_entry_id)
+            if left is None:
+                return
+            if uri is None:
+                raise
+            namespace = await clients.fresh_namespace(uri)
+            again = await _plan_again(left, namespace, error)
+            if planned is not None and again.extents == left.extents:
+                raise  # by what is stored now it failed already
+            planned, ledgers = again, namespace.ledgers
+        else:
+            return
+
+
+async def _plan_again(part: ScanRange, namespace: Namespace, error: DLError) -> ScanRange:
+    """Return a range by where its entries are now: other bookies, or the ledger of a merge."""
+    try:
+        async with await namespace.open_log(part.log) as log:
+            snapshot = await log.get_snapshot()
+    except LogNotFoundError:
+        snapshot = None
+    if snapshot is not None and snapshot.log_id == part.log_id:
+        scans = snapshot.scans(part.start, part.end)
+        if len(scans) == 1 and scans[0].start == part.start:
+            return scans[0]
+    raise AlreadyTruncatedError(
+        f"log {part.log!r}: records of the range {part.start} to {part.end} were truncated "
+        f"or deleted while it was read: {error}"
+    ) from error
