@@ -169,8 +169,7 @@ async def _read_cookie(disk: Disk, file: str) -> BookieCookie | None:
 
 
 async def _read_remote_cookie(store: MetadataStore, node: str) -> BookieCookie | None:
-    await store.sync(node)
-    found = await store.get(node)
+    found = await store.get(node, fresh=True)
     return None if found is None else decode(BookieCookie, found.value, source=node)
 
 
@@ -325,8 +324,7 @@ class Registrar:
         )
 
     async def _check_cookie(self) -> None:
-        await self._store.sync(self._cookie)
-        is_missing = await self._store.get(self._cookie) is None
+        is_missing = await self._store.get(self._cookie, fresh=True) is None
         # A store without any cookie lost its data: then it is waited for.
         if is_missing and await self._store.get_children(self._cookie.rpartition("/")[0]):
             # New entries would be lost with the next start, which is refused.

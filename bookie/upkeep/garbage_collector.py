@@ -99,8 +99,7 @@ class GarbageCollector:
 
     async def _check_identity(self) -> None:
         """Look afresh whether this is the metadata of the bookie's own cluster, and knows it."""
-        await self._store.sync(self._paths.root)
-        binding = await read_binding(self._store, self._paths)
+        binding = await read_binding(self._store, self._paths, fresh=True)
         if binding.cluster_id != self._cluster_id:
             raise CorruptMetadataError(
                 f"the namespace is now cluster {binding.cluster_id}, this bookie belongs to "
@@ -135,15 +134,14 @@ class GarbageCollector:
             )
 
     async def _is_unneeded(self, ledger_id: int) -> bool:
-        """Return whether nobody needs the ledger here, by two reads: the second after a sync."""
+        """Return whether nobody needs the ledger here, by two reads: the second afresh."""
         if await self._is_needed(ledger_id):
             return False
-        await self._store.sync(self._paths.ledger(ledger_id))
-        return not await self._is_needed(ledger_id)
+        return not await self._is_needed(ledger_id, fresh=True)
 
-    async def _is_needed(self, ledger_id: int) -> bool:
+    async def _is_needed(self, ledger_id: int, *, fresh: bool = False) -> bool:
         path = self._paths.ledger(ledger_id)
-        node = await self._store.get(path)
+        node = await self._store.get(path, fresh=fresh)
         if node is None:
             return False
         try:
@@ -160,9 +158,7 @@ class GarbageCollector:
     @contextlib.asynccontextmanager
     async def _confirm(self, ledger_id: int) -> AsyncIterator[bool]:
         """Give the last word, and keep repairs away until the context ends."""
-        path = self._paths.ledger(ledger_id)
-        await self._store.sync(path)
-        if await self._store.get(path) is None:
+        if await self._store.get(self._paths.ledger(ledger_id), fresh=True) is None:
             yield True  # gone for good
             return
         lock = self._paths.repair_lock(ledger_id)
@@ -170,8 +166,7 @@ class GarbageCollector:
             yield False
             return
         try:
-            await self._store.sync(lock)
-            yield not await self._is_needed(ledger_id)
+            yield not await self._is_needed(ledger_id, fresh=True)
         finally:
             with contextlib.suppress(NoNodeError):
                 await self._store.delete(lock)

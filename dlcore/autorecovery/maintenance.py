@@ -156,8 +156,7 @@ class Maintenance:
 
     async def _read_cookie(self, name: str) -> BookieCookie | None:
         path = self._services.paths.cookie(name)
-        await self._services.store.sync(path)
-        node = await self._services.store.get(path)
+        node = await self._services.store.get(path, fresh=True)
         return None if node is None else decode(BookieCookie, node.value, source=path)
 
     async def _delete_cookie(self, name: str, *, incarnation: str) -> None:

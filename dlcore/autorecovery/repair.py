@@ -301,8 +301,7 @@ class LedgerRepairer:
 
     async def _check_lock(self, lock: str) -> None:
         """Raise if the lock is not a repair's any more."""
-        await self._services.store.sync(lock)
-        node = await self._services.store.get(lock)
+        node = await self._services.store.get(lock, fresh=True)
         if node is None or node.version != LOCK_VERSION:
             raise NotEnoughBookiesError(
                 f"the lock {lock} was lost while entries were copied: what the new member proved "

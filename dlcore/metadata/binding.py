@@ -39,8 +39,7 @@ async def ensure_namespace(
     Binding and tree are made in one transaction: a namespace is whole or is not there.
     """
     for attempt in range(1, _ATTEMPTS_MAX + 1):
-        await store.sync(paths.root)
-        node = await store.get(paths.root)
+        node = await store.get(paths.root, fresh=True)
         if node is not None and node.value:
             return decode(NamespaceBinding, node.value, source=paths.root)
         binding = NamespaceBinding(cluster_id=clock.new_token(), created_ms=clock.now_ms())
@@ -57,17 +56,19 @@ async def ensure_namespace(
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-async def read_binding(store: MetadataStore, paths: NamespacePaths) -> NamespaceBinding:
+async def read_binding(
+    store: MetadataStore, paths: NamespacePaths, *, fresh: bool = False
+) -> NamespaceBinding:
     """Return the binding of an existing namespace.
 
     Raises:
         ConfigurationError: there is no namespace at this path.
         CorruptMetadataError: the binding does not parse, or is of another layout version.
     """
-    node = await store.get(paths.root)
-    if node is None or not node.value:
-        await store.sync(paths.root)  # this server may be behind the one that it was made on
-        node = await store.get(paths.root)
+    node = await store.get(paths.root, fresh=fresh)
+    if not fresh and (node is None or not node.value):
+        # This server may be behind the one that it was made on.
+        return await read_binding(store, paths, fresh=True)
     if node is None or not node.value:
         raise ConfigurationError(
             f"there is no dlog namespace at {paths.root}: the path is wrong, or it was not created"

@@ -248,32 +248,34 @@ class MemoryStore:
 
     # MetadataStore
 
-    async def get(self, path: str) -> Versioned | None:
+    async def get(self, path: str, *, fresh: bool = False) -> Versioned | None:
         """Return the node, or None if there is none."""
 
         def read() -> Versioned | None:
-            self._follow()
+            self._follow(fresh=fresh)
             node = self._view.find(path)
             return None if node is None else node.versioned()
 
         return await self._request(read)
 
-    async def get_many(self, paths: Sequence[str]) -> list[Versioned | None]:
+    async def get_many(
+        self, paths: Sequence[str], *, fresh: bool = False
+    ) -> list[Versioned | None]:
         """Return the node of each path, or None where there is none, as of one moment."""
         wanted = tuple(paths)
 
         def read() -> list[Versioned | None]:
-            self._follow()
+            self._follow(fresh=fresh)
             nodes = map(self._view.find, wanted)
             return [None if node is None else node.versioned() for node in nodes]
 
         return await self._request(read)
 
-    async def get_children(self, path: str) -> list[str] | None:
+    async def get_children(self, path: str, *, fresh: bool = False) -> list[str] | None:
         """Return the sorted names of the node's children, or None if there is no node."""
 
         def read() -> list[str] | None:
-            self._follow()
+            self._follow(fresh=fresh)
             node = self._view.find(path)
             return None if node is None else sorted(node.children)
 
@@ -313,7 +315,7 @@ class MemoryStore:
         await self._request(lambda: self._tree._apply(frozen, self._session), is_write=True)
 
     async def sync(self, path: str) -> None:
-        """Make later reads see every write completed before this call, whoever made it."""
+        """Make all later reads and watches see every write completed before this call."""
         await self._request(self._catch_up)
 
     def watch(
@@ -421,12 +423,14 @@ class MemoryStore:
         """Apply everything that the leader has applied."""
         self._advance(self._tree._applied)
 
-    def _follow(self) -> None:
-        """Apply what is older than the lag."""
+    def _follow(self, *, fresh: bool = False) -> None:
+        """Apply what is older than the lag, or all of it."""
+        if fresh:
+            return self._catch_up()
         now = self._loop.time()
-        fresh = self._tree._transactions_from(self._position)
-        due = sum(1 for _ in takewhile(lambda each: each.at + self._lag_s <= now, fresh))
-        self._advance(self._position + due)
+        new = self._tree._transactions_from(self._position)
+        due = sum(1 for _ in takewhile(lambda each: each.at + self._lag_s <= now, new))
+        return self._advance(self._position + due)
 
     def _advance(self, position: int) -> None:
         if self._tree.lag is None or position <= self._position:

@@ -81,20 +81,25 @@ class MetadataStore(Protocol):
 
     After a session expired the store opens a new one by itself; ephemeral nodes of the old one are
     gone and are their creators' to make again (`on_session`).
+
+    A server may answer a read that is behind the others.  With `fresh` no write is missed that
+    completed before the call, whoever made it; that takes one round trip all the same.
     """
 
-    async def get(self, path: str) -> Versioned | None:
+    async def get(self, path: str, *, fresh: bool = False) -> Versioned | None:
         """Return the node, or None if there is none."""
         ...
 
-    async def get_many(self, paths: Sequence[str]) -> list[Versioned | None]:
+    async def get_many(
+        self, paths: Sequence[str], *, fresh: bool = False
+    ) -> list[Versioned | None]:
         """Return the node of each path, or None where there is none: one round trip for all.
 
         They are not one moment's: something may change between two of them.
         """
         ...
 
-    async def get_children(self, path: str) -> list[str] | None:
+    async def get_children(self, path: str, *, fresh: bool = False) -> list[str] | None:
         """Return the sorted names of the node's children, or None if there is no node."""
         ...
 
@@ -117,7 +122,7 @@ class MetadataStore(Protocol):
         ...
 
     async def sync(self, path: str) -> None:
-        """Make later reads see every write completed before this call, whoever made it."""
+        """Make all later reads and watches see every write completed before this call."""
         ...
 
     def watch(

@@ -168,36 +168,42 @@ class ZooKeeperStore:
 
     # MetadataStore
 
-    async def get(self, path: str) -> Versioned | None:
+    async def get(self, path: str, *, fresh: bool = False) -> Versioned | None:
         """Return the node, or None if there is none."""
         try:
-            value, stat = await self._read(f"get {path}", lambda: self._client.get_async(path))
+            value, stat = await self._read(
+                f"get {path}", lambda: self._client.get_async(path), sync=path if fresh else None
+            )
         except NoNodeError:
             return None
         return Versioned(value, stat.version, stat.ephemeralOwner != 0)
 
-    async def get_many(self, paths: Sequence[str]) -> list[Versioned | None]:
+    async def get_many(
+        self, paths: Sequence[str], *, fresh: bool = False
+    ) -> list[Versioned | None]:
         """Return the node of each path, or None where there is none."""
         parts = [paths[at : at + _READS_AT_ONCE] for at in range(0, len(paths), _READS_AT_ONCE)]
-        results = await asyncio.gather(*(self._get_some(tuple(part)) for part in parts))
+        results = await asyncio.gather(*(self._get_some(tuple(part), fresh) for part in parts))
         return [node for part in results for node in part]
 
-    async def _get_some(self, paths: tuple[str, ...]) -> list[Versioned | None]:
+    async def _get_some(self, paths: tuple[str, ...], fresh: bool) -> list[Versioned | None]:
         def start() -> Any:
             answer = self._client.handler.async_result()
             self._client._call(MultiRead(paths), answer)
             return answer
 
         found: list[Versioned | None] = await self._read(
-            f"get {len(paths)} nodes from {paths[0]}", start
+            f"get {len(paths)} nodes from {paths[0]}", start, sync=paths[0] if fresh else None
         )
         return found
 
-    async def get_children(self, path: str) -> list[str] | None:
+    async def get_children(self, path: str, *, fresh: bool = False) -> list[str] | None:
         """Return the sorted names of the node's children, or None if there is no node."""
         try:
             names = await self._read(
-                f"get children of {path}", lambda: self._client.get_children_async(path)
+                f"get children of {path}",
+                lambda: self._client.get_children_async(path),
+                sync=path if fresh else None,
             )
         except NoNodeError:
             return None
@@ -253,7 +259,7 @@ class ZooKeeperStore:
             raise MetadataError(f"a transaction of {len(frozen)} operations failed: {results}")
 
     async def sync(self, path: str) -> None:
-        """Make later reads see every write completed before this call, whoever made it."""
+        """Make all later reads and watches see every write completed before this call."""
         await self._read(f"sync {path}", lambda: self._client.sync_async(path))
 
     def watch(
@@ -329,14 +335,26 @@ class ZooKeeperStore:
 
     # Requests
 
-    async def _read(self, what: str, start: Callable[[], Any]) -> Any:
+    async def _read(self, what: str, start: Callable[[], Any], *, sync: str | None = None) -> Any:
+        send = partial(self._send if sync is None else partial(self._send_after_sync, sync), what)
         async with answer_in_time(what, self._request_timeout_s):
             for _ in range(_READ_ATTEMPTS_MAX - 1):
                 try:
-                    return await self._send(what, start)
+                    return await send(start)
                 except (MetadataConnectionError, MetadataSessionExpiredError):
                     logger.debug("read again: operation=%s", what)
-            return await self._send(what, start)
+            return await send(start)
+
+    async def _send_after_sync(self, path: str, what: str, start: Callable[[], Any]) -> Any:
+        """Send a read right behind a sync: they are answered in this order, or neither counts."""
+        self._require_open()
+        synced = self._enqueue(f"sync {path}", lambda: self._client.sync_async(path))
+        reply = self._enqueue(what, start)
+        try:
+            await synced
+            return await reply
+        finally:
+            reply.cancel()  # nobody waits for it any more
 
     async def _write(self, what: str, start: Callable[[], Any]) -> Any:
         async with answer_in_time(what, self._request_timeout_s):

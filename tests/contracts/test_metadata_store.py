@@ -54,7 +54,7 @@ def test_a_created_node_has_its_value_at_version_zero(backend: Backend, value: b
 
 
 def test_many_nodes_in_one_answer(backend: Backend) -> None:
-    """In the order asked for, None where there is none; fresh if a sync went before."""
+    """In the order asked for, None where there is none; fresh if so asked."""
 
     async def scenario(store: MetadataStore, root: str) -> None:
         assert await store.get_many([]) == []
@@ -64,9 +64,7 @@ def test_many_nodes_in_one_answer(backend: Backend) -> None:
             await other.multi([Create(path, path.encode()) for path in paths[low : low + 500 : 2]])
         await other.put(paths[0], b"", version=0)
         await other.create(f"{root}/owned", b"e", ephemeral=True)
-        _, found = await asyncio.gather(
-            store.sync(root), store.get_many([*paths, f"{root}/owned", paths[0]])
-        )
+        found = await store.get_many([*paths, f"{root}/owned", paths[0]], fresh=True)
         assert found[0] == found[-1] == Versioned(b"", 1)
         assert found[-2] == Versioned(b"e", 0, ephemeral=True)
         assert found[1:-2:2] == [None] * 1250
@@ -223,13 +221,11 @@ def test_ephemeral_nodes_vanish_when_their_session_is_closed(backend: Backend) -
         other = await backend.connect()
         await other.create(f"{root}/e", b"me", ephemeral=True)
         await other.create(f"{root}/p")
-        await store.sync(root)
-        assert await store.get(f"{root}/e") == Versioned(b"me", 0, ephemeral=True)
+        assert await store.get(f"{root}/e", fresh=True) == Versioned(b"me", 0, ephemeral=True)
         with pytest.raises(MetadataError):
             await store.create(f"{root}/e/child")
         await other.aclose()
-        await store.sync(root)
-        assert await store.get_children(root) == ["p"]
+        assert await store.get_children(root, fresh=True) == ["p"]
 
     play(backend, scenario)
 
@@ -254,8 +250,7 @@ def test_expiry_gives_expired_then_connected_and_a_new_session(backend: Backend)
         ]
         assert other.session_state is SessionState.CONNECTED
         assert other.session_token not in {"", token}
-        await store.sync(root)
-        assert await store.get_children(root) == ["p"]
+        assert await store.get_children(root, fresh=True) == ["p"]
         await other.create(f"{root}/e", b"again", ephemeral=True)
         assert await store.get(f"{root}/e") == Versioned(b"again", 0, ephemeral=True)
         stop()
@@ -387,7 +382,7 @@ def test_a_watch_survives_the_session(backend: Backend) -> None:
     play(backend, scenario)
 
 
-def test_reads_after_sync_see_completed_writes(backend: Backend) -> None:
+def test_fresh_reads_see_completed_writes(backend: Backend) -> None:
     """Whoever made them."""
 
     async def scenario(store: MetadataStore, root: str) -> None:
@@ -396,9 +391,14 @@ def test_reads_after_sync_see_completed_writes(backend: Backend) -> None:
         for version in range(50):
             writer, reader = (store, other) if version % 2 else (other, store)
             assert await writer.put(f"{root}/a", b"", version=version) == version + 1
-            await reader.sync(f"{root}/a")
-            assert await reader.get(f"{root}/a") == Versioned(b"", version + 1)
+            match version % 4 // 2:
+                case 0:
+                    assert await reader.get(f"{root}/a", fresh=True) == Versioned(b"", version + 1)
+                case _:
+                    await reader.sync(f"{root}/a")
+                    assert await reader.get(f"{root}/a") == Versioned(b"", version + 1)
         await store.sync(f"{root}/none")
+        assert await store.get(f"{root}/none", fresh=True) is None
 
     play(backend, scenario)
 

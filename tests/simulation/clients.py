@@ -100,9 +100,9 @@ class GatedStore:
         finally:
             work.close()  # one that never began would warn
 
-    async def get(self, path: str) -> Versioned | None:
+    async def get(self, path: str, *, fresh: bool = False) -> Versioned | None:
         """Return the node."""
-        found: Versioned | None = await self._pass(self.inner.get(path))
+        found: Versioned | None = await self._pass(self.inner.get(path, fresh=fresh))
         if self.hiding_chance and path in self.hidden_paths and path != self._hidden:
             if self._rng.random() < self.hiding_chance:
                 self._hidden = path
@@ -111,14 +111,16 @@ class GatedStore:
             self._hidden = ""
         return found
 
-    async def get_many(self, paths: Sequence[str]) -> list[Versioned | None]:
+    async def get_many(
+        self, paths: Sequence[str], *, fresh: bool = False
+    ) -> list[Versioned | None]:
         """Return the nodes."""
-        found: list[Versioned | None] = await self._pass(self.inner.get_many(paths))
+        found: list[Versioned | None] = await self._pass(self.inner.get_many(paths, fresh=fresh))
         return found
 
-    async def get_children(self, path: str) -> list[str] | None:
+    async def get_children(self, path: str, *, fresh: bool = False) -> list[str] | None:
         """Return the children."""
-        found: list[str] | None = await self._pass(self.inner.get_children(path))
+        found: list[str] | None = await self._pass(self.inner.get_children(path, fresh=fresh))
         return found
 
     async def create(

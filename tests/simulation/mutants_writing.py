@@ -39,7 +39,7 @@ def lost_writes_are_classified_by_version_only() -> Iterator[None]:
         try:
             return await self._store.put(path, encode(metadata), version=version)
         except MetadataConnectionError:
-            node = await self._read_back(path)
+            node = await self._store.get(path, fresh=True)
             if node is not None and node.version == version + 1:
                 return node.version
             return await write(self, metadata, version=version)

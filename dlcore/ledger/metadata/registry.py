@@ -71,12 +71,7 @@ class BookieRegistry:
         registration cannot be read is left out with a warning: the others do without it.
         """
         directories = (self._paths.bookies_available, self._paths.bookies_readonly)
-        # Answered in order: the lists are read after the sync, in the same round trip.
-        _, writable, readonly = await asyncio.gather(
-            self._store.sync(directories[0]),
-            self._read_directory(directories[0]),
-            self._read_directory(directories[1]),
-        )
+        writable, readonly = await asyncio.gather(*map(self._read_directory, directories))
         found: dict[BookieId, BookieInfo] = {}
         for registration in (*writable, *readonly):
             found[registration.bookie] = BookieInfo(
@@ -168,7 +163,7 @@ class BookieRegistry:
         raise BookieUnavailableError(f"bookie {bookie} is not registered")
 
     async def _read_directory(self, path: str) -> list[BookieRegistration]:
-        names = await self._store.get_children(path) or ()
+        names = await self._store.get_children(path, fresh=True) or ()
         paths = [f"{path}/{name}" for name in names]
         registrations = []
         for each, node in zip(paths, await self._store.get_many(paths), strict=True):

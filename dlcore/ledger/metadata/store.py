@@ -78,7 +78,7 @@ class LedgerStore:
             CorruptMetadataError: the namespace does not say.
         """
         path = self._paths.ledger_idgen
-        node = await self._read_back(path)
+        node = await self._store.get(path, fresh=True)
         if node is None:
             raise CorruptMetadataError(f"{path} does not exist: nobody knows the next ledger id")
         return _parse_id(node.value, path)
@@ -143,10 +143,7 @@ class LedgerStore:
         With `fresh` nothing that was stored before this call is missed; otherwise a server of the
         metadata store may answer that is behind the others.
         """
-        if fresh:
-            found = await self._find(ledger_id)
-        else:
-            found = await self._read_if_exists(ledger_id)
+        found = await self._find(ledger_id, fresh=fresh)
         if found is None:
             raise LedgerNotFoundError(f"ledger {ledger_id} does not exist")
         return found
@@ -184,7 +181,7 @@ class LedgerStore:
             except NoNodeError as error:
                 raise LedgerNotFoundError(f"ledger {ledger_id} does not exist") from error
             except MetadataConnectionError:
-                node = await self._read_back(path)
+                node = await self._store.get(path, fresh=True)
                 if node is None:
                     raise LedgerNotFoundError(f"ledger {ledger_id} does not exist") from None
                 if node.version == version + 1 and node.value == value:
@@ -202,7 +199,7 @@ class LedgerStore:
             except NoNodeError as error:
                 raise LedgerNotFoundError(f"ledger {ledger_id} does not exist") from error
             except MetadataConnectionError:
-                if await self._read_back(path) is None:
+                if await self._store.get(path, fresh=True) is None:
                     return None
                 if attempt == _ATTEMPTS_MAX:
                     raise
@@ -253,7 +250,7 @@ class LedgerStore:
 
         A session may send again what it has no reply to, and be told that the node exists.
         """
-        found = await self._find(metadata.ledger_id)
+        found = await self._find(metadata.ledger_id, fresh=True)
         if found is not None and found.metadata.token == metadata.token:
             return found
         if isinstance(error, MetadataConnectionError):
@@ -262,18 +259,10 @@ class LedgerStore:
             raise error  # the node that exists is one of extra_ops
         raise LedgerExistsError(f"ledger {metadata.ledger_id} exists") from error
 
-    async def _find(self, ledger_id: int) -> VersionedLedger | None:
-        await self._store.sync(self._paths.ledger(ledger_id))
-        return await self._read_if_exists(ledger_id)
-
-    async def _read_if_exists(self, ledger_id: int) -> VersionedLedger | None:
+    async def _find(self, ledger_id: int, *, fresh: bool) -> VersionedLedger | None:
         path = self._paths.ledger(ledger_id)
-        node = await self._store.get(path)
+        node = await self._store.get(path, fresh=fresh)
         return None if node is None else _decoded(ledger_id, node, path)
-
-    async def _read_back(self, path: str) -> Versioned | None:
-        await self._store.sync(path)
-        return await self._store.get(path)
 
 
 def _decoded(ledger_id: int, node: Versioned, path: str) -> VersionedLedger:

@@ -130,7 +130,7 @@ async def read_staged(context: LogContext, ledger_ids: Sequence[int]) -> dict[in
     if not ledger_ids:
         return {}
     paths = [context.paths.staged_ledger(ledger_id) for ledger_id in ledger_ids]
-    nodes = await persistently(lambda: context.logs.fresh_many(paths))
+    nodes = await persistently(lambda: context.store.get_many(paths, fresh=True))
     found = (
         (ledger_id, decode_node(context.paths, ledger_id, node))
         for ledger_id, node in zip(ledger_ids, nodes, strict=True)
@@ -148,7 +148,7 @@ async def plan_releases(context: LogContext, counts: Mapping[int, int]) -> list[
     paths = {each: context.paths.ledger(each) for each in sorted(counts) if each not in nodes}
     ops: list[Op] = []
     if paths:
-        found = await persistently(lambda: context.logs.fresh_many(list(paths.values())))
+        found = await persistently(lambda: context.store.get_many(list(paths.values()), fresh=True))
         for (ledger_id, path), ledger in zip(paths.items(), found, strict=True):
             if ledger is None:
                 logger.warning("ledger=%d was gone before the extent that refers to it", ledger_id)
@@ -173,9 +173,7 @@ def release(paths: NamespacePaths, node: StagedNode, staged: StagedLedger) -> li
 
 async def read_owners(context: LogContext) -> set[str]:
     """Return the tokens of the processes that stage now."""
-    path = context.paths.staging_owners
-    _, names = await asyncio.gather(context.store.sync(path), context.store.get_children(path))
-    return set(names or ())
+    return set(await context.store.get_children(context.paths.staging_owners, fresh=True) or ())
 
 
 async def list_staged(context: LogContext, identity: str) -> list[int]:

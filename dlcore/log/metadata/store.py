@@ -86,7 +86,7 @@ class LogStore:
         except NodeExistsError as error:
             raise LogExistsError(f"log {log.name!r} exists") from error
         except UNANSWERED as error:
-            found = await persistently(lambda: self.fresh(path))
+            found = await persistently(lambda: self._store.get(path, fresh=True))
             if found is None:
                 raise
             if decode(LogMetadata, found.value, source=path).log_id != log.log_id:
@@ -95,7 +95,7 @@ class LogStore:
     async def exists(self, name: str) -> bool:
         """Return whether there is a log `name`."""
         path = self._paths.log(name)
-        return await persistently(lambda: self.fresh(path)) is not None
+        return await persistently(lambda: self._store.get(path, fresh=True)) is not None
 
     async def list_logs(self, prefix: str | None) -> list[str]:
         """Return the sorted names of the logs that start with `prefix`."""
@@ -113,16 +113,6 @@ class LogStore:
         lists = await asyncio.gather(*map(children, BUCKETS))
         return [unescape(name) for names in lists for name in names]
 
-    async def fresh(self, path: str) -> Versioned | None:
-        """Return a node as it is now: no write that completed before is missed.  One round trip."""
-        return (await self.fresh_many([path]))[0]
-
-    async def fresh_many(self, paths: Sequence[str]) -> list[Versioned | None]:
-        """Return nodes as they are now.  One round trip, however many they are."""
-        # Requests of one session are answered in order: the reads follow the sync at once.
-        _, nodes = await asyncio.gather(self._store.sync(paths[0]), self._store.get_many(paths))
-        return nodes
-
     async def find(self, name: str) -> LogMetadata:
         """Return what is fixed of the log `name`, or raise `LogNotFoundError`."""
         return (await self.find_many([name]))[0]
@@ -134,7 +124,7 @@ class LogStore:
             LogNotFoundError: one of them does not exist.
         """
         paths = [self._paths.log(validate_log_name(name)) for name in names]
-        nodes = await persistently(lambda: self.fresh_many(paths))
+        nodes = await persistently(lambda: self._store.get_many(paths, fresh=True))
         found = []
         for name, path, node in zip(names, paths, nodes, strict=True):
             if node is None:
@@ -149,7 +139,7 @@ class LogStore:
             LogNotFoundError: the log was deleted, perhaps created again: that is another log.
         """
         path = self.paths_of(log).head
-        return self.head_of(log, await persistently(lambda: self.fresh(path)))
+        return self.head_of(log, await persistently(lambda: self._store.get(path, fresh=True)))
 
     def head_of(self, log: LogKey, node: Versioned | None) -> VersionedHead:
         """Return the head that a node holds, or raise `LogNotFoundError`."""
@@ -164,7 +154,7 @@ class LogStore:
     async def read_lock(self, log: LogKey) -> LockHolder | None:
         """Return who holds the writer lock."""
         path = self.paths_of(log).lock
-        node = await persistently(lambda: self.fresh(path))
+        node = await persistently(lambda: self._store.get(path, fresh=True))
         return None if node is None else decode(LockHolder, node.value, source=path)
 
     async def apply(self, change: Change) -> VersionedHead:
@@ -203,7 +193,7 @@ class LogStore:
             MetadataVersionError: neither.
         """
         after = change.after
-        node = await self.fresh(self.paths_of(after.log).head)
+        node = await self._store.get(self.paths_of(after.log).head, fresh=True)
         if node is not None and node.version == after.version - 1:
             return False
         if node is not None and node.version == after.version and node.value == encode(after.head):

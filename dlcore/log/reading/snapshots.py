@@ -58,7 +58,7 @@ class LogFollowers:
         paths = [self._context.paths.log(name) for name in names]
         if not paths:
             return
-        nodes = await persistently(lambda: self._context.logs.fresh_many(paths))
+        nodes = await persistently(lambda: self._context.store.get_many(paths, fresh=True))
         for name, path, node in zip(names, paths, nodes, strict=True):
             if node is not None:
                 log = decode(LogMetadata, node.value, source=path)
@@ -73,7 +73,7 @@ class LogFollowers:
         paths = [self._context.logs.paths_of(follower.log).head for follower in followers]
         for follower in followers:
             follower.expect()
-        heads = await persistently(lambda: self._context.logs.fresh_many(paths))
+        heads = await persistently(lambda: self._context.store.get_many(paths, fresh=True))
         limit = asyncio.Semaphore(_AT_ONCE)
 
         async def take(name: str, index: int) -> LogSnapshot | None:

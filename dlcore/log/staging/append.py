@@ -289,9 +289,10 @@ class StagedAppend:
 
         async def read() -> tuple[list[Versioned | None], list[int]]:
             if self._listed is not None:
-                return await self._context.logs.fresh_many(wanted), self._listed
+                return await self._context.store.get_many(wanted, fresh=True), self._listed
             return await asyncio.gather(
-                self._context.logs.fresh_many(wanted), list_staged(self._context, self._staged_as)
+                self._context.store.get_many(wanted, fresh=True),
+                list_staged(self._context, self._staged_as),
             )
 
         (record, *nodes), self._listed = await persistently(read)
@@ -458,7 +459,7 @@ class StagedAppend:
         """Remove the commit record if it is this append's; what is left over harms nobody."""
         path = self._context.paths.commit(self._identity)
         try:
-            node = await persistently(lambda: self._context.logs.fresh(path))
+            node = await persistently(lambda: self._context.store.get(path, fresh=True))
             record = self._record_of(node)
             if node is not None and record is not None and record.token == self._token:
                 await self._context.store.delete(path, version=node.version)

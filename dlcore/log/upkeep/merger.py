@@ -275,7 +275,7 @@ class LogMerger:
         ids = [merged.ledger_id, *counts]
         wanted = [head_path, *(context.paths.staged_ledger(each) for each in ids)]
         for _ in range(_SWAP_ATTEMPTS_MAX):
-            nodes = await persistently(lambda: context.logs.fresh_many(wanted))
+            nodes = await persistently(lambda: context.store.get_many(wanted, fresh=True))
             try:
                 at = context.logs.head_of(log, nodes[0])
             except LogNotFoundError:

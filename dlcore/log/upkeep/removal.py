@@ -56,7 +56,7 @@ async def remove_deleted(context: LogContext, log: LogKey) -> None:
     """Remove all that a deleted log held, step by step; harmless when it is gone."""
     paths = context.logs.paths_of(log)
     while True:
-        node = await persistently(lambda: context.logs.fresh(paths.head))
+        node = await persistently(lambda: context.store.get(paths.head, fresh=True))
         if node is None:
             return
         head = decode(LogHead, node.value, source=paths.head)

@@ -243,8 +243,7 @@ class WriterLock:
 
     async def _delete_own_node(self) -> None:
         async def delete() -> None:
-            await self._store.sync(self._path)
-            node = await self._store.get(self._path)
+            node = await self._store.get(self._path, fresh=True)
             if node is None or not self._is_own(node):
                 return
             with contextlib.suppress(NoNodeError):  # it vanished with its session

@@ -80,10 +80,10 @@ def test_a_long_list_is_not_read_again_for_every_ledger() -> None:
         async with recovering(cluster, replace(QUICK, poll_interval_s=10.0)) as store:
             get_children = store.get_children
 
-            async def count(path: str) -> list[str] | None:
+            async def count(path: str, *, fresh: bool = False) -> list[str] | None:
                 if path == PATHS.under_replicated:
                     asked.append(path)
-                return await get_children(path)
+                return await get_children(path, fresh=fresh)
 
             store.get_children = count  # type: ignore[method-assign]  # counts
             await until_none_listed(cluster)

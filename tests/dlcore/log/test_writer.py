@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from dlcore.log.manager import DistributedLogManager
     from dlcore.log.metadata.changes import Change
     from dlcore.log.metadata.values import VersionedHead
+    from dlcore.metadata.port import Versioned
     from dlcore.namespace import Namespace
 
 
@@ -567,13 +568,13 @@ def test_giving_up_without_a_metadata_store(monkeypatch: pytest.MonkeyPatch) -> 
         writer = await log.open_writer()
         await writer.write(record(1))
         store = cluster.stores["a"]
-        sync, asked = store.sync, []
+        get, asked = store.get, []
 
-        async def count(path: str) -> None:
+        async def count(path: str, *, fresh: bool = False) -> Versioned | None:
             asked.append(path)
-            await sync(path)
+            return await get(path, fresh=fresh)
 
-        monkeypatch.setattr(store, "sync", count)
+        monkeypatch.setattr(store, "get", count)
         store.disconnect()
         await writer.abort()
         assert len(asked) == 6

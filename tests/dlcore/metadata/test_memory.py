@@ -284,6 +284,9 @@ def test_a_server_that_lags_answers_with_what_was_until_a_sync() -> None:
         await reader.sync("/a")
         assert await reader.get("/a") == Versioned(b"1", 1)
         assert await reader.get_children("/a") == []
+        await tree.connect().put("/a", b"2", version=1)
+        assert await reader.get("/a") == Versioned(b"1", 1)
+        assert await reader.get("/a", fresh=True) == Versioned(b"2", 2)
 
     run(scenario())
 

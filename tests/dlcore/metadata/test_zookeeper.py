@@ -194,15 +194,18 @@ def test_a_lost_reply_is_unknown_and_the_write_is_not_sent_again(
     run(scenario())
 
 
-def test_a_read_is_sent_again(zookeeper: EmbeddedZooKeeper, zookeeper_root: str) -> None:
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_read_is_sent_again(
+    zookeeper: EmbeddedZooKeeper, zookeeper_root: str, fresh: bool
+) -> None:
     """The caller does not notice the lost connection."""
 
     async def scenario() -> None:
         async with Proxy(zookeeper.servers) as proxy, connected(proxy.address) as store:
             await store.create(zookeeper_root, b"0")
             proxy.is_mute = True
-            reading = asyncio.create_task(store.get(zookeeper_root))
-            await until(lambda: len(store._outstanding) == 1)
+            reading = asyncio.create_task(store.get(zookeeper_root, fresh=fresh))
+            await until(lambda: len(store._outstanding) == 1 + fresh)
             await asyncio.sleep(0.05)
             assert not reading.done()
             proxy.is_mute = False
