@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dlcore.config import LedgerClientConfig, LogConfig, QuorumConfig
+from dlcore.config import LedgerClientConfig, LogConfig, LogSettings, QuorumConfig
 from dlcore.errors import DLError
 from dlcore.ids import DLSN, BookieId
 from dlcore.log.metadata.commits import AppendRun, SharedStaging
@@ -47,6 +47,7 @@ __all__ = [
     "LogConfig",
     "LogRecord",
     "LogRecordWithDLSN",
+    "LogSettings",
     "LogSnapshot",
     "Namespace",
     "QuorumConfig",

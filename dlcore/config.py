@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from dlcore.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MIB = 1024 * 1024
 RECORD_SIZE_BYTES_MAX = MIB - 8 * 1024
@@ -156,6 +160,11 @@ class LogConfig:
     read_unavailable_timeout_s: float = 30.0
     """A reader that waits for a record fails after so long without ZooKeeper or any bookie."""
 
+    def with_settings(self, settings: LogSettings) -> LogConfig:
+        """Return the configuration for a log with these settings, which come first."""
+        given = {key: getattr(settings, key) for key in _OVERRIDES}
+        return replace(self, **{key: value for key, value in given.items() if value is not None})
+
     def __post_init__(self) -> None:
         require(
             condition=self.compression in ("none", "lz4", "zstd"),
@@ -183,3 +192,52 @@ class LogConfig:
             value=self.lock_timeout_s,
             rule="expected seconds >= 0",
         )
+
+
+class LogSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is stored with one log, and holds for everybody who writes it.  May change at any time.
+
+    A running writer takes a change over as soon as it learns of it.
+    """
+
+    entry_bytes: int | None = None
+    """As in `LogConfig`; None: as the writer's own configuration says."""
+    segment_bytes_max: int | None = None
+    """As in `LogConfig`; None: as the writer's own configuration says."""
+    segment_age_max_s: float | None = None
+    """As in `LogConfig`; None: as the writer's own configuration says."""
+    compression: str | None = None
+    """As in `LogConfig`; None: as the writer's own configuration says."""
+
+    def __post_init__(self) -> None:
+        LogConfig().with_settings(self)  # raises if one of them cannot be
+
+    def changed(self, changes: Mapping[str, object]) -> LogSettings:
+        """Return the settings with `changes`, by name; None unsets one.
+
+        Raises:
+            ConfigurationError: there is no such setting, or it cannot have that value.
+        """
+        return self.of({**msgspec.structs.asdict(self), **changes})
+
+    @classmethod
+    def of(cls, values: Mapping[str, object]) -> LogSettings:
+        """Return settings by name.
+
+        Raises:
+            ConfigurationError: there is no such setting, or it cannot have that value.
+        """
+        for key in values:
+            require(
+                condition=key in cls.__struct_fields__,
+                key=key,
+                value=values[key],
+                rule=f"a log has the settings {', '.join(cls.__struct_fields__)}",
+            )
+        try:
+            return msgspec.convert(dict(values), cls)
+        except msgspec.ValidationError as error:
+            raise ConfigurationError(f"a log's settings {dict(values)!r}: {error}") from error
+
+
+_OVERRIDES = ("entry_bytes", "segment_bytes_max", "segment_age_max_s", "compression")

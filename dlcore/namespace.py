@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import random
@@ -16,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from dlcore.autorecovery.services import RecoveryServices
 from dlcore.clock import Clock, SystemClock
-from dlcore.config import LedgerClientConfig, LogConfig
+from dlcore.config import LedgerClientConfig, LogConfig, LogSettings
 from dlcore.errors import (
     AlreadyClosedError,
+    LogExistsError,
+    LogNotFoundError,
 )
 from dlcore.ids import validate_log_name
 from dlcore.ledger.client import LedgerClient
@@ -141,8 +144,19 @@ class Namespace:
         """Return a worker that merges small extents and removes what nobody needs any more."""
         return LogUpkeep(self._context, self._owner, config or UpkeepConfig())
 
-    async def create_log(self, name: str, *, config: LogConfig | None = None) -> None:
-        """Create a log; the quorums of `config` are stored with it, whoever writes it later.
+    async def create_log(
+        self,
+        name: str,
+        *,
+        config: LogConfig | None = None,
+        settings: LogSettings | None = None,
+    ) -> None:
+        """Create a log.
+
+        Args:
+            name: the log.
+            config: its quorums are stored with the log, whoever writes it later.
+            settings: what else is stored with it, for whoever writes it.
 
         Raises:
             InvalidLogNameError, LogExistsError.
@@ -155,7 +169,7 @@ class Namespace:
             created_ms=self._context.clock.now_ms(),
             quorum=(config or self._context.config).quorum,
         )
-        await self._context.logs.create(metadata)
+        await self._context.logs.create(metadata, settings or LogSettings())
 
     async def delete_log(self, name: str) -> None:
         """Delete a log and its data.
@@ -178,21 +192,28 @@ class Namespace:
         return await self._context.logs.list_logs(prefix)
 
     async def open_log(
-        self, name: str, *, config: LogConfig | None = None
+        self, name: str, *, config: LogConfig | None = None, create_if_missing: bool = False
     ) -> DistributedLogManager:
-        """Open a log that exists.
+        """Open a log.
 
         Args:
             name: the log.
-            config: how to write and read it, in place of the namespace's; its quorums do not count,
-                the
-                log has its own.
+            config: how to write and read it, in place of the namespace's.  The log's own quorums
+                and settings come before it.
+            create_if_missing: create it with `config` if it does not exist.
 
         Raises:
             LogNotFoundError: there is no such log.
         """
         self._require_open()
-        log = await self._context.logs.find(name)
+        try:
+            log = await self._context.logs.find(name)
+        except LogNotFoundError:
+            if not create_if_missing:
+                raise
+            with contextlib.suppress(LogExistsError):  # another was quicker
+                await self.create_log(name, config=config)
+            log = await self._context.logs.find(name)
         return DistributedLogManager(self._context, log, config or self._context.config)
 
     async def get_snapshots(

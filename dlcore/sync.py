@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dlcore import namespace as aio
-    from dlcore.config import LedgerClientConfig, LogConfig
+    from dlcore.config import LedgerClientConfig, LogConfig, LogSettings
     from dlcore.ids import DLSN
     from dlcore.ledger.metadata.registry import BookieInfo
     from dlcore.ledger.metadata.values import LedgerMetadata
@@ -121,9 +121,15 @@ class Namespace(Blocking):
         """The URI it was opened with."""
         return self._namespace.uri
 
-    def create_log(self, name: str, *, config: LogConfig | None = None) -> None:
-        """Create a log; the quorums of `config` are stored with it."""
-        self._call(self._namespace.create_log(name, config=config))
+    def create_log(
+        self,
+        name: str,
+        *,
+        config: LogConfig | None = None,
+        settings: LogSettings | None = None,
+    ) -> None:
+        """Create a log; the quorums of `config`, and `settings`, are stored with it."""
+        self._call(self._namespace.create_log(name, config=config, settings=settings))
 
     def delete_log(self, name: str) -> None:
         """Delete a log and its data, unless a writer owns it."""
@@ -137,9 +143,12 @@ class Namespace(Blocking):
         """Return the sorted names of all logs, or of those that start with `prefix`."""
         return self._call(self._namespace.get_logs(prefix))
 
-    def open_log(self, name: str, *, config: LogConfig | None = None) -> DistributedLogManager:
-        """Open a log that exists, or raise `LogNotFoundError`."""
-        manager = self._call(self._namespace.open_log(name, config=config))
+    def open_log(
+        self, name: str, *, config: LogConfig | None = None, create_if_missing: bool = False
+    ) -> DistributedLogManager:
+        """Open a log; one that does not exist is created if wanted, else a `LogNotFoundError`."""
+        opening = self._namespace.open_log(name, config=config, create_if_missing=create_if_missing)
+        manager = self._call(opening)
         return DistributedLogManager(self._portal, manager, self._writers)
 
     def begin_append(
@@ -272,6 +281,14 @@ class DistributedLogManager(Blocking):
     def is_end_of_stream_marked(self) -> bool:
         """Return whether the log is sealed."""
         return self._call(self._manager.is_end_of_stream_marked())
+
+    def get_settings(self) -> LogSettings:
+        """Return what is stored with the log for whoever writes it."""
+        return self._call(self._manager.get_settings())
+
+    def update_settings(self, **changes: object) -> LogSettings:
+        """Change settings that are stored with the log, by name; None unsets one; return all."""
+        return self._call(self._manager.update_settings(**changes))
 
     def recover(self) -> None:
         """Fence and complete what a dead writer left."""

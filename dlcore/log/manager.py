@@ -30,7 +30,7 @@ from dlcore.log.writing.writer import AsyncLogWriter
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from dlcore.config import LogConfig
+    from dlcore.config import LogConfig, LogSettings
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.segment import LogSegment
     from dlcore.log.metadata.values import LogMetadata, VersionedHead
@@ -83,13 +83,15 @@ class DistributedLogManager:
         require_unsealed(await self._read())
         lock = await self._acquire() if self._config.lock_enabled else None
         try:
-            at = await recover_log(self._context, await self._read())
+            self._require_open()
+            at, settings = await self._context.logs.open(self._log)
+            at = await recover_log(self._context, at)
             require_unsealed(at)  # it was when the owner before us let go of it, perhaps
         except BaseException:
             if lock is not None:
                 await lock.release()
             raise
-        return AsyncLogWriter(self._context, self._log, at, lock, self._config)
+        return AsyncLogWriter(self._context, self._log, at, lock, self._config, settings)
 
     async def _acquire(self, *, timeout_s: float | None = None) -> WriterLock:
         context = self._context
@@ -208,7 +210,23 @@ class DistributedLogManager:
         """Return whether the log is sealed."""
         return (await self._read()).head.sealed
 
+    async def get_settings(self) -> LogSettings:
+        """Return what is stored with the log for whoever writes it."""
+        self._require_open()
+        return await self._context.logs.read_settings(self._log)
+
     # Changes
+
+    async def update_settings(self, **changes: object) -> LogSettings:
+        """Change settings that are stored with the log, by name (`LogSettings`); return all.
+
+        None unsets one.  Running writers take the change over within moments.
+
+        Raises:
+            ConfigurationError: there is no such setting, or it cannot have that value.
+        """
+        self._require_open()
+        return await self._context.logs.update_settings(self._log, changes)
 
     async def recover(self) -> None:
         """Fence and complete what a dead writer left.

@@ -11,6 +11,7 @@
 <root>/heads/<2-hex bucket>/<log id>            LogHead: all of the log that changes; its version is
                                                 the log's only compare-and-set token
     …/lock                                      LockHolder, ephemeral: the log's writer
+    …/settings                                  StoredSettings, of a log that has some
     …/<LSSN>                                    SegmentEnd; empty until the segment is completed
     …/<LSSN>/<number>                           Chunk: older extents, written once, then only merged
 <root>/deleted/<log id>                         a deleted log whose data is still being removed
@@ -318,6 +319,11 @@ class LogPaths:
     def lock(self) -> str:
         """The writer lock."""
         return f"{self.head}/lock"
+
+    @property
+    def settings(self) -> str:
+        """What the log says of itself to its writers."""
+        return f"{self.head}/settings"
 
     def segment(self, lssn: int) -> str:
         """One segment that has chunks or is completed."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from dlcore.config import LogSettings
 from dlcore.errors import EndOfStreamError, TransactionIdOutOfOrderError, UnexpectedError
 from dlcore.ids import DLSN, TXID_MAX
 from dlcore.log.metadata.segment import Extent
@@ -32,6 +33,7 @@ from dlcore.log.metadata.values import (
     LogMetadata,
     OpenSegment,
     SegmentEnd,
+    StoredSettings,
     VersionedHead,
     pack,
 )
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from dlcore.config import LogConfig
     from dlcore.log.reading.scan import StagedExtent
     from dlcore.metadata.paths import LogPaths, NamespacePaths
+    from dlcore.metadata.port import Versioned
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,12 +194,23 @@ class _Draft:
         return Change(ops, self._at.with_head(self.head))
 
 
-def plan_create(paths: NamespacePaths, log: LogMetadata) -> tuple[Op, ...]:
+def plan_create(paths: NamespacePaths, log: LogMetadata, settings: LogSettings) -> tuple[Op, ...]:
     """Return the operations that create an empty log."""
     return (
         Create(paths.log(log.name), encode(log)),
         Create(paths.log_of(log.log_id).head, encode(LogHead())),
+        *plan_settings(paths.log_of(log.log_id), None, settings),
     )
+
+
+def plan_settings(paths: LogPaths, node: Versioned | None, settings: LogSettings) -> tuple[Op, ...]:
+    """Return the operations that store a log's settings, where `node` holds those it had."""
+    value = encode(StoredSettings(settings=settings))
+    if settings == LogSettings():
+        return () if node is None else (Delete(paths.settings, node.version),)
+    if node is None:
+        return (Create(paths.settings, value),)
+    return (Put(paths.settings, value, node.version),)
 
 
 def plan_start(

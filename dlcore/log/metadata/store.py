@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, TypeVar
 
+from dlcore.config import LogSettings
 from dlcore.errors import (
     LogExistsError,
     LogNotFoundError,
@@ -21,12 +22,13 @@ from dlcore.errors import (
     TransactionTooLargeError,
 )
 from dlcore.ids import validate_log_name
-from dlcore.log.metadata.changes import Change, plan_create
+from dlcore.log.metadata.changes import Change, plan_create, plan_settings
 from dlcore.log.metadata.values import (
     LockHolder,
     LogHead,
     LogKey,
     LogMetadata,
+    StoredSettings,
     VersionedHead,
 )
 from dlcore.metadata.paths import BUCKETS, LogPaths, NamespacePaths, unescape
@@ -34,7 +36,7 @@ from dlcore.metadata.port import Create, MetadataStore, Op, Put, Versioned
 from dlcore.metadata.stored import decode, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 _Result = TypeVar("_Result")
 
@@ -74,7 +76,7 @@ class LogStore:
         """Return the paths of a log."""
         return self._paths.log_of(log.log_id)
 
-    async def create(self, log: LogMetadata) -> None:
+    async def create(self, log: LogMetadata, settings: LogSettings) -> None:
         """Create an empty log.
 
         Raises:
@@ -82,7 +84,7 @@ class LogStore:
         """
         path = self._paths.log(log.name)
         try:
-            await self._store.multi(plan_create(self._paths, log))
+            await self._store.multi(plan_create(self._paths, log, settings))
         except NodeExistsError as error:
             raise LogExistsError(f"log {log.name!r} exists") from error
         except UNANSWERED as error:
@@ -150,6 +152,55 @@ class LogStore:
         raise LogNotFoundError(
             f"log {log.name!r} was deleted; if there is one of that name again, it is another one"
         )
+
+    async def open(self, log: LogKey) -> tuple[VersionedHead, LogSettings]:
+        """Return the log's head as `read`, and its settings: one round trip."""
+        paths = self.paths_of(log)
+        head, node = await persistently(
+            lambda: self._store.get_many([paths.head, paths.settings], fresh=True)
+        )
+        return self.head_of(log, head), self.settings_of(log, node)
+
+    def settings_of(self, log: LogKey, node: Versioned | None) -> LogSettings:
+        """Return the settings that a node holds."""
+        if node is None:
+            return LogSettings()
+        return decode(StoredSettings, node.value, source=self.paths_of(log).settings).settings
+
+    async def read_settings(self, log: LogKey) -> LogSettings:
+        """Return the settings of a log."""
+        return (await self.read_settings_of([log]))[0]
+
+    async def read_settings_of(self, logs: Sequence[LogKey]) -> list[LogSettings]:
+        """Return the settings of each log: one round trip, however many they are."""
+        paths = [self.paths_of(log).settings for log in logs]
+        nodes = await persistently(lambda: self._store.get_many(paths, fresh=True))
+        return [self.settings_of(log, node) for log, node in zip(logs, nodes, strict=True)]
+
+    async def update_settings(self, log: LogKey, changes: Mapping[str, object]) -> LogSettings:
+        """Store changes of a log's settings; return all of them.
+
+        Raises:
+            ConfigurationError: there is no such setting, or it cannot have that value.
+            LogNotFoundError: the log was deleted.
+        """
+        paths = self.paths_of(log)
+        while True:
+            head, node = await persistently(
+                lambda: self._store.get_many([paths.head, paths.settings], fresh=True)
+            )
+            self.head_of(log, head)
+            known = self.settings_of(log, node)
+            settings = known.changed(changes)
+            ops = plan_settings(paths, node, settings)
+            if settings == known or not ops:
+                return settings
+            try:
+                await self._store.multi(ops)
+            except (NodeExistsError, NoNodeError, MetadataVersionError, *UNANSWERED):
+                await asyncio.sleep(_RETRY_DELAYS_S[0])
+            else:
+                return settings
 
     async def read_lock(self, log: LogKey) -> LockHolder | None:
         """Return who holds the writer lock."""

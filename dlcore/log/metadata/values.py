@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from dlcore.config import QuorumConfig
+from dlcore.config import LogSettings, QuorumConfig
 from dlcore.errors import CorruptMetadataError, UnexpectedError
 from dlcore.ids import DLSN
 from dlcore.log.metadata.segment import Extent, LogSegment, SegmentState
@@ -114,6 +114,13 @@ class LogMetadata(LogKey, frozen=True, kw_only=True):
     created_ms: Count
     quorum: QuorumConfig
     """Of its ledgers."""
+
+
+class StoredSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of a log, which has no such node while all of them are the writers' own."""
+
+    layout: int = LAYOUT
+    settings: LogSettings
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

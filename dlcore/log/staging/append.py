@@ -95,6 +95,7 @@ class _Found:
     staged: dict[int, StagedNode | None]
     heads: dict[str, Versioned | None]
     locks: dict[str, Versioned | None]
+    settings: dict[str, Versioned | None]
 
 
 class _LockedError(Exception):
@@ -148,7 +149,6 @@ class StagedAppend:
         self._strict = strict
         self._result: CommitResult | None = None
         self._config = config
-        self._limits = SegmentLimits.of(config)
         self._token = context.clock.new_token()
         self._writer: StagingWriter | None = None
         self._staged: list[StagedExtent] = []
@@ -285,6 +285,7 @@ class StagedAppend:
             *(paths.staged_ledger(ledger_id) for ledger_id in ledger_ids),
             *(paths.log_of(log_id).head for log_id in log_ids),
             *(paths.log_of(log_id).lock for log_id in log_ids),
+            *(paths.log_of(log_id).settings for log_id in log_ids),
         ]
 
         async def read() -> tuple[list[Versioned | None], list[int]]:
@@ -296,12 +297,11 @@ class StagedAppend:
             )
 
         (record, *nodes), self._listed = await persistently(read)
-        at = len(ledger_ids)
+        rest = iter(nodes)
         return _Found(
             record,
-            {i: decode_node(paths, i, n) for i, n in zip(ledger_ids, nodes[:at], strict=True)},
-            dict(zip(log_ids, nodes[at : at + len(log_ids)], strict=True)),
-            dict(zip(log_ids, nodes[at + len(log_ids) :], strict=True)),
+            {ledger_id: decode_node(paths, ledger_id, next(rest)) for ledger_id in ledger_ids},
+            *({log_id: next(rest) for log_id in log_ids} for _ in range(3)),
         )
 
     def _record_of(self, node: Versioned | None) -> CommitRecord | None:
@@ -373,9 +373,9 @@ class StagedAppend:
         for log in sorted(parts, key=lambda log: log.name):
             at = await self._appendable(log, found)
             paths = self._context.logs.paths_of(log)
-            change, first, end = plan_append(
-                paths, at, parts[log], now_ms=now_ms, limits=self._limits
-            )
+            settings = self._context.logs.settings_of(log, found.settings[log.log_id])
+            limits = SegmentLimits.of(self._config.with_settings(settings))
+            change, first, end = plan_append(paths, at, parts[log], now_ms=now_ms, limits=limits)
             ops += change.ops
             logs[log.name] = (first, end)
             lssn = lssn_to_merge(at.head, change.after.head)

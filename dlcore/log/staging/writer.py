@@ -65,10 +65,11 @@ def require_few_logs(logs: Collection[str]) -> None:
 class _Part:
     """What was written for one log since the last `stage`."""
 
-    def __init__(self, log: LogMetadata, *, entry_bytes: int, has_txids: bool) -> None:
+    def __init__(self, log: LogMetadata, config: LogConfig, *, has_txids: bool) -> None:
         self.log = log
         self.has_txids = has_txids
-        self.transmitter: Transmitter[None] = Transmitter(entry_bytes=entry_bytes)
+        self.options = ipc_options(config.compression)
+        self.transmitter: Transmitter[None] = Transmitter(entry_bytes=config.entry_bytes)
         self.run: Run | None = None
         self.extents: list[StagedExtent] = []
 
@@ -99,8 +100,8 @@ class StagingWriter:
         self._identity = identity
         self._config = config
         self._limits = SegmentLimits.of(config)
-        self._options = ipc_options(config.compression)
         self._logs: dict[str, LogMetadata] = {}
+        self._configs: dict[str, LogConfig] = {}  # by log id, with the settings of the log
         self._parts: dict[str, _Part] = {}
         self._queued_bytes = 0
         self._lanes: dict[QuorumConfig, _Lane] = {}
@@ -121,8 +122,7 @@ class StagingWriter:
         require_few_logs(self._parts.keys() | {log for log, batch in parts if batch.num_rows})
         unknown = sorted({log for log, _ in parts if log not in self._logs})
         if unknown:
-            found = await self._context.logs.find_many(unknown)
-            self._logs.update(zip(unknown, found, strict=True))
+            await self._find(unknown)
         for log, batch in parts:
             await self.write_batch(log, batch)
 
@@ -148,7 +148,7 @@ class StagingWriter:
         part = self._parts.get(log)
         if part is None:
             require_few_logs({*self._parts, log})
-            part = _Part(metadata, entry_bytes=self._config.entry_bytes, has_txids=has_txids)
+            part = _Part(metadata, self._configs[metadata.log_id], has_txids=has_txids)
         if part.has_txids is not has_txids:
             raise ConfigurationError(
                 f"staging for log {log!r}: one extent mixes batches with and without a column txid"
@@ -166,8 +166,18 @@ class StagingWriter:
 
     async def _metadata_of(self, log: str) -> LogMetadata:
         if log not in self._logs:
-            self._logs[log] = await self._context.logs.find(log)
+            await self._find([log])
         return self._logs[log]
+
+    async def _find(self, names: Sequence[str]) -> None:
+        found = await self._context.logs.find_many(names)
+        await self._read_settings(found)
+        self._logs.update(zip(names, found, strict=True))
+
+    async def _read_settings(self, logs: Sequence[LogMetadata]) -> None:
+        settings = await self._context.logs.read_settings_of(logs)
+        for log, each in zip(logs, settings, strict=True):
+            self._configs[log.log_id] = self._config.with_settings(each)
 
     def _lane_of(self, log: LogMetadata) -> _Lane:
         return self._lanes.setdefault(log.quorum, _Lane(log.quorum))
@@ -206,7 +216,7 @@ class StagingWriter:
             run = part.run = Run(first_entry_id=first_entry_id, timestamp_ms=lane.timestamp_ms)
         group = part.transmitter.next_group()
         self._queued_bytes -= group.size_bytes
-        body = run.encode(group, now_ms=self._context.clock.now_ms(), options=self._options)
+        body = run.encode(group, now_ms=self._context.clock.now_ms(), options=part.options)
         lane.timestamp_ms = run.timestamp_ms
         ledger.append(body).add_done_callback(partial(self._answered, part))
 
@@ -259,6 +269,7 @@ class StagingWriter:
             self._context, self._owner, lane.quorum, identity=self._identity, custom={}
         )
         lane.ledger = ledger
+        await self._read_settings(list(self._logs.values()))  # they may have changed
         lane.started_ms = self._context.clock.now_ms()
         self._staged[ledger.ledger_id] = 0
         return ledger

@@ -11,13 +11,14 @@ from collections import Counter
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+from dlcore.config import LogSettings
 from dlcore.errors import (
     MetadataVersionError,
     NodeNotEmptyError,
     NoNodeError,
     UnexpectedError,
 )
-from dlcore.log.metadata.changes import Piece, plan_remove
+from dlcore.log.metadata.changes import Piece, plan_remove, plan_settings
 from dlcore.log.metadata.chunks import ChunkMissingError, read_chunks
 from dlcore.log.metadata.staged import plan_releases
 from dlcore.log.metadata.store import UNANSWERED, persistently
@@ -66,8 +67,14 @@ async def remove_deleted(context: LogContext, log: LogKey) -> None:
         try:
             while pieces := await _next_pieces(context, at):
                 at = await _remove(context, at, pieces)
-            ops = [Delete(paths.head, at.version), Delete(context.paths.deleted_log(log.log_id))]
-            await context.store.multi(ops)
+            settings = await context.store.get(paths.settings)
+            await context.store.multi(
+                [
+                    *plan_settings(paths, settings, LogSettings()),
+                    Delete(paths.head, at.version),
+                    Delete(context.paths.deleted_log(log.log_id)),
+                ]
+            )
         except NodeNotEmptyError:
             # Somebody is about to learn that the log whose lock he took is gone.
             logger.info("deleted log=%s id=%s is still locked", log.name, log.log_id)

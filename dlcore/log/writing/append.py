@@ -61,6 +61,8 @@ from dlcore.errors import (
 )
 from dlcore.ids import DLSN
 from dlcore.log.entries.batches import txid_out_of_order
+from dlcore.log.entries.body import ipc_options
+from dlcore.log.metadata.changes import SegmentLimits
 from dlcore.log.metadata.segment import Extent
 from dlcore.log.writing.run import Run
 from dlcore.log.writing.transmit import Transmitter, Unwritten
@@ -70,7 +72,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dlcore.log.metadata.changes import SegmentLimits
+    from dlcore.config import LogConfig
     from dlcore.log.metadata.values import VersionedHead
     from dlcore.log.writing.transmit import Group
     from dlcore.wire.digest import BytesLike
@@ -205,20 +207,16 @@ class LogAppender(Generic[_Ticket]):
     def __init__(
         self,
         at: VersionedHead,
-        *,
-        entry_bytes: int,
-        limits: SegmentLimits,
-        options: pa.ipc.IpcWriteOptions,
+        config: LogConfig,
     ) -> None:
         self.at = at
         self.state = WriterState.OPENING
         self.error: DLError | None = None
         self.last_dlsn: DLSN | None = None
-        self._limits = limits
-        self._options = options
         self._transmitter: Transmitter[_Ticket] = Transmitter(
-            entry_bytes=entry_bytes, last_txid=at.head.max_txid
+            entry_bytes=config.entry_bytes, last_txid=at.head.max_txid
         )
+        self.configure(config)
         self._segment: _Segment | None = None
         self._durable = 0  # entries in flight that are durable, not acknowledged: we are suspended
         self._suspended: WriterState | None = None  # where to go on
@@ -232,6 +230,12 @@ class LogAppender(Generic[_Ticket]):
         segment = self._segment
         where = "no segment" if segment is None else f"segment={segment.lssn}"
         return f"<LogAppender {self.at.name!r} {self.state.name} {where}>"
+
+    def configure(self, config: LogConfig) -> None:
+        """Fill entries and segments as this says, from the next ones on."""
+        self._limits = SegmentLimits.of(config)
+        self._options = ipc_options(config.compression)
+        self._transmitter.entry_bytes = config.entry_bytes
 
     # What is known
 

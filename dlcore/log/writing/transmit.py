@@ -150,7 +150,8 @@ class Transmitter(Generic[_Ticket]):
         require(
             condition=entry_bytes > 0, key="entry_bytes", value=entry_bytes, rule="expected > 0"
         )
-        self._entry_bytes = entry_bytes
+        self.entry_bytes = entry_bytes
+        """An entry is full with so much."""
         self._sealed: deque[Group[_Ticket]] = deque()
         self._open: Group[_Ticket] | None = None
         self._in_flight: deque[Group[_Ticket]] = deque()
@@ -191,7 +192,7 @@ class Transmitter(Generic[_Ticket]):
         """
         check_txids(batch, last_txid=self.last_txid)
         before: Group[_Ticket] | None = None
-        for part, size_bytes in cut(batch, entry_bytes=self._entry_bytes):
+        for part, size_bytes in cut(batch, entry_bytes=self.entry_bytes):
             txids = part.column(0)
             first_txid, self.last_txid = txids[0].as_py(), txids[-1].as_py()
             group = self._group_for(first_txid, size_bytes)
@@ -205,7 +206,7 @@ class Transmitter(Generic[_Ticket]):
 
     def _group_for(self, first_txid: int, size_bytes: int) -> Group[_Ticket]:
         group = self._open
-        if group is not None and group.size_bytes + size_bytes > self._entry_bytes:
+        if group is not None and group.size_bytes + size_bytes > self.entry_bytes:
             self.seal()
             group = None
         if group is None:

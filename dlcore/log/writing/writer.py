@@ -25,8 +25,7 @@ from dlcore.errors import (
 )
 from dlcore.ids import DLSN
 from dlcore.log.entries.batches import byte_log_batch
-from dlcore.log.entries.body import ipc_options
-from dlcore.log.metadata.changes import Change, SegmentLimits, plan_complete, plan_start
+from dlcore.log.metadata.changes import Change, plan_complete, plan_start
 from dlcore.log.reading.snapshot import find_last_dlsn
 from dlcore.log.recovery import recover_log
 from dlcore.log.upkeep.removal import remove_truncated
@@ -46,6 +45,7 @@ from dlcore.log.writing.append import (
     StartSegment,
     Step,
 )
+from dlcore.log.writing.settings import SettingsFollower
 from dlcore.log.writing.truncation import truncate_log
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dlcore.config import LogConfig
+    from dlcore.config import LogConfig, LogSettings
     from dlcore.ledger.writing.writer import LedgerWriter
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.values import LogMetadata, VersionedHead
@@ -83,16 +83,15 @@ class AsyncLogWriter:
         at: VersionedHead,
         lock: WriterLock | None,
         config: LogConfig,
+        settings: LogSettings,
     ) -> None:
         self._context = context
         self._log = log
         self._paths = context.logs.paths_of(log)
         self._lock = lock
+        self._config = config
         self._machine: LogAppender[asyncio.Future[DLSN]] = LogAppender(
-            at,
-            entry_bytes=config.entry_bytes,
-            limits=SegmentLimits.of(config),
-            options=ipc_options(config.compression),
+            at, config.with_settings(settings)
         )
         self._ledger: LedgerWriter | None = None  # of the segment that is ours
         self._changing = asyncio.Lock()  # one change of the log's metadata at a time
@@ -100,6 +99,7 @@ class AsyncLogWriter:
         self._capacity = asyncio.Event()
         self._pump_task = asyncio.create_task(self._run(), name=f"log-writer-{log.name}")
         self._pump_task.add_done_callback(self._pump_ended)
+        self._settings = SettingsFollower(context, log, self._configure)
         context.open_objects.add(self)
         _left_open.add(self)
         if lock is not None:
@@ -134,6 +134,10 @@ class AsyncLogWriter:
     def lost(self) -> Unwritten | None:
         """Records accepted and not acknowledged, also if a call has failed because of them."""
         return self._machine.lost
+
+    def _configure(self, settings: LogSettings) -> None:
+        self._machine.configure(self._config.with_settings(settings))
+        self._wake.set()
 
     # Accepting
 
@@ -305,6 +309,7 @@ class AsyncLogWriter:
         self._context.open_objects.discard(self)
         _left_open.discard(self)
         ledger, self._ledger = self._ledger, None
+        self._settings.close()
         try:
             if ledger is not None:
                 await ledger.abandon()

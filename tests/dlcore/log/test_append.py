@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dlcore.config import LogConfig
 from dlcore.errors import (
     AlreadyClosedError,
     EndOfStreamError,
@@ -18,8 +19,8 @@ from dlcore.errors import (
 )
 from dlcore.ids import DLSN
 from dlcore.log.entries.batches import batch_of
-from dlcore.log.entries.body import decode_entry_header, ipc_options
-from dlcore.log.metadata.changes import SegmentLimits, plan_complete, plan_start, plan_truncate
+from dlcore.log.entries.body import decode_entry_header
+from dlcore.log.metadata.changes import plan_complete, plan_start, plan_truncate
 from dlcore.log.metadata.segment import Extent
 from dlcore.log.metadata.values import LogHead, LogKey, VersionedHead
 from dlcore.log.writing import append
@@ -45,13 +46,13 @@ if TYPE_CHECKING:
 
 PATHS = NamespacePaths("/dlog").log_of("log-1")
 EMPTY = VersionedHead(log=LogKey(name="clicks", log_id="log-1"), head=LogHead(), version=0)
-LIMITS = SegmentLimits(size_bytes_max=5000, age_max_ms=1000)
+SMALL = LogConfig(entry_bytes=200, segment_bytes_max=5000, segment_age_max_s=1.0)
 FENCED = LedgerFencedError("fenced")
 
 
-def appender(at: VersionedHead = EMPTY, *, limits: SegmentLimits = LIMITS) -> LogAppender[str]:
+def appender(at: VersionedHead = EMPTY, *, config: LogConfig = SMALL) -> LogAppender[str]:
     """Return a machine that begins at a head."""
-    return LogAppender(at, entry_bytes=200, limits=limits, options=ipc_options("none"))
+    return LogAppender(at, config)
 
 
 def state_of(machine: LogAppender[str]) -> WriterState:

@@ -12,11 +12,12 @@ from typing import Any
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from dlcore.config import LogConfig
 from dlcore.errors import DLError, LedgerFencedError, TransactionIdOutOfOrderError, WriteError
 from dlcore.ids import DLSN
 from dlcore.log.entries.batches import batch_of
-from dlcore.log.entries.body import EntryHeader, decode_entry_header, ipc_options
-from dlcore.log.metadata.changes import SegmentLimits, plan_complete, plan_start, plan_truncate
+from dlcore.log.entries.body import EntryHeader, decode_entry_header
+from dlcore.log.metadata.changes import plan_complete, plan_start, plan_truncate
 from dlcore.log.metadata.segment import Extent
 from dlcore.log.metadata.values import LogHead, LogKey, VersionedHead
 from dlcore.log.writing.append import (
@@ -85,13 +86,15 @@ class Writing(RuleBasedStateMachine):
         at = VersionedHead(log=LogKey(name="clicks", log_id="log-1"), head=head, version=0)
         self.stored = at
         self.machine: LogAppender[int] = LogAppender(
-            at,
-            entry_bytes=60,
-            limits=SegmentLimits(size_bytes_max=1500, age_max_ms=50),
-            options=ipc_options("none"),
+            at, LogConfig(entry_bytes=60, segment_bytes_max=1500, segment_age_max_s=0.05)
         )
 
     # Callers
+
+    @rule(entry_bytes=st.integers(1, 200), segment_bytes=st.integers(300, 3000))
+    def configure(self, entry_bytes: int, segment_bytes: int) -> None:
+        """The log's settings changed, at any moment."""
+        self.machine.configure(LogConfig(entry_bytes=entry_bytes, segment_bytes_max=segment_bytes))
 
     def ticket(self) -> int:
         """Return one that nobody has."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dlcore.config import LogSettings
 from dlcore.errors import EndOfStreamError, TransactionIdOutOfOrderError, UnexpectedError
 from dlcore.ids import DLSN, TXID_MAX
 from dlcore.log.metadata.changes import (
@@ -22,6 +23,7 @@ from dlcore.log.metadata.changes import (
     plan_create,
     plan_delete,
     plan_remove,
+    plan_settings,
     plan_start,
     plan_truncate,
 )
@@ -30,10 +32,11 @@ from dlcore.log.metadata.values import (
     CHUNK_EXTENTS_MAX,
     TAIL_EXTENTS_MAX,
     LogHead,
+    StoredSettings,
     VersionedHead,
 )
-from dlcore.metadata.port import Create, Delete, Op, Put
-from dlcore.metadata.stored import decode
+from dlcore.metadata.port import Create, Delete, Op, Put, Versioned
+from dlcore.metadata.stored import decode, encode
 from tests.fixtures.lengths import sample
 from tests.fixtures.log_states import LOG, NAMESPACE, PATHS, Tree, final, removable, staged, written
 
@@ -66,11 +69,25 @@ def remove(tree: Tree) -> Counter[int]:
 
 def test_creation() -> None:
     """The name's node, and the head."""
-    ops = plan_create(NAMESPACE, LOG)
+    ops = plan_create(NAMESPACE, LOG, LogSettings())
     assert [(type(op), op.path) for op in ops] == [
         (Create, NAMESPACE.log("clicks")),
         (Create, PATHS.head),
     ]
+
+
+def test_settings_have_a_node_only_while_there_are_some() -> None:
+    """It is made with the log or later, replaced by version, and goes with the last of them."""
+    small, large = LogSettings(entry_bytes=100), LogSettings(entry_bytes=1000)
+    *_, op = plan_create(NAMESPACE, LOG, small)
+    assert isinstance(op, Create)
+    assert plan_settings(PATHS, None, small) == (op,)
+    assert decode(StoredSettings, op.value, source=op.path).settings == small
+    assert plan_settings(PATHS, None, LogSettings()) == ()
+    node = Versioned(op.value, 7, ephemeral=False)
+    value = encode(StoredSettings(settings=large))
+    assert plan_settings(PATHS, node, large) == (Put(PATHS.settings, value, 7),)
+    assert plan_settings(PATHS, node, LogSettings()) == (Delete(PATHS.settings, 7),)
 
 
 def test_the_first_segment() -> None:
