@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dlcore.errors import AlreadyClosedError, ConfigurationError, DLError, EndOfStreamError
+from dlcore.ids import DLSN
 from dlcore.log.entries.batches import RowsPlace, first_row_not_less, read_batch, records_of
-from dlcore.log.entries.body import decode_entry_batch, with_txid
+from dlcore.log.entries.body import ENTRY_HEADER_BYTES, decode_entry_batch, with_txid
+from dlcore.log.entries.lone_record import LONE_RECORD_FORMAT
+from dlcore.records import LogRecordWithDLSN
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -18,7 +21,6 @@ if TYPE_CHECKING:
 
     from dlcore.log.context import LogContext
     from dlcore.log.reading.fetch import FetchedEntry, Fetcher
-    from dlcore.records import LogRecordWithDLSN
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +61,55 @@ class _Rows:
         )
 
 
+@dataclass(slots=True)
+class _LoneRow:
+    """The only row of an entry, which Arrow had no part in; like `_Rows`."""
+
+    entry: FetchedEntry
+    txid: int
+    payload: bytes
+    rows_left: int = 1
+
+    @classmethod
+    def of(cls, entry: FetchedEntry) -> _LoneRow | None:
+        """Return the entry's row; None if it has others, or Arrow is to be asked."""
+        header = entry.header
+        if header.record_count > 1 or entry.first_slot or LONE_RECORD_FORMAT is None:
+            return None
+        found = LONE_RECORD_FORMAT.parse(entry.body[ENTRY_HEADER_BYTES:])
+        if found is None:
+            return None
+        txid, payload = found
+        if entry.assigned_txid is not None:
+            txid = entry.assigned_txid
+        elif header.txid_assigned:
+            txid = header.first_txid
+        return cls(entry, txid, payload)
+
+    def take_records(self, _count: int) -> list[LogRecordWithDLSN]:
+        self.rows_left = 0
+        entry = self.entry
+        return [
+            LogRecordWithDLSN(
+                dlsn=DLSN(entry.lssn, entry.entry_id, 0),
+                txid=self.txid,
+                sequence_id=entry.sequence_id,
+                timestamp_ms=entry.timestamp_ms,
+                payload=self.payload,
+            )
+        ]
+
+    def take_batch(self) -> pa.RecordBatch:
+        self.rows_left = 0
+        return _Rows(self.entry, _batch_of(self.entry), 0).take_batch()
+
+
+def _batch_of(entry: FetchedEntry) -> pa.RecordBatch:
+    """Return all rows of an entry, decoded."""
+    batch = decode_entry_batch(entry.body, entry.header)
+    return batch if entry.assigned_txid is None else with_txid(batch, entry.assigned_txid)
+
+
 @dataclass(frozen=True, slots=True)
 class StartAt:
     """Which records a reader leaves out at its start, beyond what its position says."""
@@ -75,7 +126,7 @@ class AsyncLogReader:
         self._name = name
         self._fetcher = fetcher
         self._start: StartAt | None = start
-        self._rows: _Rows | None = None
+        self._rows: _Rows | _LoneRow | None = None
         self._turn = asyncio.Lock()
         self._closed = False
         context.open_objects.add(self)
@@ -158,7 +209,7 @@ class AsyncLogReader:
                     break  # raised when there is nothing before it
         return batches
 
-    async def _fill(self, *, non_blocking: bool, until_caught_up: bool) -> _Rows | None:
+    async def _fill(self, *, non_blocking: bool, until_caught_up: bool) -> _Rows | _LoneRow | None:
         """Return rows that have one left; None if there are none and the caller does not wait."""
         if self._closed:
             raise AlreadyClosedError(f"the reader of log {self._name!r} is closed")
@@ -178,16 +229,18 @@ class AsyncLogReader:
                 raise AlreadyClosedError(f"the reader of log {self._name!r} was closed")
         return self._rows
 
-    def _decode(self, entry: FetchedEntry) -> _Rows | None:
+    def _decode(self, entry: FetchedEntry) -> _Rows | _LoneRow | None:
         start = self._start
-        if start is not None:
+        if start is None:
+            lone = _LoneRow.of(entry)
+            if lone is not None:
+                return lone
+        else:
             if start.timestamp_ms is not None and entry.timestamp_ms < start.timestamp_ms:
                 return None
             if start.txid is not None and entry.last_txid < start.txid:
                 return None
-        batch = decode_entry_batch(entry.body, entry.header)
-        if entry.assigned_txid is not None:
-            batch = with_txid(batch, entry.assigned_txid)
+        batch = _batch_of(entry)
         first_row = entry.first_slot
         if start is not None and start.txid is not None:
             first_row = max(first_row, first_row_not_less(batch, start.txid))

@@ -37,6 +37,32 @@ def test_a_large_payload_is_not_copied_and_is_read_back(size: int) -> None:
     assert batch.to_pydict() == {"txid": [7], "payload": [payload]}
 
 
+@given(st.integers(0, TXID_MAX), st.binary(max_size=300))
+def test_a_message_is_taken_apart_without_arrow(txid: int, payload: bytes) -> None:
+    """What Arrow made as well as what was made in its place."""
+    assert LONE_RECORD_FORMAT is not None
+    assert LONE_RECORD_FORMAT.parse(memoryview(arrows(txid, payload))) == (txid, payload)
+
+
+@given(st.binary(max_size=40), st.data())
+def test_only_a_message_of_one_record_is_taken_apart(payload: bytes, data: st.DataObject) -> None:
+    """Cut, longer, with any byte changed that is not the record's, or of more records: Arrow's."""
+    assert LONE_RECORD_FORMAT is not None
+    parse = LONE_RECORD_FORMAT.parse
+    message = arrows(5, payload)
+    assert parse(memoryview(message)[: data.draw(st.integers(0, len(message) - 1))]) is None
+    assert parse(memoryview(message + bytes(8))) is None
+    several: bytes = batch_of([5, 6], [payload, payload]).serialize().to_pybytes()
+    assert parse(memoryview(several)) is None
+    changed = bytearray(message)
+    head_bytes = len(message) - len(payload) - -len(payload) % 8
+    at = data.draw(st.integers(0, head_bytes - 1))
+    changed[at] ^= data.draw(st.integers(1, 255))
+    found = parse(memoryview(changed))
+    is_txid = head_bytes - 16 <= at < head_bytes - 8
+    assert found is None if not is_txid else found is not None and found[1] == payload
+
+
 def test_a_message_of_another_layout_is_left_to_arrow() -> None:
     """Where sizes are not found, and where more depends on them than what is known of."""
     assert LoneRecordFormat.learn(arrows) is not None
