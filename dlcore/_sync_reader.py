@@ -1,29 +1,81 @@
-"""The blocking reader of a log."""
+"""The blocking reader: rows are taken over in bulk, so that few calls cross threads."""
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dlcore._blocking import Blocking
-from dlcore.errors import EndOfStreamError
+from dlcore.errors import ConfigurationError, DLError, EndOfStreamError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import pyarrow as pa
 
     from dlcore._portal import Portal
+    from dlcore.ids import DLSN
     from dlcore.log.reading.reader import AsyncLogReader
+    from dlcore.log.reading.rows import EntryRows
     from dlcore.records import LogRecordWithDLSN
 
 
 class LogReader(Blocking):
-    """A reader at a position of the log.  Not thread-safe."""
+    """A reader at a position of the log.  Not thread-safe.
+
+    `for record in reader` yields every record that is readable, and ends there; `records` and
+    `batches` can also follow the log.
+    """
 
     def __init__(self, portal: Portal, reader: AsyncLogReader) -> None:
         super().__init__(portal, reader.aclose)
         self._reader = reader
-        self._batches: deque[pa.RecordBatch] = deque()  # taken over from the reader in bulk
-        self._records: deque[LogRecordWithDLSN] = deque()  # of the batch before these
+        self._rows: deque[EntryRows] = deque()  # taken over from the reader in bulk
+        self._position = reader.position  # of what was not taken over
+
+    def __repr__(self) -> str:
+        state = "CLOSED" if self._closed else "OPEN"
+        return f"<LogReader {self._reader.log_name!r} at {self.position} {state}>"
+
+    @property
+    def log_name(self) -> str:
+        """The log's name."""
+        return self._reader.log_name
+
+    @property
+    def position(self) -> DLSN:
+        """Where it reads on: each record below was returned, was truncated, or is not wanted."""
+        return self._rows[0].position if self._rows else self._position
+
+    def seek(
+        self,
+        *,
+        dlsn: DLSN | None = None,
+        txid: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> None:
+        """Read on at another position, forward or back; arguments and errors of `open_reader`."""
+        self._call(self._reader.seek(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms))
+        while self._rows:
+            self._rows.popleft().drop()
+        self._position = self._reader.position
+
+    def records(self, *, follow: bool = False) -> Iterator[LogRecordWithDLSN]:
+        """Yield records until every readable one was returned, or the log's end.
+
+        With `follow` wait for more, until the log is sealed.  Each record that comes out is read:
+        who leaves the loop reads on behind it.  Errors are those of `read_next`.
+        """
+        while (rows := self._next_rows(follow=follow)) is not None:
+            yield from rows.records()
+
+    def batches(self, *, follow: bool = False) -> Iterator[pa.RecordBatch]:
+        """Yield Arrow batches as `read_batch` returns them; ends as `records` does."""
+        while (rows := self._next_rows(follow=follow)) is not None:
+            yield rows.take_batch()
+
+    def __iter__(self) -> Iterator[LogRecordWithDLSN]:
+        return self.records()
 
     def read_next(self, *, non_blocking: bool = False) -> LogRecordWithDLSN | None:
         """Return the next record, or None when every readable record has been returned.
@@ -33,48 +85,55 @@ class LogReader(Blocking):
         Raises:
             EndOfStreamError: the log is sealed, and all of it was read.
         """
-        if not self._records:
-            self._refill(non_blocking=non_blocking)
-        return self._records.popleft() if self._records else None
+        rows = self._fill(non_blocking=non_blocking, until_caught_up=not non_blocking)
+        return None if rows is None else next(rows.records())
 
-    def read_bulk(self, count: int) -> list[LogRecordWithDLSN]:
-        """Return up to `count` records, fewer only when every readable record has been returned."""
+    def read_bulk(self, count: int, *, timeout_s: float | None = None) -> list[LogRecordWithDLSN]:
+        """Return up to `count` records, fewer only when every readable record has been returned.
+
+        With `timeout_s` wait for more, and return fewer only when so much time is over.
+        """
+        if count < 1:
+            raise ConfigurationError(f"count={count}: expected a number > 0")
+        missing = count - sum(rows.rows_left for rows in self._rows)
+        if missing > 0:
+            try:
+                self._take(
+                    until_caught_up=timeout_s is None, records_min=missing, timeout_s=timeout_s
+                )
+            except DLError:  # the next call meets it again
+                if missing == count:
+                    raise
         records: list[LogRecordWithDLSN] = []
-        while len(records) < count:
-            if not self._records:
-                self._refill_unless_ended(ended_is_error=not records)
-            if not self._records:
-                break
-            while self._records and len(records) < count:
-                records.append(self._records.popleft())
+        while self._rows and len(records) < count:
+            records += self._rows[0].take_records(count - len(records))
+            self._drop_empty()
         return records
 
     def read_batch(self) -> pa.RecordBatch | None:
         """Return the rest of the current entry as Arrow, or None when caught up."""
-        if self._records:
-            from dlcore.log.entries.batches import read_batch_of
+        rows = self._fill(until_caught_up=True)
+        return None if rows is None else rows.take_batch()
 
-            records = list(self._records)
-            self._records.clear()
-            return read_batch_of(records)
-        if not self._batches:
-            self._take(non_blocking=False)
-        return self._batches.popleft() if self._batches else None
-
-    def _take(self, *, non_blocking: bool) -> None:
-        self._batches.extend(self._call(self._reader.take_batches(non_blocking=non_blocking)))
-
-    def _refill(self, *, non_blocking: bool) -> None:
-        from dlcore.log.entries.batches import records_of_read
-
-        if not self._batches:
-            self._take(non_blocking=non_blocking)
-        if self._batches:
-            self._records.extend(records_of_read(self._batches.popleft()))
-
-    def _refill_unless_ended(self, *, ended_is_error: bool) -> None:
+    def _next_rows(self, *, follow: bool) -> EntryRows | None:
         try:
-            self._refill(non_blocking=False)
+            return self._fill(until_caught_up=not follow)
         except EndOfStreamError:
-            if ended_is_error:
-                raise
+            return None
+
+    def _fill(self, **until: bool) -> EntryRows | None:
+        """Return rows that have one left, None if there are none."""
+        self._drop_empty()
+        if not self._rows:
+            self._take(**until)
+        return self._rows[0] if self._rows else None
+
+    def _take(self, **until: Any) -> None:
+        taken = self._call(self._reader.take_rows(**until))
+        self._rows.extend(taken)
+        if taken:
+            self._position = taken[-1].place.end
+
+    def _drop_empty(self) -> None:
+        while self._rows and not self._rows[0].rows_left:
+            self._rows.popleft()

@@ -7,20 +7,16 @@ from typing import TYPE_CHECKING
 
 from dlcore.errors import (
     AlreadyClosedError,
-    ConfigurationError,
     LogEmptyError,
     LogNotFoundError,
     MetadataVersionError,
     NoNodeError,
 )
-from dlcore.ids import DLSN
 from dlcore.log.metadata.changes import plan_delete, require_unsealed
-from dlcore.log.metadata.history import LogHistory
 from dlcore.log.metadata.store import UNANSWERED
-from dlcore.log.reading.cursor import ReadCursor
-from dlcore.log.reading.fetch import Fetcher
-from dlcore.log.reading.reader import AsyncLogReader, StartAt
-from dlcore.log.reading.snapshot import Finder, LogFollower, take_last
+from dlcore.log.reading.opening import ReaderOpener
+from dlcore.log.reading.reader import AsyncLogReader, ReadStart
+from dlcore.log.reading.snapshot import Finder, take_last
 from dlcore.log.recovery import recover_log
 from dlcore.log.upkeep.removal import remove_deleted, remove_truncated
 from dlcore.log.writing.lock import WriterLock
@@ -31,6 +27,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from dlcore.config import LogConfig, LogSettings
+    from dlcore.ids import DLSN
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.segment import LogSegment
     from dlcore.log.metadata.values import LogMetadata, VersionedHead
@@ -46,7 +43,7 @@ class DistributedLogManager:
         self._context = context
         self._config = config
         self._log = log
-        self._follower = LogFollower(context, log)
+        self._readers = ReaderOpener(context, log, config)
         self._closed = False
 
     def __repr__(self) -> str:
@@ -121,28 +118,16 @@ class DistributedLogManager:
             AlreadyTruncatedError: `dlsn` was truncated away.
             ConfigurationError: more than one of them is given.
         """
-        given = [value for value in (dlsn, txid, timestamp_ms) if value is not None]
-        if len(given) > 1:
-            raise ConfigurationError("expected one of dlsn, txid and timestamp_ms, not several")
-        is_explicit = dlsn is not None and dlsn > DLSN.INITIAL
-        if txid is not None:
-            dlsn = await self.get_dlsn_not_less_than_txid(txid)
-        elif timestamp_ms is not None:
-            dlsn = await self.get_dlsn_not_less_than_timestamp(timestamp_ms)
+        start = ReadStart(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms)
         self._require_open()
-        cursor = ReadCursor(self.name, dlsn or DLSN.INITIAL, skips_truncated=not is_explicit)
-        history = LogHistory(self._context.logs, self._log)
-        state = await history.read(from_lssn=cursor.position.lssn)
-        cursor.copy().plan(state)  # raises if the position was truncated
-        fetcher = Fetcher(self._context, history, state, cursor, self._config)
-        return AsyncLogReader(self._context, self.name, fetcher, StartAt(txid, timestamp_ms))
+        return await self._readers.open_reader(start)
 
     # What is known
 
     async def get_snapshot(self) -> LogSnapshot:
         """Return what is readable now, with all that scans need."""
         self._require_open()
-        return await self._follower.take()
+        return await self._readers.follower.take()
 
     async def _finder(self) -> tuple[LogSnapshot, Finder]:
         snapshot = await self.get_snapshot()
@@ -200,7 +185,7 @@ class DistributedLogManager:
     async def get_log_segments(self) -> list[LogSegment]:
         """Return the segments that are not wholly truncated, in order."""
         self._require_open()
-        return list((await self._follower.state()).segments)
+        return list((await self._readers.follower.state()).segments)
 
     async def get_first_active_dlsn(self) -> DLSN:
         """Return the position below which everything is truncated."""

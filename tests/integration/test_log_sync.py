@@ -233,6 +233,43 @@ def test_batches_and_records_in_turn(namespace_uri: str) -> None:
             reader.close()
 
 
+def test_iterating_seeking_and_deadlines(namespace_uri: str) -> None:
+    """Over segments, by records and by batches; a reader knows where it is, also in a loop."""
+    with open_namespace(namespace_uri) as namespace:
+        namespace.create_log("sync/iterate")
+        with namespace.open_log("sync/iterate") as log:
+            for segment in range(3):
+                with log.open_writer() as writer:
+                    writer.write_bulk(LogRecord(segment * 100 + n, b"x") for n in range(100))
+            with log.open_reader() as reader:
+                for record in reader:
+                    if record.txid == 149:
+                        break
+                assert record.position_in_segment == 50
+                assert reader.position == record.dlsn.next_slot()
+                assert [r.txid for r in reader.read_bulk(3)] == [150, 151, 152]
+                counts = [batch.num_rows for batch in reader.batches()]
+                assert sum(counts) == 147
+                assert list(reader) == []
+                assert reader.read_bulk(1, timeout_s=0.05) == []
+                loop = reader.records()
+                reader.seek(txid=250)
+                assert reader.position == next(loop).dlsn
+                reader.seek(dlsn=record.dlsn)
+                assert reader.read_next() == record
+                assert "OPEN" in repr(reader)
+                with pytest.raises(ConfigurationError, match="count=0"):
+                    reader.read_bulk(0)
+            with log.open_writer() as writer:
+                writer.write(LogRecord(300, b"x"))
+                writer.mark_end_of_stream()
+            with log.open_reader(txid=298) as reader:
+                assert [r.txid for r in reader.read_bulk(9, timeout_s=60)] == [298, 299, 300]
+                assert list(reader.records(follow=True)) == []
+                reader.seek(txid=298)
+                assert sum(b.num_rows for b in reader.batches(follow=True)) == 3
+
+
 def test_what_a_forked_child_inherited_is_left_to_its_parent(namespace_uri: str) -> None:
     """Closing it there ends neither a writer's buffer nor its lock."""
     with open_namespace(namespace_uri) as namespace:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from dlcore.config import RECORD_SIZE_BYTES_MAX
 from dlcore.errors import (
@@ -14,12 +14,14 @@ from dlcore.errors import (
     LogRecordTooLongError,
     TransactionIdOutOfOrderError,
 )
-from dlcore.ids import DLSN, TXID_MAX
+from dlcore.ids import TXID_MAX
 from dlcore.log.entries.body import BYTE_LOG_SCHEMA
 from dlcore.records import LogRecordWithDLSN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from dlcore.records import EntryPlace
 
 RECORD_OVERHEAD_BYTES = 12
 """What a record costs in an entry beyond its payload: its transaction id and its offset."""
@@ -169,24 +171,14 @@ def first_row_not_less(batch: pa.RecordBatch, txid: int) -> int:
     return int(np.searchsorted(batch.column(0).to_numpy(), txid, side="left"))
 
 
-class RowsPlace(NamedTuple):
-    """Where rows of one entry are in their log: the first one of them, the others follow it."""
-
-    lssn: int
-    entry_id: int
-    first_slot: int
-    sequence_id: int
-    timestamp_ms: int
-
-
-def read_batch(batch: pa.RecordBatch, place: RowsPlace) -> pa.RecordBatch:
-    """Return rows of one entry with all columns of `READ_SCHEMA`."""
+def read_batch(batch: pa.RecordBatch, place: EntryPlace, *, first_slot: int) -> pa.RecordBatch:
+    """Return rows of one entry, the first at `first_slot`, with all columns of `READ_SCHEMA`."""
     count = batch.num_rows
     numbers = np.empty((5, count), np.int64)
     numbers[0] = place.lssn
     numbers[1] = place.entry_id
-    numbers[2] = np.arange(place.first_slot, place.first_slot + count)
-    numbers[3] = numbers[2] + (place.sequence_id - place.first_slot)
+    numbers[2] = np.arange(first_slot, first_slot + count)
+    numbers[3] = numbers[2] + place.sequence_id
     numbers[4] = place.timestamp_ms
     columns = [
         *(_over(row, pa.int64()) for row in numbers[:3]),
@@ -203,40 +195,10 @@ def _over(numbers: np.ndarray[Any, np.dtype[np.int64]], kind: pa.DataType) -> pa
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
 
 
-def records_of(batch: pa.RecordBatch, place: RowsPlace) -> list[LogRecordWithDLSN]:
-    """Return rows of one entry as records."""
-    lssn, entry_id, first_slot, sequence_id, timestamp_ms = place
-    rows = zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
-    return [
-        LogRecordWithDLSN(
-            dlsn=DLSN(lssn, entry_id, first_slot + row),
-            txid=txid,
-            sequence_id=sequence_id + row,
-            timestamp_ms=timestamp_ms,
-            payload=payload,
-        )
-        for row, (txid, payload) in enumerate(rows)
-    ]
-
-
-def records_of_read(batch: pa.RecordBatch) -> list[LogRecordWithDLSN]:
-    """Return what `read_batch` returned, at least one row, as records."""
-    lssn, entry_id, slot_id, _, sequence_id, timestamp, _ = (column[0] for column in batch.columns)
-    place = RowsPlace(
-        lssn.as_py(), entry_id.as_py(), slot_id.as_py(), sequence_id.as_py(), timestamp.value
-    )
-    return records_of(batch.select(["txid", "payload"]), place)
-
-
-def read_batch_of(records: Sequence[LogRecordWithDLSN]) -> pa.RecordBatch:
-    """Return records that were taken one by one with all columns of `READ_SCHEMA`."""
-    columns = [
-        pa.array([r.dlsn.lssn for r in records], pa.int64()),
-        pa.array([r.dlsn.entry_id for r in records], pa.int64()),
-        pa.array([r.dlsn.slot_id for r in records], pa.int64()),
-        pa.array([r.txid for r in records], pa.int64()),
-        pa.array([r.sequence_id for r in records], pa.int64()),
-        pc.cast(pa.array([r.timestamp_ms for r in records], pa.int64()), READ_SCHEMA.field(5).type),
-        pa.array([r.payload for r in records], pa.binary()),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=READ_SCHEMA)
+def records_of(
+    batch: pa.RecordBatch, place: EntryPlace, *, first_slot: int
+) -> list[LogRecordWithDLSN]:
+    """Return rows of one entry, the first at `first_slot`, as records."""
+    slots = range(first_slot, first_slot + batch.num_rows)
+    txids, payloads = batch.column(0).to_pylist(), batch.column(1).to_pylist()
+    return list(map(LogRecordWithDLSN, txids, payloads, slots, repeat(place)))

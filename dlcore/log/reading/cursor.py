@@ -28,6 +28,7 @@ class ReadExtent:
     first_entry_id: int
     base_entry_id: int
     start_sequence_id: int
+    segment_sequence_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,7 @@ class FollowExtent:
     first_entry_id: int
     base_entry_id: int
     start_sequence_id: int
+    segment_sequence_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,7 @@ class ReadCursor:
                 first_entry_id=extent.first_entry_id + self.position.entry_id - base,
                 base_entry_id=base,
                 start_sequence_id=sequence_id,
+                segment_sequence_id=segment.start_sequence_id,
             )
         base = segment.closed_entry_count
         if self._has_delivered and self.position.entry_id > base:

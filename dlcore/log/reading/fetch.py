@@ -26,6 +26,7 @@ from dlcore.log.reading.cursor import (
     WaitForChange,
 )
 from dlcore.metadata.port import SessionState
+from dlcore.records import EntryPlace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,11 +45,8 @@ logger = logging.getLogger(__name__)
 class FetchedEntry:
     """An entry on its way to the reader's caller; rows before `first_slot` are not wanted."""
 
-    lssn: int
-    entry_id: int
+    place: EntryPlace
     first_slot: int
-    sequence_id: int
-    timestamp_ms: int
     assigned_txid: int | None
     header: EntryHeader
     body: memoryview
@@ -340,11 +338,14 @@ class Fetcher:
         )
         extent = step.extent
         entry = FetchedEntry(
-            lssn=step.lssn,
-            entry_id=entry_id,
+            place=EntryPlace(
+                step.lssn,
+                entry_id,
+                sequence_id,
+                step.segment_sequence_id,
+                max(header.write_time_ms, extent.timestamp_floor_ms),
+            ),
             first_slot=first_slot,
-            sequence_id=sequence_id,
-            timestamp_ms=max(header.write_time_ms, extent.timestamp_floor_ms),
             assigned_txid=extent.first_txid if extent.txid_assigned else None,
             header=header,
             body=frame.body,

@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from dlcore.errors import AlreadyClosedError, ConfigurationError, DLError, EndOfStreamError
-from dlcore.ids import DLSN
-from dlcore.log.entries.batches import RowsPlace, first_row_not_less, read_batch, records_of
+from dlcore.log.entries.batches import first_row_not_less
 from dlcore.log.entries.body import ENTRY_HEADER_BYTES, decode_entry_batch, with_txid
 from dlcore.log.entries.lone_record import LONE_RECORD_FORMAT
+from dlcore.log.reading.rows import EntryRows
 from dlcore.records import LogRecordWithDLSN
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
     from types import TracebackType
 
     import pyarrow as pa
 
+    from dlcore.ids import DLSN
     from dlcore.log.context import LogContext
     from dlcore.log.reading.fetch import FetchedEntry, Fetcher
 
@@ -28,111 +31,113 @@ _TAKEN_BYTES = 4 * 1024 * 1024
 """How much the blocking reader takes over at once, to spare a thread switch per entry."""
 
 
-@dataclass(slots=True)
-class _Rows:
-    """The entry being handed out, decoded, and the next of its rows."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadStart:
+    """Where a reader begins: at a position, a transaction id or a time; at the first record."""
 
-    entry: FetchedEntry
-    batch: pa.RecordBatch
-    next_row: int
-
-    @property
-    def rows_left(self) -> int:
-        return max(0, int(self.batch.num_rows) - self.next_row)
-
-    def take_records(self, count: int) -> list[LogRecordWithDLSN]:
-        part, place = self._take(count)
-        return records_of(part, place)
-
-    def take_batch(self) -> pa.RecordBatch:
-        part, place = self._take(self.rows_left)
-        return read_batch(part, place)
-
-    def _take(self, count: int) -> tuple[pa.RecordBatch, RowsPlace]:
-        entry, first = self.entry, self.next_row
-        part = self.batch.slice(first, count)
-        self.next_row += part.num_rows
-        return part, RowsPlace(
-            lssn=entry.lssn,
-            entry_id=entry.entry_id,
-            first_slot=first,
-            sequence_id=entry.sequence_id + first,
-            timestamp_ms=entry.timestamp_ms,
-        )
-
-
-@dataclass(slots=True)
-class _LoneRow:
-    """The only row of an entry, which Arrow had no part in; like `_Rows`."""
-
-    entry: FetchedEntry
-    txid: int
-    payload: bytes
-    rows_left: int = 1
-
-    @classmethod
-    def of(cls, entry: FetchedEntry) -> _LoneRow | None:
-        """Return the entry's row; None if it has others, or Arrow is to be asked."""
-        header = entry.header
-        if header.record_count > 1 or entry.first_slot or LONE_RECORD_FORMAT is None:
-            return None
-        found = LONE_RECORD_FORMAT.parse(entry.body[ENTRY_HEADER_BYTES:])
-        if found is None:
-            return None
-        txid, payload = found
-        if entry.assigned_txid is not None:
-            txid = entry.assigned_txid
-        elif header.txid_assigned:
-            txid = header.first_txid
-        return cls(entry, txid, payload)
-
-    def take_records(self, _count: int) -> list[LogRecordWithDLSN]:
-        self.rows_left = 0
-        entry = self.entry
-        return [
-            LogRecordWithDLSN(
-                dlsn=DLSN(entry.lssn, entry.entry_id, 0),
-                txid=self.txid,
-                sequence_id=entry.sequence_id,
-                timestamp_ms=entry.timestamp_ms,
-                payload=self.payload,
-            )
-        ]
-
-    def take_batch(self) -> pa.RecordBatch:
-        self.rows_left = 0
-        return _Rows(self.entry, _batch_of(self.entry), 0).take_batch()
-
-
-def _batch_of(entry: FetchedEntry) -> pa.RecordBatch:
-    """Return all rows of an entry, decoded."""
-    batch = decode_entry_batch(entry.body, entry.header)
-    return batch if entry.assigned_txid is None else with_txid(batch, entry.assigned_txid)
-
-
-@dataclass(frozen=True, slots=True)
-class StartAt:
-    """Which records a reader leaves out at its start, beyond what its position says."""
-
+    dlsn: DLSN | None = None
     txid: int | None = None
     timestamp_ms: int | None = None
 
+    def __post_init__(self) -> None:
+        given = (self.dlsn, self.txid, self.timestamp_ms)
+        if sum(value is not None for value in given) > 1:
+            raise ConfigurationError("expected one of dlsn, txid and timestamp_ms, not several")
+
+
+class Fetching(NamedTuple):
+    """A fetcher, and the position at which it begins."""
+
+    fetcher: Fetcher
+    position: DLSN
+
 
 class AsyncLogReader:
-    """Reads one log; use `DistributedLogManager.open_reader`.  Requests are served in order."""
+    """Reads one log; use `DistributedLogManager.open_reader`.  Requests are served in order.
 
-    def __init__(self, context: LogContext, name: str, fetcher: Fetcher, start: StartAt) -> None:
+    `async for record in reader` yields every record that is readable, and ends there; `records` and
+    `batches` can also follow the log.
+    """
+
+    def __init__(
+        self,
+        context: LogContext,
+        name: str,
+        fetch_from: Callable[[ReadStart], Awaitable[Fetching]],
+        start: ReadStart,
+        fetching: Fetching,
+    ) -> None:
         self._context = context
         self._name = name
-        self._fetcher = fetcher
-        self._start: StartAt | None = start
-        self._rows: _Rows | _LoneRow | None = None
+        self._fetch_from = fetch_from
+        self._fetcher, self._position = fetching
+        self._start: ReadStart | None = start
+        self._rows: EntryRows | None = None
         self._turn = asyncio.Lock()
         self._closed = False
         context.open_objects.add(self)
 
     def __repr__(self) -> str:
-        return f"<AsyncLogReader {self._name!r} {'CLOSED' if self._closed else 'OPEN'}>"
+        state = "CLOSED" if self._closed else "OPEN"
+        return f"<AsyncLogReader {self._name!r} at {self.position} {state}>"
+
+    @property
+    def log_name(self) -> str:
+        """The log's name."""
+        return self._name
+
+    @property
+    def position(self) -> DLSN:
+        """Where it reads on: each record below was returned, was truncated, or is not wanted."""
+        return self._position if self._rows is None else self._rows.position
+
+    async def seek(
+        self,
+        *,
+        dlsn: DLSN | None = None,
+        txid: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> None:
+        """Read on at another position, forward or back; arguments and errors of `open_reader`.
+
+        It waits for reads that were called before.  A reader that failed is usable again.
+        """
+        start = ReadStart(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms)
+        async with self._turn:
+            self._require_open()
+            fetching = await self._fetch_from(start)
+            await self._fetcher.aclose()
+            self._fetcher, self._position = fetching
+            self._start = start
+            self._drop_rows()
+            if self._closed:  # meanwhile
+                await self._fetcher.aclose()
+                self._require_open()
+
+    async def records(self, *, follow: bool = False) -> AsyncGenerator[LogRecordWithDLSN, None]:
+        """Yield records until every readable one was returned, or the log's end.
+
+        With `follow` wait for more, until the log is sealed.  Each record that comes out is read:
+        who leaves the loop reads on behind it.  Errors are those of `read_next`.
+        """
+        while (rows := await self._next_rows(follow=follow)) is not None:
+            for record in rows.records():
+                yield record
+
+    async def batches(self, *, follow: bool = False) -> AsyncGenerator[pa.RecordBatch, None]:
+        """Yield Arrow batches as `read_batch` returns them; ends as `records` does."""
+        while (rows := await self._next_rows(follow=follow)) is not None:
+            yield rows.take_batch()
+
+    def __aiter__(self) -> AsyncIterator[LogRecordWithDLSN]:
+        return self.records()
+
+    async def _next_rows(self, *, follow: bool) -> EntryRows | None:
+        async with self._turn:
+            try:
+                return await self._fill(non_blocking=False, until_caught_up=not follow)
+            except EndOfStreamError:
+                return None
 
     async def read_next(
         self, *, non_blocking: bool = False, until_caught_up: bool = False
@@ -155,26 +160,26 @@ class AsyncLogReader:
             return rows.take_records(1)[0] if rows is not None else None
 
     async def read_bulk(
-        self, count: int, *, until_caught_up: bool = False
+        self, count: int, *, until_caught_up: bool = False, timeout_s: float | None = None
     ) -> list[LogRecordWithDLSN]:
         """Return up to `count` records: at least one, and then what is here.
 
         With `until_caught_up`, return fewer than `count` (or none) only when every readable record
-        was returned.
+        was returned, with `timeout_s` only when so much time is over; or before an error, which the
+        next call meets.
         """
         _require_count(count)
         records: list[LogRecordWithDLSN] = []
+        wanted = count if until_caught_up or timeout_s is not None else 1
+        deadline = _deadline(timeout_s)
         async with self._turn:
             while len(records) < count:
-                try:
-                    rows = await self._fill(
-                        non_blocking=bool(records) and not until_caught_up,
-                        until_caught_up=until_caught_up,
-                    )
-                except EndOfStreamError:
-                    if not records:
-                        raise
-                    break
+                rows = await self._more(
+                    waits=len(records) < wanted,
+                    until_caught_up=until_caught_up,
+                    deadline=deadline,
+                    has_some=bool(records),
+                )
                 if rows is None:
                     break
                 records += rows.take_records(count - len(records))
@@ -189,34 +194,67 @@ class AsyncLogReader:
             rows = await self._fill(non_blocking=False, until_caught_up=until_caught_up)
             return rows.take_batch() if rows is not None else None
 
-    async def take_batches(self, *, non_blocking: bool) -> list[pa.RecordBatch]:
-        """Return the batches that are here, of a few MB; wait for one unless `non_blocking`.
+    async def take_rows(
+        self,
+        *,
+        non_blocking: bool = False,
+        until_caught_up: bool = False,
+        records_min: int = 1,
+        timeout_s: float | None = None,
+    ) -> list[EntryRows]:
+        """Return the rows that are here, of a few MB, which are the caller's from then on.
 
-        An empty list means caught up, or with `non_blocking` that nothing is here yet.
+        Wait for `records_min` records, unless `non_blocking`, `until_caught_up` every readable one
+        was returned, or for `timeout_s`.
         """
-        batches: list[pa.RecordBatch] = []
-        size_bytes = 0
+        taken: list[EntryRows] = []
+        count = size_bytes = 0
+        wanted = 0 if non_blocking else records_min
+        deadline = _deadline(timeout_s)
         async with self._turn:
-            rows = await self._fill(non_blocking=non_blocking, until_caught_up=not non_blocking)
-            while rows is not None:
-                batches.append(rows.take_batch())
-                size_bytes += rows.entry.body.nbytes  # a batch takes long to tell its own
-                if size_bytes >= _TAKEN_BYTES:
+            while size_bytes < _TAKEN_BYTES or count < wanted:
+                rows = await self._more(
+                    waits=count < wanted,
+                    until_caught_up=until_caught_up,
+                    deadline=deadline,
+                    has_some=bool(taken),
+                )
+                if rows is None:
                     break
-                try:
-                    rows = await self._fill(non_blocking=True, until_caught_up=False)
-                except DLError:
-                    break  # raised when there is nothing before it
-        return batches
+                taken.append(rows)
+                self._rows, self._position = None, rows.place.end
+                count += rows.rows_left
+                size_bytes += rows.size_bytes
+        return taken
 
-    async def _fill(self, *, non_blocking: bool, until_caught_up: bool) -> _Rows | _LoneRow | None:
-        """Return rows that have one left; None if there are none and the caller does not wait."""
+    async def _more(
+        self, *, waits: bool, until_caught_up: bool, deadline: float | None, has_some: bool
+    ) -> EntryRows | None:
+        """Return the next rows, None if there are none now.
+
+        If the caller `has_some`, an error waits for the next call, which meets it again.
+        """
+        try:
+            async with asyncio.timeout_at(deadline if waits else None):
+                return await self._fill(non_blocking=not waits, until_caught_up=until_caught_up)
+        except TimeoutError:
+            return None
+        except DLError:
+            if not has_some:
+                raise
+            return None
+
+    def _require_open(self) -> None:
         if self._closed:
             raise AlreadyClosedError(f"the reader of log {self._name!r} is closed")
+
+    async def _fill(self, *, non_blocking: bool, until_caught_up: bool) -> EntryRows | None:
+        """Return rows that have one left; None if there are none and the caller does not wait."""
+        self._require_open()
         while self._rows is None or not self._rows.rows_left:
             entry = self._fetcher.take()
             if entry is not None:
-                self._rows = self._decode(entry)
+                self._rows, self._position = self._decode(entry), entry.place.end
                 continue
             if self._fetcher.error is not None:
                 raise self._fetcher.error
@@ -225,18 +263,17 @@ class AsyncLogReader:
             if non_blocking or (until_caught_up and not await self._fetcher.has_more()):
                 return None
             await self._fetcher.wait()
-            if self._closed:
-                raise AlreadyClosedError(f"the reader of log {self._name!r} was closed")
+            self._require_open()
         return self._rows
 
-    def _decode(self, entry: FetchedEntry) -> _Rows | _LoneRow | None:
+    def _decode(self, entry: FetchedEntry) -> EntryRows | None:
         start = self._start
         if start is None:
-            lone = _LoneRow.of(entry)
+            lone = _lone_row_of(entry)
             if lone is not None:
                 return lone
         else:
-            if start.timestamp_ms is not None and entry.timestamp_ms < start.timestamp_ms:
+            if start.timestamp_ms is not None and entry.place.timestamp_ms < start.timestamp_ms:
                 return None
             if start.txid is not None and entry.last_txid < start.txid:
                 return None
@@ -245,13 +282,20 @@ class AsyncLogReader:
         if start is not None and start.txid is not None:
             first_row = max(first_row, first_row_not_less(batch, start.txid))
         self._start = None  # transaction ids and timestamps do not decrease
-        return _Rows(entry, batch, first_row)
+        return EntryRows(batch, entry.place, first_row, size_bytes=entry.body.nbytes)
+
+    def _drop_rows(self) -> None:
+        if self._rows is not None:
+            self._rows.drop()
+            self._rows = None
 
     async def aclose(self) -> None:
         """Stop reading; harmless when it is closed."""
         if self._closed:
             return
         self._closed = True
+        self._position = self.position
+        self._drop_rows()
         self._context.open_objects.discard(self)
         await self._fetcher.aclose()
 
@@ -270,6 +314,33 @@ class AsyncLogReader:
         traceback: TracebackType | None,
     ) -> None:
         await self.aclose()
+
+
+def _batch_of(entry: FetchedEntry) -> pa.RecordBatch:
+    """Return all rows of an entry, decoded."""
+    batch = decode_entry_batch(entry.body, entry.header)
+    return batch if entry.assigned_txid is None else with_txid(batch, entry.assigned_txid)
+
+
+def _lone_row_of(entry: FetchedEntry) -> EntryRows | None:
+    """Return the entry's row; None if it has others, or Arrow is to be asked."""
+    header = entry.header
+    if header.record_count > 1 or entry.first_slot or LONE_RECORD_FORMAT is None:
+        return None
+    found = LONE_RECORD_FORMAT.parse(entry.body[ENTRY_HEADER_BYTES:])
+    if found is None:
+        return None
+    txid, payload = found
+    if entry.assigned_txid is not None:
+        txid = entry.assigned_txid
+    elif header.txid_assigned:
+        txid = header.first_txid
+    record = LogRecordWithDLSN(txid, payload, 0, entry.place)
+    return EntryRows.lone(record, partial(_batch_of, entry), size_bytes=entry.body.nbytes)
+
+
+def _deadline(timeout_s: float | None) -> float | None:
+    return None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
 
 
 def _require_count(count: int) -> None:

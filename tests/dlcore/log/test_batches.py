@@ -17,7 +17,6 @@ from dlcore.ids import DLSN, TXID_MAX
 from dlcore.log.entries.batches import (
     READ_SCHEMA,
     RECORD_OVERHEAD_BYTES,
-    RowsPlace,
     batch_of,
     byte_log_batch,
     check_txids,
@@ -25,8 +24,7 @@ from dlcore.log.entries.batches import (
     first_row_not_less,
     payload_offsets,
     read_batch,
-    read_batch_of,
-    records_of_read,
+    records_of,
 )
 from dlcore.log.entries.body import (
     BYTE_LOG_SCHEMA,
@@ -35,7 +33,8 @@ from dlcore.log.entries.body import (
     encode_entry,
     ipc_options,
 )
-from dlcore.records import LogRecordWithDLSN
+from dlcore.log.reading.rows import EntryRows
+from dlcore.records import EntryPlace
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -157,29 +156,52 @@ def test_searching_a_transaction_id() -> None:
 
 
 def test_rows_are_read_with_their_positions() -> None:
-    """As a batch of one entry, and as records that were taken one by one: the same rows."""
-    batch = batch_of([5, 5, 7], [b"a", b"", b"c"])
-    rows = read_batch(
-        batch,
-        RowsPlace(lssn=3, entry_id=8, first_slot=1, sequence_id=40, timestamp_ms=1_700_000_000_123),
-    )
-    records = [
-        LogRecordWithDLSN(
-            txid=txid,
-            payload=payload,
-            dlsn=DLSN(3, 8, 1 + row),
-            sequence_id=40 + row,
-            timestamp_ms=1_700_000_000_123,
-        )
-        for row, (txid, payload) in enumerate([(5, b"a"), (5, b""), (7, b"c")])
-    ]
+    """As an Arrow batch, and as records: the same rows."""
+    batch = batch_of([5, 5, 7], [b"a", b"", b"c" * 65])
+    place = EntryPlace(3, 8, 39, 30, 1_700_000_000_123)
+    rows = read_batch(batch, place, first_slot=1)
+    records = records_of(batch, place, first_slot=1)
     assert rows.schema == READ_SCHEMA
-    assert read_batch_of(records).equals(rows)
-    assert records_of_read(rows) == records
-    assert rows.column(0).to_pylist() == [3, 3, 3]
-    assert rows.column(2).to_pylist() == [1, 2, 3]
-    assert rows.column(4).to_pylist() == [40, 41, 42]
-    assert read_batch_of([]).schema == READ_SCHEMA
+    columns = [rows.column(name).to_pylist() for name in ("lssn", "entry_id", "slot_id")]
+    assert [DLSN(*at) for at in zip(*columns, strict=True)] == [r.dlsn for r in records]
+    assert [r.dlsn for r in records] == [DLSN(3, 8, 1), DLSN(3, 8, 2), DLSN(3, 8, 3)]
+    assert rows.column("txid").to_pylist() == [r.txid for r in records] == [5, 5, 7]
+    assert rows.column("sequence_id").to_pylist() == [r.sequence_id for r in records]
+    assert [r.sequence_id for r in records] == [40, 41, 42]
+    assert [r.position_in_segment for r in records] == [11, 12, 13]
+    assert rows.column("payload").to_pylist() == [r.payload for r in records]
+    times = [value.value for value in rows.column("timestamp")]
+    assert times == [r.timestamp_ms for r in records] == [1_700_000_000_123] * 3
+    assert records[0] == records_of(batch.slice(0, 1), place, first_slot=1)[0]
+    assert "dlsn=3:8:1, txid=5, sequence_id=40," in repr(records[0])
+    assert repr(records[2]).endswith("ccc'… (65 bytes))")
+    assert read_batch(batch.slice(3), place, first_slot=4).schema == READ_SCHEMA
+
+
+def test_rows_are_taken_once() -> None:
+    """As records, one after the other or in bulk, and the rest as a batch; or dropped."""
+    batch = batch_of(list(range(10)), [b"x"] * 10)
+    place = EntryPlace(3, 8, 100, 30, 0)
+    rows = EntryRows(batch, place, 2, size_bytes=1)
+    assert (rows.rows_left, rows.position) == (8, DLSN(3, 8, 2))
+    assert next(rows.records()).txid == 2
+    assert [record.txid for record in rows.take_records(2)] == [3, 4]
+    assert (rows.rows_left, rows.position) == (5, DLSN(3, 8, 5))
+    for record in rows.records():
+        if record.txid == 6:
+            break
+    rest = rows.take_batch()
+    assert rest.column("txid").to_pylist() == [7, 8, 9]
+    assert rest.column("slot_id").to_pylist() == [7, 8, 9]
+    assert rest.column("sequence_id").to_pylist() == [107, 108, 109]
+    assert (rows.rows_left, rows.position) == (0, DLSN(3, 9, 0))
+    assert rows.take_records(1) == []
+    dropped = EntryRows(batch, place, 0, size_bytes=1)
+    left = dropped.records()
+    dropped.drop()
+    assert list(left) == []
+    assert EntryRows(batch, place, 0, size_bytes=1).take_batch().num_rows == 10
+    assert EntryRows(batch, place, 11, size_bytes=1).rows_left == 0
 
 
 def test_nothing_is_cut_to_nothing() -> None:

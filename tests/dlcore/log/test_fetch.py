@@ -70,8 +70,12 @@ def test_the_segment_being_followed_is_truncated_inside(start: DLSN | None) -> N
             for _ in range(100):
                 await asyncio.sleep(0)  # it sees the truncation
             if start is not None:
-                with pytest.raises(AlreadyTruncatedError):
-                    await reader.read_bulk(100, until_caught_up=True)
+                assert 0 < len(await reader.read_bulk(100, until_caught_up=True)) < 40
+                for _ in range(2):
+                    with pytest.raises(AlreadyTruncatedError):
+                        await reader.read_bulk(100, until_caught_up=True)
+                await reader.seek(dlsn=DLSN(1, 40, 0))
+                assert [r.txid async for r in reader] == list(range(40, 50))
                 return
             txids = [r.txid for r in await reader.read_bulk(100, until_caught_up=True)]
             assert txids[-10:] == list(range(40, 50))
@@ -112,6 +116,25 @@ def test_a_waiting_reader_learns_that_the_metadata_store_is_gone(
             assert found is not None
             assert found.payload == b"third"
         await writer.aclose()
+
+    on_log(body)
+
+
+def test_an_error_takes_no_records_with_it() -> None:
+    """What was collected before it is returned; the next call meets the error."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        config = replace(CONFIG, read_unavailable_timeout_s=0.2)
+        await write_segments(log, [b"first"])
+        other = await (await cluster.open("b", config=config)).open_log("clicks")
+        async with await other.open_reader() as reader:
+            assert await reader.read_next(until_caught_up=True) is not None
+            await reader.seek()
+            cluster.stores["b"].disconnect()
+            assert len(await reader.read_bulk(9, timeout_s=60)) == 1
+            with pytest.raises(MetadataConnectionError):
+                await reader.read_bulk(9, timeout_s=60)
+            cluster.stores["b"].reconnect()
 
     on_log(body)
 

@@ -81,7 +81,7 @@ def test_a_ledger_that_is_gone_is_an_error_unless_the_log_has_changed() -> None:
         await store.delete(ledger)
         with pytest.raises(LedgerNotFoundError):
             await other.get_snapshot()
-        follower = other._follower
+        follower = other._readers.follower
         stale = await other._context.logs.read(other._log)
         async with await log.open_writer() as writer:
             await writer.truncate(DLSN(2, 0, 0))

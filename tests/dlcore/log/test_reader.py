@@ -18,7 +18,7 @@ from dlcore.errors import (
     LogNotFoundError,
 )
 from dlcore.ids import DLSN
-from dlcore.log.entries.batches import READ_SCHEMA, records_of_read
+from dlcore.log.entries.batches import READ_SCHEMA
 from dlcore.log.reading.scan_driver import scan_range
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
 
@@ -74,14 +74,14 @@ def as_rows(records: list[LogRecordWithDLSN]) -> list[tuple[DLSN, int, int, int,
     return [(r.dlsn, r.txid, r.sequence_id, r.timestamp_ms, r.payload) for r in records]
 
 
-async def rows_in_batches(
+async def rows_in_bulk(
     reader: AsyncLogReader,
 ) -> list[tuple[DLSN, int, int, int, bytes]]:
     """Return what is left in the form of `scan_all`, taken as the blocking reader takes it."""
     rows = []
-    while batches := await reader.take_batches(non_blocking=False):
-        for batch in batches:
-            rows += as_rows(records_of_read(batch))
+    while taken := await reader.take_rows(until_caught_up=True):
+        for part in taken:
+            rows += as_rows(part.take_records(part.rows_left))
     return rows
 
 
@@ -110,7 +110,7 @@ def test_every_way_of_reading_agrees(seed: int) -> None:
                 taken = await reader.read_bulk(len(rows) + 1, until_caught_up=True)
                 assert as_rows(taken) == [row for row in rows if row[0] >= low]
             async with await log.open_reader(dlsn=low) as reader:
-                assert await rows_in_batches(reader) == [row for row in rows if row[0] >= low]
+                assert await rows_in_bulk(reader) == [row for row in rows if row[0] >= low]
 
     on_log(body)
 
@@ -386,5 +386,87 @@ def test_one_position_at_a_time() -> None:
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
         with pytest.raises(ConfigurationError, match="not several"):
             await log.open_reader(dlsn=DLSN.INITIAL, txid=3)
+
+    on_log(body)
+
+
+def test_iterating_over_a_reader() -> None:
+    """Records and batches until caught up; who leaves the loop reads on behind the last one."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        async with await log.open_writer() as writer:
+            await writer.write_batch(
+                pa.record_batch({"txid": list(range(5)), "payload": [b"x"] * 5})
+            )
+            await writer.write_batch(pa.record_batch({"txid": [5, 6], "payload": [b"y"] * 2}))
+        async with await log.open_reader() as reader:
+            assert reader.position == DLSN.INITIAL
+            async for found in reader:
+                if found.txid == 1:
+                    break
+            assert reader.position == DLSN(1, 0, 2)
+            assert [r.txid for r in await reader.read_bulk(1)] == [2]
+            batches = [batch.column("txid").to_pylist() async for batch in reader.batches()]
+            assert sum(batches, []) == [3, 4, 5, 6]  # noqa: RUF017
+            assert [r async for r in reader] == []
+            assert reader.position == (await log.get_snapshot()).end
+            assert "at 1:" in repr(reader)
+            async with await log.open_writer() as writer:
+                await writer.write(record(7))
+                await writer.mark_end_of_stream()
+            assert [r.txid async for r in reader.records(follow=True)] == [7]
+            assert [r async for r in reader] == []
+            assert [b async for b in reader.batches(follow=True)] == []
+
+    on_log(body)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_reader_seeks(seed: int) -> None:
+    """To a position, a transaction id, a time; forward and back, and out of a loop."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        await fill(cluster, log, seed=seed)
+        records = await read_all(log)
+        rng = random.Random(seed)
+        async with await log.open_reader() as reader:
+            loop = reader.records()
+            await anext(loop)
+            for _ in range(10):
+                to = rng.choice(records)
+                by = rng.choice(["dlsn", "txid", "timestamp_ms"])
+                await reader.seek(**{by: getattr(to, by)})
+                wanted = next(r for r in records if getattr(r, by) >= getattr(to, by))
+                assert reader.position == wanted.dlsn
+                assert await reader.read_next() == wanted
+                following = records[records.index(wanted) + 1 :]
+                assert reader.position <= (following[0].dlsn if following else reader.position)
+                assert [r async for r in loop] == following
+                loop = reader.records()
+            with pytest.raises(ConfigurationError, match="not several"):
+                await reader.seek(dlsn=DLSN.INITIAL, txid=3)
+            await reader.seek()
+            assert [r async for r in reader] == records
+        with pytest.raises(AlreadyClosedError):
+            await reader.seek()
+
+    on_log(body)
+
+
+def test_bulk_read_with_a_deadline() -> None:
+    """It waits for as many records as are asked for, until the time is over; none are lost."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        async with await log.open_writer() as writer, await log.open_reader() as reader:
+            assert await reader.read_bulk(5, timeout_s=0.01) == []
+            assert await reader.take_rows(timeout_s=0.01) == []
+            waiting = asyncio.create_task(reader.read_bulk(3, timeout_s=60))
+            for txid in range(4):
+                await writer.write(record(txid))
+            assert [r.txid for r in await waiting] == [0, 1, 2]
+            assert [r.txid for r in await reader.read_bulk(2, timeout_s=0.05)] == [3]
+            await writer.mark_end_of_stream()
+        async with await log.open_reader() as reader:
+            assert len(await reader.read_bulk(9, timeout_s=60)) == 4  # the end is the end
 
     on_log(body)

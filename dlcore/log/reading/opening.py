@@ -1,0 +1,51 @@
+"""Opening readers of one log: from a start to a fetcher at a position."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dlcore.ids import DLSN
+from dlcore.log.metadata.history import LogHistory
+from dlcore.log.reading.cursor import ReadCursor
+from dlcore.log.reading.fetch import Fetcher
+from dlcore.log.reading.reader import AsyncLogReader, Fetching, ReadStart
+from dlcore.log.reading.snapshot import Finder, LogFollower
+
+if TYPE_CHECKING:
+    from dlcore.config import LogConfig
+    from dlcore.log.context import LogContext
+    from dlcore.log.metadata.values import LogKey
+
+
+class ReaderOpener:
+    """Opens readers of a log, and moves them."""
+
+    def __init__(self, context: LogContext, log: LogKey, config: LogConfig) -> None:
+        self._context = context
+        self._log = log
+        self._config = config
+        self.follower = LogFollower(context, log)
+
+    async def open_reader(self, start: ReadStart) -> AsyncLogReader:
+        """Open a reader."""
+        fetching = await self._fetch_from(start)
+        return AsyncLogReader(self._context, self._log.name, self._fetch_from, start, fetching)
+
+    async def finder(self) -> Finder:
+        """Return what finds positions in the log as it is now."""
+        return Finder(self._context, await self.follower.take())
+
+    async def _fetch_from(self, start: ReadStart) -> Fetching:
+        dlsn = start.dlsn
+        is_explicit = dlsn is not None and dlsn > DLSN.INITIAL
+        if start.txid is not None:
+            dlsn = await (await self.finder()).not_less_than_txid(start.txid)
+        elif start.timestamp_ms is not None:
+            dlsn = await (await self.finder()).not_less_than_timestamp(start.timestamp_ms)
+        cursor = ReadCursor(self._log.name, dlsn or DLSN.INITIAL, skips_truncated=not is_explicit)
+        history = LogHistory(self._context.logs, self._log)
+        state = await history.read(from_lssn=cursor.position.lssn)
+        beginning = cursor.copy()
+        beginning.plan(state)  # raises if the position was truncated
+        fetcher = Fetcher(self._context, history, state, cursor, self._config)
+        return Fetching(fetcher, beginning.position)

@@ -1,0 +1,92 @@
+"""Rows of one entry on their way to a reader's caller, in order, as records or as a batch."""
+
+from __future__ import annotations
+
+from itertools import islice
+from operator import length_hint
+from typing import TYPE_CHECKING
+
+from dlcore.ids import DLSN
+from dlcore.log.entries.batches import read_batch, records_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import pyarrow as pa
+
+    from dlcore.records import EntryPlace, LogRecordWithDLSN
+
+
+class EntryRows:
+    """What is left of an entry: records that are made once the first of them is asked for.
+
+    Whoever iterates over `records` takes each record that comes out; a batch takes the rest.
+    """
+
+    __slots__ = ("_batch", "_next_row", "_records", "_row_count", "place", "size_bytes")
+
+    def __init__(
+        self, batch: pa.RecordBatch, place: EntryPlace, first_row: int, *, size_bytes: int
+    ) -> None:
+        self._batch: pa.RecordBatch | Callable[[], pa.RecordBatch] = batch
+        self._row_count = int(batch.num_rows)
+        self._next_row = min(first_row, self._row_count)
+        self._records: Iterator[LogRecordWithDLSN] | None = None  # all but those that were taken
+        self.place = place
+        self.size_bytes = size_bytes  # of the entry: a batch takes long to tell its own
+
+    @classmethod
+    def lone(
+        cls, record: LogRecordWithDLSN, decode: Callable[[], pa.RecordBatch], *, size_bytes: int
+    ) -> EntryRows:
+        """Return the only row of an entry, which Arrow has no part in unless a batch is wanted."""
+        rows = cls.__new__(cls)
+        rows._batch = decode
+        rows._row_count, rows._next_row = 1, 0
+        rows._records = iter([record])
+        rows.place = record.entry
+        rows.size_bytes = size_bytes
+        return rows
+
+    @property
+    def rows_left(self) -> int:
+        """How many rows were not taken."""
+        if self._records is not None:
+            return length_hint(self._records)
+        return self._row_count - self._next_row
+
+    @property
+    def position(self) -> DLSN:
+        """The position of the next row; of the next entry when none is left."""
+        place, left = self.place, self.rows_left
+        if not left:
+            return place.end
+        return DLSN(place.lssn, place.entry_id, self._row_count - left)
+
+    def records(self) -> Iterator[LogRecordWithDLSN]:
+        """Return the one iterator over what is left."""
+        if self._records is None:
+            rest = self._slice(self._next_row)
+            self._records = iter(records_of(rest, self.place, first_slot=self._next_row))
+        return self._records
+
+    def take_records(self, count: int) -> list[LogRecordWithDLSN]:
+        """Take up to `count` records."""
+        return list(islice(self.records(), count))
+
+    def take_batch(self) -> pa.RecordBatch:
+        """Take all that is left, with the columns of `READ_SCHEMA`."""
+        first_row = self._row_count - self.rows_left
+        self.drop()
+        return read_batch(self._slice(first_row), self.place, first_slot=first_row)
+
+    def _slice(self, first_row: int) -> pa.RecordBatch:
+        if callable(self._batch):
+            self._batch = self._batch()
+        return self._batch.slice(first_row)
+
+    def drop(self) -> None:
+        """Leave no rows, also for those who iterate over them."""
+        self._next_row = self._row_count
+        for _ in self._records or ():
+            pass
