@@ -39,6 +39,7 @@ is set); ``retriable`` says whether the same call may succeed later without a ch
     │   └── DecommissionError           ledgers still need the bookie, or it runs
     └── LogError                        a log
         ├── LogNotFoundError
+        │   └── LogRenamedError
         ├── LogExistsError
         ├── LogEmptyError
         ├── LogRecordTooLongError
@@ -286,8 +287,14 @@ class LogNotFoundError(LogError):
     code = 510
 
 
+class LogRenamedError(LogNotFoundError):
+    """The log has another name since it was opened, and what was asked for concerns its name."""
+
+    code = 533
+
+
 class LogExistsError(LogError):
-    """The log to create exists."""
+    """There is a log of the name that was to be given."""
 
     code = 522
 

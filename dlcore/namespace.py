@@ -181,6 +181,21 @@ class Namespace:
         manager = await self.open_log(name)
         await manager.delete()
 
+    async def rename_log(self, name: str, new_name: str) -> None:
+        """Give a log another name, at once for everybody.
+
+        The log's nodes and data stay where they are, below its id: readers, and whoever else has it
+        open, go on.  Records that were staged for it enter it under its new name.
+
+        Raises:
+            LogNotFoundError: there is no log `name`.
+            LogExistsError: there is a log `new_name`.
+            OwnershipAcquireFailedError: a writer owns the log.
+        """
+        new_name = validate_log_name(new_name)
+        manager = await self.open_log(name)
+        await manager.rename(new_name)
+
     async def log_exists(self, name: str) -> bool:
         """Return whether the log exists."""
         self._require_open()

@@ -135,6 +135,10 @@ class Namespace(Blocking):
         """Delete a log and its data, unless a writer owns it."""
         self._call(self._namespace.delete_log(name))
 
+    def rename_log(self, name: str, new_name: str) -> None:
+        """Give a log another name, at once for everybody, unless a writer owns it."""
+        self._call(self._namespace.rename_log(name, new_name))
+
     def log_exists(self, name: str) -> bool:
         """Return whether the log exists."""
         return self._call(self._namespace.log_exists(name))
@@ -293,6 +297,10 @@ class DistributedLogManager(Blocking):
     def recover(self) -> None:
         """Fence and complete what a dead writer left."""
         self._call(self._manager.recover())
+
+    def rename(self, name: str) -> None:
+        """Give the log another name, at once for everybody, unless a writer owns it."""
+        self._call(self._manager.rename(name))
 
     def delete(self) -> None:
         """Delete the log and its data; harmless when it is gone."""

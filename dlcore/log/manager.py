@@ -9,9 +9,11 @@ from dlcore.errors import (
     AlreadyClosedError,
     LogEmptyError,
     LogNotFoundError,
+    LogRenamedError,
     MetadataVersionError,
     NoNodeError,
 )
+from dlcore.ids import validate_log_name
 from dlcore.log.metadata.changes import plan_delete, require_unsealed
 from dlcore.log.metadata.store import UNANSWERED
 from dlcore.log.reading.opening import ReaderOpener
@@ -20,6 +22,7 @@ from dlcore.log.reading.snapshot import Finder, take_last
 from dlcore.log.recovery import recover_log
 from dlcore.log.upkeep.removal import remove_deleted, remove_truncated
 from dlcore.log.writing.lock import WriterLock
+from dlcore.log.writing.renaming import rename_log
 from dlcore.log.writing.truncation import truncate_log
 from dlcore.log.writing.writer import AsyncLogWriter
 
@@ -239,11 +242,31 @@ class DistributedLogManager:
         await remove_truncated(self._context, at)
         return changed
 
+    async def rename(self, name: str) -> None:
+        """Give the log another name, at once for everybody; this manager goes on under it.
+
+        What others have opened goes on too, by the log's id.
+
+        Raises:
+            InvalidLogNameError: a log cannot be called that.
+            LogExistsError: there is a log of that name.
+            OwnershipAcquireFailedError: a writer owns the log.
+            LogRenamedError: it has another name since this manager was opened.
+        """
+        name = validate_log_name(name)
+        self._require_open()
+        lock = await self._acquire(timeout_s=0)
+        try:
+            self._log = await rename_log(self._context, lock, self._log, name)
+        finally:
+            await lock.release()
+
     async def delete(self) -> None:
         """Delete the log and its data; harmless when it is gone.
 
         Raises:
             OwnershipAcquireFailedError: a writer owns the log.
+            LogRenamedError: it has another name since this manager was opened.
         """
         try:
             await self._read()
@@ -252,6 +275,8 @@ class DistributedLogManager:
             return
         try:
             await self._delete(lock)
+        except LogRenamedError:
+            raise
         except LogNotFoundError:
             logger.info("log=%s is deleted", self.name)
         finally:

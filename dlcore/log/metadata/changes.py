@@ -21,7 +21,12 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from dlcore.config import LogSettings
-from dlcore.errors import EndOfStreamError, TransactionIdOutOfOrderError, UnexpectedError
+from dlcore.errors import (
+    EndOfStreamError,
+    LogRenamedError,
+    TransactionIdOutOfOrderError,
+    UnexpectedError,
+)
 from dlcore.ids import DLSN, TXID_MAX
 from dlcore.log.metadata.segment import Extent
 from dlcore.log.metadata.values import (
@@ -416,7 +421,11 @@ def plan_delete(paths: NamespacePaths, log: LogMetadata, at: VersionedHead) -> t
     """Return the operations that make a log unusable and its name free; the writer lock is ours.
 
     What the log holds is removed later, from the place where deleted logs are listed.
+
+    Raises:
+        LogRenamedError: the name that `log` says is not the log's any more.
     """
+    require_name(log, at.head)
     own = paths.log_of(log.log_id)
     head = replace(at.head, deleted=True)
     return (
@@ -425,3 +434,34 @@ def plan_delete(paths: NamespacePaths, log: LogMetadata, at: VersionedHead) -> t
         Delete(paths.log(log.name)),
         Create(paths.deleted_log(log.log_id), encode(log)),
     )
+
+
+def plan_rename(
+    paths: NamespacePaths, log: LogMetadata, at: VersionedHead, name: str
+) -> tuple[LogMetadata, tuple[Op, ...]]:
+    """Return the log under its new name, and the operations that give it this name.
+
+    All else of the log lies below its id.  The head counts its names: who knows the log by another
+    one learns of it, and of two changes of the name planned from one head, one is applied.
+
+    Raises:
+        LogRenamedError: the name that `log` says is not the log's any more.
+    """
+    require_name(log, at.head)
+    head = replace(at.head, renames=at.head.renames + 1)
+    renamed = replace(log, name=name, renames=head.renames)
+    ops = (
+        Put(paths.log_of(log.log_id).head, encode(head), at.version),
+        Delete(paths.log(log.name)),
+        Create(paths.log(name), encode(renamed)),
+    )
+    return renamed, ops
+
+
+def require_name(log: LogMetadata, head: LogHead) -> None:
+    """Raise `LogRenamedError` if the log was renamed since it was found by its name."""
+    if head.renames != log.renames:
+        raise LogRenamedError(
+            f"log {log.name!r} has another name by now: open it by that name (its id is "
+            f"{log.log_id})"
+        )

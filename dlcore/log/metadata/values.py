@@ -108,12 +108,15 @@ class LogKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogMetadata(LogKey, frozen=True, kw_only=True):
-    """What is fixed when a log is created."""
+    """What is fixed when a log is created, but for its name: the value of the name's node."""
 
     layout: int = LAYOUT
     created_ms: Count
     quorum: QuorumConfig
     """Of its ledgers."""
+    renames: Count = 0
+    """How often the log was renamed before it had this name; more by now, and the name is not its
+    any more."""
 
 
 class StoredSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,6 +200,7 @@ class LogHead(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     progress.  `end` is the position after the last record of a final extent.  What lies below
     `first_active` is truncated; of segment `first_lssn` the chunks below `first_chunk` are removed.
     `merges` counts the changes by merging; `merged_lssns` names the segments of the latest ones.
+    `renames` counts the log's names but the first.
     """
 
     layout: int = LAYOUT
@@ -213,6 +217,7 @@ class LogHead(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     merges: Count = 0
     merged_lssns: tuple[Number, ...] = ()
     segment: OpenSegment | None = None
+    renames: Count = 0
 
     @property
     def end_dlsn(self) -> DLSN:

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from dlcore.errors import LogNotFoundError
+from dlcore.log.metadata.changes import require_name
 from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import LogMetadata
 from dlcore.log.reading.snapshot import LogFollower
@@ -16,11 +17,25 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dlcore.log.context import LogContext
+    from dlcore.log.metadata.values import VersionedHead
     from dlcore.log.reading.scan import LogSnapshot
 
 FOLLOWED_LOGS_MAX = 10_000
 """Logs whose last snapshot is kept and which are watched; the one not asked for longest goes."""
 _AT_ONCE = 64
+
+
+class _NamedFollower(LogFollower):
+    """Follows a log for as long as it has its name."""
+
+    def __init__(self, context: LogContext, log: LogMetadata) -> None:
+        super().__init__(context, log)
+        self._named = log
+
+    async def take_at(self, at: VersionedHead) -> LogSnapshot:
+        """Return what is readable; `LogRenamedError` if it is of another name by now."""
+        require_name(self._named, at.head)
+        return await super().take_at(at)
 
 
 class LogFollowers:
@@ -62,7 +77,7 @@ class LogFollowers:
         for name, path, node in zip(names, paths, nodes, strict=True):
             if node is not None:
                 log = decode(LogMetadata, node.value, source=path)
-                follower = self._followers[name] = LogFollower(self._context, log)
+                follower = self._followers[name] = _NamedFollower(self._context, log)
                 follower.watch()
 
     async def _refresh(self, names: Sequence[str]) -> dict[str, LogSnapshot | None]:

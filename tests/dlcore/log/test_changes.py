@@ -11,9 +11,15 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from dlcore.config import LogSettings
-from dlcore.errors import EndOfStreamError, TransactionIdOutOfOrderError, UnexpectedError
+from dlcore.errors import (
+    EndOfStreamError,
+    LogRenamedError,
+    TransactionIdOutOfOrderError,
+    UnexpectedError,
+)
 from dlcore.ids import DLSN, TXID_MAX
 from dlcore.log.metadata.changes import (
     Piece,
@@ -23,6 +29,7 @@ from dlcore.log.metadata.changes import (
     plan_create,
     plan_delete,
     plan_remove,
+    plan_rename,
     plan_settings,
     plan_start,
     plan_truncate,
@@ -32,6 +39,7 @@ from dlcore.log.metadata.values import (
     CHUNK_EXTENTS_MAX,
     TAIL_EXTENTS_MAX,
     LogHead,
+    LogMetadata,
     StoredSettings,
     VersionedHead,
 )
@@ -303,6 +311,30 @@ def test_deletion() -> None:
     tree.at = VersionedHead(log=LOG, head=head, version=tree.at.version + 1)
     assert remove(tree) == {7: 1, 8: 1}
     assert list(tree.nodes) == [PATHS.head]
+
+
+def test_renaming() -> None:
+    """Only the name's node moves; the head counts, so that stale names are known."""
+    tree = written(7)
+    renamed, ops = plan_rename(NAMESPACE, LOG, tree.at, "visits")
+    assert renamed == replace(LOG, name="visits", renames=1)
+    put, delete, create = ops
+    assert isinstance(put, Put)
+    assert isinstance(create, Create)
+    assert (put.path, put.version) == (PATHS.head, tree.at.version)
+    assert decode(LogHead, put.value, source="") == replace(tree.at.head, renames=1)
+    assert delete == Delete(NAMESPACE.log("clicks"))
+    assert create.path == NAMESPACE.log("visits")
+    assert decode(LogMetadata, create.value, source="") == renamed
+    head = decode(LogHead, put.value, source="")
+    after = VersionedHead(log=LOG, head=head, version=tree.at.version + 1)
+    for plan in (
+        lambda: plan_rename(NAMESPACE, LOG, after, "late"),
+        lambda: plan_delete(NAMESPACE, LOG, after),
+    ):
+        with pytest.raises(LogRenamedError, match="'clicks' has another name by now"):
+            plan()
+    assert plan_delete(NAMESPACE, renamed, after)[2] == Delete(NAMESPACE.log("visits"))
 
 
 class World:

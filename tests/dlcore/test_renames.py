@@ -1,0 +1,252 @@
+"""Renaming logs: one step for everybody, and never under a writer.
+
+Goal: a log has exactly one name, which leads to all of it, whatever happens meanwhile; who has it
+open under another name goes on or is told.  Method: a cluster in memory, faults on demand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from dlcore.errors import (
+    InvalidLogNameError,
+    LogExistsError,
+    LogNotFoundError,
+    LogRenamedError,
+    MetadataConnectionError,
+    OwnershipAcquireFailedError,
+)
+from dlcore.records import LogRecord
+from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all
+
+if TYPE_CHECKING:
+    from dlcore.log.manager import DistributedLogManager
+    from dlcore.namespace import Namespace
+
+
+async def write(log: DistributedLogManager, txid: int) -> None:
+    """Write one record, as a writer of its own."""
+    async with await log.open_writer() as writer:
+        await writer.write(LogRecord(txid, b"%d" % txid))
+
+
+def test_a_renamed_log_is_all_there_under_its_new_name() -> None:
+    """With its records, settings and truncation; the old name is free, also for another log."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        await write(log, 1)
+        await log.update_settings(compression="lz4")
+        await namespace.rename_log("clicks", "old/clicks")
+        assert await namespace.get_logs() == ["old/clicks"]
+        with pytest.raises(LogNotFoundError, match="'clicks'"):
+            await namespace.open_log("clicks")
+        renamed = await namespace.open_log("old/clicks")
+        assert (renamed.name, renamed.log_id) == ("old/clicks", log.log_id)
+        assert [r.txid for r in await read_all(renamed)] == [1]
+        assert (await renamed.get_settings()).compression == "lz4"
+        await write(renamed, 2)
+        await namespace.create_log("clicks")
+        assert await read_all(await namespace.open_log("clicks")) == []
+        await namespace.rename_log("old/clicks", "older/clicks")
+        await namespace.delete_log("older/clicks")
+        assert await namespace.get_logs() == ["clicks"]
+        await namespace.tidied()
+        assert await cluster.stores["a"].get(cluster.paths.log_of(log.log_id).head) is None
+
+    on_log(body)
+
+
+def test_names_that_cannot_be_given() -> None:
+    """A name that is taken, the log's own, one that breaks the rules; of a log that is not there.
+
+    Nothing is changed, and the lock is free again.
+    """
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        await namespace.create_log("orders")
+        for taken in ("orders", "clicks"):
+            with pytest.raises(LogExistsError, match=taken):
+                await namespace.rename_log("clicks", taken)
+        with pytest.raises(InvalidLogNameError, match="a b"):
+            await namespace.rename_log("clicks", "a b")
+        with pytest.raises(LogNotFoundError, match="visits"):
+            await namespace.rename_log("visits", "free")
+        assert await namespace.get_logs() == ["clicks", "orders"]
+        await write(log, 1)
+
+    on_log(body)
+
+
+def test_a_log_that_is_written_is_not_renamed() -> None:
+    """The error names its writer, who goes on."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = await cluster.open("b")
+        async with await log.open_writer() as writer:
+            with pytest.raises(OwnershipAcquireFailedError, match="'clicks' is owned by a"):
+                await namespace.rename_log("clicks", "visits")
+            await writer.write(LogRecord(1, b"a"))
+        await namespace.rename_log("clicks", "visits")
+        assert await namespace.get_logs() == ["visits"]
+
+    on_log(body)
+
+
+def test_readers_go_on_over_a_rename() -> None:
+    """One that waits at the end gets what is written under the new name."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        await write(log, 1)
+        async with await log.open_reader() as reader:
+            assert [r.txid for r in await reader.read_bulk(1)] == [1]
+            waiting = asyncio.create_task(reader.read_bulk(1))
+            await namespace.rename_log("clicks", "visits")
+            await write(await namespace.open_log("visits"), 2)
+            assert [r.txid for r in await waiting] == [2]
+
+    on_log(body)
+
+
+def test_who_opened_it_before_goes_on_but_cannot_delete_by_the_old_name() -> None:
+    """For the name may be another log's; the manager that renamed it has the new name."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        other = await (await cluster.open("b")).open_log("clicks")
+        await log.rename("visits")
+        assert log.name == "visits"
+        await cluster.namespaces[0].create_log("clicks")
+        await write(other, 1)
+        assert await log.get_log_record_count() == 1
+        for call in (other.delete, lambda: other.rename("third")):
+            with pytest.raises(LogRenamedError, match="'clicks' has another name by now"):
+                await call()
+        assert await cluster.namespaces[0].get_logs() == ["clicks", "visits"]
+        await log.delete()
+        assert await cluster.namespaces[0].get_logs() == ["clicks"]
+        await other.delete()  # it is gone, under whatever name
+
+    on_log(body)
+
+
+def test_snapshots_are_of_the_log_that_has_the_name_now() -> None:
+    """Also for who follows it, and asked by the old name before."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        follower = await cluster.open("b")
+        await write(log, 1)
+        before = await follower.get_snapshots(["clicks"])
+        assert before["clicks"] is not None
+        await log.rename("visits")
+        after = await follower.get_snapshots(["clicks", "visits"], fresh=True)
+        assert after["clicks"] is None
+        assert after["visits"] is not None
+        assert after["visits"].log_id == log.log_id
+        await cluster.namespaces[0].create_log("clicks")
+        again = (await follower.get_snapshots(["clicks"], fresh=True))["clicks"]
+        assert again is not None
+        assert again.log_id != log.log_id
+
+    on_log(body)
+
+
+def test_a_staged_append_meets_a_rename() -> None:
+    """What was staged for the log enters it under its new name, once."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        append = await namespace.begin_append("job", 1)
+        await append.write_batch("clicks", pa.record_batch({"payload": [b"a", b"b"]}))
+        await log.rename("visits")
+        assert (await append.commit()).committed
+        assert [r.payload for r in await read_all(log)] == [b"a", b"b"]
+
+    on_log(body)
+
+
+def test_a_writer_without_a_lock_goes_on_over_a_rename() -> None:
+    """It is fenced by nothing but another writer: the log is the same."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        config = replace(CONFIG, lock_enabled=False, segment_bytes_max=1)
+        other = await (await cluster.open("b", config=config)).open_log("clicks")
+        async with await other.open_writer() as writer:
+            await writer.write(LogRecord(1, b"a"))
+            await log.rename("visits")
+            await writer.write(LogRecord(2, b"b"))
+        assert [r.txid for r in await read_all(log)] == [1, 2]
+
+    on_log(body)
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_a_lost_reply_of_a_rename(*, applied: bool) -> None:
+    """The node of the name tells: it is done once, in any case."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        store = cluster.stores["a"]
+        multi = store.multi
+
+        async def lose(ops: object) -> None:
+            if len(ops) == 3:  # type: ignore[arg-type]
+                store.multi = multi  # type: ignore[method-assign]
+                store.lose_next_reply(applied=applied)
+            await multi(ops)  # type: ignore[arg-type]
+
+        store.multi = lose  # type: ignore[method-assign]
+        await log.rename("visits")
+        assert await cluster.namespaces[0].get_logs() == ["visits"]
+        await log.rename("clicks")
+        assert await cluster.namespaces[0].get_logs() == ["clicks"]
+
+    on_log(body)
+
+
+def test_of_two_renames_at_once_one_is_done() -> None:
+    """The other is refused: by the lock, or by the name that is not the log's any more."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        async def rename(namespace: Namespace, name: str) -> str:
+            try:
+                await namespace.rename_log("clicks", name)
+            except (OwnershipAcquireFailedError, LogNotFoundError, MetadataConnectionError):
+                return ""
+            return name
+
+        others = [await cluster.open(name) for name in ("b", "c", "d")]
+        names = await asyncio.gather(*(rename(each, f"by-{i}") for i, each in enumerate(others)))
+        done = [name for name in names if name]
+        assert len(done) == 1
+        assert await cluster.namespaces[0].get_logs() == done
+
+    on_log(body)
+
+
+def test_a_change_under_a_rename_is_not_undone_by_it() -> None:
+    """A truncation between reading and renaming is kept: the rename is planned again."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        await write(log, 1)
+        await write(log, 2)
+        store, other = cluster.stores["a"], await (await cluster.open("b")).open_log("clicks")
+        last = await log.get_last_dlsn()
+        multi = store.multi
+
+        async def truncate_first(ops: object) -> None:
+            if len(ops) == 3:  # type: ignore[arg-type]
+                store.multi = multi  # type: ignore[method-assign]
+                await other.truncate(last)
+            await multi(ops)  # type: ignore[arg-type]
+
+        store.multi = truncate_first  # type: ignore[method-assign]
+        await log.rename("visits")
+        assert [r.txid for r in await read_all(log)] == [2]
+
+    on_log(body)

@@ -1,0 +1,38 @@
+"""Names of logs on a real cluster, with the blocking face."""
+
+from __future__ import annotations
+
+import pytest
+
+from dlcore import LogRecord
+from dlcore.errors import LogExistsError, LogNotFoundError, OwnershipAcquireFailedError
+from dlcore.sync import open_namespace
+
+
+def test_a_log_is_renamed(namespace_uri: str) -> None:
+    """Not while it is written; a reader that waits goes on over it."""
+    with open_namespace(namespace_uri) as namespace, open_namespace(namespace_uri) as other:
+        namespace.create_log("names/a")
+        namespace.create_log("names/taken")
+        log = namespace.open_log("names/a")
+        with log.open_writer() as writer:
+            writer.write(LogRecord(1, b"a"))
+            with pytest.raises(OwnershipAcquireFailedError):
+                other.rename_log("names/a", "names/b")
+        with log.open_reader() as reader:
+            assert [record.txid for record in reader.read_bulk(1)] == [1]
+            with pytest.raises(LogExistsError):
+                other.rename_log("names/a", "names/taken")
+            other.rename_log("names/a", "names/b")
+            with other.open_log("names/b").open_writer() as writer:
+                writer.write(LogRecord(2, b"b"))
+            while not (records := reader.read_bulk(1)):
+                pass
+            assert [record.txid for record in records] == [2]
+        with pytest.raises(LogNotFoundError):
+            namespace.open_log("names/a")
+        renamed = namespace.open_log("names/b")
+        renamed.rename("names/c")
+        assert renamed.name == "names/c"
+        assert namespace.get_logs("names/") == ["names/c", "names/taken"]
+        renamed.delete()
