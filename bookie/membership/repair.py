@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from dlcore.backoff import Backoff
 from dlcore.errors import BookieStorageError, DLError, LedgerNotFoundError
 from dlcore.ledger.metadata.quorum import write_set
 from dlcore.ledger.metadata.values import LedgerState
@@ -25,14 +26,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 1.0
 _PAUSE_MAX_S = 600.0
-
-
-class _Retry(NamedTuple):
-    """When an entry is tried again."""
-
-    due_s: float
-    """By the event loop's clock."""
-    pause_s: float
 
 
 class Repairer:
@@ -56,7 +49,7 @@ class Repairer:
         self._bookie = bookie
         self._ledgers = ledgers
         self._client = client
-        self._retries: dict[tuple[int, int], _Retry] = {}
+        self._retries: dict[tuple[int, int], Backoff] = {}
         self._has_news = asyncio.Event()
         storage.damage.on_entry(self._has_news.set)
 
@@ -84,9 +77,8 @@ class Repairer:
             try:
                 await self._repair(*key)
             except DLError as error:
-                pause_s = _FIRST_PAUSE_S if retry is None else retry.pause_s * 2
-                pause_s = min(pause_s, _PAUSE_MAX_S)
-                self._retries[key] = _Retry(loop.time() + pause_s, pause_s)
+                retry = self._retries.setdefault(key, Backoff(_FIRST_PAUSE_S, _PAUSE_MAX_S))
+                pause_s = retry.failed(loop.time())
                 logger.warning(
                     "entry %d:%d is not repaired yet, next try in %.0f s: %s", *key, pause_s, error
                 )

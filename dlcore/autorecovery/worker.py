@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dlcore.autorecovery.repair import LedgerRepairer, Outcome
+from dlcore.backoff import Backoff
 from dlcore.errors import CorruptMetadataError, DLError
 
 if TYPE_CHECKING:
@@ -22,12 +22,6 @@ logger = logging.getLogger(__name__)
 
 _LOOK_S_MIN = 0.05
 """What is left of a pause may be too little for the clock to move."""
-
-
-@dataclass(slots=True)
-class _Retry:
-    at: float
-    pause_s: float
 
 
 class Worker:
@@ -47,13 +41,13 @@ class Worker:
         self._token = token
         self._loop = asyncio.get_running_loop()
         self._repairer = LedgerRepairer(services, config)
-        self._retries: dict[int, _Retry] = {}
+        self._retries: dict[int, Backoff] = {}
         self._wake = asyncio.Event()
 
     def look_now(self) -> None:
         """Look at the list at once, and try what failed again: the bookies are not the same."""
         for retry in self._retries.values():
-            retry.at = self._loop.time()
+            retry.due_s = self._loop.time()
         self._wake.set()
 
     async def run(self) -> None:
@@ -111,7 +105,8 @@ class Worker:
         due = [
             each
             for each in listed
-            if each not in active and (each not in self._retries or self._retries[each].at <= now)
+            if each not in active
+            and (each not in self._retries or self._retries[each].due_s <= now)
         ]
         self._services.rng.shuffle(due)  # several workers begin at different ends
         return due
@@ -119,7 +114,8 @@ class Worker:
     async def _repair_one(self, ledger_id: int) -> None:
         try:
             if not await self._repairs.lock(ledger_id, owner=self._token):
-                self._retry_in(ledger_id, self._config.poll_interval_s)
+                retry = self._retry_of(ledger_id)
+                retry.due_s = self._loop.time() + self._config.poll_interval_s
                 return
             try:
                 await self._repair_locked(ledger_id)
@@ -148,16 +144,15 @@ class Worker:
             logger.info("repaired ledger=%d", ledger_id)
 
     def _back_off(self, ledger_id: int, outcome: Outcome) -> None:
-        known = self._retries.get(ledger_id)
-        pause_s = self._config.retry_pause_s
-        if known is not None and outcome.retry_s is None:
-            pause_s = min(known.pause_s * 2, self._config.retry_pause_s_max)
-        in_s = pause_s if outcome.retry_s is None else outcome.retry_s
-        self._retries[ledger_id] = _Retry(self._loop.time() + in_s, pause_s)
+        retry = self._retry_of(ledger_id)
+        if outcome.retry_s is None:
+            retry.failed(self._loop.time())
+        else:
+            retry.succeeded()
+            retry.due_s = self._loop.time() + outcome.retry_s
 
-    def _retry_in(self, ledger_id: int, pause_s: float) -> None:
-        known = self._retries.get(ledger_id)
-        self._retries[ledger_id] = _Retry(
-            self._loop.time() + pause_s,
-            self._config.retry_pause_s if known is None else known.pause_s,
+    def _retry_of(self, ledger_id: int) -> Backoff:
+        config = self._config
+        return self._retries.setdefault(
+            ledger_id, Backoff(config.retry_pause_s, config.retry_pause_s_max)
         )

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from dlcore.errors import AlreadyClosedError, ConfigurationError
 from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
+from dlcore.ledger.placing.health import BookieHealth, Conduct
 from dlcore.ledger.placing.placer import Placer
-from dlcore.ledger.placing.quarantine import BookieConduct, Quarantine
 from dlcore.ledger.reading.reader import LedgerReader
 from dlcore.ledger.recovering.recoverer import recover
 from dlcore.ledger.services import LedgerServices
@@ -53,14 +53,15 @@ class LedgerClient:
         self._config = config
         self._clock = clock
         self._rng = rng
-        self._conduct = BookieConduct(
-            adds=Quarantine(config.quarantine, rng=rng),
-            reads=Quarantine(config.quarantine, rng=rng),
+        conduct_s = 4 * config.add_timeout_s
+        self._health = BookieHealth(
+            adds=Conduct(config.quarantine, conduct_s=conduct_s, rng=rng),
+            reads=Conduct(config.quarantine, conduct_s=conduct_s, rng=rng),
         )
         self._placer = (
             None
             if registry is None
-            else Placer(registry, config=config.placement, conduct=self._conduct, rng=rng)
+            else Placer(registry, config=config.placement, health=self._health, rng=rng)
         )
         self._writers: set[LedgerWriter] = set()
         self._recoveries: dict[int, asyncio.Task[LedgerMetadata]] = {}
@@ -137,7 +138,7 @@ class LedgerClient:
             bookies=self._bookies,
             ledgers=self._ledgers,
             config=self._config,
-            conduct=self._conduct,
+            health=self._health,
         )
 
     async def recover_ledger(self, ledger_id: int) -> LedgerMetadata:

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from dlcore.backoff import Backoff
 from dlcore.config import ENTRY_SIZE_BYTES_MAX
 from dlcore.errors import (
     BookieError,
@@ -20,7 +21,6 @@ from dlcore.errors import (
     MetadataError,
 )
 from dlcore.ledger.port import FollowUpdate
-from dlcore.transport.backoff import Backoff
 from dlcore.transport.connection import Connection
 from dlcore.wire.memory import ReceiveMemory
 from dlcore.wire.messages import (
@@ -63,6 +63,9 @@ _WINDOW_CHUNKS = 4
 """Chunks of a range read that a bookie sends ahead: some are used while the next ones come, and one
 CREDIT, which costs as much as a chunk in wake-ups, is for two."""
 _FOLLOW_WINDOW_BYTES = 1024 * 1024
+_RECONNECT_S = 0.05
+_RECONNECT_S_MAX = 1.0
+"""Pauses before a bookie whose connection failed is tried again; none after an answer."""
 
 
 class Lane(IntEnum):
@@ -301,7 +304,7 @@ class _Peer:
         self._hello = hello
         self._memory = memory
         self._config = config
-        self._backoff = Backoff()
+        self._backoff = Backoff(_RECONNECT_S, _RECONNECT_S_MAX)
         self._connections: dict[Lane, Connection] = {}
         self._opening: dict[asyncio.Task[None], None] = {}
 
@@ -340,12 +343,12 @@ class _Peer:
 
     async def _open(self, connection: Connection) -> None:
         """Connect to the bookie's present address, after the back-off."""
-        await self._backoff.wait()
+        await asyncio.sleep(self._backoff.due_s - asyncio.get_running_loop().time())
         try:
             with _unknown_addresses(self._bookie):
                 address = await self._resolve(self._bookie)
         except BookieError as error:
-            self._backoff.failed()
+            self._backoff.failed(asyncio.get_running_loop().time())
             connection.fail(error)
         else:
             await connection.open(address, self._connect)

@@ -30,9 +30,9 @@ from dlcore.wire.messages import ADD_FRAMES_MAX, Ping, Pong, WireError, encode
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from dlcore.backoff import Backoff
     from dlcore.config import LedgerClientConfig
     from dlcore.ids import BookieId
-    from dlcore.transport.backoff import Backoff
     from dlcore.wire.client_end import ClientEvent, Read
     from dlcore.wire.memory import ReceiveMemory
     from dlcore.wire.messages import Buffer, Chunk, Frame, Hello, Update
@@ -212,7 +212,7 @@ class Connection(asyncio.BufferedProtocol):
                 await connect(self, address)
         except (OSError, ValueError, OverflowError, TimeoutError) as error:
             reason = str(error) or type(error).__name__
-            self._backoff.failed()
+            self._backoff.failed(self._loop.time())
             self.fail(
                 BookieUnavailableError(f"{self._bookie}: no connection to {address}: {reason}")
             )
@@ -305,7 +305,7 @@ class Connection(asyncio.BufferedProtocol):
     def _break(self, error: BookieError) -> None:
         if not self.is_broken:
             logger.debug("connection ended bookie=%s reason=%s", self._bookie, error)
-            self._backoff.failed()
+            self._backoff.failed(self._loop.time())
             self.fail(named(self._bookie, error))
 
     def _settle(self, write: Write, error: DLError | None) -> None:

@@ -61,7 +61,7 @@ def test_both_racks_and_no_bookie_that_stands_still(fresh_sandbox: Callable[...,
                 assert {infos[each].rack for each in pair} == {*RACKS}
             process = cluster.bookies[2]
             victim = BookieId(process.name, process.incarnation)
-            conduct, loop = ledgers.placer.conduct.adds, asyncio.get_running_loop()
+            conduct, loop = ledgers.placer.health.adds, asyncio.get_running_loop()
             writer = await ledgers.create_ledger(ALL)
             await writer.append([b"before"])
             process.pause()

@@ -12,11 +12,10 @@ from dlcore.ledger.metadata import quorum as quorum_module
 from dlcore.ledger.metadata.quorum import write_set
 from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.ledger.metadata.store import LedgerStore
-from dlcore.ledger.placing import placement as placement_module, quarantine as quarantine_module
+from dlcore.ledger.placing import health as health_module, placement as placement_module
+from dlcore.ledger.placing.health import Conduct
 from dlcore.ledger.placing.placement import Topology, _Filling
 from dlcore.ledger.placing.placer import Placer
-from dlcore.ledger.placing.probation import Probation
-from dlcore.ledger.placing.quarantine import Quarantine
 from dlcore.ledger.reading.follower import LedgerFollower
 from dlcore.ledger.reading.range_read import RangeRead
 from dlcore.ledger.reading.read import ReadLane
@@ -227,7 +226,7 @@ def reads_are_not_verified() -> Iterator[None]:
 @caught_by(f"{_LEDGER}/test_placer.py::test_readers_ask_a_suspect_last")
 def readers_ask_suspects_first() -> Iterator[None]:
     """#1489: a reader forgets who has just let it wait."""
-    with patch.object(quarantine_module.BookieConduct, "is_suspect", lambda *_: False):
+    with patch.object(health_module.BookieHealth, "is_suspect", lambda *_: False):
         yield
 
 
@@ -328,36 +327,35 @@ def an_empty_bookie_gets_everything() -> Iterator[None]:
         yield
 
 
-@caught_by(f"{_LEDGER}/test_quarantine.py::test_a_success_releases_at_once")
+@caught_by(f"{_LEDGER}/test_health.py::test_a_success_releases_at_once")
 def a_quarantine_outlives_a_success() -> Iterator[None]:
     """#4879: a bookie that works again stays out for its whole time."""
-    with patch.object(Quarantine, "note_success", lambda *_: None):
+    with patch.object(Conduct, "note_success", lambda *_: None):
         yield
 
 
-@caught_by(f"{_LEDGER}/test_quarantine.py::test_periods_differ_between_clients_and_lie_in_bounds")
+@caught_by(f"{_LEDGER}/test_health.py::test_periods_differ_between_clients_and_lie_in_bounds")
 def all_clients_come_back_at_once() -> Iterator[None]:
     """#2327: quarantines of all clients end together, and the load swings."""
-    with patch.object(quarantine_module, "_PERIOD_SPREAD", 0.0):
+    with patch.object(health_module, "_PERIOD_SPREAD", 0.0):
         yield
 
 
-@caught_by(f"{_LEDGER}/test_quarantine.py::test_old_answers_do_not_count")
+@caught_by(f"{_LEDGER}/test_health.py::test_old_answers_do_not_count")
 def old_failures_count_for_ever() -> Iterator[None]:
     """#4879: failures of yesterday quarantine a bookie today."""
 
-    def conduct_of(self: Quarantine, bookie: BookieId, now: float) -> Any:
-        conducts = self._conducts
-        return conducts.setdefault(bookie, quarantine_module._Conduct(now))
+    def record_of(self: Conduct, bookie: BookieId, now: float) -> Any:
+        return self._records.setdefault(bookie, health_module._Record(now))
 
-    with patch.object(Quarantine, "_conduct_of", conduct_of):
+    with patch.object(Conduct, "_record_of", record_of):
         yield
 
 
 @caught_by(f"{_LEDGER}/test_placer.py::test_a_new_registration_ends_a_quarantine")
 def a_quarantine_outlives_its_process() -> Iterator[None]:
     """#2327: a bookie that was restarted is judged by what its former process did."""
-    with patch.object(quarantine_module.BookieConduct, "release", lambda *_: None):
+    with patch.object(health_module.BookieHealth, "release", lambda *_: None):
         yield
 
 
@@ -368,10 +366,12 @@ def every_ledger_meets_the_hung_bookie_itself() -> Iterator[None]:
         yield
 
 
-@caught_by(f"{_LEDGER}/test_probation.py::test_pause_grows_with_each_failure_and_is_forgiven")
+@caught_by(
+    f"{_LEDGER}/test_health.py::test_the_pause_before_a_trial_grows_with_each_failure_and_is_forgiven"
+)
 def a_failing_member_is_tried_all_the_time() -> Iterator[None]:
     """#2327: who fails again is not left alone for longer."""
-    with patch("dlcore.ledger.placing.probation.PAUSE_S_MAX", 1.0):
+    with patch.object(health_module, "TRIAL_S_MAX", 1.0):
         yield
 
 
@@ -419,7 +419,7 @@ def a_change_that_was_stored_is_not_recognised() -> Iterator[None]:
 @caught_by(f"{_LEDGER}/test_placer.py::test_a_single_failure_is_forgotten_after_a_rest")
 def a_failed_bookie_is_chosen_at_once() -> Iterator[None]:
     """Section 8: a bookie that died a moment ago, and is still registered, is chosen again."""
-    with patch.object(Quarantine, "is_resting", lambda *_: False):
+    with patch.object(Conduct, "is_resting", lambda *_: False):
         yield
 
 
@@ -427,7 +427,7 @@ def a_failed_bookie_is_chosen_at_once() -> Iterator[None]:
 def a_member_that_failed_once_gets_nothing_more() -> Iterator[None]:
     """#1591: without a spare the ledger has one replica less for the rest of its life."""
     with (
-        patch.object(Probation, "is_over", lambda *_: False),
-        patch.object(Probation, "is_last_hope", lambda *_: False),
+        patch.object(Conduct, "may_return", lambda *_: False),
+        patch.object(Conduct, "is_last_hope", lambda *_: False),
     ):
         yield

@@ -1,7 +1,7 @@
 """Chooses bookies for everybody who needs some: one policy, on what the registry says now.
 
 New ledgers, writers and recoveries that replace a failed bookie, and auto-recovery all choose here.
-The choice itself is pure (`placement`), as is the judgement of conduct (`quarantine`); this brings
+The choice itself is pure (`placement`), as is the judgement of their health (`health`); this brings
 them together with the registrations and the clock.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dlcore.config import PlacementConfig, QuorumConfig
     from dlcore.ids import BookieId
     from dlcore.ledger.metadata.registry import BookieInfo, BookieRegistry
-    from dlcore.ledger.placing.quarantine import BookieConduct
+    from dlcore.ledger.placing.health import BookieHealth
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +42,10 @@ class Placer:
         registry: BookieRegistry,
         *,
         config: PlacementConfig,
-        conduct: BookieConduct,
+        health: BookieHealth,
         rng: random.Random,
     ) -> None:
-        self.conduct = conduct
+        self.health = health
         self._registry = registry
         self._config = config
         self._rng = rng
@@ -70,7 +70,7 @@ class Placer:
             bookie = info.bookie
             self._sites[bookie] = BookieSite(info.rack, info.free_bytes, info.total_bytes)
             if self._sessions.get(bookie, info.session) != info.session:
-                self.conduct.release(bookie)
+                self.health.release(bookie)
             self._sessions[bookie] = info.session
             if not info.read_only:
                 writable.append(bookie)
@@ -78,7 +78,7 @@ class Placer:
 
     def topology(self) -> Topology:
         """Return what is known of the bookies now."""
-        adds, now = self.conduct.adds, asyncio.get_running_loop().time()
+        adds, now = self.health.adds, asyncio.get_running_loop().time()
         return Topology(
             sites=self._sites,
             avoided={
@@ -126,6 +126,6 @@ class Placer:
         """Note how a bookie took an entry."""
         now = asyncio.get_running_loop().time()
         if is_good:
-            self.conduct.adds.note_success(bookie, now)
-        elif self.conduct.adds.note_failure(bookie, now):
+            self.health.adds.note_success(bookie, now)
+        elif self.health.adds.note_failure(bookie, now):
             logger.warning("bookie fails often, others are chosen for a while: %s", bookie)

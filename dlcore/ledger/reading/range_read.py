@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dlcore.config import LedgerClientConfig, QuorumConfig
     from dlcore.ids import BookieId
     from dlcore.ledger.metadata.values import Ensemble
-    from dlcore.ledger.placing.quarantine import BookieConduct
+    from dlcore.ledger.placing.health import BookieHealth
     from dlcore.ledger.port import BookieClient
 
 logger = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class RangeRead:
         self,
         bookies: BookieClient,
         config: LedgerClientConfig,
-        conduct: BookieConduct,
+        health: BookieHealth,
         *,
         ledger_id: int,
         ensemble: Ensemble,
@@ -103,7 +103,7 @@ class RangeRead:
     ) -> None:
         self._bookies = bookies
         self._config = config
-        self._conduct = conduct
+        self._health = health
         self._ledger_id = ledger_id
         self._loop = asyncio.get_running_loop()
         self._next = first_entry_id
@@ -116,7 +116,7 @@ class RangeRead:
             quorum=quorum,
             first_entry_id=first_entry_id,
             last_entry_id=last_entry_id,
-            suspects=[each for each in ensemble.bookies if conduct.is_suspect(each, now)],
+            suspects=[each for each in ensemble.bookies if health.is_suspect(each, now)],
         )
         self._lanes = [_Lane(machine, now) for machine in lanes]
 
@@ -217,7 +217,7 @@ class RangeRead:
         entries, damage = self._verify(lane, stream, frames)
         lane.quiet_since = now
         if entries:
-            self._conduct.reads.note_success(stream.bookie, now)
+            self._health.reads.note_success(stream.bookie, now)
         self._perform(lane, lane.machine.received(stream.bookie, entries))
         if damage is not None:
             self._end(lane, stream, damage)
@@ -261,7 +261,7 @@ class RangeRead:
         if lane.streams.get(stream.bookie) is not stream:
             return
         if not isinstance(error, NoSuchEntryError | NoSuchLedgerError):  # those are sound answers
-            self._conduct.reads.note_failure(stream.bookie, self._loop.time())
+            self._health.reads.note_failure(stream.bookie, self._loop.time())
         del lane.streams[stream.bookie]
         lane.closing.append(stream)
         self._perform(lane, lane.machine.failed(stream.bookie, error))
@@ -276,7 +276,7 @@ class RangeRead:
             effects = lane.machine.silent()
             if effects:
                 for bookie in lane.streams:
-                    self._conduct.reads.note_failure(bookie, now)
+                    self._health.reads.note_failure(bookie, now)
             self._perform(lane, effects)
 
     def _perform(self, lane: _Lane, effects: Sequence[Effect]) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dlcore.config import LedgerClientConfig
     from dlcore.ids import BookieId
     from dlcore.ledger.metadata.store import LedgerStore
-    from dlcore.ledger.placing.quarantine import BookieConduct
+    from dlcore.ledger.placing.health import BookieHealth
     from dlcore.ledger.port import BookieClient
     from dlcore.wire.digest import EntryFrame
 
@@ -45,13 +45,13 @@ class LedgerReader:
         bookies: BookieClient,
         ledgers: LedgerStore | None,
         config: LedgerClientConfig,
-        conduct: BookieConduct,
+        health: BookieHealth,
     ) -> None:
         self._metadata = metadata
         self._bookies = bookies
         self._ledgers = ledgers
         self._config = config
-        self._conduct = conduct
+        self._health = health
 
     def __repr__(self) -> str:
         return f"<LedgerReader {self._metadata.ledger_id} {self._metadata.state.name}>"
@@ -154,7 +154,7 @@ class LedgerReader:
             chunks = RangeRead(
                 self._bookies,
                 self._config,
-                self._conduct,
+                self._health,
                 ledger_id=self._metadata.ledger_id,
                 ensemble=ensemble,
                 quorum=self._metadata.quorum,

@@ -265,7 +265,7 @@ class _Recoverer:
         read = RangeRead(
             self._services.bookies,
             self._services.config,
-            self._services.placer.conduct,
+            self._services.placer.health,
             ledger_id=metadata.ledger_id,
             ensemble=metadata.ensemble_of(entry_id),
             quorum=metadata.quorum,

@@ -7,6 +7,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, assert_never
 
+from dlcore.backoff import Backoff
 from dlcore.errors import (
     BadRequestError,
     BookieOverloadedError,
@@ -17,7 +18,7 @@ from dlcore.errors import (
     MetadataError,
     MetadataVersionError,
 )
-from dlcore.ledger.placing.probation import Probation
+from dlcore.ledger.placing.health import ReplacementSearch
 from dlcore.ledger.writing.append import (
     CompleteAdds,
     Effect,
@@ -43,11 +44,6 @@ METADATA_PATIENCE_S = 20.0
 """How long a change that acks wait for goes on without an answer from the metadata store."""
 _BACKOFF_S = 0.1
 _BACKOFF_S_MAX = 2.0
-_RETRY_S = 1.0
-"""First pause before a failed bookie that nobody could replace is looked at again; doubles."""
-_RETRY_S_MAX = 5.0
-_STUCK_PATIENCE_S = 20.0
-"""How long adds that cannot reach Qa are tried on bookies that failed lately, without others."""
 _OVERLOAD_S = 0.02
 """First pause before an overloaded bookie is asked again; doubles up to a second."""
 _OVERLOAD_S_MAX = 1.0
@@ -86,13 +82,8 @@ class AppendDriver:
         self._tasks: dict[asyncio.Task[None], None] = {}  # a set that keeps its order
         self._waiters: list[asyncio.Future[None]] = []
         self._placer = services.placer
-        self._conduct = services.placer.conduct.adds
-        self._probation = Probation(conduct_s=4 * services.config.add_timeout_s)
+        self._search = ReplacementSearch(services.placer.health.adds)
         self._retry_timer: asyncio.TimerHandle | None = None
-        self._retry_s = _RETRY_S
-        self._is_retry = False
-        self._stuck_since: float | None = None
-        self._stuck_pause_s = _BACKOFF_S
 
     def perform(self, effects: Sequence[Effect]) -> None:
         """Do what the machine asks; answers come back in later turns of the loop."""
@@ -204,6 +195,8 @@ class AppendDriver:
         )
         if not isinstance(error, _CLIENTS_FAULT):
             self._placer.note_add(bookie, is_good=False)
+        elif not isinstance(error, LedgerFencedError):
+            self._placer.health.adds.note_refusal(bookie, self._loop.time())
         return self.appender.add_failed(
             entry_id=entry_id, position=position, bookie=bookie, error=error
         )
@@ -231,8 +224,6 @@ class AppendDriver:
         raise error  # for the loop's exception handler
 
     async def _find_replacements(self) -> None:
-        failed = self.appender.failed_bookies
-        self._probation.note_failed(failed, self._loop.time())
         try:
             registered = await self._list_bookies()
         except MetadataError as error:
@@ -244,78 +235,52 @@ class AppendDriver:
             )
             self._advance(effects)
             return
-        readmitted = self._choose_readmitted(registered)
-        candidates = await self._choose_candidates(registered)
+        choice = self._search.choose(
+            registered,
+            members=self.appender.metadata.last_ensemble.bookies,
+            is_stuck=self.appender.is_stuck,
+            now=self._loop.time(),
+        )
+        if choice.pause_s:
+            await asyncio.sleep(choice.pause_s)
         self._advance(
             self.appender.bookies_listed(
-                candidates,
-                readmitted=readmitted,
+                choice.candidates,
+                readmitted=choice.readmitted,
                 topology=self._placer.topology(),
                 rng=self._services.rng,
             )
         )
-        self._probation.note_admitted(self.appender.failed_bookies)
-
-    def _choose_readmitted(self, registered: Sequence[BookieId]) -> Sequence[BookieId]:
-        """Return who may get entries again if there is nobody to replace it.
-
-        A bookie that is registered and does not answer would hold up all that is sent to it, again
-        and again; it is tried at longer and longer intervals, unless entries cannot do without.
-        """
-        is_retry, self._is_retry = self._is_retry, False
-        now = self._loop.time()
-        if self.appender.is_stuck:
-            return [each for each in registered if self._probation.is_last_hope(each, now)]
-        if not is_retry:
-            return []
-        return [each for each in registered if self._probation.is_over(each, now)]
-
-    async def _choose_candidates(self, registered: Sequence[BookieId]) -> Sequence[BookieId]:
-        """Leave out who failed lately, unless adds wait and nobody else is there."""
-        now = self._loop.time()
-        usable = [each for each in registered if not self._conduct.is_resting(each, now)]
-        members = self.appender.metadata.last_ensemble.bookies
-        if not self.appender.is_stuck or not set(usable).issubset(members):
-            self._stuck_since = None
-            return usable
-        if self._stuck_since is None:
-            self._stuck_since = now
-            self._stuck_pause_s = _BACKOFF_S
-        if now + self._stuck_pause_s > self._stuck_since + _STUCK_PATIENCE_S:
-            return usable
-        if not set(registered).issubset(members):
-            await asyncio.sleep(self._stuck_pause_s)
-            self._stuck_pause_s = min(self._stuck_pause_s * 2, _BACKOFF_S_MAX)
-        return registered
 
     async def _list_bookies(self) -> list[BookieId]:
         """List writable bookies, patiently as long as adds wait for the answer."""
         deadline = self._loop.time() + METADATA_PATIENCE_S
-        pause = _BACKOFF_S
+        backoff = Backoff(_BACKOFF_S, _BACKOFF_S_MAX)
         while True:
             try:
                 return await self._placer.list_writable()
             except MetadataError as error:
-                is_over = self._loop.time() + pause > deadline
+                pause_s = backoff.failed(self._loop.time())
+                is_over = backoff.due_s > deadline
                 if not error.retriable or is_over or not self.appender.is_stuck:
                     raise
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, _BACKOFF_S_MAX)
+                await asyncio.sleep(pause_s)
 
     def _retry_later(self, effect: RetryReplacements) -> None:
+        if self._retry_timer is not None:
+            return
+        retry_s = self._search.look_later(self._loop.time())
         logger.info(
             "going on without ledger=%d bookies=%s retry_s=%.1f",
             self.appender.metadata.ledger_id,
             ",".join(map(str, sorted(effect.failed))),
-            self._retry_s,
+            retry_s,
         )
-        if self._retry_timer is None:
-            self._retry_timer = self._loop.call_later(self._retry_s, self._retry)
-            self._retry_s = min(self._retry_s * 2, _RETRY_S_MAX)
+        self._retry_timer = self._loop.call_later(retry_s, self._retry)
 
     def _retry(self) -> None:
         self._retry_timer = None
-        self._is_retry = True
+        self._search.look_again()
         self._advance(self.appender.retry_replacements())
 
     async def _store_change(self, planned: LedgerMetadata) -> None:
@@ -335,26 +300,26 @@ class AppendDriver:
         except DLError as error:
             effects = self.appender.fail(error)
         else:
-            self._retry_s = _RETRY_S
+            self._search.replaced()
             effects = self.appender.change_stored(planned)
         self._advance(effects)
 
     async def _reread(self) -> list[Effect]:
         deadline = self._loop.time() + METADATA_PATIENCE_S
-        pause = _BACKOFF_S
+        backoff = Backoff(_BACKOFF_S, _BACKOFF_S_MAX)
         while True:
             try:
                 stored = await self._services.ledgers.read(self.appender.metadata.ledger_id)
             except MetadataError as error:
-                if not error.retriable or self._loop.time() + pause > deadline:
+                pause_s = backoff.failed(self._loop.time())
+                if not error.retriable or backoff.due_s > deadline:
                     return self.appender.fail(error)
             except DLError as error:
                 return self.appender.fail(error)
             else:
                 self.version = stored.version
                 return self.appender.metadata_reread(stored.metadata)
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, _BACKOFF_S_MAX)
+            await asyncio.sleep(pause_s)
 
 
 def _error_of(answer: asyncio.Future[None]) -> DLError | None:

@@ -8,6 +8,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
+from dlcore.backoff import Backoff
 from dlcore.config import ENTRY_SIZE_BYTES_MAX
 from dlcore.errors import (
     DLError,
@@ -275,7 +276,7 @@ class LedgerWriter:
         length = self._appender.confirmed_bytes
         stored = VersionedLedger(self._appender.metadata, self._driver.version)
         deadline = self._loop.time() + METADATA_PATIENCE_S
-        pause = _BACKOFF_S
+        backoff = Backoff(_BACKOFF_S, _BACKOFF_S_MAX)
         while True:
             try:
                 if stored.metadata.state is not LedgerState.OPEN:
@@ -285,10 +286,10 @@ class LedgerWriter:
             except MetadataVersionError:
                 stored = await self._services.ledgers.read(self.ledger_id)
             except MetadataError as error:
-                if not error.retriable or self._loop.time() + pause > deadline:
+                pause_s = backoff.failed(self._loop.time())
+                if not error.retriable or backoff.due_s > deadline:
                     raise
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, _BACKOFF_S_MAX)
+                await asyncio.sleep(pause_s)
             else:
                 return closed
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dlcore.autorecovery.shift import run_together
+from dlcore.backoff import Backoff
 from dlcore.config import MIB, require
 from dlcore.errors import (
     DLError,
@@ -85,12 +86,6 @@ class UpkeepConfig:
             require(condition=value >= 0, key=key, value=value, rule="expected seconds >= 0")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Retry:
-    at: float
-    pause_s: float
-
-
 async def ask_for_upkeep(context: LogContext, lssns: Mapping[LogKey, int]) -> None:
     """Ask for the upkeep of logs, each from a segment on; harmless where it is asked for already.
 
@@ -115,7 +110,7 @@ class LogUpkeep:
         self._context = context
         self._config = config
         self._token = context.clock.new_token().encode()
-        self._retries: dict[str, _Retry] = {}  # of logs whose upkeep failed
+        self._retries: dict[str, Backoff] = {}  # of logs whose upkeep failed
         self._mergers = [
             LogMerger(
                 context,
@@ -149,7 +144,7 @@ class LogUpkeep:
         requests = await self._context.logs.list_names(self._context.paths.upkeep_requests)
         self._retries = {each: self._retries[each] for each in requests if each in self._retries}
         now = asyncio.get_running_loop().time()
-        requests = [r for r in requests if r not in self._retries or self._retries[r].at <= now]
+        requests = [r for r in requests if r not in self._retries or self._retries[r].due_s <= now]
         self._context.rng.shuffle(requests)  # several workers begin at different ends
         waiting = iter(requests)
         counts = await asyncio.gather(
@@ -177,12 +172,8 @@ class LogUpkeep:
         return count
 
     def _back_off(self, log_id: str) -> float:
-        known = self._retries.get(log_id)
-        first_s = self._config.poll_interval_s
-        pause_s = first_s if known is None else min(known.pause_s * 2, _RETRY_S_MAX)
-        at = asyncio.get_running_loop().time() + pause_s
-        self._retries[log_id] = _Retry(at=at, pause_s=pause_s)
-        return pause_s
+        backoff = Backoff(self._config.poll_interval_s, _RETRY_S_MAX)
+        return self._retries.setdefault(log_id, backoff).failed(asyncio.get_running_loop().time())
 
     async def _serve_log(self, merger: LogMerger, log_id: str) -> int:
         context = self._context

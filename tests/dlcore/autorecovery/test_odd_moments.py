@@ -182,7 +182,7 @@ def test_a_worker_leaves_what_others_do_and_keeps_what_is_found_meanwhile() -> N
         other = RepairList(cluster.store, PATHS, TokenClock())
         assert await other.lock(ledger_id, owner="theirs")
         await worker._repair_one(ledger_id)
-        assert worker._retries[ledger_id].at > 0
+        assert worker._retries[ledger_id].due_s > 0
         await other.unlock(ledger_id, owner="theirs")
         worker._retries.clear()
         await worker._repair_one(ledger_id)  # it is not listed

@@ -19,7 +19,7 @@ from dlcore.errors import ConfigurationError, NotEnoughBookiesError
 from dlcore.ledger.client import LedgerClient
 from dlcore.ledger.metadata.bookies import BookieRegistration
 from dlcore.ledger.metadata.registry import BookieInfo
-from dlcore.ledger.placing.quarantine import REST_S
+from dlcore.ledger.placing.health import REST_S
 from dlcore.metadata.stored import encode
 from dlcore.transport.memory import MemoryBookieClient
 from tests.fixtures.ledger_cluster import CONFIG, PATHS, Cluster, TokenClock, run, write

@@ -18,8 +18,8 @@ from tests.fixtures.aio import run
 from tests.fixtures.ledgers import (
     LEDGER_ID,
     bookie,
-    conduct_of,
     frame_of,
+    health_of,
     metadata_of,
     quorum_of,
 )
@@ -73,7 +73,7 @@ def test_lanes_are_merged_without_copying_chunks(
         read = NotingRead(
             MemoryBookieClient(members),
             LedgerClientConfig(),
-            conduct_of(),
+            health_of(),
             ledger_id=LEDGER_ID,
             ensemble=metadata.last_ensemble,
             quorum=metadata.quorum,

@@ -1,0 +1,240 @@
+"""The health of bookies as one client sees it: who is chosen, who is asked first, who comes back.
+
+Theory of operation.  Whatever a bookie answers, or fails to, is noted here, adds and reads apart: a
+bookie with a damaged file still stores new entries, and one that is read-only still answers reads.
+All ledgers of a client share what it learns.
+
+- A bookie that failed and did nothing well since *rests*: nobody chooses it while others suffice.
+- One that fails too often is *quarantined*: likewise, for a period of random length, so that
+  clients that saw the same failure do not come back to it all at once.  A single success ends it.
+- One that failed and that nobody could replace in an ensemble is *tried* again after a pause, for
+  each trial costs the ledger a time-out; the pauses double, until it behaves for longer than that.
+
+A new registration ends all of it: another process stands behind the name.  `ReplacementSearch` is
+one ledger's side: whom it may take in the place of members that failed, and when it looks again.
+Times are of any clock that does not go back, in seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from dlcore.backoff import Backoff
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Collection, Sequence
+
+    from dlcore.config import QuarantineConfig
+    from dlcore.ids import BookieId
+
+REST_S = 10.0
+"""A bookie's registration outlives it by about as much, and choosing it at once would only make the
+next ensemble change."""
+TRIAL_S = 1.0
+TRIAL_S_MAX = 120.0
+_PERIOD_SPREAD = 0.5
+_LOOK_S = 1.0
+"""First pause before a failed member that nobody could replace is looked at again; doubles."""
+_LOOK_S_MAX = 5.0
+_STUCK_S = 0.1
+_STUCK_S_MAX = 2.0
+_STUCK_PATIENCE_S = 20.0
+"""How long adds that cannot reach Qa are tried on bookies that failed lately, without others."""
+
+
+@dataclass(slots=True)
+class _Record:
+    """The answers of one bookie in this window and the one before, and its trials."""
+
+    window_since: float
+    failures: int = 0
+    successes: int = 0
+    failures_before: int = 0
+    successes_before: int = 0
+    row: int = 0  # failures since the last success
+    failed_at: float = -math.inf
+    quarantined_until: float | None = None
+    trial: Backoff = field(default_factory=lambda: Backoff(TRIAL_S, TRIAL_S_MAX))
+
+
+class Conduct:
+    """How the bookies that one client talks to answer one kind of request.
+
+    Args:
+        config: when a bookie is quarantined, and for how long.
+        conduct_s: who behaves for so much longer than its last pause begins with short ones again.
+        rng: draws the lengths of quarantines.
+    """
+
+    def __init__(self, config: QuarantineConfig, *, conduct_s: float, rng: random.Random) -> None:
+        self._config = config
+        self._conduct_s = conduct_s
+        self._rng = rng
+        self._records: dict[BookieId, _Record] = {}
+
+    def note_success(self, bookie: BookieId, now: float) -> None:
+        """Note that the bookie did as it was asked: it is chosen again from now on."""
+        record = self._record_of(bookie, now)
+        record.successes += 1
+        record.row = 0
+        record.quarantined_until = None
+
+    def note_failure(self, bookie: BookieId, now: float) -> bool:
+        """Note a refusal or a missing answer; return whether a quarantine begins with it."""
+        self.note_refusal(bookie, now)
+        record = self._record_of(bookie, now)
+        record.failures += 1
+        record.row += 1
+        if self.is_quarantined(bookie, now) or not self._is_too_bad(record):
+            return False
+        spread = self._rng.uniform(1 - _PERIOD_SPREAD, 1 + _PERIOD_SPREAD)
+        record.quarantined_until = now + self._config.period_s * spread
+        return True
+
+    def note_refusal(self, bookie: BookieId, now: float) -> None:
+        """Note that it did not take an entry, be that its fault or not: trying again would fail."""
+        record = self._record_of(bookie, now)
+        record.failed_at = now
+        trial = record.trial
+        if now > trial.due_s + trial.pause_s + self._conduct_s:
+            trial.succeeded()
+        trial.failed(now)
+
+    def release(self, bookie: BookieId) -> None:
+        """Forget all about the bookie: another process stands behind its name now."""
+        self._records.pop(bookie, None)
+
+    def is_quarantined(self, bookie: BookieId, now: float) -> bool:
+        """Whether the bookie keeps on failing, as far as is known."""
+        record = self._records.get(bookie)
+        if record is None or record.quarantined_until is None:
+            return False
+        return now < record.quarantined_until
+
+    def is_resting(self, bookie: BookieId, now: float) -> bool:
+        """Whether the bookie failed a moment ago, and has done nothing well since."""
+        record = self._records.get(bookie)
+        return record is not None and record.row > 0 and now < record.failed_at + REST_S
+
+    def may_return(self, bookie: BookieId, now: float) -> bool:
+        """Whether a member that failed, and that nobody replaced, may be tried again."""
+        record = self._records.get(bookie)
+        return record is None or now >= record.trial.due_s
+
+    def is_last_hope(self, bookie: BookieId, now: float) -> bool:
+        """Whether to try it even so where nobody else is left; not at once after it failed."""
+        record = self._records.get(bookie)
+        return record is None or now >= record.failed_at + TRIAL_S
+
+    def _is_too_bad(self, record: _Record) -> bool:
+        failures = record.failures + record.failures_before
+        if failures < self._config.failures_min:
+            return False
+        answers = failures + record.successes + record.successes_before
+        # A bookie that stops all at once has its good minute still on record.
+        return (
+            record.row >= self._config.failures_min
+            or failures >= self._config.failure_share * answers
+        )
+
+    def _record_of(self, bookie: BookieId, now: float) -> _Record:
+        record = self._records.get(bookie)
+        if record is None:
+            record = self._records[bookie] = _Record(now)
+        windows = (now - record.window_since) // self._config.window_s
+        if windows >= 1:
+            is_next = windows < 2
+            record.failures_before = record.failures if is_next else 0
+            record.successes_before = record.successes if is_next else 0
+            record.failures = record.successes = 0
+            record.window_since = now
+        return record
+
+
+@dataclass(frozen=True, slots=True)
+class BookieHealth:
+    """What one client has seen of its bookies."""
+
+    adds: Conduct
+    reads: Conduct
+
+    def is_suspect(self, bookie: BookieId, now: float) -> bool:
+        """Whether a read had better ask another replica first."""
+        return any(
+            each.is_resting(bookie, now) or each.is_quarantined(bookie, now)
+            for each in (self.adds, self.reads)
+        )
+
+    def release(self, bookie: BookieId) -> None:
+        """Forget all about the bookie: another process stands behind its name now."""
+        self.adds.release(bookie)
+        self.reads.release(bookie)
+
+
+class Choice(NamedTuple):
+    """Whom a ledger may take in the place of members that failed."""
+
+    candidates: Sequence[BookieId]
+    readmitted: Sequence[BookieId]
+    """Members that get entries again if there is nobody to replace them."""
+    pause_s: float
+    """Wait for so long before they are tried: they failed a moment ago."""
+
+
+class ReplacementSearch:
+    """One ledger's search for bookies in the place of members that failed.
+
+    Who failed lately is left out, unless adds wait and nobody else is there.  A bookie that is
+    registered and does not answer would hold up all that is sent to it, again and again; it is
+    tried at longer and longer intervals, unless entries cannot do without.
+    """
+
+    def __init__(self, conduct: Conduct) -> None:
+        self._conduct = conduct
+        self._look = Backoff(_LOOK_S, _LOOK_S_MAX)
+        self._is_later_look = False
+        self._stuck = Backoff(_STUCK_S, _STUCK_S_MAX)
+        self._stuck_since: float | None = None
+
+    def choose(
+        self,
+        registered: Sequence[BookieId],
+        *,
+        members: Collection[BookieId],
+        is_stuck: bool,
+        now: float,
+    ) -> Choice:
+        """Choose from the writable bookies; `is_stuck` says whether adds cannot reach Qa."""
+        conduct = self._conduct
+        usable = [each for each in registered if not conduct.is_resting(each, now)]
+        is_later_look, self._is_later_look = self._is_later_look, False
+        readmitted: list[BookieId] = []
+        if is_stuck:
+            readmitted = [each for each in registered if conduct.is_last_hope(each, now)]
+        elif is_later_look:
+            readmitted = [each for each in registered if conduct.may_return(each, now)]
+        if not is_stuck or not set(usable).issubset(members):
+            self._stuck_since = None
+            return Choice(usable, readmitted, 0.0)
+        if self._stuck_since is None:
+            self._stuck_since = now
+            self._stuck.succeeded()
+        if now + max(self._stuck.pause_s, _STUCK_S) > self._stuck_since + _STUCK_PATIENCE_S:
+            return Choice(usable, readmitted, 0.0)
+        pause_s = 0.0 if set(registered).issubset(members) else self._stuck.failed(now)
+        return Choice(registered, readmitted, pause_s)
+
+    def look_later(self, now: float) -> float:
+        """Return how long to go on without the failed members before looking again."""
+        return self._look.failed(now)
+
+    def look_again(self) -> None:
+        """Let the next choice be one that may take failed members back."""
+        self._is_later_look = True
+
+    def replaced(self) -> None:
+        """Note that an ensemble change is stored."""
+        self._look.succeeded()
