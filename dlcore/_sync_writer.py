@@ -100,9 +100,16 @@ class LogWriter(Blocking):
         self._hand_over()
         return self._call(self._writer.commit())
 
-    def truncate(self, dlsn: DLSN) -> bool:
-        """Drop the records below `dlsn`; return whether that changed anything."""
-        return self._call(self._writer.truncate(dlsn))
+    def truncate(
+        self,
+        dlsn: DLSN | None = None,
+        *,
+        txid: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> bool:
+        """Drop the records below a position, id or time; return whether that changed anything."""
+        truncating = self._writer.truncate(dlsn, txid=txid, timestamp_ms=timestamp_ms)
+        return self._call(truncating)
 
     def mark_end_of_stream(self) -> None:
         """Flush and seal the log: no record can follow."""

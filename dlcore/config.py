@@ -209,8 +209,20 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     compression: str | None = None
     """As in `LogConfig`; None: as the writer's own configuration says."""
 
+    retention_s: float | None = None
+    """Records older than this go, also of a log that nobody writes to; None: they stay.  A segment
+    goes as a whole, once its last record is so old."""
+    explicit_truncation: bool = False
+    """With `retention_s`: what is truncated goes when it is so old, and nothing else does."""
+
     def __post_init__(self) -> None:
         LogConfig().with_settings(self)  # raises if one of them cannot be
+        require(
+            condition=self.retention_s is None or self.retention_s > 0,
+            key="retention_s",
+            value=self.retention_s,
+            rule="expected seconds > 0, or nothing: records stay",
+        )
 
     def changed(self, changes: Mapping[str, object]) -> LogSettings:
         """Return the settings with `changes`, by name; None unsets one.

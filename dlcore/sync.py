@@ -306,6 +306,21 @@ class DistributedLogManager(Blocking):
         """Delete the log and its data; harmless when it is gone."""
         self._call(self._manager.delete())
 
-    def truncate(self, dlsn: DLSN) -> bool:
-        """Drop the records below `dlsn`; return whether that changed anything."""
-        return self._call(self._manager.truncate(dlsn))
+    def truncate(
+        self,
+        dlsn: DLSN | None = None,
+        *,
+        txid: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> bool:
+        """Drop the records below a position, id or time; return whether that changed anything."""
+        truncating = self._manager.truncate(dlsn, txid=txid, timestamp_ms=timestamp_ms)
+        return self._call(truncating)
+
+    def purge_logs_older_than(self, txid: int) -> bool:
+        """Drop the segments that lie wholly below a transaction id, but for the last."""
+        return self._call(self._manager.purge_logs_older_than(txid))
+
+    def mark_end_of_stream(self) -> None:
+        """Seal a log that nobody writes to: no record can follow."""
+        self._call(self._manager.mark_end_of_stream())

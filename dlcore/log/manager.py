@@ -13,8 +13,8 @@ from dlcore.errors import (
     MetadataVersionError,
     NoNodeError,
 )
-from dlcore.ids import validate_log_name
-from dlcore.log.metadata.changes import plan_delete, require_unsealed
+from dlcore.ids import DLSN, validate_log_name
+from dlcore.log.metadata.changes import plan_complete, plan_delete, require_unsealed
 from dlcore.log.metadata.store import UNANSWERED
 from dlcore.log.reading.opening import ReaderOpener
 from dlcore.log.reading.reader import AsyncLogReader, ReadStart
@@ -23,14 +23,13 @@ from dlcore.log.recovery import recover_log
 from dlcore.log.upkeep.removal import remove_deleted, remove_truncated
 from dlcore.log.writing.lock import WriterLock
 from dlcore.log.writing.renaming import rename_log
-from dlcore.log.writing.truncation import truncate_log
+from dlcore.log.writing.truncation import first_to_keep, truncate_log
 from dlcore.log.writing.writer import AsyncLogWriter
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from dlcore.config import LogConfig, LogSettings
-    from dlcore.ids import DLSN
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.segment import LogSegment
     from dlcore.log.metadata.values import LogMetadata, VersionedHead
@@ -228,16 +227,30 @@ class DistributedLogManager:
         finally:
             await lock.release()
 
-    async def truncate(self, dlsn: DLSN) -> bool:
-        """Drop the records below `dlsn`; the position after the last record drops all there are.
+    async def truncate(
+        self,
+        dlsn: DLSN | None = None,
+        *,
+        txid: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> bool:
+        """Drop the records below a position, a transaction id or a time.
 
         Works beside a live writer, and inside the segment it is writing.
+
+        Args:
+            dlsn: the first position to keep; that after the last record drops all there are.
+            txid: the first record with this transaction id or a higher one is kept.
+            timestamp_ms: the first record written at that time or later is kept.
 
         Returns: whether anything was dropped that was not before.
 
         Raises:
-            ConfigurationError: `dlsn` lies past the end of what is readable, which is named.
+            ConfigurationError: `dlsn` lies past the end of what is readable, which is named; not
+                one of the three is given.
         """
+        self._require_open()
+        dlsn = await first_to_keep(self._context, self.get_snapshot, dlsn, txid, timestamp_ms)
         changed, at = await truncate_log(self._context, await self._read(), dlsn)
         await remove_truncated(self._context, at)
         return changed
@@ -258,6 +271,42 @@ class DistributedLogManager:
         lock = await self._acquire(timeout_s=0)
         try:
             self._log = await rename_log(self._context, lock, self._log, name)
+        finally:
+            await lock.release()
+
+    async def purge_logs_older_than(self, txid: int) -> bool:
+        """Drop the segments whose records all have a transaction id below `txid`, but for the last.
+
+        Returns: whether any was dropped that was not before.
+        """
+        position = await self.get_dlsn_not_less_than_txid(txid)
+        return await self.truncate(DLSN(position.lssn, 0, 0))
+
+    async def mark_end_of_stream(self) -> None:
+        """Seal a log that nobody writes to: no record can follow, readers learn that they are done.
+
+        Raises:
+            EndOfStreamError: it is sealed.
+            OwnershipAcquireFailedError: a writer owned the log during `lock_timeout_s`; it can seal
+                the log itself.
+        """
+        lock = await self._acquire()
+        try:
+            at = await self._read()
+            while True:
+                require_unsealed(at)
+                at = await recover_log(self._context, at)
+                paths = self._context.logs.paths_of(self._log)
+                now_ms = self._context.clock.now_ms()
+                await lock.wait_owned()
+                try:
+                    await self._context.logs.apply(
+                        plan_complete(paths, at, now_ms=now_ms, closing=None, seal=True)
+                    )
+                except MetadataVersionError:
+                    at = await self._read()
+                else:
+                    return
         finally:
             await lock.release()
 

@@ -59,10 +59,14 @@ async def bounded_extent(
     )
 
 
-async def recover_log(context: LogContext, at: VersionedHead) -> VersionedHead:
+async def recover_log(
+    context: LogContext, at: VersionedHead, *, only_this: bool = False
+) -> VersionedHead:
     """Fence the open extent of a writer that is gone, and complete its segment.
 
-    Safe to run by several at once, and while the writer lives: it will find its ledger fenced.
+    Safe to run by several at once, and while the writer lives: it will find its ledger fenced.  Who
+    has not the writer lock wants `only_this`: what is open over another ledger by then is left to
+    its writer.
 
     Raises:
         LedgerRecoveryError: too few bookies answer to know where the ledger ends; try again later.
@@ -74,6 +78,8 @@ async def recover_log(context: LogContext, at: VersionedHead) -> VersionedHead:
             known, at = at, await context.logs.read(at.log)
             if at.version == known.version:
                 raise
+            if only_this and not at.is_open_over(extent.ledger_id):
+                return at
             continue  # somebody recovered it as empty in the meantime
         change = plan_complete(
             context.logs.paths_of(at.log),
@@ -91,6 +97,8 @@ async def recover_log(context: LogContext, at: VersionedHead) -> VersionedHead:
             at = await context.logs.apply(change)
         except MetadataVersionError:
             at = await context.logs.read(at.log)
+            if only_this and not at.is_open_over(extent.ledger_id):
+                return at
             continue
         logger.info(
             "recovered log=%s segment=%d ledger=%d entries=%d",

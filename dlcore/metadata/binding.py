@@ -106,6 +106,7 @@ def _creation(
         Create(paths.staging),
         Create(paths.staging_owners),
         Create(paths.merged),
+        Create(paths.retained_logs),
         Create(paths.upkeep),
         Create(paths.upkeep_requests),
         Create(paths.upkeep_locks),

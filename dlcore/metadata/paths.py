@@ -18,6 +18,7 @@
 <root>/commits/<bucket>/<escaped identity>      CommitRecord
 <root>/staging/<bucket>/<escaped identity>/<ledger id>   lists the ledgers not settled yet
 <root>/staging-owners/<token>                   ephemeral: the process that stages
+<root>/retention/<bucket>/<log id>              RetainedLog: the log's settings have a retention
 <root>/upkeep/requests/<bucket>/<log id>        UpkeepRequest: the log has small extents to merge
 <root>/upkeep/locks/<log id>                    ephemeral: the worker that keeps the log up
 <root>/autorecovery/auditor                     AuditorOffice, ephemeral: the one that audits
@@ -112,7 +113,14 @@ class NamespacePaths:
     @property
     def bucketed(self) -> tuple[str, ...]:
         """Nodes whose children are divided among buckets: every list stays below 1 MB."""
-        return (self.logs, self.heads, self.commits, self.staging, self.upkeep_requests)
+        return (
+            self.logs,
+            self.heads,
+            self.commits,
+            self.staging,
+            self.retained_logs,
+            self.upkeep_requests,
+        )
 
     @property
     def buckets(self) -> tuple[str, ...]:
@@ -241,6 +249,15 @@ class NamespacePaths:
     def staging_owner(self, token: str) -> str:
         """Ephemeral node of one staging process."""
         return f"{self.staging_owners}/{token}"
+
+    @property
+    def retained_logs(self) -> str:
+        """Parent of the buckets of logs that have a retention."""
+        return f"{self.root}/retention"
+
+    def retained_log(self, log_id: str) -> str:
+        """A log that has a retention."""
+        return f"{self.retained_logs}/{_bucket(log_id)}/{escape(log_id)}"
 
     @property
     def upkeep(self) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pyarrow as pa
 import pytest
 
 from dlcore import LogRecord, LogSettings
 from dlcore.errors import ConfigurationError
+from dlcore.namespace import open_namespace as open_async_namespace
 from dlcore.sync import open_namespace
 
 
@@ -26,3 +29,31 @@ def test_settings_of_a_log(namespace_uri: str) -> None:
         assert log.get_settings() == LogSettings(entry_bytes=200, segment_bytes_max=400)
         with pytest.raises(ConfigurationError, match="a log has the settings entry_bytes"):
             log.update_settings(colour="red")
+
+
+def test_retention_truncation_and_seal_without_a_writer(namespace_uri: str) -> None:
+    """What is too old goes from an idle log; the rest by transaction id and time; then the seal."""
+
+    async def sweep() -> None:
+        async with await open_async_namespace(namespace_uri) as namespace:
+            await namespace.upkeep().sweep()
+
+    with open_namespace(namespace_uri) as namespace:
+        namespace.create_log("face/old", settings=LogSettings(retention_s=0.001))
+        log = namespace.open_log("face/old")
+        with log.open_writer() as writer:
+            writer.write(LogRecord(1, b"x"))
+        asyncio.run(sweep())
+        assert log.get_log_record_count() == 0
+        log.update_settings(retention_s=None)
+        for txid in (2, 5):
+            with log.open_writer() as writer:
+                writer.write_bulk([LogRecord(txid, b"x"), LogRecord(txid + 1, b"x")])
+                assert not writer.truncate(txid=0)
+        assert log.purge_logs_older_than(4)
+        assert log.get_log_record_count() == 2
+        assert log.truncate(txid=6)
+        assert not log.truncate(timestamp_ms=0)
+        log.mark_end_of_stream()
+        assert log.is_end_of_stream_marked()
+        assert log.get_log_record_count() == 1

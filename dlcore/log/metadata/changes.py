@@ -35,15 +35,17 @@ from dlcore.log.metadata.values import (
     TAIL_EXTENTS_MAX,
     Chunk,
     LogHead,
+    LogKey,
     LogMetadata,
     OpenSegment,
+    RetainedLog,
     SegmentEnd,
     StoredSettings,
     VersionedHead,
     pack,
 )
 from dlcore.metadata.port import ANY_VERSION, Create, Delete, Op, Put
-from dlcore.metadata.stored import encode
+from dlcore.metadata.stored import decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -204,18 +206,30 @@ def plan_create(paths: NamespacePaths, log: LogMetadata, settings: LogSettings) 
     return (
         Create(paths.log(log.name), encode(log)),
         Create(paths.log_of(log.log_id).head, encode(LogHead())),
-        *plan_settings(paths.log_of(log.log_id), None, settings),
+        *plan_settings(paths, log, None, settings),
     )
 
 
-def plan_settings(paths: LogPaths, node: Versioned | None, settings: LogSettings) -> tuple[Op, ...]:
+def plan_settings(
+    paths: NamespacePaths, log: LogKey, node: Versioned | None, settings: LogSettings
+) -> tuple[Op, ...]:
     """Return the operations that store a log's settings, where `node` holds those it had."""
+    path = paths.log_of(log.log_id).settings
     value = encode(StoredSettings(settings=settings))
-    if settings == LogSettings():
-        return () if node is None else (Delete(paths.settings, node.version),)
-    if node is None:
-        return (Create(paths.settings, value),)
-    return (Put(paths.settings, value, node.version),)
+    ops: list[Op] = []
+    had = LogSettings()
+    if node is not None:
+        had = decode(StoredSettings, node.value, source=path).settings
+        is_gone = settings == LogSettings()
+        ops.append(Delete(path, node.version) if is_gone else Put(path, value, node.version))
+    elif settings != LogSettings():
+        ops.append(Create(path, value))
+    listed = paths.retained_log(log.log_id)
+    if had.retention_s is None and settings.retention_s is not None:
+        ops.append(Create(listed, encode(RetainedLog(name=log.name, log_id=log.log_id))))
+    elif had.retention_s is not None and settings.retention_s is None:
+        ops.append(Delete(listed))
+    return tuple(ops)
 
 
 def plan_start(

@@ -185,22 +185,26 @@ class LogStore:
             LogNotFoundError: the log was deleted.
         """
         paths = self.paths_of(log)
-        while True:
+        for delay_s in _RETRY_DELAYS_S:
             head, node = await persistently(
                 lambda: self._store.get_many([paths.head, paths.settings], fresh=True)
             )
             self.head_of(log, head)
             known = self.settings_of(log, node)
             settings = known.changed(changes)
-            ops = plan_settings(paths, node, settings)
+            ops = plan_settings(self._paths, log, node, settings)
             if settings == known or not ops:
                 return settings
             try:
                 await self._store.multi(ops)
             except (NodeExistsError, NoNodeError, MetadataVersionError, *UNANSWERED):
-                await asyncio.sleep(_RETRY_DELAYS_S[0])
+                await asyncio.sleep(delay_s)
             else:
                 return settings
+        raise MetadataConnectionError(
+            f"log {log.name!r}: its settings could not be changed: each try was overtaken or not "
+            "answered"
+        )
 
     async def read_lock(self, log: LogKey) -> LockHolder | None:
         """Return who holds the writer lock."""

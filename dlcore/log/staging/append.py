@@ -397,7 +397,7 @@ class StagedAppend:
             raise _LockedError(log, decode(LockHolder, lock.value, source=path))
         if at.head.open_extent is not None:
             # It was read together with the lock: what is open was left by a dead writer.
-            await recover_log(self._context, at)
+            await recover_log(self._context, at, only_this=True)
             raise _ChangedError
         return at
 

@@ -28,6 +28,7 @@ from dlcore.log.metadata.values import (
     SegmentEnd,
     VersionedHead,
 )
+from dlcore.log.upkeep.retention import kept_from_ms, last_write_ms
 from dlcore.metadata.port import Delete
 from dlcore.metadata.stored import decode
 
@@ -42,10 +43,16 @@ _SEGMENTS_AT_ONCE = 100
 
 
 async def remove_truncated(context: LogContext, at: VersionedHead) -> VersionedHead:
-    """Remove all of the log that is truncated, step by step; return the head after."""
+    """Remove what is truncated, step by step; return the head after.
+
+    Where a log truncates by itself and has a retention, younger segments wait for their time.
+    """
+    settings = await context.logs.read_settings(at.log)
+    keeps = settings.explicit_truncation
+    from_ms = kept_from_ms(settings, now_ms=context.clock.now_ms()) if keeps else None
     while True:
         try:
-            pieces = await _next_pieces(context, at)
+            pieces = await _next_pieces(context, at, kept_from_ms=from_ms)
             if not pieces:
                 return at
             at = await _remove(context, at, pieces)
@@ -70,7 +77,7 @@ async def remove_deleted(context: LogContext, log: LogKey) -> None:
             settings = await context.store.get(paths.settings)
             await context.store.multi(
                 [
-                    *plan_settings(paths, settings, LogSettings()),
+                    *plan_settings(context.paths, log, settings, LogSettings()),
                     Delete(paths.head, at.version),
                     Delete(context.paths.deleted_log(log.log_id)),
                 ]
@@ -90,7 +97,9 @@ async def _remove(context: LogContext, at: VersionedHead, pieces: list[Piece]) -
     return await context.logs.apply(plan_remove(paths, at, pieces, releases))
 
 
-async def _next_pieces(context: LogContext, at: VersionedHead) -> list[Piece]:
+async def _next_pieces(
+    context: LogContext, at: VersionedHead, *, kept_from_ms: int | None = None
+) -> list[Piece]:
     """Return the first pieces that can go, as many as one step takes."""
     head = at.head
     paths = context.logs.paths_of(at.log)
@@ -109,7 +118,7 @@ async def _next_pieces(context: LogContext, at: VersionedHead) -> list[Piece]:
         else:
             end = decode(SegmentEnd, node.value, source=paths.segment(lssn))
             count, tail = end.chunk_count, end.tail
-            if not head.deleted and not _is_passed(head.first_active, lssn, end):
+            if not head.deleted and _stays(head, lssn, end, kept_from_ms):
                 break
         number = head.first_chunk if lssn == head.first_lssn else 0
         chunks = read_chunks(
@@ -130,6 +139,12 @@ async def _next_pieces(context: LogContext, at: VersionedHead) -> list[Piece]:
         if _is_enough(pieces):
             break
     return pieces
+
+
+def _stays(head: LogHead, lssn: int, end: SegmentEnd, kept_from_ms: int | None) -> bool:
+    if kept_from_ms is not None and last_write_ms(end) >= kept_from_ms:
+        return True
+    return not _is_passed(head.first_active, lssn, end)
 
 
 def _is_passed(first_active: tuple[int, int, int], lssn: int, end: SegmentEnd) -> bool:

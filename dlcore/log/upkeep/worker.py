@@ -4,8 +4,8 @@ A log whose extents have become many is asked for by who made them so: a node be
 it.  Any number of workers look at these nodes; one takes a log under a lock, merges, removes what
 truncations left, and deletes the node.  No log is looked at without being asked for, however many
 there are.  From time to time one of them sweeps: what dead processes staged or half merged, ledgers
-that were merged away, deleted logs whose removal was interrupted, and records of commits that are
-old.
+that were merged away, deleted logs whose removal was interrupted, records of commits that are
+old, and records of logs that have a retention.
 
 Nothing rests on any of this but space and speed: all of it is safe to do twice, late or never.
 """
@@ -36,6 +36,7 @@ from dlcore.log.metadata.values import (
     LogMetadata,
     UpkeepRequest,
 )
+from dlcore.log.upkeep.expiry import expire_logs
 from dlcore.log.upkeep.merger import MERGING_IDENTITY, LogMerger
 from dlcore.log.upkeep.merging import MergePolicy
 from dlcore.log.upkeep.removal import remove_deleted, remove_truncated
@@ -65,6 +66,7 @@ class UpkeepConfig:
     poll_interval_s: float = 10.0
     """How often a worker looks which logs are asked for."""
     sweep_interval_s: float = 600.0
+    """How often what is old is looked for, and records that are older than their log keeps them."""
     logs_at_once: int = 2
     """Logs that one worker merges at the same time."""
     copy_bytes_per_s: float = 32.0 * MIB
@@ -224,10 +226,13 @@ class LogUpkeep:
             before_ms = now_ms - int(config.leftovers_age_s * 1000)
             await settle_abandoned(context, created_before_ms=before_ms)
             await self._remove_deleted()
+            expired = await expire_logs(context)
             records = await sweep_commits(
                 context, before_ms=now_ms - int(config.commits_age_s * 1000)
             )
-        logger.info("swept merged ledgers=%d commit records=%d", dropped, records)
+        logger.info(
+            "swept merged ledgers=%d commit records=%d expired logs=%d", dropped, records, expired
+        )
 
     async def _remove_deleted(self) -> None:
         context = self._context

@@ -2,11 +2,12 @@
 
 Theory of operation.  Accepted records wait in the transmitter, become entries of the ledger of the
 open segment, and are answered when their entry is durable.  A segment that is full or old is
-completed, once all of it is answered, in the change that starts the next one.
+completed, once all of it is answered, in the change that starts the next one; if it is old and
+nothing waits to be written, by itself, so that its records do not outlive their time.
 
     OPENING --segment_started--> OPEN --full, old, or asked to end--> ROLLING
     ROLLING --segment_started--> OPEN
-    ROLLING --another completed our segment--> OPENING
+    ROLLING --another completed our segment, or old and idle--> OPENING
     OPENING, ROLLING --completed, finished--> SEALED, CLOSED
 
     any of these --suspended--> SUSPENDED --resumed--> the one before
@@ -128,11 +129,15 @@ class StartSegment:
 
 @dataclass(frozen=True, slots=True)
 class CompleteSegment:
-    """Step: plan and apply the last change; answer with `completed` or `overtaken`."""
+    """Step: plan and apply the end of our segment; answer with `completed` or `overtaken`.
+
+    It ends the writer, or the log, if it `ends`; else the segment was old and nothing is written.
+    """
 
     at: VersionedHead
     closing: Extent | None
     seal: bool
+    ends: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +349,7 @@ class LogAppender(Generic[_Ticket]):
         if self.state is WriterState.OPEN:
             if self._transmitter.has_next and not self._is_full(now_ms):
                 return AppendEntry()
-            if not self._transmitter.has_next and not self._must_end:
+            if not (self._transmitter.has_next or self._must_end or self._is_old(now_ms)):
                 return None
             self.state = WriterState.ROLLING
         if self.state in (WriterState.OPENING, WriterState.ROLLING):
@@ -352,6 +357,17 @@ class LogAppender(Generic[_Ticket]):
         if self.state is WriterState.SEALED and self._ends:
             return Finish()
         return None
+
+    def old_in_s(self, *, now_ms: int) -> float | None:
+        """Return in how many seconds our segment is to be completed for its age; None: never."""
+        segment = self._segment
+        if self.state is not WriterState.OPEN or segment is None or not segment.run.entry_count:
+            return None
+        return max(0, segment.started_ms + self._limits.age_max_ms - now_ms) / 1000
+
+    def _is_old(self, now_ms: int) -> bool:
+        """Return whether nothing is written to a segment that has reached its age."""
+        return self._transmitter.is_idle and self.old_in_s(now_ms=now_ms) == 0
 
     def _is_full(self, now_ms: int) -> bool:
         segment = self._segment
@@ -371,7 +387,11 @@ class LogAppender(Generic[_Ticket]):
         if segment is not None and closing is None:
             return None if self._transmitter.has_in_flight else CloseLedger()
         if not self._must_end:
-            return self._next_start(closing) if self._transmitter.has_next else None
+            if self._transmitter.has_next:
+                return self._next_start(closing)
+            if closing is None:
+                return None
+            return CompleteSegment(self.at, closing, seal=False, ends=False)
         is_seal = self._ends[0][0] is Ending.SEAL
         if closing is None and not is_seal:
             return Finish()
@@ -430,11 +450,14 @@ class LogAppender(Generic[_Ticket]):
         self._change_made(at)
         self._go_to(WriterState.OPEN)
 
-    def completed(self, at: VersionedHead) -> list[Effect[_Ticket]]:
-        """Take over the head that our last change made."""
+    def completed(self, at: VersionedHead, *, ends: bool = True) -> list[Effect[_Ticket]]:
+        """Take over the head that a step to complete our segment made."""
         self._segment = None
         self._change_made(at)
-        return self._end()
+        if ends:
+            return self._end()
+        self._go_to(WriterState.OPENING)
+        return []
 
     def finished(self) -> list[Effect[_Ticket]]:
         """Close, with nothing to change."""

@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING
 from dlcore.errors import ConfigurationError, MetadataVersionError
 from dlcore.ids import DLSN
 from dlcore.log.metadata.changes import plan_truncate
+from dlcore.log.reading.snapshot import Finder
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.values import VersionedHead
+    from dlcore.log.reading.scan import LogSnapshot
 
 
 async def end_of_log(context: LogContext, at: VersionedHead) -> DLSN:
@@ -23,6 +27,27 @@ async def end_of_log(context: LogContext, at: VersionedHead) -> DLSN:
     confirmed = await reader.read_last_add_confirmed()
     before = head.end[1] if head.end[0] == head.max_lssn else 0
     return DLSN(head.max_lssn, before + max(0, confirmed - extent.first_entry_id + 1), 0)
+
+
+async def first_to_keep(
+    context: LogContext,
+    snapshot: Callable[[], Awaitable[LogSnapshot]],
+    dlsn: DLSN | None,
+    txid: int | None,
+    timestamp_ms: int | None,
+) -> DLSN:
+    """Return the first position to keep, which one of the three says."""
+    given = {"dlsn": dlsn, "txid": txid, "timestamp_ms": timestamp_ms}
+    named = [key for key, value in given.items() if value is not None]
+    if len(named) != 1:
+        raise ConfigurationError(f"expected one of {', '.join(given)}, not {named or 'none'}")
+    if dlsn is not None:
+        return dlsn
+    finder = Finder(context, await snapshot())
+    if txid is not None:
+        return await finder.not_less_than_txid(txid)
+    assert timestamp_ms is not None
+    return await finder.not_less_than_timestamp(timestamp_ms)
 
 
 async def truncate_log(

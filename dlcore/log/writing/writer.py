@@ -26,7 +26,7 @@ from dlcore.errors import (
 from dlcore.ids import DLSN
 from dlcore.log.entries.batches import byte_log_batch
 from dlcore.log.metadata.changes import Change, plan_complete, plan_start
-from dlcore.log.reading.snapshot import find_last_dlsn
+from dlcore.log.reading.snapshot import LogFollower, find_last_dlsn
 from dlcore.log.recovery import recover_log
 from dlcore.log.upkeep.removal import remove_truncated
 from dlcore.log.writing.append import (
@@ -46,7 +46,7 @@ from dlcore.log.writing.append import (
     Step,
 )
 from dlcore.log.writing.settings import SettingsFollower
-from dlcore.log.writing.truncation import truncate_log
+from dlcore.log.writing.truncation import first_to_keep, truncate_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -66,6 +66,7 @@ logger = logging.getLogger(__name__)
 
 PENDING_BYTES_SOFT = 32 * 1024 * 1024
 """`wait_for_capacity` waits while more than this is not acknowledged."""
+_AGE_LOOKS_EVERY_S_MIN = 0.01
 _OVERTAKEN = (MetadataVersionError, NodeExistsError, NoNodeError)
 
 
@@ -97,6 +98,7 @@ class AsyncLogWriter:
         self._changing = asyncio.Lock()  # one change of the log's metadata at a time
         self._wake = asyncio.Event()
         self._capacity = asyncio.Event()
+        self._alarm: asyncio.TimerHandle | None = None  # rings when the segment is old
         self._pump_task = asyncio.create_task(self._run(), name=f"log-writer-{log.name}")
         self._pump_task.add_done_callback(self._pump_ended)
         self._settings = SettingsFollower(context, log, self._configure)
@@ -137,6 +139,7 @@ class AsyncLogWriter:
 
     def _configure(self, settings: LogSettings) -> None:
         self._machine.configure(self._config.with_settings(settings))
+        self._stop_alarm()  # the age may be another
         self._wake.set()
 
     # Accepting
@@ -234,10 +237,18 @@ class AsyncLogWriter:
             return last
         return await find_last_dlsn(self._context, self._log)
 
-    async def truncate(self, dlsn: DLSN) -> bool:
-        """Drop the records below `dlsn`; return whether that changed anything."""
+    async def truncate(
+        self,
+        dlsn: DLSN | None = None,
+        *,
+        txid: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> bool:
+        """Drop the records below a position, a transaction id or a time, as the manager does."""
         machine = self._machine
         machine.require_usable()
+        snapshot = LogFollower(self._context, self._log).take
+        dlsn = await first_to_keep(self._context, snapshot, dlsn, txid, timestamp_ms)
         async with self._changing:
             changed, at = await truncate_log(self._context, machine.at, dlsn, end=machine.end)
             self._perform(machine.head_changed(at))
@@ -310,6 +321,7 @@ class AsyncLogWriter:
         _left_open.discard(self)
         ledger, self._ledger = self._ledger, None
         self._settings.close()
+        self._stop_alarm()
         try:
             if ledger is not None:
                 await ledger.abandon()
@@ -344,7 +356,25 @@ class AsyncLogWriter:
                             await self._change(self._next_step())
                 except DLError as error:
                     self._fail(error)
+            self._look_at_age()
             await self._wake.wait()
+
+    def _look_at_age(self) -> None:
+        """Wake up when the segment is old: it is completed then, also if nothing is written."""
+        if self._alarm is None:
+            old_in_s = self._machine.old_in_s(now_ms=self._context.clock.now_ms())
+            if old_in_s is not None:
+                delay_s = max(old_in_s, _AGE_LOOKS_EVERY_S_MIN)
+                self._alarm = asyncio.get_running_loop().call_later(delay_s, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self._wake.set()
+
+    def _stop_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
 
     def _next_step(self) -> Step | None:
         return self._machine.next_step(now_ms=self._context.clock.now_ms())
@@ -407,7 +437,8 @@ class AsyncLogWriter:
             closing=step.closing,
             seal=step.seal,
         )
-        self._perform(self._machine.completed(await self._context.logs.apply(change)))
+        after = await self._context.logs.apply(change)
+        self._perform(self._machine.completed(after, ends=step.ends))
 
     async def _start(self, step: StartSegment) -> None:
         at, now_ms = step.at, self._context.clock.now_ms()

@@ -461,3 +461,49 @@ def test_whether_the_log_is_as_we_left_it() -> None:
     assert not idle.is_untouched(
         plan_complete(PATHS, EMPTY, now_ms=0, closing=None, seal=True).after
     )
+
+
+def test_an_idle_segment_is_completed_when_it_is_old() -> None:
+    """The next record starts another one; what comes meanwhile is taken along by its start."""
+    machine = writing()
+    assert machine.old_in_s(now_ms=400) == 0.6
+    assert machine.next_step(now_ms=999) is None
+    step = closed(machine, 0, now_ms=1000)
+    assert step == CompleteSegment(machine.at, machine._segment.closing, seal=False, ends=False)  # type: ignore[union-attr]
+    assert machine.old_in_s(now_ms=2000) is None
+    after = plan_complete(PATHS, machine.at, now_ms=1000, closing=step.closing).after
+    assert machine.completed(after, ends=False) == []
+    assert state_of(machine) is WriterState.OPENING
+    assert machine.next_step(now_ms=5000) is None
+    machine.add_record(2, b"b", "b")
+    started(machine, 2, now_ms=5000)
+    assert machine.old_in_s(now_ms=5000) is None  # it holds no entry yet
+
+    hurried = writing()
+    assert isinstance(closed(hurried, 0, now_ms=1000), CompleteSegment)
+    hurried.add_record(2, b"b", "b")
+    assert isinstance(hurried.next_step(now_ms=1000), StartSegment)
+
+
+def test_a_close_while_an_idle_segment_is_completed() -> None:
+    """It has nothing left to change."""
+    machine = writing()
+    step = closed(machine, 0, now_ms=1000)
+    assert isinstance(step, CompleteSegment)
+    machine.end_with(Ending.CLOSE, "close")
+    after = plan_complete(PATHS, machine.at, now_ms=1000, closing=step.closing).after
+    assert machine.completed(after, ends=False) == []
+    assert machine.next_step(now_ms=1000) == Finish()
+    assert machine.finished() == [Ended("close")]
+
+
+def test_a_change_of_settings_holds_from_the_next_entry_on() -> None:
+    """Age and size of the segment, too."""
+    machine = writing()
+    machine.configure(LogConfig(entry_bytes=20, segment_age_max_s=0.5))
+    assert machine.old_in_s(now_ms=0) == 0.5
+    for txid in (2, 3):
+        machine.add_record(txid, b"0123456789", str(txid))
+    assert sent(machine) == 1
+    machine.entry_durable()
+    assert sent(machine) == 1

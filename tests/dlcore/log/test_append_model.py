@@ -206,7 +206,7 @@ class Writing(RuleBasedStateMachine):
                     self.stored = plan_complete(
                         PATHS, step.at, now_ms=self.now_ms, closing=step.closing, seal=step.seal
                     ).after
-                    self.perform(machine.completed(self.stored))
+                    self.perform(machine.completed(self.stored, ends=step.ends))
             case RecoverLog():
                 assert step.at.head.open_extent is not None
                 self.recover(0)

@@ -89,13 +89,13 @@ def test_settings_have_a_node_only_while_there_are_some() -> None:
     small, large = LogSettings(entry_bytes=100), LogSettings(entry_bytes=1000)
     *_, op = plan_create(NAMESPACE, LOG, small)
     assert isinstance(op, Create)
-    assert plan_settings(PATHS, None, small) == (op,)
+    assert plan_settings(NAMESPACE, LOG, None, small) == (op,)
     assert decode(StoredSettings, op.value, source=op.path).settings == small
-    assert plan_settings(PATHS, None, LogSettings()) == ()
+    assert plan_settings(NAMESPACE, LOG, None, LogSettings()) == ()
     node = Versioned(op.value, 7, ephemeral=False)
     value = encode(StoredSettings(settings=large))
-    assert plan_settings(PATHS, node, large) == (Put(PATHS.settings, value, 7),)
-    assert plan_settings(PATHS, node, LogSettings()) == (Delete(PATHS.settings, 7),)
+    assert plan_settings(NAMESPACE, LOG, node, large) == (Put(PATHS.settings, value, 7),)
+    assert plan_settings(NAMESPACE, LOG, node, LogSettings()) == (Delete(PATHS.settings, 7),)
 
 
 def test_the_first_segment() -> None:

@@ -28,6 +28,7 @@ CHILDREN = [
     "logs",
     "merged",
     "proxies",
+    "retention",
     "staging",
     "staging-owners",
     "upkeep",

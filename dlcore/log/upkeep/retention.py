@@ -1,0 +1,64 @@
+"""When records are old enough to go: decided from what a log says of itself.  No I/O.
+
+Theory of operation.  `LogSettings.retention_s` and `explicit_truncation` say together:
+
+    retention_s   explicit_truncation   records go
+    unset         either                when they are truncated
+    set           False                 when they are truncated, or older
+    set           True                  when they are truncated and older
+
+A segment is as old as its last record, so that all of it is older than what it says; what lies in
+one that is not completed stays.  The segment of a writer that lives is completed by its age, that
+of a dead one, or of staged appends that ended, by who finds it old.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dlcore.ids import DLSN
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dlcore.config import LogSettings
+    from dlcore.log.metadata.values import LogHead, SegmentEnd
+
+
+def kept_from_ms(settings: LogSettings, *, now_ms: int) -> int | None:
+    """Return the write time from which records are kept; None if they are at any age."""
+    if settings.retention_s is None:
+        return None
+    return now_ms - int(settings.retention_s * 1000)
+
+
+def last_write_ms(end: SegmentEnd) -> int:
+    """Return when the last record of a segment was written, or a time soon after that."""
+    return end.tail[-1].last_timestamp_ms if end.packed else end.completed_ms
+
+
+def must_complete(head: LogHead, *, kept_from_ms: int) -> bool:
+    """Return whether the segment in progress is so old that its writer must be dead, or idle.
+
+    One that is open was begun that long ago, one of staged appends got nothing since then.
+    """
+    segment = head.segment
+    if segment is None or segment.created_ms >= kept_from_ms:
+        return False
+    return head.open_extent is not None or head.last_timestamp_ms < kept_from_ms
+
+
+def first_kept(head: LogHead, ends: Sequence[SegmentEnd], *, kept_from_ms: int) -> DLSN | None:
+    """Return the position below which everything is too old; None if nothing is.
+
+    `ends` are completed segments, from the one that holds the first active position on.
+    """
+    old = 0
+    for end in ends:
+        if last_write_ms(end) >= kept_from_ms:
+            break
+        old += 1
+    if not old:
+        return None
+    lssn = head.first_active[0] + old
+    return head.end_dlsn if lssn > head.max_lssn else DLSN(lssn, 0, 0)

@@ -1,0 +1,370 @@
+"""Retention: what is too old goes, with a writer, without one, and beside truncation.
+
+Goal: the table in `upkeep/retention.py` holds for every log that has settings for it, and for no
+other.  Method: clocks that the test moves, a sweep of a worker, and what is stored then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from dlcore.config import LogSettings
+from dlcore.errors import ConfigurationError, LogEmptyError
+from dlcore.ids import DLSN
+from dlcore.log.metadata.segment import Extent
+from dlcore.log.metadata.values import LogHead, OpenSegment, SegmentEnd, Totals, pack
+from dlcore.log.upkeep.retention import first_kept, kept_from_ms, last_write_ms, must_complete
+from dlcore.metadata.stored import encode
+from tests.fixtures.aio import until
+from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
+
+if TYPE_CHECKING:
+    from dlcore.log.manager import DistributedLogManager
+
+HOUR_MS = 3_600_000
+HOURLY = LogSettings(retention_s=3600.0)
+
+
+def extent(last_timestamp_ms: int, *, is_open: bool = False) -> Extent:
+    """Return an extent of one record."""
+    return Extent(
+        ledger_id=1,
+        first_entry_id=0,
+        last_entry_id=None if is_open else 0,
+        record_count=0 if is_open else 1,
+        last_timestamp_ms=last_timestamp_ms,
+    )
+
+
+def segment_end(last_timestamp_ms: int | None, *, completed_ms: int = 0) -> SegmentEnd:
+    """Return a completed segment; None: all of its extents are in chunks."""
+    return SegmentEnd(
+        created_ms=0,
+        completed_ms=completed_ms,
+        start_sequence_id=0,
+        chunk_count=0,
+        chunked=Totals(),
+        packed=() if last_timestamp_ms is None else pack([extent(last_timestamp_ms)]),
+    )
+
+
+def test_records_are_kept_from_a_time_on() -> None:
+    """Or at any age."""
+    assert kept_from_ms(HOURLY, now_ms=4_000_000) == 400_000
+    assert kept_from_ms(LogSettings(), now_ms=4_000_000) is None
+
+
+def test_a_segment_is_as_old_as_its_last_record() -> None:
+    """Or as its completion, where the record's time lies further away."""
+    assert last_write_ms(segment_end(7, completed_ms=90)) == 7
+    assert last_write_ms(segment_end(None, completed_ms=90)) == 90
+
+
+def test_the_first_segment_that_is_young_enough_and_all_after_it_stay() -> None:
+    """Also where a later one is older, as clocks of writers may have it."""
+    head = LogHead(max_lssn=7, end=(7, 5), first_active=(5, 3, 0))
+    ends = [segment_end(10), segment_end(20), segment_end(15)]
+    assert first_kept(head, ends, kept_from_ms=10) is None
+    assert first_kept(head, ends, kept_from_ms=11) == DLSN(6, 0, 0)
+    assert first_kept(head, ends, kept_from_ms=20) == DLSN(6, 0, 0)
+    assert first_kept(head, ends, kept_from_ms=21) == DLSN(7, 5, 0)  # the end: nothing is left
+    assert first_kept(head, [], kept_from_ms=21) is None
+
+
+@pytest.mark.parametrize(
+    ("segment", "last_timestamp_ms", "expected"),
+    [
+        (None, 0, False),
+        (OpenSegment(created_ms=50, start_sequence_id=0), 0, False),
+        (OpenSegment(created_ms=49, start_sequence_id=0), 49, True),
+        (OpenSegment(created_ms=49, start_sequence_id=0), 50, False),  # staged appends go on
+        (
+            OpenSegment(created_ms=49, start_sequence_id=0, packed=pack([extent(0, is_open=True)])),
+            99,
+            True,
+        ),
+    ],
+)
+def test_when_a_segment_in_progress_must_be_completed(
+    segment: OpenSegment | None, last_timestamp_ms: int, *, expected: bool
+) -> None:
+    """It is old, and nobody adds to it."""
+    head = LogHead(segment=segment, last_timestamp_ms=last_timestamp_ms, max_lssn=1)
+    assert must_complete(head, kept_from_ms=50) is expected
+
+
+def test_a_retention_is_a_time() -> None:
+    """Zero would drop everything at once."""
+    with pytest.raises(ConfigurationError, match=r"retention_s=0\.0: expected seconds > 0"):
+        LogSettings(retention_s=0.0)
+
+
+async def write(cluster: MemoryCluster, log: DistributedLogManager, *txids: int) -> None:
+    """Write one segment for each transaction id, an hour apart."""
+    for txid in txids:
+        async with await log.open_writer() as writer:
+            await writer.write(record(txid))
+        pass_hours(cluster, 1)
+
+
+def pass_hours(cluster: MemoryCluster, hours: float) -> None:
+    """Let all clocks go on."""
+    for clock in cluster.clocks.values():
+        clock.current_ms += int(hours * HOUR_MS)
+
+
+async def sweep(cluster: MemoryCluster) -> None:
+    """Let a worker look once."""
+    await cluster.namespaces[0].upkeep().sweep()
+
+
+async def txids(log: DistributedLogManager) -> list[int]:
+    """Return what can be read."""
+    return [each.txid for each in await read_all(log)]
+
+
+def ledgers(cluster: MemoryCluster) -> int:
+    """Return how many ledgers there are."""
+    below = f"{cluster.paths.ledgers}/"
+    dump = cluster.tree.dump()
+    return sum(path.startswith(below) and path.count("/") == 5 for path in dump)
+
+
+def test_an_idle_log_loses_what_is_too_old_without_a_writer() -> None:
+    """Whole segments, and their space; a log without a retention loses nothing."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        await namespace.create_log("kept")
+        kept = await namespace.open_log("kept")
+        await write(cluster, kept, 1)
+        await write(cluster, log, 1, 2, 3)
+        await log.update_settings(retention_s=2.5 * 3600)
+        await sweep(cluster)
+        assert await txids(log) == [2, 3]
+        assert ledgers(cluster) == 3
+        pass_hours(cluster, 10)
+        await sweep(cluster)
+        assert await txids(log) == []
+        assert await txids(kept) == [1]
+        with pytest.raises(LogEmptyError):
+            await log.get_first_dlsn()
+        await write(cluster, log, 4)  # positions and transaction ids go on
+        assert [each.dlsn for each in await read_all(log)] == [DLSN(4, 0, 0)]
+
+    on_log(body)
+
+
+def test_a_retention_that_is_unset_drops_nothing_more() -> None:
+    """The log is not listed any more; nor is one that is deleted."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        listed = cluster.paths.retained_log(log.log_id)
+        await log.update_settings(retention_s=1)
+        assert listed in cluster.tree.dump()
+        await write(cluster, log, 1)
+        await log.update_settings(retention_s=None)
+        assert listed not in cluster.tree.dump()
+        await sweep(cluster)
+        assert await txids(log) == [1]
+        await log.update_settings(retention_s=1)
+        await log.delete()
+        assert listed not in cluster.tree.dump()
+        await sweep(cluster)
+
+    on_log(body)
+
+
+def test_what_a_dead_writer_left_gets_old_too() -> None:
+    """It is recovered, and goes; that of a writer that lives stays in progress."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        await log.update_settings(retention_s=3600)
+        writer = await log.open_writer()
+        await writer.write(record(1))
+        pass_hours(cluster, 1.5)
+        await sweep(cluster)
+        assert await txids(log) == [1]  # its owner lives, and completes it by its age
+        await writer.abort()
+        await sweep(cluster)
+        assert await txids(log) == []
+        assert ledgers(cluster) == 0
+
+    on_log(body)
+
+
+def test_an_idle_writer_completes_its_segment_by_age() -> None:
+    """So that it can go; the writer goes on in another one."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = await cluster.open("b", config=replace(CONFIG, segment_age_max_s=0.05))
+        log = await namespace.open_log("clicks")
+        await log.update_settings(retention_s=3600)
+        async with await log.open_writer() as writer:
+            await writer.write(record(1))
+            cluster.clocks["b"].current_ms += 50
+            await until(lambda: "OPENING" in repr(writer))
+            assert (await log.get_log_segments())[0].completed_ms
+            pass_hours(cluster, 2)
+            await sweep(cluster)
+            assert await txids(log) == []
+            assert await writer.write(record(2)) == DLSN(2, 0, 0)
+
+    on_log(body)
+
+
+def test_staged_appends_that_ended_get_old_too() -> None:
+    """Their segment is completed once nothing was added for so long."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        await log.update_settings(retention_s=3600)
+        batch = pa.record_batch({"payload": [b"x"]})
+        for version in range(2):
+            async with await cluster.namespaces[0].begin_append("me", version) as append:
+                await append.write_batch("clicks", batch)
+                await append.commit()
+            pass_hours(cluster, 0.9)
+            await sweep(cluster)
+        assert len(await txids(log)) == 2
+        pass_hours(cluster, 0.9)
+        await sweep(cluster)
+        assert await txids(log) == []
+        assert ledgers(cluster) == 0
+
+    on_log(body)
+
+
+def test_with_explicit_truncation_records_go_when_they_are_truncated_and_old() -> None:
+    """The last row of the table: space stays for the retention, and what is not truncated stays."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        await log.update_settings(retention_s=2.5 * 3600, explicit_truncation=True)
+        await write(cluster, log, 1, 2, 3)
+        pass_hours(cluster, -3)
+        assert await log.truncate(DLSN(3, 0, 0))
+        assert await txids(log) == [3]
+        assert ledgers(cluster) == 3
+        pass_hours(cluster, 3)
+        await sweep(cluster)
+        assert ledgers(cluster) == 2
+        pass_hours(cluster, 30)
+        await sweep(cluster)
+        assert ledgers(cluster) == 1
+        assert await txids(log) == [3]
+
+    on_log(body)
+
+
+def test_truncation_frees_space_at_once_without_or_beside_a_retention() -> None:
+    """The first two rows of the table."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        await write(cluster, log, 1, 2, 3)
+        await log.truncate(DLSN(2, 0, 0))
+        assert ledgers(cluster) == 2
+        await log.update_settings(retention_s=1e6)
+        await log.truncate(DLSN(3, 0, 0))
+        assert ledgers(cluster) == 1
+
+    on_log(body)
+
+
+def test_many_segments_go_in_steps() -> None:
+    """More than are looked at at once."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        await log.update_settings(retention_s=3600)
+        for txid in range(130):
+            async with await log.open_writer() as writer:
+                await writer.write(record(txid))
+        pass_hours(cluster, 2)
+        await write(cluster, log, 500)
+        pass_hours(cluster, -0.5)
+        await sweep(cluster)
+        assert await txids(log) == [500]
+
+    on_log(body)
+
+
+def test_a_log_whose_retention_fails_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """It is named; those after it have their turn."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        broken = []
+        for number in range(5):
+            await namespace.create_log(f"broken-{number}", settings=HOURLY)
+            broken.append(await namespace.open_log(f"broken-{number}"))
+            path = cluster.paths.log_of(broken[-1].log_id).settings
+            node = await cluster.stores["a"].get(path)
+            assert node is not None
+            await cluster.stores["a"].put(path, b"{}", version=node.version)
+        await log.update_settings(retention_s=3600)
+        await write(cluster, log, 1)
+        pass_hours(cluster, 1)
+        await sweep(cluster)
+        assert await txids(log) == []
+        assert all(f"retention of log={each.name} failed" in caplog.text for each in broken)
+
+    on_log(body)
+
+
+def test_a_listed_log_that_was_deleted_is_passed_over() -> None:
+    """Between the list and its turn."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        await log.update_settings(retention_s=3600)
+        path = cluster.paths.log_of(log.log_id).head
+        node = await cluster.stores["a"].get(path)
+        assert node is not None
+        gone = encode(LogHead(deleted=True))
+        await cluster.stores["a"].put(path, gone, version=node.version)
+        await sweep(cluster)
+        assert cluster.paths.retained_log(log.log_id) in cluster.tree.dump()
+
+    on_log(body)
+
+
+def test_truncation_by_transaction_id_and_by_time() -> None:
+    """The first record kept has the id or time, or a higher one; also through the writer."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        clock = cluster.clocks["a"]
+        start_ms = clock.current_ms
+        async with await log.open_writer() as writer:
+            for txid in range(6):
+                await writer.write(record(txid * 10))
+                clock.current_ms += 1000
+            assert await writer.truncate(txid=15)
+            assert await txids(log) == [20, 30, 40, 50]
+            assert await log.truncate(timestamp_ms=start_ms + 2500)
+            assert await txids(log) == [30, 40, 50]
+            assert not await log.truncate(txid=0)
+            assert await writer.truncate(timestamp_ms=start_ms + 60_000)
+            assert await txids(log) == []
+        for wrong in ({}, {"txid": 1, "dlsn": DLSN(1, 0, 0)}):
+            with pytest.raises(ConfigurationError, match="expected one of dlsn, txid, timestamp_m"):
+                await log.truncate(**wrong)  # type: ignore[arg-type]
+
+    on_log(body)
+
+
+def test_a_purge_drops_whole_segments_and_keeps_the_last() -> None:
+    """Those whose records all lie below a transaction id."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        await write(cluster, log, 10, 20)
+        async with await log.open_writer() as writer:
+            await writer.write(record(30))
+            await writer.write(record(31))
+        assert not await log.purge_logs_older_than(10)
+        assert await log.purge_logs_older_than(31)
+        assert await txids(log) == [30, 31]
+        assert not await log.purge_logs_older_than(1000)
+        assert await txids(log) == [30, 31]
+
+    on_log(body)
