@@ -26,6 +26,7 @@ from dlcore.tls import TlsFiles
 
 if TYPE_CHECKING:
     from dlcore.log.manager import DistributedLogManager
+    from dlcore.log.reading.ranges import LogRange
     from dlcore.log.reading.reader import AsyncLogReader
     from dlcore.log.staging.append import StagedAppend
     from dlcore.log.staging.writer import StagingWriter
@@ -45,6 +46,7 @@ __all__ = [
     "ExtentView",
     "LedgerClientConfig",
     "LogConfig",
+    "LogRange",
     "LogRecord",
     "LogRecordWithDLSN",
     "LogSettings",
@@ -67,6 +69,7 @@ _HEAVY = {
     "AsyncLogReader": "dlcore.log.reading.reader",
     "AsyncLogWriter": "dlcore.log.writing.writer",
     "DistributedLogManager": "dlcore.log.manager",
+    "LogRange": "dlcore.log.reading.ranges",
     "Namespace": "dlcore.namespace",
     "StagedAppend": "dlcore.log.staging.append",
     "StagingWriter": "dlcore.log.staging.writer",

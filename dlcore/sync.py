@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from dlcore._blocking import Blocking
 from dlcore._portal import Portal, close_at_exit, forget, shared_portal
 from dlcore._prefetch import scan
+from dlcore._sync_range import LogRange
 from dlcore._sync_reader import LogReader
 from dlcore._sync_staging import StagedAppend, StagingWriter
 from dlcore._sync_writer import LogWriter
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.log.manager import DistributedLogManager as AsyncManager
     from dlcore.log.metadata.segment import LogSegment
+    from dlcore.log.reading.ranges import Bound
     from dlcore.tls import TlsFiles
 
 __all__ = [
@@ -50,6 +52,7 @@ __all__ = [
     "CommitResult",
     "DistributedLogManager",
     "ExtentView",
+    "LogRange",
     "LogReader",
     "LogSnapshot",
     "LogWriter",
@@ -245,6 +248,14 @@ class DistributedLogManager(Blocking):
             self._manager.open_reader(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms)
         )
         return LogReader(self._portal, reader)
+
+    def read(self, start: Bound | None = None, end: Bound | None = None) -> LogRange:
+        """Return the records in [start, end), as batches, tables, frames, or an Arrow stream.
+
+        A bound is a position, a transaction id (int) or a time (datetime with a time zone); without
+        one it is the first record that is not truncated, or the end of what is readable now.
+        """
+        return LogRange(self._portal, self._call(self._manager.read(start, end)))
 
     def get_first_dlsn(self) -> DLSN:
         """Return the position of the first record, or raise `LogEmptyError`."""

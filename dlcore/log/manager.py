@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.segment import LogSegment
     from dlcore.log.metadata.values import LogMetadata, VersionedHead
+    from dlcore.log.reading.ranges import Bound, LogRange
     from dlcore.log.reading.scan import LogSnapshot
 
 logger = logging.getLogger(__name__)
@@ -123,6 +124,21 @@ class DistributedLogManager:
         start = ReadStart(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms)
         self._require_open()
         return await self._readers.open_reader(start)
+
+    async def read(self, start: Bound | None = None, end: Bound | None = None) -> LogRange:
+        """Return the records from `start` up to but not including `end`, to be read at once.
+
+        Args:
+            start: a position, a transaction id (int) or a time (datetime with a time zone): the
+                first record that is not below it; None: the first one that is not truncated.
+            end: likewise; None: the end of what is readable now.
+
+        Raises:
+            AlreadyTruncatedError: `start` is a position that was truncated away.
+            ConfigurationError: a time has no time zone.
+        """
+        self._require_open()
+        return await self._readers.open_range(start, end)
 
     # What is known
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dlcore.errors import AlreadyTruncatedError
 from dlcore.ids import DLSN
 from dlcore.log.metadata.history import LogHistory
 from dlcore.log.reading.cursor import ReadCursor
 from dlcore.log.reading.fetch import Fetcher
+from dlcore.log.reading.ranges import LogRange, RangeExtent, position_of
 from dlcore.log.reading.reader import AsyncLogReader, Fetching, ReadStart
 from dlcore.log.reading.snapshot import Finder, LogFollower
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from dlcore.config import LogConfig
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.values import LogKey
+    from dlcore.log.reading.ranges import Bound
 
 
 class ReaderOpener:
@@ -30,6 +33,27 @@ class ReaderOpener:
         """Open a reader."""
         fetching = await self._fetch_from(start)
         return AsyncLogReader(self._context, self._log.name, self._fetch_from, start, fetching)
+
+    async def open_range(self, start: Bound | None, end: Bound | None) -> LogRange:
+        """Return the records in [start, end) of what is readable now."""
+        finder = await self.finder()
+        snapshot = finder.snapshot
+        first = snapshot.first if start is None else await position_of(finder, start)
+        last = snapshot.end if end is None else await position_of(finder, end)
+        if isinstance(start, DLSN) and DLSN.INITIAL < start < snapshot.first:
+            raise AlreadyTruncatedError(
+                f"log {self._log.name!r}: position {start} was truncated away, the first one left "
+                f"is {snapshot.first}"
+            )
+        scans = snapshot.scans(first, last)
+        extent = RangeExtent(
+            log=self._log.name,
+            start=first,
+            end=last,
+            record_count_estimate=sum(each.record_count_estimate for each in scans),
+            size_bytes_estimate=sum(each.size_bytes_estimate for each in scans),
+        )
+        return LogRange(extent, lambda dlsn: self.open_reader(ReadStart(dlsn=dlsn)))
 
     async def finder(self) -> Finder:
         """Return what finds positions in the log as it is now."""

@@ -278,6 +278,11 @@ class Finder:
         self._context = context
         self._snapshot = snapshot
 
+    @property
+    def snapshot(self) -> LogSnapshot:
+        """Where it looks."""
+        return self._snapshot
+
     async def last_dlsn(self) -> DLSN | None:
         """Return the position of the last record, or None if there is none."""
         snapshot = self._snapshot

@@ -1,0 +1,85 @@
+"""The blocking range of a log: batches, tables, frames, and a stream that others scan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dlcore._sync_reader import LogReader
+from dlcore.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pandas as pd
+    import pyarrow as pa
+
+    from dlcore._portal import Portal
+    from dlcore.log.reading.ranges import LogRange as AsyncLogRange, RangeExtent
+
+
+class LogRange:
+    """The records of a log in [start, end), fixed when it was made; use `log.read`.
+
+    Iterating yields Arrow batches with the columns of `schema`.  DuckDB, Polars and others that
+    know Arrow's stream interface scan it as it is, batch by batch.  Each use reads again; what is
+    truncated before it is read is an `AlreadyTruncatedError`.
+    """
+
+    def __init__(self, portal: Portal, log_range: AsyncLogRange) -> None:
+        self._portal = portal
+        self._range = log_range
+
+    def __repr__(self) -> str:
+        return f"<LogRange {self.extent}>"
+
+    @property
+    def extent(self) -> RangeExtent:
+        """What it covers."""
+        return self._range.extent
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns."""
+        return self._range.schema
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        from dlcore.log.reading.ranges import rows_before
+
+        end = self.extent.end
+        if self.extent.is_empty:
+            return
+        with LogReader(self._portal, self._portal.call(self._range.open_reader())) as reader:
+            while reader.position < end:
+                batch = reader.read_batch()
+                part = rows_before(batch, end)
+                if part.num_rows:
+                    yield part
+
+    def to_arrow(self) -> pa.Table:
+        """Return all of it as a table; the records are not copied."""
+        import pyarrow as pa
+
+        return pa.Table.from_batches(list(self), self.schema)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return all of it as a pandas frame."""
+        frame: pd.DataFrame = self.to_arrow().to_pandas()
+        return frame
+
+    def to_polars(self) -> Any:
+        """Return all of it as a Polars frame.
+
+        Raises:
+            ConfigurationError: Polars is not installed.
+        """
+        try:
+            import polars
+        except ImportError as error:
+            raise ConfigurationError("to_polars() needs Polars: pip install polars") from error
+        return polars.from_arrow(self.to_arrow())
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        import pyarrow as pa
+
+        reader = pa.RecordBatchReader.from_batches(self.schema, iter(self))
+        return reader.__arrow_c_stream__(requested_schema)

@@ -1,0 +1,71 @@
+"""Ranges of a log on a real cluster, as tables and frames, and as streams that others scan."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from dlcore.errors import ConfigurationError
+from dlcore.sync import open_namespace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dlcore.sync import DistributedLogManager
+
+COUNT = 40_000
+
+
+@pytest.fixture(scope="module")
+def log(namespace_uri: str) -> Iterator[DistributedLogManager]:
+    """Yield a log of some entries in two segments, with transaction ids from 0."""
+    with open_namespace(namespace_uri) as namespace:
+        namespace.create_log("ranges")
+        with namespace.open_log("ranges") as manager:
+            for first in (0, COUNT // 2):
+                with manager.open_writer() as writer:
+                    txids = list(range(first, first + COUNT // 2))
+                    payloads = [b"%d" % txid for txid in txids]
+                    writer.write_batch(pa.record_batch({"txid": txids, "payload": payloads}))
+            yield manager
+
+
+def test_tables_and_frames(log: DistributedLogManager) -> None:
+    """The same rows in each form."""
+    part = log.read(1_000, 39_000)
+    table = part.to_arrow()
+    assert table["txid"].to_pylist() == list(range(1_000, 39_000))
+    assert sum(batch.num_rows for batch in part) == 38_000
+    frame = part.to_pandas()
+    assert frame["payload"].iloc[-1] == b"38999"
+    assert part.to_polars().equals(pl.from_arrow(table))
+    assert part.schema == table.schema
+    assert repr(part).startswith("<LogRange 'ranges' from 1:")
+    assert log.read(5, 5).to_arrow().num_rows == 0
+
+
+def test_streams_that_others_scan(log: DistributedLogManager) -> None:
+    """DuckDB and Polars take the range as it is; who needs a few rows does not read all."""
+    rows = log.read()
+    query = "select count(*), min(txid), max(sequence_id) from rows where txid >= 100"
+    assert duckdb.execute(query).fetchall() == [(COUNT - 100, 100, COUNT - 1)]
+    assert duckdb.execute("select payload from rows limit 1").fetchall() == [(b"0",)]
+    lazy = pl.scan_arrow_c_stream(rows)
+    assert lazy.select(pl.col("txid").sum()).collect().item() == sum(range(COUNT))
+    reader = pa.RecordBatchReader.from_stream(rows)
+    assert 0 < reader.read_next_batch().num_rows < COUNT
+    reader.close()
+
+
+def test_polars_that_is_not_there(
+    log: DistributedLogManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error says what to install."""
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(ConfigurationError, match="pip install polars"):
+        log.read().to_polars()
