@@ -12,23 +12,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import crc32c
-
 from bookie.disks.port import DiskFullError, write_with_room
 from bookie.files.format import (
     RECORD_HEADER_BYTES,
     FileHeader,
     Record,
     RecordType,
-    decode_fence,
     decode_file_header,
-    decode_garbage,
-    decode_lac,
     encode_file_header,
     file_name,
     file_number,
     find_record_after,
-    read_record_header,
     stated_header_size,
 )
 from bookie.files.index import (
@@ -37,8 +31,8 @@ from bookie.files.index import (
     encode_footer_record,
     read_footer,
 )
-from dlcore.errors import BookieStorageError, DigestMismatchError
-from dlcore.wire.digest import decode_frame, frame_check
+from bookie.files.records import IntactRecords
+from dlcore.errors import BookieStorageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -403,58 +397,15 @@ async def _replay(disk: Disk, file: DiskFile, header: FileHeader, end: int) -> _
 
 def _replay_window(replayed: _Replayed, view: memoryview, end: int) -> int:
     """Take the records in `view`; return how much to read next, 0 for no more."""
-    start = replayed.records_end
-    while True:
-        offset = replayed.records_end
-        if offset + RECORD_HEADER_BYTES > start + len(view) < end:
-            return _WINDOW_BYTES
-        record = read_record_header(view, offset, replayed.header, view_offset=start)
-        if record is None or record.end > end or record.sequence != replayed.sequence:
+    records = IntactRecords(view, replayed.records_end, replayed.header, end=end)
+    for each in records:
+        if each.record.sequence != replayed.sequence:
             return 0
-        if record.end > start + len(view):
-            return max(_WINDOW_BYTES, record.end - offset)
-        payload = view[record.payload_offset - start : record.end - start]
-        if record.type is RecordType.FOOTER and crc32c.crc32c(payload) == record.payload_crc:
-            replayed.footer = record
+        if each.record.type is RecordType.FOOTER:
+            replayed.footer = each.record
             return 0
-        if not index_record(replayed.index, record, payload):
-            return 0
-        replayed.records_end = record.end
+        each.take_into(replayed.index)
+        replayed.records_end = each.record.end
         replayed.sequence += 1
-        replayed.batch_offset = record.batch_offset
-
-
-def index_record(index: FileIndex, record: Record, payload: memoryview) -> bool:
-    """Take the record into the index; return False, and take nothing, if its payload is damaged."""
-    if record.type is RecordType.ENTRY:
-        return _index_entry(index, record, payload)
-    if crc32c.crc32c(payload) != record.payload_crc:
-        return False
-    match record.type:
-        case RecordType.FENCE:
-            index.note_fence(decode_fence(payload))
-        case RecordType.LAC:
-            ledger_id, last_add_confirmed = decode_lac(payload)
-            index.note_lac(ledger_id, last_add_confirmed)
-        case RecordType.GARBAGE:
-            index.deleted_files.extend(decode_garbage(payload))
-        case RecordType.MARK | RecordType.FOOTER:
-            pass
-    return True
-
-
-def _index_entry(index: FileIndex, record: Record, payload: memoryview) -> bool:
-    try:
-        frame = decode_frame(payload)
-    except DigestMismatchError:
-        return False
-    if frame_check(payload) != record.payload_crc:
-        return False
-    index.add_entry(
-        ledger_id=frame.ledger_id,
-        entry_id=frame.entry_id,
-        offset=record.payload_offset,
-        size=record.payload_bytes,
-        last_add_confirmed=frame.last_add_confirmed,
-    )
-    return True
+        replayed.batch_offset = each.record.batch_offset
+    return records.cut_bytes and max(_WINDOW_BYTES, records.cut_bytes)

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-import crc32c
 import numpy as np
 
 from bookie.disks.port import write_with_room
@@ -29,22 +28,20 @@ from bookie.files.entry_reader import read_run
 from bookie.files.format import (
     RECORD_HEADER_BYTES,
     FileHeader,
-    RecordType,
     decode_file_header,
     file_name,
-    read_record_header,
 )
 from bookie.files.index import FileIndex, encode_footer_record
-from bookie.files.replay import index_record, read_header
-from dlcore.errors import BookieStorageError, DigestMismatchError
-from dlcore.wire.digest import EntryFrame, decode_frame, frame_check
+from bookie.files.records import IntactRecords
+from bookie.files.replay import read_header
+from dlcore.errors import BookieStorageError
+from dlcore.wire.digest import EntryFrame
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from bookie.config import ScrubConfig
     from bookie.disks.port import DiskFile
-    from bookie.files.format import Record
     from bookie.files.index import EntryColumns
     from bookie.parts import Parts
 
@@ -65,7 +62,7 @@ class ScrubReport:
     footers_made_again: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Part:
     """The records of one file that are read."""
 
@@ -75,6 +72,9 @@ class _Part:
     end: int
     columns: Callable[[], EntryColumns | None]
     """What should be there, asked for only once something is not."""
+    index: FileIndex | None = None
+    """What is there, if its footer has to be made again."""
+    record_count: int = 0
 
 
 class Scrubber:
@@ -158,13 +158,14 @@ class Scrubber:
             start=start,
             end=place.offset,
             columns=lambda: columns,
+            index=FileIndex(number) if footer is None and header is not None else None,
         )
         damaged = report.damaged_records
         await self._scrub_records(file, part, report)
-        if footer is None and header is not None and report.damaged_records == damaged:
+        if part.index is not None and report.damaged_records == damaged:
             async with self._footer_lock:
                 if number in self._parts.damage.footers:
-                    await self._make_footer_again(file, part, report)
+                    await self._make_footer_again(file, part, part.index, report)
         return footer is not None and header is not None
 
     async def _header(self, number: int, file: DiskFile) -> FileHeader | None:
@@ -203,14 +204,12 @@ class Scrubber:
                 logger.warning("scrubbing: %s", error)
                 position = await self._scrub_unreadable(file, part, position, size, report)
                 continue
-            stop, is_damaged = await self._parts.disk.compute(
-                walk_records, data, position, part.end, part.header
-            )
+            stop, cut_bytes = await self._parts.disk.compute(_walk, part, data, position)
             report.bytes_read += stop - position
-            if is_damaged:
+            if not cut_bytes and stop < part.end:
                 report.damaged_records += 1
                 stop = self._note_damaged_record(part, stop)
-            chunk_bytes = _CHUNK_BYTES if stop > position else 2 * chunk_bytes  # a big record
+            chunk_bytes = max(_CHUNK_BYTES, cut_bytes)  # of a big record
             position = stop
             await asyncio.sleep(size / self._config.bytes_per_second)
 
@@ -250,13 +249,18 @@ class Scrubber:
 
     # Footers
 
-    async def _make_footer_again(self, file: DiskFile, part: _Part, report: ScrubReport) -> None:
-        """Write the footer that the intact records give."""
+    async def _make_footer_again(
+        self, file: DiskFile, part: _Part, index: FileIndex, report: ScrubReport
+    ) -> None:
+        """Write the footer that the records give, which are all intact."""
         number = part.header.number
         try:
-            index, sequence = await self._index_all(file, part)
             buffers = await self._parts.disk.compute(
-                encode_footer_record, index, part.header, offset=part.end, sequence=sequence
+                encode_footer_record,
+                index,
+                part.header,
+                offset=part.end,
+                sequence=part.record_count,
             )
             if number not in self._parts.files:
                 return
@@ -274,84 +278,22 @@ class Scrubber:
         self._parts.damage.footer_is_whole(number)
         report.footers_made_again += 1
 
-    async def _index_all(self, file: DiskFile, part: _Part) -> tuple[FileIndex, int]:
-        """Return the index of all records, and their number.
 
-        Raises:
-            BookieStorageError: one is damaged.
-        """
-        index = FileIndex(part.header.number)
-        position, sequence = part.start, 0
-        chunk_bytes = _CHUNK_BYTES
-        while position < part.end:
-            size = min(chunk_bytes, part.end - position)
-            data = await file.read(position, size)
-            stop, count = await self._parts.disk.compute(
-                index_records, data, position, part.header, index
-            )
-            if stop == position and size == part.end - position:
-                raise BookieStorageError(f"the record at offset {position} is damaged")
-            chunk_bytes = _CHUNK_BYTES if stop > position else 2 * chunk_bytes
-            position, sequence = stop, sequence + count
-            await asyncio.sleep(size / self._config.bytes_per_second)
-        return index, sequence
+def _walk(part: _Part, view: memoryview, offset: int) -> tuple[int, int]:
+    """Go over the intact records in `view`, which begins at `offset`.
 
-
-def walk_records(view: memoryview, offset: int, end: int, header: FileHeader) -> tuple[int, bool]:
-    """Return where the intact records from `offset` end, and whether a damaged one is there.
-
-    `view` begins at `offset`, and may end in the middle of a record; `end` is that of all records.
+    Returns where they end, and how much of the next one has to be read to tell more: 0 if it is
+    damaged, or there is none.
     """
-    position = offset
-    while position < offset + len(view):
-        record = _record_at(view, position, offset, header)
-        if record is None:
-            is_cut = position + RECORD_HEADER_BYTES > offset + len(view)
-            return position, not is_cut or offset + len(view) == end
-        if record.end > offset + len(view):
-            return position, record.end > end
-        payload = view[record.payload_offset - offset : record.end - offset]
-        if not _is_intact(record, payload):
-            return position, True
-        position = record.end
-    return position, False
-
-
-def index_records(
-    view: memoryview, offset: int, header: FileHeader, index: FileIndex
-) -> tuple[int, int]:
-    """Take the whole intact records from `offset` into `index`; return their end and count.
-
-    `view` begins at `offset`.
-    """
-    position, count = offset, 0
-    while position < offset + len(view):
-        record = _record_at(view, position, offset, header)
-        if record is None or record.end > offset + len(view):
-            break
-        payload = view[record.payload_offset - offset : record.end - offset]
-        if not index_record(index, record, payload):
-            break
-        position = record.end
-        count += 1
-    return position, count
-
-
-def _record_at(view: memoryview, position: int, offset: int, header: FileHeader) -> Record | None:
+    records = IntactRecords(view, offset, part.header, end=part.end)
     try:
-        return read_record_header(view, position, header, view_offset=offset)
-    except BookieStorageError:
-        return None  # of a type that was never written here
-
-
-def _is_intact(record: Record, payload: memoryview) -> bool:
-    if record.type is not RecordType.ENTRY:
-        return crc32c.crc32c(payload) == record.payload_crc
-    try:
-        decode_frame(payload)
-    except DigestMismatchError:
-        return False
-    return frame_check(payload) == record.payload_crc
+        for each in records:
+            part.record_count += 1
+            if part.index is not None:
+                each.take_into(part.index)
+    except BookieStorageError as error:
+        logger.warning("scrubbing: %s", error)  # of a type that was never written here
+    return records.position, records.cut_bytes
 
 
 def _location(number: int, columns: EntryColumns, row: int) -> Location:

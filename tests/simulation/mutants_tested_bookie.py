@@ -8,18 +8,19 @@ from unittest.mock import patch
 from bookie.files import (
     compaction_choice as compaction_choice_module,
     format as entry_log_format_module,
+    records as records_module,
     replay as replay_module,
 )
 from bookie.files.damage import DamageLog
 from bookie.files.entry_reader import EntryReader
-from bookie.files.replay import index_record
+from bookie.files.records import IntactRecord
 from bookie.files.sealed_files import SealedFiles
 from bookie.followers import Followers
 from bookie.membership.repair import Repairer
 from bookie.serving.read_streams import FollowStream
 from bookie.space.held_entries import HeldEntries
 from bookie.storage import LedgerStorage
-from bookie.upkeep import compaction as compaction_module, scrub as scrub_module
+from bookie.upkeep import compaction as compaction_module
 from bookie.upkeep.compaction import Compactor
 from bookie.upkeep.garbage import GarbageJudge
 from bookie.upkeep.garbage_collector import GarbageCollector
@@ -293,14 +294,6 @@ def scrubbing_leaves_out_the_newest_file() -> Iterator[None]:
 def a_footer_is_made_of_what_is_left() -> Iterator[None]:
     """Section 4.4: a new footer leaves out the damaged entry, which so counts as absent."""
 
-    async def lenient(self: Scrubber, file: Any, part: Any) -> Any:
-        from bookie.files.index import FileIndex
-
-        index = FileIndex(part.header.number)
-        data = await file.read(part.start, part.end - part.start)
-        _, count = scrub_module.index_records(data, part.start, part.header, index)
-        return index, count
-
     records = Scrubber._scrub_records
 
     async def quiet(self: Scrubber, file: Any, part: Any, report: Any) -> None:
@@ -308,10 +301,7 @@ def a_footer_is_made_of_what_is_left() -> Iterator[None]:
         await records(self, file, part, report)
         report.damaged_records = damaged
 
-    with (
-        patch.object(Scrubber, "_index_all", lenient),
-        patch.object(Scrubber, "_scrub_records", quiet),
-    ):
+    with patch.object(Scrubber, "_scrub_records", quiet):
         yield
 
 
@@ -329,7 +319,11 @@ def damaged_footers_stay() -> Iterator[None]:
 @caught_by("bookie/test_scrub.py::test_any_flipped_byte_of_a_sealed_file_is_found")
 def scrubbing_believes_record_headers() -> Iterator[None]:
     """#4659: payloads are not compared with their checksums."""
-    with patch.object(scrub_module, "_is_intact", lambda *_: True):
+
+    def believe(record: Any, payload: memoryview) -> IntactRecord:
+        return IntactRecord(record, payload, None)
+
+    with patch.object(records_module, "_verified", believe):
         yield
 
 
@@ -354,7 +348,7 @@ def replay_ignores_the_sequence() -> Iterator[None]:
         record = read(*about, **more)
         return None if record is None else record._replace(sequence=Same(record.sequence))
 
-    with patch.object(replay_module, "read_record_header", lenient):
+    with patch.object(records_module, "read_record_header", lenient):
         yield
 
 
@@ -362,11 +356,11 @@ def replay_ignores_the_sequence() -> Iterator[None]:
 def replay_believes_damaged_records() -> Iterator[None]:
     """#2220: a record whose checksum is wrong is taken like any other."""
 
-    def believe(index: Any, record: Any, payload: memoryview) -> bool:
-        index_record(index, record, payload)
-        return True
+    def believe(record: Any, payload: memoryview) -> IntactRecord:
+        return verified(record, payload) or IntactRecord(record, payload, None)
 
-    with patch.object(replay_module, "index_record", believe):
+    verified = records_module._verified
+    with patch.object(records_module, "_verified", believe):
         yield
 
 
