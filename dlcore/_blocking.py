@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
     from types import TracebackType
 
     from dlcore._portal import Portal
@@ -43,3 +43,15 @@ class Blocking:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def iterate(portal: Portal, iterator: AsyncIterator[_Result]) -> Iterator[_Result]:
+    """Return what an async iterator gives, each of it fetched when it is asked for."""
+
+    async def fetch() -> tuple[_Result, ...]:
+        async for each in iterator:
+            return (each,)
+        return ()
+
+    while found := portal.call(fetch()):
+        yield found[0]

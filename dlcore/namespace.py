@@ -11,7 +11,7 @@ import logging
 import os
 import random
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from dlcore.ledger.metadata.registry import BookieInfo, BookieRegistry
 from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.log.context import LogContext
 from dlcore.log.manager import DistributedLogManager
+from dlcore.log.metadata.listing import PAGE_SIZE, list_pages
 from dlcore.log.metadata.owner import StagingOwner
 from dlcore.log.metadata.staged import StagedStatus, list_all_staged, settle_abandoned
 from dlcore.log.metadata.store import LogStore
@@ -203,8 +204,31 @@ class Namespace:
 
     async def get_logs(self, prefix: str | None = None) -> list[str]:
         """Return the sorted names of all logs, or of those that start with `prefix`."""
+        return sorted([name async for page in self.list_logs(prefix) for name in page])
+
+    def list_logs(
+        self, prefix: str | None = None, *, after: str | None = None, page_size: int = PAGE_SIZE
+    ) -> AsyncIterator[list[str]]:
+        """Return pages of the names of all logs, or of those that start with `prefix`.
+
+        However many the logs are, a page and each answer of the metadata store stay small.  The
+        order is always the same, but not sorted.  A log that is there all the time and keeps its
+        name is listed once.  To list is to read every name, whatever the prefix: who wants to know
+        again and again uses `watch_logs`.
+
+        Args:
+            prefix: of a path, `orders/`, or any other start of a name.
+            after: the last name of a page: list what follows, as another process goes on.
+            page_size: how many names a page has, but for the last one.
+        """
         self._require_open()
-        return await self._context.logs.list_logs(prefix)
+        return list_pages(
+            self._store,
+            self._context.paths,
+            (prefix or "").removeprefix("/"),
+            after=None if after is None else validate_log_name(after),
+            page_size=page_size,
+        )
 
     async def open_log(
         self, name: str, *, config: LogConfig | None = None, create_if_missing: bool = False

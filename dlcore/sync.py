@@ -16,7 +16,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
-from dlcore._blocking import Blocking
+from dlcore._blocking import Blocking, iterate
 from dlcore._portal import Portal, close_at_exit, forget, shared_portal
 from dlcore._prefetch import scan
 from dlcore._sync_range import LogRange
@@ -24,6 +24,7 @@ from dlcore._sync_reader import LogReader
 from dlcore._sync_staging import StagedAppend, StagingWriter
 from dlcore._sync_writer import LogWriter
 from dlcore.log.metadata.commits import AppendRun, SharedStaging
+from dlcore.log.metadata.listing import PAGE_SIZE
 from dlcore.log.reading.scan import (
     CommitResult,
     ExtentView,
@@ -35,7 +36,7 @@ from dlcore.log.reading.scan import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from dlcore import namespace as aio
     from dlcore.config import LedgerClientConfig, LogConfig, LogSettings
@@ -149,6 +150,17 @@ class Namespace(Blocking):
     def get_logs(self, prefix: str | None = None) -> list[str]:
         """Return the sorted names of all logs, or of those that start with `prefix`."""
         return self._call(self._namespace.get_logs(prefix))
+
+    def list_logs(
+        self, prefix: str | None = None, *, after: str | None = None, page_size: int = PAGE_SIZE
+    ) -> Iterator[list[str]]:
+        """Return pages of the names of all logs, or of those that start with `prefix`.
+
+        They are in no order, but always in the same one; `after` is the last name of a page.
+        """
+        return iterate(
+            self._portal, self._namespace.list_logs(prefix, after=after, page_size=page_size)
+        )
 
     def open_log(
         self, name: str, *, config: LogConfig | None = None, create_if_missing: bool = False

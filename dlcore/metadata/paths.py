@@ -7,7 +7,8 @@
 <root>/ledgers/idgen                            the next ledger id, as decimal text
 <root>/ledgers/<high>/<middle>/<low>            LedgerMetadata
     …/staged                                    StagedLedger, of a ledger that several extents share
-<root>/logs/<2-hex bucket>/<escaped name>       LogMetadata, written once: the name's log id
+<root>/logs/<2-hex bucket>/<escaped name>       LogMetadata, written once: the name's log id; of a
+                                                long name a digest stands for the rest
 <root>/heads/<2-hex bucket>/<log id>            LogHead: all of the log that changes; its version is
                                                 the log's only compare-and-set token
     …/lock                                      LockHolder, ephemeral: the log's writer
@@ -41,6 +42,10 @@ from dlcore.errors import CorruptMetadataError, InvalidNamespaceUriError
 _LEDGERS_PER_NODE = 10_000
 _URI = re.compile(r"(?P<scheme>[A-Za-z-]+)://(?P<servers>[^/]+)(?P<root>/.*)?")
 _SCHEMES = ("distributedlog", "distributedlog-bk")
+NAME_NODE_LENGTH_MAX = 160
+"""A longer component of a log's name is cut: the names of a million logs, 4,220 to a bucket, are
+then below 0.7 MB a bucket."""
+_CUT = "~"
 BUCKETS = tuple(f"{number:02x}" for number in range(256))
 _SAFE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.=:#@+")
 
@@ -186,7 +191,11 @@ class NamespacePaths:
 
     def log(self, name: str) -> str:
         """The node of a log's name."""
-        return f"{self.logs}/{_bucket(name)}/{escape(name)}"
+        return f"{self.logs}/{bucket_of(name)}/{_component_of(name)}"
+
+    def log_bucket(self, bucket: str) -> str:
+        """Parent of the names of one bucket."""
+        return f"{self.logs}/{bucket}"
 
     @property
     def heads(self) -> str:
@@ -195,7 +204,7 @@ class NamespacePaths:
 
     def log_of(self, log_id: str) -> LogPaths:
         """Paths of one log, whatever its name."""
-        return LogPaths(f"{self.heads}/{_bucket(log_id)}/{escape(log_id)}")
+        return LogPaths(f"{self.heads}/{bucket_of(log_id)}/{escape(log_id)}")
 
     @property
     def deleted_logs(self) -> str:
@@ -213,7 +222,7 @@ class NamespacePaths:
 
     def commit(self, identity: str) -> str:
         """Commit record of an identity of atomic appends."""
-        return f"{self.commits}/{_bucket(identity)}/{escape(identity)}"
+        return f"{self.commits}/{bucket_of(identity)}/{escape(identity)}"
 
     @property
     def staging(self) -> str:
@@ -222,7 +231,7 @@ class NamespacePaths:
 
     def staging_of(self, identity: str) -> str:
         """Parent of the ledgers staged under an identity."""
-        return f"{self.staging}/{_bucket(identity)}/{escape(identity)}"
+        return f"{self.staging}/{bucket_of(identity)}/{escape(identity)}"
 
     def staging_entry(self, identity: str, ledger_id: int) -> str:
         """Lists a ledger of an identity of which more may be committed."""
@@ -257,7 +266,7 @@ class NamespacePaths:
 
     def retained_log(self, log_id: str) -> str:
         """A log that has a retention."""
-        return f"{self.retained_logs}/{_bucket(log_id)}/{escape(log_id)}"
+        return f"{self.retained_logs}/{bucket_of(log_id)}/{escape(log_id)}"
 
     @property
     def upkeep(self) -> str:
@@ -271,7 +280,7 @@ class NamespacePaths:
 
     def upkeep_request(self, log_id: str) -> str:
         """A log that asks for upkeep."""
-        return f"{self.upkeep_requests}/{_bucket(log_id)}/{escape(log_id)}"
+        return f"{self.upkeep_requests}/{bucket_of(log_id)}/{escape(log_id)}"
 
     @property
     def upkeep_locks(self) -> str:
@@ -316,13 +325,27 @@ class NamespacePaths:
         return f"{self.root}/autorecovery/locks/{ledger_id}"
 
 
+def _component_of(name: str) -> str:
+    escaped = escape(name)
+    if len(escaped) <= NAME_NODE_LENGTH_MAX:
+        return escaped
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    return escaped[: NAME_NODE_LENGTH_MAX - len(digest) - len(_CUT)] + _CUT + digest
+
+
+def name_of_component(component: str) -> str | None:
+    """Return the name of the log whose node this is; None if only the node's value tells it."""
+    return None if _CUT in component else unescape(component)
+
+
 def _split(ledger_id: int) -> str:
     high, low = divmod(ledger_id, _LEDGERS_PER_NODE)
     high, middle = divmod(high, _LEDGERS_PER_NODE)
     return f"{high}/{middle:04d}/{low:04d}"
 
 
-def _bucket(text: str) -> str:
+def bucket_of(text: str) -> str:
+    """Return which of the buckets a name is in."""
     return hashlib.sha256(text.encode()).hexdigest()[:2]
 
 

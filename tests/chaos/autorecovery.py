@@ -20,6 +20,7 @@ from dlcore.clock import SystemClock
 from dlcore.config import LogConfig
 from dlcore.errors import DLError, LogNotFoundError
 from dlcore.ledger.metadata.registry import BookieRegistry
+from dlcore.log.metadata.listing import PAGE_SIZE, list_pages
 from dlcore.log.upkeep.merging import MergePolicy
 from dlcore.log.upkeep.worker import UpkeepConfig, ask_for_upkeep
 from dlcore.metadata.binding import read_binding
@@ -97,9 +98,11 @@ async def open_namespace(uri: str) -> Namespace:
 async def ask_for_merging(context: LogContext) -> None:
     """Ask for the upkeep of every log, much more often than commits do."""
     while True:
-        for name in await context.logs.list_logs(None):
-            with contextlib.suppress(LogNotFoundError):  # it came and went
-                await ask_for_upkeep(context, {await context.logs.find(name): 1})
+        pages = list_pages(context.store, context.paths, "", after=None, page_size=PAGE_SIZE)
+        async for page in pages:
+            for name in page:
+                with contextlib.suppress(LogNotFoundError):  # it came and went
+                    await ask_for_upkeep(context, {await context.logs.find(name): 1})
         await asyncio.sleep(_ASK_EVERY_S)
 
 

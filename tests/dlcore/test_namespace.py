@@ -12,6 +12,7 @@ from dlcore.config import LedgerClientConfig, LogConfig, QuorumConfig
 from dlcore.errors import (
     AlreadyClosedError,
     AlreadyTruncatedError,
+    ConfigurationError,
     CorruptMetadataError,
     InvalidLogNameError,
     InvalidNamespaceUriError,
@@ -21,6 +22,7 @@ from dlcore.errors import (
 )
 from dlcore.ids import DLSN
 from dlcore.ledger.client import LedgerClient
+from dlcore.metadata.memory import MemoryTree
 from dlcore.namespace import open_namespace
 from dlcore.records import LogRecord
 from dlcore.scanning import ScanClients, scan
@@ -28,9 +30,10 @@ from dlcore.transport.memory import MemoryBookieClient
 from tests.fixtures.memory_namespace import ManualClock, MemoryCluster, memory_cluster
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from dlcore.ids import BookieId
+    from dlcore.metadata.port import Versioned
     from dlcore.namespace import Namespace
 
 
@@ -250,3 +253,67 @@ def test_a_scan_of_what_is_gone_meanwhile_says_so(change: str) -> None:
             [b async for b in scan(scans, clients=PlannedClients(namespace))]
 
     on_namespace(body)
+
+
+def test_logs_are_listed_in_pages() -> None:
+    """Each once, also those with long names; a page has its size, and another goes on after it."""
+
+    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+        names = {f"many/{i}" for i in range(40)} | {"ä" * 250 + str(i) for i in range(10)}
+        for name in names:
+            await namespace.create_log(name)
+        pages = [page async for page in namespace.list_logs(page_size=15)]
+        assert [len(page) for page in pages] == [15, 15, 15, 5]
+        listed = [name for page in pages for name in page]
+        assert len(listed) == len(set(listed))
+        assert set(listed) == names
+        assert await namespace.get_logs() == sorted(names)
+        for at in (0, 17, 48, 49):
+            rest = [page async for page in namespace.list_logs(after=listed[at])]
+            assert [name for page in rest for name in page] == listed[at + 1 :]
+        of_prefix = [page async for page in namespace.list_logs("/many/1")]
+        assert {n for p in of_prefix for n in p} == {n for n in names if n.startswith("many/1")}
+        assert [page async for page in namespace.list_logs("nothing")] == []
+        with pytest.raises(ConfigurationError, match="page_size=0"):
+            [page async for page in namespace.list_logs(page_size=0)]
+        with pytest.raises(InvalidLogNameError):
+            namespace.list_logs(after="a b")
+
+    on_namespace(body)
+
+
+def test_a_list_has_what_others_completed_before() -> None:
+    """Also beside a server that lags; what goes while it is listed is left out."""
+
+    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+        long = "x" * 300
+        await namespace.create_log(long)
+        store = cluster.stores["a"]
+        get_many = store.get_many
+
+        async def delete_first(paths: Sequence[str]) -> list[Versioned | None]:
+            store.get_many = get_many  # type: ignore[method-assign]
+            await (await cluster.open("b")).delete_log(long)
+            return await get_many(paths)
+
+        store.get_many = delete_first  # type: ignore[method-assign, assignment]
+        assert await namespace.get_logs() == []
+
+    on_namespace(body)
+
+
+def test_a_new_log_is_listed_beside_a_server_that_lags() -> None:
+    """A list that begins after a log was created has it."""
+
+    async def run() -> None:
+        tree = MemoryTree(latency=lambda: 0.001, lag=lambda: 3600.0)
+        cluster = MemoryCluster(tree=tree)
+        await cluster.start()
+        try:
+            one, other = await cluster.open("a"), await cluster.open("b")
+            await one.create_log("clicks")
+            assert await other.get_logs() == ["clicks"]
+        finally:
+            await cluster.aclose()
+
+    asyncio.run(asyncio.wait_for(run(), 60))

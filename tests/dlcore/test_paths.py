@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given, strategies as st
 
 from dlcore.errors import CorruptMetadataError, InvalidNamespaceUriError
-from dlcore.metadata.paths import NamespacePaths, NamespaceUri, escape, parse_uri, unescape
+from dlcore.metadata.paths import (
+    NAME_NODE_LENGTH_MAX,
+    NamespacePaths,
+    NamespaceUri,
+    bucket_of,
+    escape,
+    name_of_component,
+    parse_uri,
+    unescape,
+)
 
 PATHS = NamespacePaths("/dlog")
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40)
@@ -101,6 +110,23 @@ def test_different_names_have_different_paths(one: str, two: str) -> None:
 def test_the_escaped_form(name: str, escaped: str) -> None:
     """It is stored: it must never change."""
     assert escape(name) == escaped
+
+
+@given(st.text("ab/ä", min_size=1, max_size=400) | NAMES)
+def test_the_node_of_a_name_is_short_and_tells_it_or_where_to_look(name: str) -> None:
+    """So that a million names are listed in answers below 1 MB, whatever their length."""
+    component = PATHS.log(name).rpartition("/")[2]
+    assert PATHS.log(name) == f"{PATHS.log_bucket(bucket_of(name))}/{component}"
+    assert len(component) <= NAME_NODE_LENGTH_MAX
+    assert name_of_component(component) in (name, None)
+    assert (name_of_component(component) is None) == (len(escape(name)) > NAME_NODE_LENGTH_MAX)
+
+
+def test_a_long_name_is_cut() -> None:
+    """What is cut off is told by a digest: it is stored, and must never change."""
+    digest = "f8a8b95f0b6e025fd8bf8f44"
+    component = PATHS.log("a/" + "x" * 200).rpartition("/")[2]
+    assert component.startswith("a%2F" + "x" * 91 + "~" + digest)
 
 
 @pytest.mark.parametrize("component", ["%FF", "%C3", "a%80"])

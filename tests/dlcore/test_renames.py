@@ -126,7 +126,7 @@ def test_who_opened_it_before_goes_on_but_cannot_delete_by_the_old_name() -> Non
         await write(other, 1)
         assert await log.get_log_record_count() == 1
         for call in (other.delete, lambda: other.rename("third")):
-            with pytest.raises(LogRenamedError, match="'clicks' has another name by now"):
+            with pytest.raises(LogRenamedError, match="'clicks' is called 'visits' now"):
                 await call()
         assert await cluster.namespaces[0].get_logs() == ["clicks", "visits"]
         await log.delete()

@@ -36,3 +36,18 @@ def test_a_log_is_renamed(namespace_uri: str) -> None:
         assert renamed.name == "names/c"
         assert namespace.get_logs("names/") == ["names/c", "names/taken"]
         renamed.delete()
+
+
+def test_logs_are_listed_in_pages(namespace_uri: str) -> None:
+    """Each once; a loop may end early, and another goes on after the last name of a page."""
+    with open_namespace(namespace_uri) as namespace:
+        names = {f"pages/{i}" for i in range(30)} | {f"pages/{'x' * 400}{i}" for i in range(5)}
+        for name in names:
+            namespace.create_log(name)
+        for page in namespace.list_logs("pages/", page_size=20):
+            first = page
+            break
+        assert len(first) == 20
+        rest = [n for p in namespace.list_logs("pages/", after=first[-1]) for n in p]
+        assert len(rest) == 15
+        assert {*first, *rest} == names

@@ -437,7 +437,7 @@ def plan_delete(paths: NamespacePaths, log: LogMetadata, at: VersionedHead) -> t
     What the log holds is removed later, from the place where deleted logs are listed.
 
     Raises:
-        LogRenamedError: the name that `log` says is not the log's any more.
+        LogRenamedError: the log has another name than `log` says.
     """
     require_name(log, at.head)
     own = paths.log_of(log.log_id)
@@ -455,15 +455,15 @@ def plan_rename(
 ) -> tuple[LogMetadata, tuple[Op, ...]]:
     """Return the log under its new name, and the operations that give it this name.
 
-    All else of the log lies below its id.  The head counts its names: who knows the log by another
-    one learns of it, and of two changes of the name planned from one head, one is applied.
+    All else of the log lies below its id.  The head tells the name to who knows the log by an older
+    one; and of two changes of the name that are planned from one head, one is applied.
 
     Raises:
-        LogRenamedError: the name that `log` says is not the log's any more.
+        LogRenamedError: the log has another name than `log` says.
     """
     require_name(log, at.head)
-    head = replace(at.head, renames=at.head.renames + 1)
-    renamed = replace(log, name=name, renames=head.renames)
+    head = replace(at.head, name=name)
+    renamed = replace(log, name=name)
     ops = (
         Put(paths.log_of(log.log_id).head, encode(head), at.version),
         Delete(paths.log(log.name)),
@@ -472,10 +472,9 @@ def plan_rename(
     return renamed, ops
 
 
-def require_name(log: LogMetadata, head: LogHead) -> None:
-    """Raise `LogRenamedError` if the log was renamed since it was found by its name."""
-    if head.renames != log.renames:
+def require_name(log: LogKey, head: LogHead) -> None:
+    """Raise `LogRenamedError` if the log has another name than `log` says."""
+    if head.name not in ("", log.name):
         raise LogRenamedError(
-            f"log {log.name!r} has another name by now: open it by that name (its id is "
-            f"{log.log_id})"
+            f"log {log.name!r} is called {head.name!r} now (id {log.log_id}): open it by that name"
         )

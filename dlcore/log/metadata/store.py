@@ -99,12 +99,6 @@ class LogStore:
         path = self._paths.log(name)
         return await persistently(lambda: self._store.get(path, fresh=True)) is not None
 
-    async def list_logs(self, prefix: str | None) -> list[str]:
-        """Return the sorted names of the logs that start with `prefix`."""
-
-        names = await self.list_names(self._paths.logs)
-        return sorted(name for name in names if name.startswith(prefix or ""))
-
     async def list_names(self, parent: str) -> list[str]:
         """Return the unescaped names of the nodes in all buckets below `parent`."""
 

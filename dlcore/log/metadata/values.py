@@ -108,15 +108,12 @@ class LogKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogMetadata(LogKey, frozen=True, kw_only=True):
-    """What is fixed when a log is created, but for its name: the value of the name's node."""
+    """What is fixed when a log is created, and its name: the value of the name's node."""
 
     layout: int = LAYOUT
     created_ms: Count
     quorum: QuorumConfig
     """Of its ledgers."""
-    renames: Count = 0
-    """How often the log was renamed before it had this name; more by now, and the name is not its
-    any more."""
 
 
 class StoredSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,7 +205,7 @@ class LogHead(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     progress.  `end` is the position after the last record of a final extent.  What lies below
     `first_active` is truncated; of segment `first_lssn` the chunks below `first_chunk` are removed.
     `merges` counts the changes by merging; `merged_lssns` names the segments of the latest ones.
-    `renames` counts the log's names but the first.
+    `name` is the log's name once it was renamed.
     """
 
     layout: int = LAYOUT
@@ -225,7 +222,7 @@ class LogHead(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     merges: Count = 0
     merged_lssns: tuple[Number, ...] = ()
     segment: OpenSegment | None = None
-    renames: Count = 0
+    name: str = ""
 
     @property
     def end_dlsn(self) -> DLSN:

@@ -28,13 +28,9 @@ _AT_ONCE = 64
 class _NamedFollower(LogFollower):
     """Follows a log for as long as it has its name."""
 
-    def __init__(self, context: LogContext, log: LogMetadata) -> None:
-        super().__init__(context, log)
-        self._named = log
-
     async def take_at(self, at: VersionedHead) -> LogSnapshot:
-        """Return what is readable; `LogRenamedError` if it is of another name by now."""
-        require_name(self._named, at.head)
+        """Return what is readable; `LogRenamedError` if the log has another name by now."""
+        require_name(self.log, at.head)
         return await super().take_at(at)
 
 

@@ -1,4 +1,4 @@
-"""Renaming a log: a change of its name's node, counted in its head; the data stays where it is."""
+"""Renaming a log: a change of its name's node, told by its head; the data stays where it is."""
 
 from __future__ import annotations
 

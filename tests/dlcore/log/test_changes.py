@@ -314,15 +314,15 @@ def test_deletion() -> None:
 
 
 def test_renaming() -> None:
-    """Only the name's node moves; the head counts, so that stale names are known."""
+    """Only the name's node moves; the head tells the name to who has an older one."""
     tree = written(7)
     renamed, ops = plan_rename(NAMESPACE, LOG, tree.at, "visits")
-    assert renamed == replace(LOG, name="visits", renames=1)
+    assert renamed == replace(LOG, name="visits")
     put, delete, create = ops
     assert isinstance(put, Put)
     assert isinstance(create, Create)
     assert (put.path, put.version) == (PATHS.head, tree.at.version)
-    assert decode(LogHead, put.value, source="") == replace(tree.at.head, renames=1)
+    assert decode(LogHead, put.value, source="") == replace(tree.at.head, name="visits")
     assert delete == Delete(NAMESPACE.log("clicks"))
     assert create.path == NAMESPACE.log("visits")
     assert decode(LogMetadata, create.value, source="") == renamed
@@ -332,7 +332,7 @@ def test_renaming() -> None:
         lambda: plan_rename(NAMESPACE, LOG, after, "late"),
         lambda: plan_delete(NAMESPACE, LOG, after),
     ):
-        with pytest.raises(LogRenamedError, match="'clicks' has another name by now"):
+        with pytest.raises(LogRenamedError, match="'clicks' is called 'visits' now"):
             plan()
     assert plan_delete(NAMESPACE, renamed, after)[2] == Delete(NAMESPACE.log("visits"))
 

@@ -1,0 +1,84 @@
+"""Listing the names of logs: bucket by bucket, so that no answer and no page grows with all."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dlcore.config import require
+from dlcore.log.metadata.store import persistently
+from dlcore.log.metadata.values import LogMetadata
+from dlcore.metadata.paths import BUCKETS, bucket_of, name_of_component
+from dlcore.metadata.stored import decode
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from dlcore.metadata.paths import NamespacePaths
+    from dlcore.metadata.port import MetadataStore, Versioned
+
+PAGE_SIZE = 1000
+_BUCKETS_AT_ONCE = 32
+_VALUES_AT_ONCE = 500
+"""Values read in one request: of names of 512 bytes they are half a megabyte."""
+
+
+async def list_pages(
+    store: MetadataStore,
+    paths: NamespacePaths,
+    prefix: str,
+    *,
+    after: str | None,
+    page_size: int,
+) -> AsyncIterator[list[str]]:
+    """Yield the names that start with `prefix`, up to `page_size` at a time: see `place_of`.
+
+    `after` is the last name of a page, perhaps of an earlier listing: what follows it is yielded.
+    """
+    require(condition=page_size >= 1, key="page_size", value=page_size, rule="expected 1 or more")
+    await persistently(lambda: store.sync(paths.logs))
+    page: list[str] = []
+    start = 0 if after is None else BUCKETS.index(bucket_of(after))
+    for at in range(start, len(BUCKETS), _BUCKETS_AT_ONCE):
+        buckets = BUCKETS[at : at + _BUCKETS_AT_ONCE]
+        for names in await asyncio.gather(*(_list_bucket(store, paths, each) for each in buckets)):
+            page += [
+                name
+                for name in names
+                if name.startswith(prefix)
+                if after is None or place_of(name) > place_of(after)
+            ]
+            while len(page) >= page_size:
+                yield page[:page_size]
+                page = page[page_size:]
+    if page:
+        yield page
+
+
+def place_of(name: str) -> tuple[str, str]:
+    """Return where a name is listed: sorted within its bucket, the buckets in their order."""
+    return bucket_of(name), name
+
+
+async def _list_bucket(store: MetadataStore, paths: NamespacePaths, bucket: str) -> list[str]:
+    path = paths.log_bucket(bucket)
+    components = await persistently(lambda: store.get_children(path)) or []
+    known = {component: name_of_component(component) for component in components}
+    long = [f"{path}/{component}" for component, name in known.items() if name is None]
+    nodes = await read_names(store, long)
+    return sorted([*(name for name in known.values() if name), *(log.name for log in nodes)])
+
+
+async def read_names(store: MetadataStore, paths: Sequence[str]) -> list[LogMetadata]:
+    """Return the values of these nodes of names, but for those that are gone."""
+    found: list[LogMetadata] = []
+    for at in range(0, len(paths), _VALUES_AT_ONCE):
+        part = paths[at : at + _VALUES_AT_ONCE]
+        nodes: list[Versioned | None] = await persistently(partial(store.get_many, part))
+        found += [
+            decode(LogMetadata, node.value, source=path)
+            for path, node in zip(part, nodes, strict=True)
+            if node is not None
+        ]
+    return found
