@@ -29,7 +29,7 @@ from dlcore.metadata.zookeeper import ZooKeeperStore
 EXIT_STOPPED, EXIT_FAILED, EXIT_REFUSED = 0, 1, 2
 
 _EXAMPLE = """example:
-  python -m bookie --name bookie-1 --metadata-uri distributedlog://127.0.0.1:2181/dlog \\
+  dlog bookie run --name bookie-1 --metadata-uri distributedlog://127.0.0.1:2181/dlog \\
       --data-dir /var/lib/dlog/bookie-1
 
 The TOML file of --config has the same keys with underscores, for example
@@ -60,8 +60,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m bookie",
-        description="Run one bookie: a storage node of a dlog cluster.",
+        prog="dlog bookie run",
+        description="Run one bookie, a storage node of a cluster; `python -m bookie` is the same.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -39,7 +39,8 @@ from dlcore.log.reading.snapshots import LogFollowers
 from dlcore.log.staging.append import StagedAppend, check_identity
 from dlcore.log.staging.writer import StagingWriter
 from dlcore.log.tidying import Tidier
-from dlcore.log.upkeep.worker import LogUpkeep, UpkeepConfig, sweep_commits
+from dlcore.log.upkeep.config import UpkeepConfig
+from dlcore.log.upkeep.worker import LogUpkeep, sweep_commits
 from dlcore.metadata.paths import NamespacePaths, parse_uri
 
 if TYPE_CHECKING:
@@ -140,6 +141,11 @@ class Namespace:
             clock=context.clock,
             rng=context.rng,
         )
+
+    @property
+    def log_context(self) -> LogContext:
+        """The adapters of its logs, for maintenance; it closes them."""
+        return self._context
 
     def upkeep(self, config: UpkeepConfig | None = None) -> LogUpkeep:
         """Return a worker that merges small extents and removes what nobody needs any more."""

@@ -6,6 +6,7 @@ pytest_plugins = [
     "tests.fixtures.cluster",
     "tests.fixtures.examples",
     "tests.fixtures.lengths",
+    "tests.fixtures.shell",
     "tests.fixtures.signals",
     "tests.fixtures.spark",
     "tests.fixtures.unmeasured",

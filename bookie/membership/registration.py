@@ -72,13 +72,13 @@ async def establish_identity(
         if not any(file_number(each) is not None for each in disk.names()):
             raise ConfigurationError(
                 f"the data folder holds the cookie of bookie {name!r} but no data: its files were "
-                "deleted; restore them, or start the bookie as a new one: empty the folder and "
-                f"delete the node {node}"
+                "deleted; restore them, or start the bookie as a new one: empty the folder, and "
+                f"dlog bookie cookie delete {name}"
             )
         return local
     provisional = await _read_cookie(disk, _PROVISIONAL_FILE)
     if provisional is None:
-        _check_empty(disk, remote, name=name, node=node)
+        _check_empty(disk, remote, name=name)
         provisional = BookieCookie(
             name=name,
             incarnation=clock.new_token(),
@@ -101,7 +101,7 @@ async def confirm_identity(disk: Disk, cookie: BookieCookie) -> None:
     await disk.delete([_PROVISIONAL_FILE])
 
 
-def _check_empty(disk: Disk, remote: BookieCookie | None, *, name: str, node: str) -> None:
+def _check_empty(disk: Disk, remote: BookieCookie | None, *, name: str) -> None:
     strangers = [each for each in disk.names() if each not in (COOKIE_FILE, _PROVISIONAL_FILE)]
     if strangers:
         raise ConfigurationError(
@@ -111,8 +111,8 @@ def _check_empty(disk: Disk, remote: BookieCookie | None, *, name: str, node: st
     if remote is not None:
         raise ConfigurationError(
             f"the data folder is empty, but the cluster knows bookie {name!r}, incarnation "
-            f"{remote.incarnation}: mount the disk with its data; if that is lost for good, delete "
-            f"the node {node} and the bookie starts as a new and empty one"
+            f"{remote.incarnation}: mount the disk with its data; if that is lost for good, dlog "
+            f"bookie cookie delete {name} lets the bookie start as a new and empty one"
         )
 
 

@@ -114,7 +114,7 @@ class Maintenance:
         """
         await self._require_stopped(name)
         cookie = await self._read_cookie(name)
-        left = await self._ledgers_of(name)
+        left = await self.ledgers_of(name)
         if cookie is None and not left:
             raise ConfigurationError(f"name={name!r}: no bookie of that name has a cookie or data")
         loop = asyncio.get_running_loop()
@@ -125,7 +125,7 @@ class Maintenance:
             moved += len(left)
             await self._publish(left)
             await self._wait_until_moved(name, dict(left), deadline=deadline, report=report)
-            left = await self._ledgers_of(name)  # a writer may have chosen it meanwhile
+            left = await self.ledgers_of(name)  # a writer may have chosen it meanwhile
         if cookie is not None:
             await self._delete_cookie(name, incarnation=cookie.incarnation)
         return moved
@@ -185,14 +185,44 @@ class Maintenance:
             if await self._read_cookie(name) is not None:
                 raise
 
-    async def _ledgers_of(self, name: str) -> dict[int, tuple[BookieId, ...]]:
-        """Return the ledgers that refer to a bookie of that name, and by which incarnations."""
+    async def list_cookies(self) -> list[BookieCookie]:
+        """Return the cookies of all bookies that the cluster knows, by name."""
+        store, paths = self._services.store, self._services.paths
+        names = await store.get_children(paths.cookies) or []
+        nodes = await store.get_many([f"{paths.cookies}/{name}" for name in names])
+        found = [decode(BookieCookie, node.value, source=paths.cookies) for node in nodes if node]
+        return sorted(found, key=lambda cookie: cookie.name)
+
+    async def delete_cookie(self, name: str) -> str:
+        """Forget the disk of a bookie that was stopped; return the incarnation that it held.
+
+        Raises:
+            ConfigurationError: no bookie of that name has a cookie.
+            DecommissionError: it is registered.
+        """
+        await self._require_stopped(name)
+        cookie = await self._read_cookie(name)
+        if cookie is None:
+            raise ConfigurationError(f"name={name!r}: no bookie of that name has a cookie")
+        await self._delete_cookie(name, incarnation=cookie.incarnation)
+        return cookie.incarnation
+
+    async def ledgers_of(
+        self, name: str, *, report: Callable[[int], None] = lambda _: None
+    ) -> dict[int, tuple[BookieId, ...]]:
+        """Return the ledgers that refer to a bookie of that name, and by which incarnations.
+
+        `report` is told how many were looked at.
+        """
         found: dict[int, tuple[BookieId, ...]] = {}
+        looked_at = 0
         await self._services.store.sync(self._services.paths.ledgers)
         async for ledger_id in self._services.ledgers.list_ledgers():
             members = await self._members_named(ledger_id, name)
             if members:
                 found[ledger_id] = members
+            looked_at += 1
+            report(looked_at)
         return found
 
     async def _members_named(self, ledger_id: int, name: str) -> tuple[BookieId, ...]:

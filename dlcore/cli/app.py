@@ -2,11 +2,14 @@
 
 Exit codes: 0 done, 1 the operation failed, 2 the command line was wrong, 130 interrupted,
 143 terminated.  A failure is one line on standard error, `error: …`, without a traceback; `--debug`
-shows it.
+shows it.  With `--json` that line is an object: its message, the name and code of the error, and
+whether trying again may help.
 """
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import signal
 import sys
@@ -16,21 +19,23 @@ import click
 
 from dlcore.cli.autorecovery import autorecovery_group
 from dlcore.cli.bookie import bookie_group
-from dlcore.cli.context import DEBUG_KEY, common_options
+from dlcore.cli.context import DEBUG_KEY, JSON_KEY, common_options
 from dlcore.cli.ledger import ledger_group
 from dlcore.cli.log import log_group
+from dlcore.cli.namespace import namespace_group
 from dlcore.cli.sandbox import sandbox_command
 from dlcore.cli.segment import segment_group
 from dlcore.cli.staging import staging_group
 from dlcore.errors import ConfigurationError, DLError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
+_OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 
 
 @click.group(
@@ -49,6 +54,7 @@ def dlog() -> None:
 
 
 dlog.add_command(sandbox_command)
+dlog.add_command(namespace_group)
 dlog.add_command(log_group)
 dlog.add_command(segment_group)
 dlog.add_command(bookie_group)
@@ -69,31 +75,37 @@ def run(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: the command line without the program's name; by default that of the process.
     """
-    debug: dict[str, bool] = {}
+    given: dict[str, object] = {}
     try:
         exit_code = dlog.main(
             args=None if arguments is None else list(arguments),
             prog_name="dlog",
             standalone_mode=False,
-            obj={DEBUG_KEY: debug},
+            obj=given,
         )
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.ctx.get_help(), err=True)
         return EXIT_USAGE
     except click.ClickException as error:
-        return _fail(_usage_text(error), EXIT_USAGE)
-    except (click.Abort, KeyboardInterrupt):
-        return _fail("interrupted", EXIT_INTERRUPTED)
+        return _fail(_usage_text(error), error, EXIT_USAGE, given)
+    except (click.Abort, KeyboardInterrupt) as error:
+        return _fail("interrupted", error, EXIT_INTERRUPTED, given)
     except BrokenPipeError:
-        # The reader of our output left, as `head` does; the interpreter would complain at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # its reader left, as `head` does
         return EXIT_FAILED
+    except OSError as error:
+        if given.get(DEBUG_KEY):
+            raise
+        _drop_output()
+        return _fail(_system_text(error), error, EXIT_FAILED, given)
     except DLError as error:
-        if debug.get(DEBUG_KEY):
+        if given.get(DEBUG_KEY):
             raise
         usage = isinstance(error, ConfigurationError)
-        return _fail(str(error) or type(error).__name__, EXIT_USAGE if usage else EXIT_FAILED)
+        text = str(error) or type(error).__name__
+        return _fail(text, error, EXIT_USAGE if usage else EXIT_FAILED, given)
     return exit_code if isinstance(exit_code, int) else 0  # of a command that said `exit`
 
 
@@ -103,6 +115,29 @@ def _usage_text(error: click.ClickException) -> str:
     return f"{text} (see: {context.command_path} --help)" if context else text
 
 
-def _fail(text: str, exit_code: int) -> int:
-    click.echo(f"error: {' '.join(text.split())}", err=True)
+def _system_text(error: OSError) -> str:
+    if error.filename is None and error.errno in _OUTPUT_ERRORS:
+        return f"cannot write the output: {error.strerror}"
+    return str(error)
+
+
+def _drop_output() -> None:
+    """Let what was not written go nowhere: the interpreter would complain of it at exit."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _fail(text: str, error: BaseException, exit_code: int, given: Mapping[str, object]) -> int:
+    message = " ".join(text.split())
+    if given.get(JSON_KEY):
+        fields = {
+            "error": message,
+            "kind": type(error).__name__,
+            "code": getattr(error, "code", None) if isinstance(error, DLError) else None,
+            "retriable": isinstance(error, DLError) and error.retriable,
+            "exit_code": exit_code,
+        }
+        click.echo(json.dumps(fields, ensure_ascii=False), err=True)
+    else:
+        click.echo(f"error: {message}", err=True)
     return exit_code

@@ -13,12 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from dlcore.autorecovery.config import AutoRecoveryConfig
-from dlcore.autorecovery.maintenance import Maintenance
-from dlcore.autorecovery.service import AutoRecovery
 from dlcore.cli.context import common_options, namespace_tls, namespace_uri, run_async, wants_json
 from dlcore.cli.output import show_done, show_fields, show_rows, time_text
-from dlcore.log.upkeep.worker import UpkeepConfig
-from dlcore.namespace import open_namespace
+from dlcore.log.upkeep.config import UpkeepConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,6 +108,9 @@ def run_service(
 async def _serve(
     uri: str, tls: TlsFiles | None, config: AutoRecoveryConfig, upkeep: UpkeepConfig
 ) -> None:
+    from dlcore.autorecovery.service import AutoRecovery
+    from dlcore.namespace import open_namespace
+
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -135,6 +135,7 @@ async def _serve(
 @common_options
 def show_status() -> None:
     """Show who audits, whether it is paused, and which ledgers lack replicas, and why."""
+    from dlcore.autorecovery.maintenance import Maintenance
 
     async def read(namespace: Namespace) -> RecoveryStatus:
         return await Maintenance(namespace.recovery_services).read_status()
@@ -174,6 +175,7 @@ def pause(*, off: bool) -> None:
 
     What is being copied is given up within moments; an audit and a check begin anew afterwards.
     """
+    from dlcore.autorecovery.maintenance import Maintenance
 
     async def write(namespace: Namespace) -> None:
         await Maintenance(namespace.recovery_services).set_paused(is_paused=not off)

@@ -2,22 +2,46 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING
 
 import click
 
-from dlcore.autorecovery.maintenance import Maintenance
-from dlcore.cli.context import common_options, confirm, confirmed, connect, run_async
-from dlcore.cli.output import show_done, show_rows
+from dlcore.cli.context import (
+    NAMESPACE_KEY,
+    ask,
+    common_options,
+    confirmed,
+    require_consent,
+    run_async,
+)
+from dlcore.cli.output import Progress, show_done, show_rows, time_text
 
 if TYPE_CHECKING:
+    from dlcore.ledger.metadata.bookies import BookieCookie
     from dlcore.namespace import Namespace
 
 
 @click.group("bookie")
 @common_options
 def bookie_group() -> None:
-    """Look at the bookies that are registered, and give one up."""
+    """Run bookies, look at them, take one out of service, give one up."""
+
+
+@bookie_group.command(
+    "run",
+    context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def run_bookie(context: click.Context, options: tuple[str, ...]) -> None:
+    """Run one bookie, until interrupted: the same as `python -m bookie`."""
+    uri = context.obj.get(NAMESPACE_KEY)
+    environment = os.environ | ({"DLOG_URI": str(uri)} if uri else {})
+    # In the place of this process: signals, output and exit code are the bookie's.
+    os.execve(sys.executable, [sys.executable, "-m", "bookie", *options], environment)
 
 
 @bookie_group.command(
@@ -29,8 +53,9 @@ def list_bookies() -> None:
 
     Free space is as of some minutes ago at most.
     """
-    with connect() as namespace:
-        bookies = sorted(namespace.get_bookies(), key=lambda info: info.bookie)
+    bookies = sorted(
+        run_async(lambda namespace: namespace.get_bookies()), key=lambda info: info.bookie
+    )
     rows = [
         {
             "name": info.bookie.name,
@@ -74,15 +99,22 @@ def decommission(name: str, timeout_s: float, *, yes: bool) -> None:
     Auto-recovery does the work.  Progress goes to standard error.  When no ledger needs the bookie
     any more its cookie is deleted; an interrupted decommission may be started again.
     """
+    from dlcore.autorecovery.maintenance import Maintenance
 
-    confirm(f"Give up bookie {name} for good, with all that its disk holds?", yes=yes)
+    require_consent(yes=yes)
+    held = run_async(lambda namespace: _count_ledgers_of(namespace, name), is_long=True)
+    ask(
+        f"Give up bookie {name} for good, with all that its disk holds of {held} ledgers; others "
+        "take them over first",
+        yes=yes,
+    )
 
     async def move(namespace: Namespace) -> int:
         return await Maintenance(namespace.recovery_services).decommission(
             name, timeout_s=timeout_s, report=lambda text: click.echo(text, err=True)
         )
 
-    moved = run_async(move)
+    moved = run_async(move, is_long=True)
     show_done(
         f"decommissioned {name}: {moved} ledgers moved", {"bookie": name, "ledgers_moved": moved}
     )
@@ -98,10 +130,90 @@ def collect(name: str, *, yes: bool) -> None:
     A bookie for which most ledgers look deleted at once keeps them for a day, in case that their
     metadata vanished by accident; its log says so.  This lets them go with its next passes, once.
     """
-    confirm(f"Drop what bookie {name} holds of ledgers without metadata?", yes=yes)
+    from dlcore.autorecovery.maintenance import Maintenance
+
+    require_consent(yes=yes)
+    ask(f"Drop what bookie {name} holds of ledgers without metadata", yes=yes)
 
     async def release(namespace: Namespace) -> None:
         await Maintenance(namespace.recovery_services).release_garbage(name)
 
     run_async(release)
     show_done(f"bookie {name} will collect what was held back", {"bookie": name})
+
+
+async def _count_ledgers_of(namespace: Namespace, name: str) -> int:
+    from dlcore.autorecovery.maintenance import Maintenance
+
+    progress = Progress("ledgers looked at")
+    try:
+        maintenance = Maintenance(namespace.recovery_services)
+        return len(await maintenance.ledgers_of(name, report=progress.tell))
+    finally:
+        progress.end()
+
+
+@bookie_group.group("cookie")
+@common_options
+def cookie_group() -> None:
+    """Look at the cookies by which the cluster knows bookies' disks, and forget one."""
+
+
+@cookie_group.command("list", epilog="Example: dlog bookie cookie list")
+@common_options
+def list_cookies() -> None:
+    """List the cookies: each bookie that the cluster knows, registered or not."""
+
+    async def read(namespace: Namespace) -> list[dict[str, object]]:
+        from dlcore.autorecovery.maintenance import Maintenance
+
+        cookies = await Maintenance(namespace.recovery_services).list_cookies()
+        registered = {info.bookie for info in await namespace.get_bookies()}
+        return [_cookie_row(cookie, cookie.bookie in registered) for cookie in cookies]
+
+    show_rows(
+        run_async(read),
+        columns=("name", "incarnation", "created", "registered"),
+        empty="no bookie has a cookie",
+    )
+
+
+def _cookie_row(cookie: BookieCookie, is_registered: bool) -> dict[str, object]:
+    return {
+        "name": cookie.name,
+        "incarnation": cookie.incarnation,
+        "created": time_text(cookie.created_ms),
+        "registered": is_registered,
+    }
+
+
+@cookie_group.command("delete", epilog="Example: dlog bookie cookie delete bookie-3 --yes")
+@click.argument("name")
+@confirmed
+@common_options
+def delete_cookie(name: str, *, yes: bool) -> None:
+    """Forget the disk of the stopped bookie NAME, which is lost for good.
+
+    Started on an empty disk, the bookie then is a new one under its old name, and auto-recovery
+    makes again what the lost disk held.  Where the disk is not lost, start the bookie on it; to
+    have it emptied first, decommission it.
+    """
+    require_consent(yes=yes)
+    held = run_async(lambda namespace: _count_ledgers_of(namespace, name), is_long=True)
+    ask(
+        f"Forget the disk of bookie {name}, which {held} ledgers refer to: if it is not lost, what "
+        "it holds can not be used any more",
+        yes=yes,
+    )
+
+    async def delete(namespace: Namespace) -> str:
+        from dlcore.autorecovery.maintenance import Maintenance
+
+        return await Maintenance(namespace.recovery_services).delete_cookie(name)
+
+    incarnation = run_async(delete)
+    show_done(
+        f"deleted the cookie of bookie {name}, incarnation {incarnation}; {held} ledgers get other "
+        "replicas",
+        {"bookie": name, "incarnation": incarnation, "ledgers": held},
+    )

@@ -1,4 +1,8 @@
-"""The context of every subcommand: the namespace to talk to, and how to answer."""
+"""The context of every subcommand: the namespace to talk to, and how to answer.
+
+What takes long to import, the clients above all, is imported where a command begins its work: help,
+completion and wrong command lines answer at once.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +10,28 @@ import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dlcore.namespace import Namespace as AsyncNamespace, open_namespace as open_async_namespace
-from dlcore.sync import Namespace, open_namespace
-from dlcore.tls import TlsFiles
+from dlcore.errors import DLError
+
+if TYPE_CHECKING:
+    from dlcore.namespace import Namespace as AsyncNamespace
+    from dlcore.sync import Namespace
+    from dlcore.tls import TlsFiles
 
 DEBUG_KEY = "debug"
-_URI_KEY = "uri"
-_JSON_KEY = "json"
+JSON_KEY = "json"
+NAMESPACE_KEY = "uri"
+_PATIENCE_KEY = "patience"
+_PATIENCE_S = 60.0
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _Result = TypeVar("_Result")
 
 
 def common_options(command: _Command) -> _Command:
-    """Add --uri, --json and --debug; given to a group they hold for its subcommands."""
+    """Add --uri, --json and the like; given to a group they hold for its subcommands."""
     for option in (
         click.option(
             "--debug",
@@ -34,15 +43,25 @@ def common_options(command: _Command) -> _Command:
         click.option(
             "--json",
             is_flag=True,
+            is_eager=True,  # whatever is wrong with the rest is said in JSON too
             expose_value=False,
-            callback=_remember(_JSON_KEY),
-            help="Answer in JSON, for programs.",
+            callback=_remember(JSON_KEY),
+            help="Answer in JSON, for programs; also errors.",
+        ),
+        click.option(
+            "--patience",
+            type=click.FloatRange(min=0, min_open=True),
+            metavar="SECONDS",
+            expose_value=False,
+            callback=_remember(_PATIENCE_KEY),
+            envvar="DLOG_PATIENCE",
+            help=f"How long a question to the cluster may take [{_PATIENCE_S:g}].",
         ),
         click.option(
             "--uri",
             metavar="URI",
             expose_value=False,
-            callback=_remember(_URI_KEY),
+            callback=_remember(NAMESPACE_KEY),
             envvar="DLOG_URI",
             help="Namespace, like distributedlog://127.0.0.1:2181/dlog; default: $DLOG_URI.",
         ),
@@ -79,12 +98,12 @@ def _remember(key: str) -> Callable[[click.Context, click.Parameter, object], No
 
 def _remember_debug(context: click.Context, _: click.Parameter, value: bool) -> None:
     if value:
-        context.obj[DEBUG_KEY][DEBUG_KEY] = True
+        context.obj[DEBUG_KEY] = True
 
 
 def wants_json() -> bool:
     """Whether --json was given."""
-    return bool(click.get_current_context().obj.get(_JSON_KEY))
+    return bool(click.get_current_context().obj.get(JSON_KEY))
 
 
 def namespace_uri() -> str:
@@ -94,7 +113,7 @@ def namespace_uri() -> str:
         click.UsageError: neither is given.
     """
     context = click.get_current_context()
-    uri = context.obj.get(_URI_KEY)
+    uri = context.obj.get(NAMESPACE_KEY)
     if not uri:
         raise click.UsageError("no namespace: give --uri or set DLOG_URI", context)
     return str(uri)
@@ -106,6 +125,8 @@ def namespace_tls() -> TlsFiles | None:
     Raises:
         ConfigurationError: one is missing that the others need.
     """
+    from dlcore.tls import TlsFiles
+
     given = click.get_current_context().obj
     return TlsFiles.of(
         ca=str(given.get("tls_ca", "")),
@@ -115,38 +136,80 @@ def namespace_tls() -> TlsFiles | None:
 
 
 def confirmed(command: _Command) -> _Command:
-    """Add --yes to a command that destroys something; it calls `confirm` before it does."""
+    """Add --yes to a command that destroys something.
+
+    It calls `require_consent` at once, and `ask` when it knows what will go.
+    """
     return click.option("--yes", is_flag=True, help="Do not ask.")(command)
 
 
-def confirm(question: str, *, yes: bool) -> None:
-    """Ask on a terminal whether to go on, unless `yes`.
+def require_consent(*, yes: bool) -> None:
+    """Refuse where nobody can be asked, before anything is done.
 
     Raises:
-        click.UsageError: there is nobody to ask.
-        click.Abort: the answer is no.
+        click.UsageError: there is no terminal, and --yes is not given.
     """
-    if yes:
-        return
-    if not sys.stdin.isatty():
+    if not yes and (sys.stdin is None or not sys.stdin.isatty()):
         raise click.UsageError(
             "--yes is needed where nobody can be asked", click.get_current_context()
         )
-    click.confirm(question, abort=True, err=True)
 
 
-def run_async(work: Callable[[AsyncNamespace], Coroutine[Any, Any, _Result]]) -> _Result:
-    """Run `work` with that namespace, open for its time, on an event loop of its own."""
+def ask(what: str, *, yes: bool) -> None:
+    """Say on standard error `what` will be done, and unless `yes`, ask whether to.
+
+    Raises:
+        click.Abort: the answer is no.
+    """
+    if yes:
+        click.echo(what, err=True)
+    else:
+        click.confirm(f"{what}?", abort=True, err=True)
+
+
+def run_async(
+    work: Callable[[AsyncNamespace], Coroutine[Any, Any, _Result]], *, is_long: bool = False
+) -> _Result:
+    """Run `work` with that namespace, open for its time, on an event loop of its own.
+
+    Unless it `is_long`, it may take the time of --patience.
+
+    Raises:
+        DLError: whatever `work` raises, or that it took too long.
+    """
+    from dlcore.namespace import open_namespace
+
+    uri, tls = namespace_uri(), namespace_tls()
 
     async def run() -> _Result:
-        async with await open_async_namespace(namespace_uri(), tls=namespace_tls()) as namespace:
+        async with await open_namespace(uri, tls=tls) as namespace:
             return await work(namespace)
 
-    return asyncio.run(run())
+    return asyncio.run(run() if is_long else in_time(run()))
+
+
+def in_time(work: Coroutine[Any, Any, _Result]) -> Coroutine[Any, Any, _Result]:
+    """Return `work` bounded by the time of --patience, with an error that says so."""
+    uri = namespace_uri()
+    patience_s = float(click.get_current_context().obj.get(_PATIENCE_KEY) or _PATIENCE_S)
+
+    async def run() -> _Result:
+        limit = asyncio.timeout(patience_s)
+        try:
+            async with limit:
+                return await work
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise DLError(f"{uri} did not give all answers within {patience_s:g} s") from error
+
+    return run()
 
 
 @contextmanager
 def connect() -> Iterator[Namespace]:
     """Open that namespace."""
+    from dlcore.sync import open_namespace
+
     with open_namespace(namespace_uri(), tls=namespace_tls()) as namespace:
         yield namespace

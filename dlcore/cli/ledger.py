@@ -2,26 +2,195 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import click
 
-from dlcore.autorecovery.maintenance import Maintenance, is_replicated
-from dlcore.cli.context import common_options, connect, run_async, wants_json
-from dlcore.cli.output import show_done, show_fields, show_rows, time_text
+from dlcore.cli.context import (
+    ask,
+    common_options,
+    confirmed,
+    require_consent,
+    run_async,
+    wants_json,
+)
+from dlcore.cli.output import (
+    Progress,
+    cell,
+    show_bytes,
+    show_done,
+    show_fields,
+    show_json,
+    show_rows,
+    time_text,
+)
+from dlcore.errors import InvalidEntryError, LedgerNotFoundError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dlcore.autorecovery.check import ReplicaCheck
     from dlcore.ledger.metadata.values import LedgerMetadata
+    from dlcore.log.inspection import LedgerAudit
     from dlcore.namespace import Namespace
+    from dlcore.wire.digest import EntryFrame
 
 _RANGES_SHOWN_MAX = 5
+_ENTRY_LINE = "{:>8} {:>9} {:>8} {:>8}  {}"
 
 
 @click.group("ledger")
 @common_options
 def ledger_group() -> None:
-    """Look at ledgers and end them; `dlog segment list` says which ledgers a log has."""
+    """Look at ledgers, end them, and audit them; `dlog segment list` says which a log has."""
+
+
+@ledger_group.command("list", epilog="Example: dlog ledger list --from 1000 -n 20")
+@click.option("--from", "first", type=click.IntRange(min=0), default=0, metavar="ID", help="Start.")
+@click.option("-n", "count", type=click.IntRange(min=1), metavar="N", help="At most so many.")
+@common_options
+def list_ledgers(first: int, count: int | None) -> None:
+    """List the ledgers, ascending by id: state, quorums, length, and what they are for."""
+
+    async def read(namespace: Namespace) -> list[dict[str, object]]:
+        store, rows = namespace.recovery_services.ledgers, []
+        async for ledger_id in store.list_ledgers(first=first):
+            with contextlib.suppress(LedgerNotFoundError):  # deleted since
+                rows.append(_ledger_row((await store.read(ledger_id)).metadata))
+            if count is not None and len(rows) == count:
+                break
+        return rows
+
+    show_rows(
+        run_async(read, is_long=True),
+        columns=("ledger", "state", "quorum", "last_entry", "bytes", "created"),
+        empty="no ledgers",
+    )
+
+
+def _ledger_row(metadata: LedgerMetadata) -> dict[str, object]:
+    quorum = metadata.quorum
+    closed = metadata.state.name == "CLOSED"
+    return {
+        "ledger": metadata.ledger_id,
+        "state": _state_text(metadata),
+        "quorum": (f"{quorum.ensemble_size}/{quorum.write_quorum_size}/{quorum.ack_quorum_size}"),
+        "last_entry": metadata.last_entry_id if closed else None,
+        "bytes": metadata.length_bytes if closed else None,
+        "created": time_text(metadata.created_ms),
+        "custom": dict(metadata.custom),
+    }
+
+
+@ledger_group.command("read", epilog="Example: dlog ledger read 17 --first 0 --last 9")
+@click.argument("ledger_id", type=click.IntRange(min=0))
+@click.option("--first", type=click.IntRange(min=0), default=0, metavar="ENTRY", help="Start [0].")
+@click.option("--last", type=click.IntRange(min=0), metavar="ENTRY", help="End, included.")
+@click.option("--raw", is_flag=True, help="Only the entries' bodies, one after the other.")
+@common_options
+def read_entries(ledger_id: int, first: int, last: int | None, *, raw: bool) -> None:
+    """Read entries of a ledger, each verified: its bytes, the LAC it tells, the records it holds.
+
+    Of a ledger that is not closed, up to what readers may see.
+    """
+    if raw and wants_json():
+        raise click.UsageError("give one of --raw and --json")
+    if not (raw or wants_json()):
+        click.echo(_ENTRY_LINE.format("entry", "bytes", "lac", "records", "txids"))
+
+    async def read(namespace: Namespace) -> None:
+        reader = await namespace.recovery_services.client.open_ledger(ledger_id)
+        end = await reader.read_last_add_confirmed()
+        async for frames in reader.read(first, end if last is None else last):
+            for frame in frames:
+                _show_entry(frame, raw=raw)
+
+    run_async(read, is_long=True)
+
+
+def _show_entry(frame: EntryFrame, *, raw: bool) -> None:
+    from dlcore.log.entries.body import decode_entry_header
+
+    if raw:
+        show_bytes(frame.body)
+        return
+    fields: dict[str, object] = {
+        "entry": frame.entry_id,
+        "bytes": len(frame.body),
+        "lac": frame.last_add_confirmed,
+        "records": None,
+        "first_txid": None,
+        "last_txid": None,
+    }
+    with contextlib.suppress(InvalidEntryError):  # of a ledger that holds no log
+        header = decode_entry_header(frame.body)
+        fields |= {
+            "records": header.record_count,
+            "first_txid": header.first_txid,
+            "last_txid": header.last_txid,
+        }
+    if wants_json():
+        show_json(fields)
+        return
+    txids = "-" if fields["records"] is None else f"{fields['first_txid']}-{fields['last_txid']}"
+    click.echo(
+        _ENTRY_LINE.format(*(cell(fields[k]) for k in ("entry", "bytes", "lac", "records")), txids)
+    )
+
+
+@ledger_group.command("audit", epilog="Example: dlog ledger audit --delete --yes")
+@click.option("--delete", is_flag=True, help="Delete the ledgers that belong to no log.")
+@confirmed
+@common_options
+def audit_ledgers(*, delete: bool, yes: bool) -> None:
+    """Compare the ledgers in storage with those that logs name.
+
+    Orphans are ledgers of no log, and of nothing staged: each holds space for nobody.  Missing are
+    ledgers that a log names and that are gone.  Exit code 1 if there are any, unless --delete
+    removed all.
+    """
+    if delete:
+        require_consent(yes=yes)
+    audit = run_async(_audit, is_long=True)
+    rows: list[dict[str, object]] = [
+        {"ledger": ledger_id, "problem": "orphan", "log_id": None} for ledger_id in audit.orphans
+    ]
+    rows += [
+        {"ledger": ledger_id, "problem": "missing", "log_id": log_id}
+        for ledger_id, log_id in audit.missing.items()
+    ]
+    show_rows(
+        rows,
+        columns=("ledger", "problem", "log_id"),
+        empty=f"{audit.ledgers} ledgers, {audit.logs} logs: nothing is wrong",
+    )
+    if delete and audit.orphans:
+        ask(f"Delete {len(audit.orphans)} ledgers that belong to no log", yes=yes)
+        run_async(lambda namespace: _delete_ledgers(namespace, audit.orphans), is_long=True)
+        click.echo(f"deleted {len(audit.orphans)} ledgers", err=True)
+    if audit.missing or (audit.orphans and not delete):
+        click.get_current_context().exit(1)
+
+
+async def _audit(namespace: Namespace) -> LedgerAudit:
+    from dlcore.log import inspection
+
+    shown: dict[str, Progress] = {}
+
+    def report(what: str, done: int, total: int | None) -> None:
+        shown.setdefault(what, Progress(what)).tell(done, total)
+
+    audit = await inspection.audit_ledgers(namespace.log_context, report=report)
+    for progress in shown.values():
+        progress.end()
+    return audit
+
+
+async def _delete_ledgers(namespace: Namespace, ledger_ids: Sequence[int]) -> None:
+    for ledger_id in ledger_ids:
+        with contextlib.suppress(LedgerNotFoundError):  # by somebody else
+            await namespace.recovery_services.ledgers.delete(ledger_id)
 
 
 @ledger_group.command("show", epilog="Example: dlog ledger show 17")
@@ -29,8 +198,7 @@ def ledger_group() -> None:
 @common_options
 def show_ledger(ledger_id: int) -> None:
     """Show one ledger: state, quorums, length, and which bookies hold which entries."""
-    with connect() as namespace:
-        metadata = namespace.get_ledger(ledger_id)
+    metadata = run_async(lambda namespace: namespace.get_ledger(ledger_id))
     quorum = metadata.quorum
     closed = metadata.state.name == "CLOSED"
     ensembles = [
@@ -63,6 +231,7 @@ def show_ledger(ledger_id: int) -> None:
 @common_options
 def recover_ledger(ledger_id: int) -> None:
     """Fence the writer of a ledger and close it after its last entry; harmless if it is closed."""
+    from dlcore.autorecovery.maintenance import Maintenance
 
     async def recover(namespace: Namespace) -> LedgerMetadata:
         return await Maintenance(namespace.recovery_services).recover_ledger(ledger_id)
@@ -87,6 +256,7 @@ def check_ledger(ledger_id: int) -> None:
     Of a ledger that is not closed the last ensemble is checked up to what readers may see.  Exit
     code 1 unless all is there.
     """
+    from dlcore.autorecovery.maintenance import Maintenance, is_replicated
 
     async def check(namespace: Namespace) -> tuple[LedgerMetadata, list[ReplicaCheck]]:
         return await Maintenance(namespace.recovery_services).check_ledger(ledger_id)

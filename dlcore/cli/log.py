@@ -1,6 +1,7 @@
-"""`dlog log`: create, list, show, delete, truncate and count logs.
+"""`dlog log`: create, list, show, delete, truncate, seal and count logs, and find positions.
 
-`write` and `tail` live in `dlcore.cli.records`.
+Records are written and read in `dlcore.cli.writing` and `dlcore.cli.reading`; what is wrong with
+logs and what they take is told in `dlcore.cli.inspecting`.
 """
 
 from __future__ import annotations
@@ -9,25 +10,31 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dlcore.cli.context import common_options, confirm, confirmed, connect
-from dlcore.cli.output import show_done, show_fields, show_rows, time_text
-from dlcore.cli.records import tail_log, write_log
+from dlcore.cli.context import ask, common_options, confirmed, require_consent, run_async
+from dlcore.cli.inspecting import inspect_logs, repair_log, show_lag, show_space
+from dlcore.cli.output import bytes_text, show_done, show_fields, show_rows, time_text
+from dlcore.cli.reading import dump_log, tail_log
+from dlcore.cli.times import EPOCH_MS
+from dlcore.cli.writing import write_log
 from dlcore.config import LogConfig, QuorumConfig
 from dlcore.errors import LogEmptyError
 from dlcore.ids import DLSN
 
 if TYPE_CHECKING:
-    from dlcore.sync import DistributedLogManager
+    from dlcore.log.manager import DistributedLogManager
+    from dlcore.namespace import Namespace
 
 
 @click.group("log")
 @common_options
 def log_group() -> None:
-    """Create, list, show, delete, truncate, write, tail and count logs."""
+    """Create, write, read, find positions in, truncate, seal, inspect and delete logs."""
 
 
-log_group.add_command(write_log)
-log_group.add_command(tail_log)
+for command in (
+    write_log, tail_log, dump_log, inspect_logs, repair_log, show_space, show_lag,
+):  # fmt: skip
+    log_group.add_command(command)
 
 
 @log_group.command("create", epilog="Example: dlog log create clicks --replication-factor 3")
@@ -58,8 +65,7 @@ def create_log(
     Acknowledged records survive the loss of QA - 1 bookies.
     """
     quorum = _quorum(replication_factor, ensemble, write_quorum, ack_quorum)
-    with connect() as namespace:
-        namespace.create_log(log, config=LogConfig(quorum=quorum))
+    run_async(lambda namespace: namespace.create_log(log, config=LogConfig(quorum=quorum)))
     sizes = f"{quorum.ensemble_size}/{quorum.write_quorum_size}/{quorum.ack_quorum_size}"
     show_done(f"created log {log} (E/Qw/Qa {sizes})", {"log": log, "quorum": sizes})
 
@@ -95,8 +101,7 @@ def _quorum(
 @common_options
 def list_logs(prefix: str | None) -> None:
     """List the names of the logs, or of those that start with PREFIX."""
-    with connect() as namespace:
-        names = sorted(namespace.get_logs(prefix))
+    names = sorted(run_async(lambda namespace: namespace.get_logs(prefix)))
     show_rows([{"log": name} for name in names], columns=("log",), empty="no logs")
 
 
@@ -105,38 +110,87 @@ def list_logs(prefix: str | None) -> None:
 @common_options
 def show_log(log: str) -> None:
     """Show one log: its first and last record, its size, and whether it is sealed."""
-    with connect() as namespace, namespace.open_log(log) as manager:
-        fields = _log_fields(manager)
-    show_fields(fields)
+
+    async def read(namespace: Namespace) -> dict[str, object]:
+        async with await namespace.open_log(log) as manager:
+            return await _log_fields(manager)
+
+    show_fields(run_async(read))
 
 
-def _log_fields(manager: DistributedLogManager) -> dict[str, object]:
-    segments = manager.get_log_segments()
+async def _log_fields(manager: DistributedLogManager) -> dict[str, object]:
+    segments = await manager.get_log_segments()
+    snapshot = await manager.get_snapshot()
     fields: dict[str, object] = {
         "log": manager.name,
         "segments": len(segments),
-        "records": manager.get_log_record_count(),
-        "sealed": manager.is_end_of_stream_marked(),
+        "records": await manager.get_log_record_count(),
+        "bytes": sum(segment.size_bytes for segment in snapshot.segments),
+        "sealed": await manager.is_end_of_stream_marked(),
         "created": time_text(segments[0].created_ms) if segments else None,
     }
     try:
         return fields | {
-            "first_dlsn": str(manager.get_first_dlsn()),
-            "last_dlsn": str(manager.get_last_dlsn()),
-            "last_txid": manager.get_last_txid(),
+            "first_dlsn": str(await manager.get_first_dlsn()),
+            "last_dlsn": str(await manager.get_last_dlsn()),
+            "last_txid": await manager.get_last_txid(),
         }
     except LogEmptyError:
         return fields | {"first_dlsn": None, "last_dlsn": None, "last_txid": None}
 
 
-@log_group.command("count", epilog="Example: dlog log count clicks")
+@log_group.command("count", epilog="Example: dlog log count clicks 1:0:0 3:17:0")
 @click.argument("log")
+@click.argument("start", required=False, metavar="[START]")
+@click.argument("end", required=False, metavar="[END]")
 @common_options
-def count_records(log: str) -> None:
-    """Print how many records LOG holds, truncated ones left out."""
-    with connect() as namespace, namespace.open_log(log) as manager:
-        count = manager.get_log_record_count()
+def count_records(log: str, start: str | None, end: str | None) -> None:
+    """Print how many records LOG holds, truncated ones left out.
+
+    Or how many from position START on, up to but not including END.
+    """
+    first = None if start is None else DLSN.parse(start)
+    last = None if end is None else DLSN.parse(end)
+
+    async def read(namespace: Namespace) -> int:
+        async with await namespace.open_log(log) as manager:
+            return await manager.get_log_record_count(first, last)
+
+    count = run_async(read)
     show_done(str(count), {"log": log, "records": count})
+
+
+@log_group.command("position", epilog="Example: dlog log position clicks --timestamp 2026-01-31")
+@click.argument("log")
+@click.option("--txid", type=int, metavar="TXID", help="Of the first record with this or more.")
+@click.option(
+    "--timestamp",
+    "timestamp_ms",
+    type=EPOCH_MS,
+    metavar="TIME",
+    help="Of the first record written then or later: 2026-01-31T12:00:00Z, or epoch milliseconds.",
+)
+@common_options
+def find_position(log: str, txid: int | None, timestamp_ms: int | None) -> None:
+    """Print the position of a record of LOG by its transaction id or time.
+
+    Where no record is so late, that is the end of the log: where the next one will be.
+    """
+    if (txid is None) == (timestamp_ms is None):
+        raise click.UsageError("give --txid or --timestamp, one of them")
+
+    async def find(namespace: Namespace) -> tuple[DLSN, DLSN]:
+        async with await namespace.open_log(log) as manager:
+            if txid is not None:
+                found = await manager.get_dlsn_not_less_than_txid(txid)
+            else:
+                assert timestamp_ms is not None
+                found = await manager.get_dlsn_not_less_than_timestamp(timestamp_ms)
+            return found, (await manager.get_snapshot()).end
+
+    position, end = run_async(find)
+    fields = {"log": log, "dlsn": str(position), "is_end": position >= end}
+    show_done(str(position), fields)
 
 
 @log_group.command("truncate", epilog="Example: dlog log truncate clicks 3:17:0 --yes")
@@ -150,14 +204,45 @@ def truncate_log(log: str, dlsn: str, *, yes: bool) -> None:
     A position past the end is refused; the end itself drops every record.
     """
     position = DLSN.parse(dlsn)
-    confirm(f"Drop the records of log {log} before {position}?", yes=yes)
-    with connect() as namespace, namespace.open_log(log) as manager:
-        changed = manager.truncate(position)
+    require_consent(yes=yes)
+
+    async def count(namespace: Namespace) -> int:
+        async with await namespace.open_log(log) as manager:
+            return await manager.get_log_record_count(None, position)
+
+    ask(f"Drop the {run_async(count)} records of log {log} before {position}", yes=yes)
+
+    async def truncate(namespace: Namespace) -> bool:
+        async with await namespace.open_log(log) as manager:
+            return await manager.truncate(position)
+
+    changed = run_async(truncate, is_long=True)
     fields = {"log": log, "dlsn": str(position), "changed": changed}
     if changed:
         show_done(f"truncated log {log} before {position}", fields)
     else:
         show_done(f"log {log} has nothing before {position}", fields)
+
+
+@log_group.command("seal", epilog="Example: dlog log seal clicks --yes")
+@click.argument("log")
+@confirmed
+@common_options
+def seal_log(log: str, *, yes: bool) -> None:
+    """Mark the end of LOG: no record can ever follow, and readers learn that it has ended.
+
+    What a dead writer left is recovered first.  A live writer keeps its log, this fails then.
+    """
+    require_consent(yes=yes)
+    ask(f"Seal log {log}: nothing can be written to it afterwards", yes=yes)
+
+    async def seal(namespace: Namespace) -> None:
+        config = LogConfig(lock_timeout_s=0)
+        async with await namespace.open_log(log, config=config) as manager:
+            await manager.mark_end_of_stream()
+
+    run_async(seal)
+    show_done(f"sealed log {log}", {"log": log})
 
 
 @log_group.command("delete", epilog="Example: dlog log delete clicks --yes")
@@ -166,7 +251,15 @@ def truncate_log(log: str, dlsn: str, *, yes: bool) -> None:
 @common_options
 def delete_log(log: str, *, yes: bool) -> None:
     """Delete LOG and its data, for good."""
-    confirm(f"Delete log {log} and its data?", yes=yes)
-    with connect() as namespace:
-        namespace.delete_log(log)
+    require_consent(yes=yes)
+
+    async def describe(namespace: Namespace) -> str:
+        async with await namespace.open_log(log) as manager:
+            snapshot = await manager.get_snapshot()
+            records = await manager.get_log_record_count()
+        size = bytes_text(sum(segment.size_bytes for segment in snapshot.segments))
+        return f"{records} records in {len(snapshot.segments)} segments, {size}"
+
+    ask(f"Delete log {log} with {run_async(describe)}", yes=yes)
+    run_async(lambda namespace: namespace.delete_log(log), is_long=True)
     show_done(f"deleted log {log}", {"log": log})

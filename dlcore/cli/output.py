@@ -9,16 +9,15 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 import click
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from dlcore.cli.context import wants_json
+from dlcore.clock import SystemClock
 
 Row = Mapping[str, object]
 _LIST_SHOWN_MAX = 5
 """A segment may have a thousand ledgers; JSON has them all."""
+_PROGRESS_INTERVAL_MS = 200
+_UNIT = 1024
 
 
 def show_rows(rows: Sequence[Row], *, columns: Sequence[str], empty: str) -> None:
@@ -38,7 +37,7 @@ def show_rows(rows: Sequence[Row], *, columns: Sequence[str], empty: str) -> Non
     titles = [column.replace("_", " ") for column in columns]
     cells = [[cell(row[column]) for column in columns] for row in rows]
     numeric = [all(isinstance(row[column], int | None) for row in rows) for column in columns]
-    if sys.stdout.isatty():
+    if sys.stdout is not None and sys.stdout.isatty():
         _show_table(titles, cells, numeric)
     else:
         _show_columns(titles, cells, numeric)
@@ -65,6 +64,35 @@ def show_done(text: str, fields: Row) -> None:
 def show_json(value: object) -> None:
     """Print `value` as one line of JSON."""
     click.echo(json.dumps(value, ensure_ascii=False))
+
+
+def show_bytes(data: bytes | memoryview) -> None:
+    """Print bytes as they are."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+
+
+class Progress:
+    """Tells people how far long work is: on standard error, if that is a terminal."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._is_shown = sys.stderr is not None and sys.stderr.isatty()
+        self._told_at_ms = 0
+
+    def tell(self, done: int, total: int | None = None) -> None:
+        """Say that so many are done, at most some times a second."""
+        now_ms = SystemClock().now_ms()
+        if self._is_shown and abs(now_ms - self._told_at_ms) >= _PROGRESS_INTERVAL_MS:
+            self._told_at_ms = now_ms
+            of = "" if total is None else f" of {total}"
+            click.echo(f"\r{self._what}: {done}{of}\x1b[K", nl=False, err=True)
+
+    def end(self) -> None:
+        """Clear the line."""
+        if self._is_shown:
+            click.echo("\r\x1b[K", nl=False, err=True)
 
 
 def cell(value: object) -> str:
@@ -103,6 +131,15 @@ def payload_json(payload: bytes) -> dict[str, str]:
         return {"payload_base64": base64.b64encode(payload).decode("ascii")}
 
 
+def bytes_text(count: int) -> str:
+    """Return a size for people, in binary units."""
+    size, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size >= _UNIT and len(units) > 1:
+        size /= _UNIT
+        units.pop(0)
+    return f"{count} B" if units[0] == "B" else f"{size:.1f} {units[0]}"
+
+
 def time_text(epoch_ms: int) -> str:
     """Return a time as UTC text with milliseconds, or the bare number where no calendar has it."""
     try:
@@ -115,6 +152,11 @@ def time_text(epoch_ms: int) -> str:
 def _show_table(
     titles: Sequence[str], cells: Sequence[Sequence[str]], numeric: Sequence[bool]
 ) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for title, is_number in zip(titles, numeric, strict=True):
         table.add_column(title, justify="right" if is_number else "left", overflow="fold")

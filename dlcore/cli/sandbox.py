@@ -13,7 +13,6 @@ import click
 from dlcore.cli.context import common_options, wants_json
 from dlcore.cli.output import show_json
 from dlcore.errors import ConfigurationError, MetadataConnectionError
-from dlcore.sandbox.cluster import Sandbox
 
 _POLL_S = 1.0
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-    from dlcore.sandbox.cluster import AutoRecoveryProcess, Bookie
+    from dlcore.sandbox.cluster import AutoRecoveryProcess, Bookie, Sandbox
 
 
 @click.command(
@@ -73,6 +72,8 @@ def sandbox_command(
 
     Prints the namespace URI when all are ready.  SIGINT (Ctrl-C) and SIGTERM stop them cleanly.
     """
+    from dlcore.sandbox.cluster import Sandbox
+
     if uri_file is not None:
         _remove(uri_file)  # of an earlier run: whoever waits for the file must not find that one
     with _stop_signals() as stopped:

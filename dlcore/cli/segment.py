@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dlcore.cli.context import common_options, connect, wants_json
+from dlcore.cli.context import common_options, run_async, wants_json
 from dlcore.cli.output import show_rows, time_text
 
 if TYPE_CHECKING:
     from dlcore.ids import DLSN
     from dlcore.log.metadata.segment import LogSegment
-    from dlcore.sync import SegmentView
+    from dlcore.log.reading.scan import SegmentView
+    from dlcore.namespace import Namespace
 
 
 @click.group("segment")
@@ -29,12 +30,15 @@ def list_segments(log: str) -> None:
 
     Of a segment that is being written the counts are what readers can see now.
     """
-    with connect() as namespace, namespace.open_log(log) as manager:
-        views = {view.lssn: view for view in manager.get_snapshot().segments}
-        first = manager.get_first_active_dlsn()
-        rows = [
-            _row(segment, views.get(segment.lssn), first) for segment in manager.get_log_segments()
-        ]
+
+    async def read(namespace: Namespace) -> list[dict[str, object]]:
+        async with await namespace.open_log(log) as manager:
+            views = {view.lssn: view for view in (await manager.get_snapshot()).segments}
+            first = await manager.get_first_active_dlsn()
+            segments = await manager.get_log_segments()
+            return [_row(segment, views.get(segment.lssn), first) for segment in segments]
+
+    rows = run_async(read)
     if not wants_json():
         for row in rows:
             if row["truncation"] != "active":  # one column less for what is rarely there

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dlcore.cli.context import common_options, confirm, confirmed, run_async
+from dlcore.cli.context import ask, common_options, confirmed, require_consent, run_async
 from dlcore.cli.output import show_done, show_rows, time_text
-from dlcore.log.upkeep.worker import UpkeepConfig
+from dlcore.log.upkeep.config import UpkeepConfig
 
 if TYPE_CHECKING:
     from dlcore.log.metadata.staged import StagedStatus
@@ -76,9 +76,10 @@ def clean(leftovers_days: float, commits_days: float, *, yes: bool) -> None:
 
     The upkeep beside auto-recovery does the same from time to time, with the defaults.
     """
-    confirm(
+    require_consent(yes=yes)
+    ask(
         f"Drop what was left over {leftovers_days:g} days ago, and records of commits that are "
-        f"{commits_days:g} days old?",
+        f"{commits_days:g} days old",
         yes=yes,
     )
 

@@ -8,6 +8,7 @@ import msgspec
 
 from dlcore.errors import (
     ConfigurationError,
+    CorruptMetadataError,
     MetadataConnectionError,
     MetadataVersionError,
     NodeExistsError,
@@ -74,6 +75,25 @@ async def read_binding(
             f"there is no dlog namespace at {paths.root}: the path is wrong, or it was not created"
         )
     return decode(NamespaceBinding, node.value, source=paths.root)
+
+
+async def find_namespaces(
+    store: MetadataStore, root: str, *, depth_max: int = 4
+) -> list[tuple[str, NamespaceBinding]]:
+    """Return the namespaces at `root` ("": the top) and below it, not looking inside of them."""
+    if root:
+        node = await store.get(root)
+        if node is not None and node.value:
+            try:
+                return [(root, decode(NamespaceBinding, node.value, source=root))]
+            except CorruptMetadataError:
+                return []  # somebody else's
+    if depth_max == 0:
+        return []
+    found = []
+    for name in await store.get_children(root or "/") or ():
+        found += await find_namespaces(store, f"{root}/{name}", depth_max=depth_max - 1)
+    return found
 
 
 async def _make_ancestors(store: MetadataStore, paths: NamespacePaths) -> None:

@@ -12,7 +12,9 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from dlcore.log.entries.batches import batch_of
+import pyarrow as pa
+
+from dlcore.log.entries.body import BYTE_LOG_SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,7 +82,14 @@ class LoneRecordFormat:
 
 
 def _serialize(txid: int, payload: bytes) -> bytes:
-    return batch_of([txid], [payload]).serialize().to_pybytes()  # type: ignore[no-any-return]
+    # From buffers: whenever Arrow converts Python's values it imports pandas, if that is installed.
+    ends = pa.py_buffer(struct.pack("<ii", 0, len(payload)))
+    columns = [
+        pa.Array.from_buffers(pa.int64(), 1, [None, pa.py_buffer(_INT64.pack(txid))]),
+        pa.Array.from_buffers(pa.binary(), 1, [None, ends, pa.py_buffer(payload)]),
+    ]
+    batch = pa.RecordBatch.from_arrays(columns, schema=BYTE_LOG_SCHEMA)
+    return batch.serialize().to_pybytes()  # type: ignore[no-any-return]
 
 
 LONE_RECORD_FORMAT = LoneRecordFormat.learn(_serialize)

@@ -15,12 +15,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dlcore.autorecovery.shift import run_together
 from dlcore.backoff import Backoff
-from dlcore.config import MIB, require
 from dlcore.errors import (
     DLError,
     LogNotFoundError,
@@ -38,7 +36,6 @@ from dlcore.log.metadata.values import (
 )
 from dlcore.log.upkeep.expiry import expire_logs
 from dlcore.log.upkeep.merger import MERGING_IDENTITY, LogMerger
-from dlcore.log.upkeep.merging import MergePolicy
 from dlcore.log.upkeep.removal import remove_deleted, remove_truncated
 from dlcore.metadata.paths import BUCKETS
 from dlcore.metadata.stored import decode, encode
@@ -48,44 +45,15 @@ if TYPE_CHECKING:
 
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.owner import StagingOwner
+    from dlcore.log.upkeep.config import UpkeepConfig
 
 logger = logging.getLogger(__name__)
 
-_DAY_S = 24 * 3600.0
 _ASKED_AT_ONCE = 32
 _RECORDS_AT_ONCE = 500
 _BUCKETS_AT_ONCE = 16
 _RETRY_S_MAX = 600.0
 _SWEEP = "sweep"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpkeepConfig:
-    """How often is looked, how much is done at a time, and what counts as old."""
-
-    poll_interval_s: float = 10.0
-    """How often a worker looks which logs are asked for."""
-    sweep_interval_s: float = 600.0
-    """How often what is old is looked for, and records that are older than their log keeps them."""
-    logs_at_once: int = 2
-    """Logs that one worker merges at the same time."""
-    copy_bytes_per_s: float = 32.0 * MIB
-    """Pace of copying, of all logs that one worker merges."""
-    merged_grace_s: float = 300.0
-    """How long a ledger stays that merging has emptied: readers may hold older views of the log."""
-    leftovers_age_s: float = _DAY_S
-    """What a dead process staged under an identity that never came back goes at this age."""
-    commits_age_s: float = 90 * _DAY_S
-    """Records of commits go at this age: a replay that is older is not recognised."""
-    policy: MergePolicy = field(default_factory=MergePolicy)
-
-    def __post_init__(self) -> None:
-        for key in ("poll_interval_s", "sweep_interval_s", "logs_at_once", "copy_bytes_per_s"):
-            value = getattr(self, key)
-            require(condition=value > 0, key=key, value=value, rule="expected a number > 0")
-        for key in ("merged_grace_s", "leftovers_age_s", "commits_age_s"):
-            value = getattr(self, key)
-            require(condition=value >= 0, key=key, value=value, rule="expected seconds >= 0")
 
 
 async def ask_for_upkeep(context: LogContext, lssns: Mapping[LogKey, int]) -> None:

@@ -9,20 +9,21 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pyarrow as pa
 import pytest
 
 from dlcore.autorecovery.listing import RepairList
-from dlcore.cli.app import EXIT_FAILED, EXIT_TERMINATED, EXIT_USAGE, run
+from dlcore.cli.app import EXIT_FAILED, EXIT_TERMINATED, EXIT_USAGE
 from dlcore.config import LogConfig
 from dlcore.ids import BookieId
 from dlcore.namespace import open_namespace as open_async_namespace
 from dlcore.records import LogRecord
 from dlcore.sync import open_namespace
 from tests.fixtures.lengths import sample
+from tests.fixtures.shell import Shell, lines_file
 from tests.fixtures.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -34,52 +35,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.integration
 
 WAIT_S = 60
-
-
-class Shell:
-    """Runs commands in this process and keeps what they print."""
-
-    def __init__(self, uri: str, capsys: pytest.CaptureFixture[str]) -> None:
-        self.uri = uri
-        self._capsys = capsys
-
-    def text(self, *arguments: str) -> str:
-        """Run a command that must succeed; return its standard output."""
-        exit_code, out, err = self.outcome(*arguments)
-        assert exit_code == 0, err
-        return out
-
-    def json(self, *arguments: str) -> Any:
-        """Run a command that must succeed with --json; return its one value."""
-        return json.loads(self.text(*arguments, "--json"))
-
-    def outcome(self, *arguments: str) -> tuple[int, str, str]:
-        """Run a command; return its exit code and what it printed."""
-        self._capsys.readouterr()
-        exit_code = run(["--uri", self.uri, *arguments])
-        captured = self._capsys.readouterr()
-        return exit_code, captured.out, captured.err
-
-
-@pytest.fixture
-def shell(sandbox: Sandbox, capsys: pytest.CaptureFixture[str]) -> Shell:
-    """A shell whose namespace is the shared cluster's."""
-    return Shell(sandbox.uri, capsys)
-
-
-@pytest.fixture
-def log(shell: Shell) -> str:
-    """A fresh empty log."""
-    name = f"cli/{uuid4().hex}"
-    shell.text("log", "create", name, "--replication-factor", "3")
-    return name
-
-
-def lines_file(folder: Path, *lines: bytes) -> str:
-    """Write `lines` to a file and return its path."""
-    path = folder / "lines"
-    path.write_bytes(b"".join(line + b"\n" for line in lines))
-    return str(path)
 
 
 def test_a_log_from_creation_to_deletion(shell: Shell, log: str, tmp_path: Path) -> None:
@@ -296,8 +251,10 @@ def test_following_ends_with_an_error_when_the_cluster_is_gone(
         "bookies": "the bookies that it follows",
         "everything": "ZooKeeper and the bookies that it follows",
     }
-    (line,) = [line for line in error.splitlines() if line.startswith("error: ")]
-    assert f"has heard nothing of {lost[dies]} for 5 s" in line
+    (line,) = [line for line in error.splitlines() if line.startswith("{")]
+    told = json.loads(line)
+    assert f"has heard nothing of {lost[dies]} for 5 s" in told["error"]
+    assert told["exit_code"] == EXIT_FAILED
     assert "Traceback" not in error
 
 

@@ -220,7 +220,7 @@ def test_without_zookeeper_the_sandbox_ends_with_an_error(
     options = ("--no-autorecovery", "--data-dir", str(folder))
     exit_code, watcher = watched(capfd, kill_zookeeper, *options)
     assert exit_code == EXIT_FAILED
-    assert "error: ZooKeeper ended by itself; stopped the sandbox\n" in watcher.err
+    assert '"error": "ZooKeeper ended by itself; stopped the sandbox"' in watcher.err
 
 
 def test_a_uri_file_that_cannot_be_is_refused_before_anything_starts(

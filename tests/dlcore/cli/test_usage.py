@@ -3,34 +3,52 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import click
 import pytest
 
-from dlcore.cli.app import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, dlog, run
+from dlcore.cli.app import EXIT_FAILED, EXIT_USAGE, dlog, run
 from dlcore.cli.output import payload_json, payload_text, printable, time_text
 
 NOWHERE = "distributedlog://127.0.0.1:1/dlog"
 COMMANDS = [
-    "log create",
-    "log list",
-    "log show",
-    "log delete",
-    "log truncate",
-    "log write",
-    "log tail",
-    "log count",
-    "segment list",
     "autorecovery pause",
     "autorecovery run",
     "autorecovery status",
     "bookie collect",
+    "bookie cookie delete",
+    "bookie cookie list",
     "bookie decommission",
     "bookie list",
+    "bookie run",
+    "ledger audit",
     "ledger check",
+    "ledger list",
+    "ledger read",
     "ledger recover",
     "ledger show",
+    "log count",
+    "log create",
+    "log delete",
+    "log dump",
+    "log inspect",
+    "log lag",
+    "log list",
+    "log position",
+    "log repair",
+    "log seal",
+    "log show",
+    "log space",
+    "log tail",
+    "log truncate",
+    "log write",
+    "namespace create",
+    "namespace list",
+    "namespace show",
     "sandbox",
+    "segment list",
     "staging clean",
     "staging list",
 ]
@@ -52,10 +70,29 @@ def test_the_commands_are_those_of_the_manual() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each command explains itself and shows one line that works."""
-    assert run([*command.split(), "--help"]) == 0
-    text = capsys.readouterr().out
-    assert f"dlog {command}" in text.split("Example: ")[1]
+    """Each command explains itself and its options, and shows one line that works."""
+    if command == "bookie run":  # takes the place of its process
+        shown = subprocess.run(
+            [sys.executable, "-m", "dlcore.cli", *command.split(), "--help"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        text = shown.stdout
+    else:
+        assert run([*command.split(), "--help"]) == 0
+        text = capsys.readouterr().out
+        assert all(option.help for option in options_of(command))
+    assert f"dlog {command}" in text.lower().split("example:")[1]
+
+
+def options_of(path: str) -> list[click.Option]:
+    """Return the options of a command."""
+    command: click.Command = dlog
+    for name in path.split():
+        assert isinstance(command, click.Group)
+        command = command.commands[name]
+    return [each for each in command.params if isinstance(each, click.Option)]
 
 
 @pytest.mark.parametrize(
@@ -106,31 +143,53 @@ def test_wrong_use_is_one_line_and_exit_code_2(
     [
         "log delete clicks",
         "log truncate clicks 1:0:0",
+        "log seal clicks",
+        "log repair clicks",
         "bookie decommission bookie-3",
         "bookie collect bookie-3",
+        "bookie cookie delete bookie-3",
+        "ledger audit --delete",
         "staging clean --leftovers-days 3",
     ],
 )
-def test_what_destroys_asks_people_and_needs_yes_from_others(
-    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("stdin", ["a pipe", "closed"])
+def test_what_destroys_needs_yes_where_nobody_can_be_asked(
+    command: str, stdin: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a terminal there is nobody to ask; on one, anything but yes changes nothing."""
-    arguments = [*command.split(), "--uri", NOWHERE]
-    monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
-    assert run(arguments) == EXIT_USAGE
+    """Before anything is asked of the cluster."""
+    if stdin == "closed":
+        monkeypatch.setattr("sys.stdin", None)
+    else:
+        monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
+    assert run([*command.split(), "--uri", NOWHERE]) == EXIT_USAGE
     assert "--yes" in capsys.readouterr().err
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    questions: list[str] = []
 
-    def say_no(question: str) -> str:
-        questions.append(question)
-        return "n"
 
-    monkeypatch.setattr("click.termui.visible_prompt_func", say_no)
-    assert run(arguments) == EXIT_INTERRUPTED
-    (question,) = questions
-    named = command.split()[3 if "--" in command else 2]
-    assert named in question + capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["log", "list"], EXIT_USAGE),
+        (["log", "show"], EXIT_USAGE),
+        (["log", "truncate", "clicks", "3-17", "--yes", "--uri", NOWHERE], EXIT_USAGE),
+        (["log", "list", "--uri", "http://example.com"], EXIT_USAGE),
+    ],
+)
+def test_errors_in_json(
+    arguments: list[str],
+    code: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One object on standard error, whatever is wrong."""
+    monkeypatch.delenv("DLOG_URI", raising=False)
+    assert run(["--json", *arguments]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    told = json.loads(captured.err)
+    assert told["exit_code"] == code
+    assert told["error"]
+    assert told["kind"].endswith(("Error", "Parameter"))
+    assert told["retriable"] is False
 
 
 def test_texts_cannot_move_the_cursor() -> None:

@@ -19,8 +19,9 @@ from dlcore.errors import (
 from dlcore.ids import DLSN
 from dlcore.log.metadata.values import CommitRecord, LogKey
 from dlcore.log.reading import snapshot as snapshot_module, snapshots as snapshots_module
+from dlcore.log.upkeep.config import UpkeepConfig
 from dlcore.log.upkeep.removal import remove_deleted, remove_truncated
-from dlcore.log.upkeep.worker import LogUpkeep, UpkeepConfig, sweep_commits
+from dlcore.log.upkeep.worker import LogUpkeep, sweep_commits
 from dlcore.metadata.port import ANY_VERSION
 from dlcore.metadata.stored import decode, encode
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, read_all, record

@@ -10,8 +10,9 @@ import pytest
 from dlcore.errors import ConfigurationError
 from dlcore.ids import DLSN
 from dlcore.log.metadata.values import LogHead, LogKey, OpenSegment
+from dlcore.log.upkeep.config import UpkeepConfig
 from dlcore.log.upkeep.merging import lssn_to_merge
-from dlcore.log.upkeep.worker import LogUpkeep, UpkeepConfig, ask_for_upkeep, sweep_commits
+from dlcore.log.upkeep.worker import LogUpkeep, ask_for_upkeep, sweep_commits
 from dlcore.log.writing.truncation import truncate_log
 from dlcore.records import LogRecord
 from tests.dlcore.log.test_merger import POLICY, Scene, check_ledgers, on_scene, stored_ledgers

@@ -1,0 +1,205 @@
+"""`dlog log inspect`, `repair`, `space` and `lag`: what is wrong, what it takes, how far behind."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import click
+
+from dlcore.cli.context import (
+    ask,
+    common_options,
+    confirmed,
+    require_consent,
+    run_async,
+    wants_json,
+)
+from dlcore.cli.output import Progress, bytes_text, show_done, show_fields, show_rows
+from dlcore.clock import SystemClock
+from dlcore.errors import LogNotFoundError
+from dlcore.ids import DLSN
+
+if TYPE_CHECKING:
+    from dlcore.log.inspection import Finding
+    from dlcore.log.reading.scan import LogSnapshot
+    from dlcore.namespace import Namespace
+
+_LOGS_AT_ONCE = 100
+
+
+@click.command("inspect", epilog="Example: dlog log inspect clicks --entries")
+@click.argument("logs", nargs=-1, metavar="[LOG]...")
+@click.option("--entries", is_flag=True, help="Also read every entry, and count its records.")
+@common_options
+def inspect_logs(logs: tuple[str, ...], *, entries: bool) -> None:
+    """Look at each LOG, or at all of them, for what is wrong.
+
+    That is: segments missing between others, several in progress, counts and transaction ids that
+    contradict each other, ledgers that are gone or too short, what dead writers and interrupted
+    truncations left; with --entries also entries that no bookie can give, or that hold other
+    numbers of records than is noted.  Exit code 1 if anything was found.
+    """
+    findings = run_async(lambda namespace: _inspect(namespace, logs, entries), is_long=True)
+    rows = [
+        {"log": f.log, "kind": f.kind, "detail": f.detail, "repair": f.repair or None}
+        for f in findings
+    ]
+    show_rows(rows, columns=("log", "kind", "detail", "repair"), empty="nothing is wrong")
+    if rows:
+        click.get_current_context().exit(1)
+
+
+async def _inspect(namespace: Namespace, logs: tuple[str, ...], entries: bool) -> list[Finding]:
+    from dlcore.log.inspection import inspect_log
+
+    names = list(logs) or await namespace.get_logs()
+    findings: list[Finding] = []
+    progress = Progress("logs inspected")
+    for number, name in enumerate(names):
+        progress.tell(number, len(names))
+        try:
+            findings += await inspect_log(namespace.log_context, name, reads_entries=entries)
+        except LogNotFoundError:
+            if logs:
+                raise  # else it was deleted since they were listed
+    progress.end()
+    return findings
+
+
+@click.command("repair", epilog="Example: dlog log repair clicks --yes")
+@click.argument("log")
+@confirmed
+@common_options
+def repair_log(log: str, *, yes: bool) -> None:
+    """Put right what `dlog log inspect` finds wrong with LOG, as far as that needs no guess.
+
+    A dead writer's segment is recovered, what is truncated and was not removed is removed.  What
+    else is wrong stays, and is shown; exit code 1 then.
+    """
+    require_consent(yes=yes)
+    found = run_async(lambda namespace: _inspect(namespace, (log,), False), is_long=True)
+    wanted = sorted({finding.repair for finding in found if finding.repair})
+    if wanted:
+        details = "; ".join(finding.detail for finding in found if finding.repair)
+        ask(f"Repair log {log} ({', '.join(wanted)}): {details}", yes=yes)
+        run_async(lambda namespace: _repair(namespace, log, wanted), is_long=True)
+    left = run_async(lambda namespace: _inspect(namespace, (log,), False), is_long=True)
+    fields = {
+        "log": log,
+        "repaired": wanted,
+        "left": [{"kind": finding.kind, "detail": finding.detail} for finding in left],
+    }
+    what = f"repaired log {log}: {', '.join(wanted)}" if wanted else f"log {log} needs no repair"
+    show_done("\n".join([what, *(f"left: {f.kind}: {f.detail}" for f in left)]), fields)
+    if left:
+        click.get_current_context().exit(1)
+
+
+async def _repair(namespace: Namespace, log: str, wanted: list[str]) -> None:
+    from dlcore.log.inspection import RECOVER, REMOVE, finish_removal
+
+    if RECOVER in wanted:
+        async with await namespace.open_log(log) as manager:
+            await manager.recover()
+    if REMOVE in wanted:
+        await finish_removal(namespace.log_context, log)
+
+
+@click.command("space", epilog="Example: dlog log space --group-by '^[^/]+'")
+@click.argument("prefix", required=False)
+@click.option(
+    "--group-by",
+    metavar="REGEX",
+    help="Sum up logs for which this matches the same text, or has the same first group.",
+)
+@common_options
+def show_space(prefix: str | None, group_by: str | None) -> None:
+    """Show what each log takes, or each of those that start with PREFIX; the largest first.
+
+    Stored is what its records take on all bookies together.
+    """
+    try:
+        pattern = None if group_by is None else re.compile(group_by)
+    except re.error as error:
+        raise click.UsageError(f"--group-by {group_by!r}: {error}") from error
+
+    async def read(namespace: Namespace) -> dict[str, list[int]]:
+        names = await namespace.get_logs(prefix)
+        sums: dict[str, list[int]] = {}
+        progress = Progress("logs")
+        for start in range(0, len(names), _LOGS_AT_ONCE):
+            progress.tell(start, len(names))
+            found = await namespace.get_snapshots(names[start : start + _LOGS_AT_ONCE])
+            for name, snapshot in found.items():
+                if snapshot is not None:
+                    total = sums.setdefault(_group(name, pattern), [0, 0, 0, 0, 0])
+                    for index, value in enumerate(_space_of(snapshot)):
+                        total[index] += value
+        progress.end()
+        return sums
+
+    keys = ("logs", "segments", "records", "bytes", "stored_bytes")
+    found = run_async(read, is_long=True)
+    rows: list[dict[str, object]] = [
+        {"log": name, **dict(zip(keys, sums, strict=True)), "stored": bytes_text(sums[-1])}
+        for name, sums in sorted(found.items(), key=lambda item: (-item[1][-1], item[0]))
+    ]
+    show_rows(
+        rows, columns=("log", "logs", "segments", "records", "bytes", "stored"), empty="no logs"
+    )
+
+
+def _group(name: str, pattern: re.Pattern[str] | None) -> str:
+    if pattern is None:
+        return name
+    match = pattern.search(name)
+    if match is None:
+        return "(others)"
+    return (match[1] if pattern.groups else match[0]) or ""
+
+
+def _space_of(snapshot: LogSnapshot) -> tuple[int, int, int, int, int]:
+    extents = [extent for segment in snapshot.segments for extent in segment.extents]
+    stored = sum(e.size_bytes * e.ledger.quorum.write_quorum_size for e in extents)
+    records = snapshot.count_records(snapshot.first, snapshot.end)
+    return 1, len(snapshot.segments), records, sum(e.size_bytes for e in extents), stored
+
+
+@click.command("lag", epilog="Example: dlog log lag clicks 3:17:0 --json")
+@click.argument("log")
+@click.argument("dlsn")
+@common_options
+def show_lag(log: str, dlsn: str) -> None:
+    """Show how far behind the end of LOG a reader is whose next record is at position DLSN.
+
+    In records and bytes, and in seconds since the first record was written that it has not read.
+    Spark's positions are in the offsets of a query's checkpoint.
+    """
+    position = DLSN.parse(dlsn)
+
+    async def read(namespace: Namespace) -> dict[str, object]:
+        async with await namespace.open_log(log) as manager:
+            snapshot = await manager.get_snapshot()
+            records = await manager.get_log_record_count(position)
+            since_ms = None
+            if records:
+                async with await manager.open_reader(dlsn=max(position, snapshot.first)) as reader:
+                    first = await reader.read_next()
+                    assert first is not None
+                    since_ms = SystemClock().now_ms() - first.timestamp_ms
+        scans = snapshot.scans(position, snapshot.end)
+        return {
+            "log": log,
+            "dlsn": dlsn,
+            "end": str(snapshot.end),
+            "records_behind": records,
+            "bytes_behind": sum(scan.size_bytes_estimate for scan in scans),
+            "seconds_behind": 0.0 if since_ms is None else max(0, since_ms) / 1000,
+            "truncated": snapshot.is_truncated_before(position),
+        }
+
+    fields = run_async(read)
+    if not wants_json():
+        fields["truncated"] = "records from there on are truncated" if fields["truncated"] else "no"
+    show_fields(fields)

@@ -1,0 +1,374 @@
+"""`dlog log tail` and `dlog log dump`: records and entries out, for people and for programs."""
+
+from __future__ import annotations
+
+import base64
+import string
+import sys
+from collections import deque
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from dlcore.cli.context import common_options, run_async, wants_json
+from dlcore.cli.framing import DELIMITER, framed as frame_of
+from dlcore.cli.output import payload_json, payload_text, show_bytes, show_json, time_text
+from dlcore.cli.times import EPOCH_MS
+from dlcore.config import LogConfig
+from dlcore.errors import EndOfStreamError
+from dlcore.ids import DLSN
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterable
+    from typing import Any, TypeVar
+
+    from dlcore.log.manager import DistributedLogManager
+    from dlcore.log.reading.reader import AsyncLogReader
+    from dlcore.log.reading.scan import ExtentView, LogSnapshot
+    from dlcore.namespace import Namespace
+    from dlcore.records import LogRecordWithDLSN
+
+    _Command = TypeVar("_Command", bound=Callable[..., Any])
+
+_BULK_RECORDS = 1000
+_TAIL_RECORDS = 10
+_ENTRY_LINE = "{:<14} {:>14} {:>8} {:>9}  {}  {}"
+_FIELDS: dict[str, Callable[[LogRecordWithDLSN], object]] = {
+    "dlsn": lambda record: record.dlsn,
+    "txid": lambda record: record.txid,
+    "sequence_id": lambda record: record.sequence_id,
+    "timestamp_ms": lambda record: record.timestamp_ms,
+    "time": lambda record: time_text(record.timestamp_ms),
+    "size": lambda record: len(record.payload),
+    "payload": lambda record: payload_text(record.payload),
+    "payload_hex": lambda record: record.payload.hex(),
+    "payload_base64": lambda record: base64.b64encode(record.payload).decode("ascii"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordPrinter:
+    """How records are shown: for people, by a format, as JSON lines, or as bare payloads."""
+
+    template: str | None = None
+    delimiter: bytes | None = None
+    is_framed: bool = False
+
+    @classmethod
+    def of(
+        cls, *, template: str | None, raw: bool, delimiter: bytes | None, framed: bool
+    ) -> RecordPrinter:
+        """Return the printer that the options describe.
+
+        Raises:
+            click.UsageError: they contradict each other, or the format has a field that none has.
+        """
+        if (template is not None) + raw + framed + wants_json() > 1:
+            raise click.UsageError("give one of --format, --raw, --framed and --json")
+        if delimiter is not None and not raw:
+            raise click.UsageError("--delimiter stands behind each payload of --raw: give both")
+        if template is not None:
+            _check_template(template)
+        return cls(
+            template=template,
+            delimiter=(delimiter or b"\n") if raw else None,
+            is_framed=framed,
+        )
+
+    def show(self, records: Iterable[LogRecordWithDLSN]) -> None:
+        """Print records; what was read must not wait in a pipe for more."""
+        if self.delimiter is not None or self.is_framed:
+            show_bytes(b"".join(self._bytes_of(record.payload) for record in records))
+        else:
+            for record in records:
+                self._show_one(record)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+
+    def _bytes_of(self, payload: bytes) -> bytes:
+        return frame_of(payload) if self.delimiter is None else payload + self.delimiter
+
+    def _show_one(self, record: LogRecordWithDLSN) -> None:
+        if self.template is not None:
+            click.echo(self.template.format(**{name: of(record) for name, of in _FIELDS.items()}))
+        elif wants_json():
+            show_json(
+                {
+                    "dlsn": str(record.dlsn),
+                    "txid": record.txid,
+                    "sequence_id": record.sequence_id,
+                    "timestamp_ms": record.timestamp_ms,
+                    **payload_json(record.payload),
+                }
+            )
+        else:
+            click.echo(
+                f"{record.dlsn!s:<14} {record.txid:>14}  {time_text(record.timestamp_ms)}  "
+                f"{payload_text(record.payload)}"
+            )
+
+
+def _check_template(template: str) -> None:
+    try:
+        names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+        unknown = [name for name in names if name not in _FIELDS]
+        if not unknown:
+            template.format(**dict.fromkeys(_FIELDS, ""))
+    except ValueError as error:
+        raise click.UsageError(f"--format {template!r}: {error}") from error
+    if unknown:
+        raise click.UsageError(
+            f"--format {template!r}: no field {unknown[0]!r}, expected {', '.join(_FIELDS)}"
+        )
+
+
+def printed(command: _Command) -> _Command:
+    """Add the options that say how records are shown."""
+    for option in (
+        click.option(
+            "--framed",
+            is_flag=True,
+            help="Only the payloads, each behind its length, 4 bytes, the highest first.",
+        ),
+        click.option(
+            "--delimiter",
+            type=DELIMITER,
+            metavar="TEXT",
+            help="With --raw: what stands behind each payload, instead of a line's end.",
+        ),
+        click.option("--raw", is_flag=True, help="Only the payloads, as they are."),
+        click.option(
+            "--format",
+            "template",
+            metavar="TEXT",
+            help=f"A line for each record, like '{{dlsn}} {{payload}}'; of {', '.join(_FIELDS)}.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command("tail", epilog="Example: dlog log tail clicks -n 100 -f")
+@click.argument("log")
+@click.option(
+    "-n", "--lines", type=click.IntRange(min=0), metavar="N", help="How many records [10]."
+)
+@click.option("-f", "--follow", is_flag=True, help="Wait for more records, until interrupted.")
+@click.option("--from-dlsn", metavar="DLSN", help="Start at this position instead of near the end.")
+@click.option("--from-txid", type=int, metavar="TXID", help="Start at this transaction id instead.")
+@click.option(
+    "--from-timestamp",
+    type=EPOCH_MS,
+    metavar="TIME",
+    help="Start at this time: 2026-01-31T12:00:00Z, or epoch milliseconds.",
+)
+@printed
+@click.option(
+    "--unavailable-timeout",
+    "unavailable_timeout_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=LogConfig().read_unavailable_timeout_s,
+    show_default=True,
+    metavar="SECONDS",
+    help="With -f: give up when ZooKeeper or all bookies are gone for so long.",
+)
+@common_options
+def tail_log(
+    log: str,
+    lines: int | None,
+    *,
+    follow: bool,
+    from_dlsn: str | None,
+    from_txid: int | None,
+    from_timestamp: int | None,
+    template: str | None,
+    raw: bool,
+    delimiter: bytes | None,
+    framed: bool,
+    unavailable_timeout_s: float,
+) -> None:
+    """Show the last records of LOG: DLSN, transaction id, time of writing and payload.
+
+    With a start, all records from there on, or N of them.  A payload that is not UTF-8 text is
+    shown as a bytes literal.  With --json each record is a line of its own.
+    """
+    if sum(start is not None for start in (from_dlsn, from_txid, from_timestamp)) > 1:
+        raise click.UsageError("give --from-dlsn, --from-txid or --from-timestamp, one of them")
+    tail = _Tail(
+        log=log,
+        config=LogConfig(read_unavailable_timeout_s=unavailable_timeout_s),
+        follow=follow,
+        count=lines,
+        dlsn=None if from_dlsn is None else DLSN.parse(from_dlsn),
+        txid=from_txid,
+        timestamp_ms=from_timestamp,
+        printer=RecordPrinter.of(template=template, raw=raw, delimiter=delimiter, framed=framed),
+    )
+    run_async(tail.run, is_long=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tail:
+    """What to show of a log; async, since following is waiting."""
+
+    log: str
+    config: LogConfig
+    follow: bool
+    count: int | None
+    dlsn: DLSN | None
+    txid: int | None
+    timestamp_ms: int | None
+    printer: RecordPrinter
+
+    async def run(self, namespace: Namespace) -> None:
+        async with await namespace.open_log(self.log, config=self.config) as manager:
+            with suppress(EndOfStreamError):  # a sealed log has an end, also for -f
+                if self.dlsn is None and self.txid is None and self.timestamp_ms is None:
+                    await self._show_end(manager)
+                else:
+                    async with await manager.open_reader(
+                        dlsn=self.dlsn, txid=self.txid, timestamp_ms=self.timestamp_ms
+                    ) as reader:
+                        await self._show_on(reader, self.count)
+
+    async def _show_end(self, manager: DistributedLogManager) -> None:
+        count = _TAIL_RECORDS if self.count is None else self.count
+        last: deque[LogRecordWithDLSN] = deque(maxlen=count)
+        start = start_of_tail(await manager.get_snapshot(), count)
+        async with await manager.open_reader(dlsn=start) as reader:
+            try:
+                while records := await reader.read_bulk(_BULK_RECORDS, until_caught_up=True):
+                    last.extend(records)
+            finally:
+                self.printer.show(last)
+            if self.follow:
+                await self._show_on(reader, None)
+
+    async def _show_on(self, reader: AsyncLogReader, count: int | None) -> None:
+        left = count
+        while left is None or left > 0:
+            size = _BULK_RECORDS if left is None else min(left, _BULK_RECORDS)
+            records = await reader.read_bulk(size, until_caught_up=not self.follow)
+            if not records:
+                return
+            self.printer.show(records)
+            left = None if left is None else left - len(records)
+
+
+def start_of_tail(snapshot: LogSnapshot, count: int) -> DLSN:
+    """Return a position with at least `count` records behind it, close to the end of the log.
+
+    Extents know how many records they hold, so whole extents before the tail are never read.
+    """
+    found = 0
+    for segment in reversed(snapshot.segments):
+        for extent in reversed(segment.extents):
+            if found >= count:
+                return max(snapshot.first, DLSN(segment.lssn, extent.end_entry_id, 0))
+            found += extent.record_count
+    return snapshot.first
+
+
+@click.command("dump", epilog="Example: dlog log dump clicks --entries --json")
+@click.argument("log")
+@click.option("--from-dlsn", metavar="DLSN", help="Start here instead of at the first record.")
+@click.option("--to-dlsn", metavar="DLSN", help="End before this position.")
+@click.option("--entries", is_flag=True, help="Show the entries that hold the records instead.")
+@printed
+@common_options
+def dump_log(
+    log: str,
+    *,
+    from_dlsn: str | None,
+    to_dlsn: str | None,
+    entries: bool,
+    template: str | None,
+    raw: bool,
+    delimiter: bytes | None,
+    framed: bool,
+) -> None:
+    """Show all records of LOG as of now, or those between two positions.
+
+    With --entries a line for each entry: its position, its ledger and entry there, how many
+    records it holds, their transaction ids, its bytes and its time.
+    """
+    printer = RecordPrinter.of(template=template, raw=raw, delimiter=delimiter, framed=framed)
+    if entries and (template is not None or raw or framed):
+        raise click.UsageError("--entries shows no records: --format, --raw, --framed do not go")
+    start = None if from_dlsn is None else DLSN.parse(from_dlsn)
+    end = None if to_dlsn is None else DLSN.parse(to_dlsn)
+
+    async def dump(namespace: Namespace) -> None:
+        async with await namespace.open_log(log) as manager:
+            if entries:
+                await _dump_entries(namespace, await manager.get_snapshot(), start, end)
+            else:
+                await _dump_records(manager, printer, start, end)
+
+    run_async(dump, is_long=True)
+
+
+async def _dump_records(
+    manager: DistributedLogManager, printer: RecordPrinter, start: DLSN | None, end: DLSN | None
+) -> None:
+    now = (await manager.get_snapshot()).end
+    end = now if end is None else min(end, now)
+    async with await manager.open_reader(dlsn=start) as reader:
+        with suppress(EndOfStreamError):
+            while records := await reader.read_bulk(_BULK_RECORDS, until_caught_up=True):
+                printer.show(record for record in records if record.dlsn < end)
+                if records[-1].dlsn >= end:
+                    return
+
+
+async def _dump_entries(
+    namespace: Namespace, snapshot: LogSnapshot, start: DLSN | None, end: DLSN | None
+) -> None:
+    as_json = wants_json()
+    if not as_json:
+        click.echo(_ENTRY_LINE.format(*("dlsn", "ledger/entry", "records", "bytes", "txids", "")))
+    for part in snapshot.scans(start or snapshot.first, end or snapshot.end):
+        for extent in part.extents:
+            async with aclosing(_entries_of(namespace, part.lssn, extent)) as rows:
+                async for row in rows:
+                    if as_json:
+                        show_json(row)
+                    else:
+                        click.echo(_entry_line(row))
+
+
+def _entry_line(row: dict[str, Any]) -> str:
+    return _ENTRY_LINE.format(
+        row["dlsn"],
+        f"{row['ledger']}/{row['entry']}",
+        row["records"],
+        row["bytes"],
+        f"{row['first_txid']}-{row['last_txid']}",
+        time_text(row["timestamp_ms"]),
+    )
+
+
+async def _entries_of(
+    namespace: Namespace, lssn: int, extent: ExtentView
+) -> AsyncGenerator[dict[str, Any], None]:
+    from dlcore.log.entries.body import decode_entry_header
+
+    reader = namespace.ledgers.open_ledger_of(extent.ledger)
+    async with aclosing(reader.read(extent.first_entry_id, extent.last_entry_id)) as chunks:
+        async for frames in chunks:
+            for frame in frames:
+                header = decode_entry_header(frame.body)
+                entry_id = extent.base_entry_id + frame.entry_id - extent.first_entry_id
+                assigned = extent.first_txid if extent.txid_assigned else None
+                yield {
+                    "dlsn": str(DLSN(lssn, entry_id, 0)),
+                    "ledger": extent.ledger_id,
+                    "entry": frame.entry_id,
+                    "records": header.record_count,
+                    "bytes": len(frame.body),
+                    "first_txid": header.first_txid if assigned is None else assigned,
+                    "last_txid": header.last_txid if assigned is None else assigned,
+                    "timestamp_ms": max(header.write_time_ms, extent.timestamp_floor_ms),
+                }

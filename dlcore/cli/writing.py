@@ -1,0 +1,107 @@
+"""`dlog log write`: records from standard input or a file."""
+
+from __future__ import annotations
+
+import os
+import select
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dlcore.cli.context import common_options, connect
+from dlcore.cli.framing import DELIMITER, Delimited, Framed, Splitter, Whole
+from dlcore.cli.output import show_done
+from dlcore.clock import SystemClock
+from dlcore.records import LogRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from dlcore.ids import DLSN
+    from dlcore.sync import LogWriter
+
+_CHUNK_BYTES = 1 << 20
+
+
+@click.command("write", epilog="Example: seq 1000 | dlog log write numbers --txid line-number")
+@click.argument("log")
+@click.option(
+    "--file",
+    "path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Read this file instead of standard input.",
+)
+@click.option(
+    "--txid",
+    type=click.Choice(["now", "line-number"]),
+    default="now",
+    show_default=True,
+    help="Transaction ids: the time in epoch milliseconds, or 1, 2, 3, …",
+)
+@click.option(
+    "--delimiter",
+    type=DELIMITER,
+    metavar="TEXT",
+    help="What stands behind each record instead of a line's end; \\0 and the like are escapes.",
+)
+@click.option(
+    "--framed",
+    is_flag=True,
+    help="Each record stands behind its length (4 bytes, the highest first): for any bytes.",
+)
+@click.option("--whole", is_flag=True, help="All of the input is one record.")
+@common_options
+def write_log(
+    log: str, path: Path | None, txid: str, *, delimiter: bytes | None, framed: bool, whole: bool
+) -> None:
+    """Append records to LOG: each line of the input is one, without the line's end.
+
+    A record is durable and visible to readers when no further input is waiting behind it; at the
+    end everything is.
+    """
+    if (delimiter is not None) + framed + whole > 1:
+        raise click.UsageError("give one of --delimiter, --framed and --whole")
+    splitter = Framed() if framed else Whole() if whole else Delimited(delimiter or b"\n")
+    with (
+        click.open_file(str(path) if path else "-", "rb") as source,
+        connect() as namespace,
+        namespace.open_log(log) as manager,
+        manager.open_writer() as writer,
+    ):
+        chunks = _read_records(source.fileno(), splitter)
+        count, last = _write_chunks(writer, chunks, numbered=txid != "now")
+    fields = {"log": log, "records": count, "last_dlsn": None if last is None else str(last)}
+    place = "" if last is None else f", the last one at {last}"
+    show_done(f"wrote {count} records to log {log}{place}", fields)
+
+
+def _read_records(descriptor: int, splitter: Splitter) -> Iterator[tuple[list[bytes], bool]]:
+    """Yield the records that each read completes, and whether more input is waiting."""
+    while chunk := os.read(descriptor, _CHUNK_BYTES):
+        records = splitter.feed(chunk)
+        waiting, _, _ = select.select([descriptor], [], [], 0)
+        yield records, bool(waiting)
+    if rest := splitter.end():
+        yield rest, False
+
+
+def _write_chunks(
+    writer: LogWriter, chunks: Iterable[tuple[list[bytes], bool]], *, numbered: bool
+) -> tuple[int, DLSN | None]:
+    clock = SystemClock()
+    count = 0
+    txid_floor = 0  # the clock may step back, transaction ids may not
+    last: DLSN | None = None
+    for records, more_is_waiting in chunks:
+        txid_floor = max(txid_floor, clock.now_ms())
+        writer.write_bulk(
+            [
+                LogRecord(txid=count + index if numbered else txid_floor, payload=record)
+                for index, record in enumerate(records, start=1)
+            ]
+        )
+        count += len(records)
+        if not more_is_waiting:
+            last = writer.commit()
+    return count, writer.commit() or last

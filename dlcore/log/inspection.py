@@ -1,0 +1,323 @@
+"""Looking at logs for what is wrong, and at ledgers for what nobody needs: for operators.
+
+Nothing here is needed while all is well.  A log is looked at in its metadata, in that of its
+ledgers and, when asked, in the headers of its entries, so a bug, a metadata store that was restored
+from an old copy, or a hand that changed it are found before a reader finds them.
+
+What can be put right without guessing is: a dead writer's segment is recovered, what truncation or
+deletion left is removed.  Everything else is told, and left as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from dlcore.errors import (
+    CorruptMetadataError,
+    DLError,
+    LedgerNotFoundError,
+    UnexpectedError,
+)
+from dlcore.ledger.metadata.values import LedgerState
+from dlcore.log.entries.body import decode_entry_header
+from dlcore.log.metadata.history import LogHistory
+from dlcore.log.metadata.staged import list_all_staged
+from dlcore.log.metadata.store import persistently
+from dlcore.log.metadata.values import Chunk, LogHead, LogKey, SegmentEnd
+from dlcore.log.upkeep.removal import remove_truncated
+from dlcore.metadata.stored import decode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dlcore.ledger.metadata.store import VersionedLedger
+    from dlcore.log.context import LogContext
+    from dlcore.log.metadata.segment import Extent, LogSegment
+    from dlcore.log.metadata.values import LogState
+
+_AT_ONCE = 200
+
+RECOVER = "recover"
+"""A dead writer's segment: `DistributedLogManager.recover` completes it."""
+REMOVE = "remove"
+"""What is truncated and was not removed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something that is not as it should be; `repair` says how it is put right, "" if not here."""
+
+    log: str
+    kind: str
+    detail: str
+    repair: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerAudit:
+    """Ledgers against logs: `orphans` belong to no log, `missing` are named by logs."""
+
+    ledgers: int
+    logs: int
+    orphans: tuple[int, ...]
+    missing: dict[int, str]
+
+
+async def inspect_log(
+    context: LogContext, name: str, *, reads_entries: bool = False
+) -> list[Finding]:
+    """Return what is wrong with a log.
+
+    Args:
+        context: the namespace's adapters.
+        name: the log.
+        reads_entries: look at every entry, and count its records.
+
+    Raises:
+        LogNotFoundError: there is no such log.
+    """
+    try:
+        log = await context.logs.find(name)
+        nodes = await _segment_nodes(context, log)
+        at = await context.logs.read(log)
+        findings = [Finding(log=name, kind=k, detail=d) for k, d in check_nodes(at.head, nodes)]
+        if any(finding.kind == "gap" for finding in findings):
+            return findings
+        state = await LogHistory(context.logs, log).state_of(at)
+    except (CorruptMetadataError, UnexpectedError) as error:
+        return [Finding(log=name, kind="damage", detail=str(error))]
+    findings += [Finding(log=name, kind=k, detail=d) for k, d in check_state(state)]
+    findings += await _check_ledgers(context, state)
+    findings += await _check_work(context, log, state)
+    if reads_entries:
+        for segment in state.segments:
+            findings += await _check_entries(context, name, segment)
+    return findings
+
+
+async def _segment_nodes(context: LogContext, log: LogKey) -> dict[int, bool]:
+    """Return the numbers of the segments that have a node, and whether it has their end."""
+    paths = context.logs.paths_of(log)
+    names = await persistently(lambda: context.store.get_children(paths.head)) or []
+    numbers = sorted(int(name) for name in names if name.isdecimal())
+    found: dict[int, bool] = {}
+    for start in range(0, len(numbers), _AT_ONCE):
+        some = numbers[start : start + _AT_ONCE]
+        nodes = await context.store.get_many([paths.segment(number) for number in some])
+        found |= {n: bool(node.value) for n, node in zip(some, nodes, strict=True) if node}
+    return found
+
+
+def check_nodes(head: LogHead, nodes: dict[int, bool]) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with the nodes of segments: (kind, detail).
+
+    Each segment that the head counts has one, of which only the last may have no end.
+    """
+    last = head.max_lssn
+    for lssn in range(head.first_lssn, last + 1):
+        is_open = lssn == last and head.segment is not None
+        if lssn not in nodes:
+            if not is_open:
+                yield "gap", f"segment {lssn} of {head.first_lssn} … {last} has no node"
+        elif not nodes[lssn] and not is_open:
+            yield "in-progress", f"segment {lssn} is in progress, and so are later ones"
+        elif nodes[lssn] and is_open:
+            yield "in-progress", f"segment {lssn} is completed, and its head says in progress"
+    for lssn in nodes:
+        if not head.first_lssn <= lssn <= last:
+            yield "leftover", f"segment {lssn} lies outside of {head.first_lssn} … {last}"
+
+
+def check_state(state: LogState) -> Iterator[tuple[str, str]]:
+    """Yield what contradicts itself in a log's metadata: (kind, detail)."""
+    for before, after in pairwise(state.segments):
+        expected = before.start_sequence_id + before.closed_record_count
+        if after.start_sequence_id != expected:
+            detail = (
+                f"segment {after.lssn} begins with sequence id {after.start_sequence_id}, the "
+                f"counts of segment {before.lssn} make {expected}"
+            )
+            yield "count", detail
+    head = state.head
+    if state.segments:
+        last = state.segments[-1]
+        counted = last.start_sequence_id + last.closed_record_count
+        if counted != head.next_sequence_id:
+            yield "count", f"the head counts {head.next_sequence_id} records, segments {counted}"
+    extents = [(s.lssn, e) for s in state.segments for e in s.closed_extents]
+    for (_, one), (lssn, two) in pairwise(extents):
+        if two.first_txid < one.last_txid:
+            yield (
+                "order",
+                f"segment {lssn}: transaction id {two.first_txid} follows {one.last_txid}",
+            )
+    if extents and extents[-1][1].last_txid > head.max_txid:
+        detail = f"the head's highest transaction id is {head.max_txid}, the last record has "
+        yield "count", f"{detail}{extents[-1][1].last_txid}"
+
+
+async def _check_ledgers(context: LogContext, state: LogState) -> list[Finding]:
+    extents = [(segment.lssn, extent) for segment in state.segments for extent in segment.extents]
+    findings = []
+    for start in range(0, len(extents), _AT_ONCE):
+        some = extents[start : start + _AT_ONCE]
+        stored = await context.ledger_store.read_many([extent.ledger_id for _, extent in some])
+        for (lssn, extent), ledger in zip(some, stored, strict=True):
+            if problem := ledger_problem(extent, ledger):
+                findings.append(
+                    Finding(log=state.name, kind="ledger", detail=f"segment {lssn}: {problem}")
+                )
+    return findings
+
+
+def ledger_problem(extent: Extent, ledger: VersionedLedger | None) -> str:
+    """Return why an extent's entries cannot all be in its ledger, "" if they can."""
+    if ledger is None:
+        return f"its ledger {extent.ledger_id} does not exist"
+    metadata = ledger.metadata
+    if extent.last_entry_id is None or metadata.state is not LedgerState.CLOSED:
+        return ""
+    if extent.last_entry_id > metadata.last_entry_id:
+        return (
+            f"its ledger {extent.ledger_id} ends with entry {metadata.last_entry_id}, "
+            f"{extent.last_entry_id} is needed"
+        )
+    return ""
+
+
+async def _check_work(context: LogContext, log: LogKey, state: LogState) -> list[Finding]:
+    """Return what somebody began and nobody goes on with."""
+    findings = []
+    paths = context.logs.paths_of(log)
+    is_open = bool(state.segments) and state.segments[-1].has_open_extent
+    if is_open and await persistently(lambda: context.store.get(paths.lock, fresh=True)) is None:
+        detail = f"segment {state.head.max_lssn} is in progress, and no writer owns the log"
+        findings.append(Finding(log=log.name, kind="writer", detail=detail, repair=RECOVER))
+    first = state.first_active
+    if state.head.first_lssn < min(first.lssn, state.head.max_lssn + 1):
+        detail = f"segments {state.head.first_lssn} … {first.lssn - 1} are truncated, not removed"
+        findings.append(Finding(log=log.name, kind="leftover", detail=detail, repair=REMOVE))
+    return findings
+
+
+async def _check_entries(context: LogContext, name: str, segment: LogSegment) -> list[Finding]:
+    findings = []
+    for extent in segment.closed_extents:
+        try:
+            problem = await _entry_problem(context, extent)
+        except DLError as error:
+            problem = str(error)
+        if problem:
+            detail = f"segment {segment.lssn}, ledger {extent.ledger_id}: {problem}"
+            findings.append(Finding(log=name, kind="entry", detail=detail))
+    return findings
+
+
+async def _entry_problem(context: LogContext, extent: Extent) -> str:
+    assert extent.last_entry_id is not None
+    reader = await context.ledgers.open_ledger(extent.ledger_id)
+    counted = 0
+    async for frames in reader.read(extent.first_entry_id, extent.last_entry_id):
+        for frame in frames:
+            header = decode_entry_header(frame.body)
+            if header.records_before != counted:
+                return (
+                    f"entry {frame.entry_id} counts {header.records_before} records before it, "
+                    f"there are {counted}"
+                )
+            counted += header.record_count
+    if counted != extent.record_count:
+        return f"its entries hold {counted} records, its metadata says {extent.record_count}"
+    return ""
+
+
+async def finish_removal(context: LogContext, name: str) -> None:
+    """Remove what is truncated of a log and was not removed."""
+    await remove_truncated(context, await context.logs.read(await context.logs.find(name)))
+
+
+async def audit_ledgers(
+    context: LogContext, *, report: Callable[[str, int, int | None], None]
+) -> LedgerAudit:
+    """Compare all ledgers with what logs and staged appends name.
+
+    Ledgers are listed first, so one that is made meanwhile is in neither list.  What looks wrong is
+    looked at again, for logs go on while it runs.
+
+    Args:
+        context: the namespace's adapters.
+        report: is told how far it is: what, how many are done, of how many.
+
+    Raises:
+        CorruptMetadataError: of some log it cannot be told which ledgers it has.
+    """
+    listed: set[int] = set()
+    async for ledger_id in context.ledger_store.list_ledgers():
+        listed.add(ledger_id)
+        report("ledgers", len(listed), None)
+    named, logs = await _named_ledgers(context, report)
+    suspects = sorted(listed - named.keys())
+    again, _ = await _named_ledgers(context, report) if suspects else ({}, 0)
+    orphans = [i for i in suspects if i not in again and await _exists(context, i)]
+    gone = [i for i in sorted(named.keys() - listed) if named[i] and not await _exists(context, i)]
+    missing = {i: named[i] for i in gone if i in await _ledgers_of(context, named[i])}
+    return LedgerAudit(ledgers=len(listed), logs=logs, orphans=tuple(orphans), missing=missing)
+
+
+async def _named_ledgers(
+    context: LogContext, report: Callable[[str, int, int | None], None]
+) -> tuple[dict[int, str], int]:
+    """Return every ledger that is in use, with the id of its log, and how many logs there are."""
+    named: dict[int, str] = {each.staged.ledger_id: "" for each in await list_all_staged(context)}
+    children = await persistently(lambda: context.store.get_children(context.paths.merged))
+    named |= {int(child): "" for child in children or ()}
+    log_ids = await context.logs.list_names(context.paths.heads)
+    for number, log_id in enumerate(log_ids):
+        report("logs", number, len(log_ids))
+        try:
+            named |= dict.fromkeys(await _ledgers_of(context, log_id), log_id)
+        except CorruptMetadataError as error:
+            raise CorruptMetadataError(
+                f"the metadata of the log with id {log_id} is damaged, so nobody knows which "
+                f"ledgers it has: {error}"
+            ) from error
+    return named, len(log_ids)
+
+
+async def _ledgers_of(context: LogContext, log_id: str) -> set[int]:
+    """Return all ledgers that a log's nodes name, also of what is deleted and not removed yet."""
+    paths = context.paths.log_of(log_id)
+    node = await persistently(lambda: context.store.get(paths.head, fresh=True))
+    if node is None:
+        return set()
+    head = decode(LogHead, node.value, source=paths.head)
+    found = {extent.ledger_id for extent in head.segment.tail} if head.segment else set()
+    lssns = range(head.first_lssn, head.max_lssn + 1)
+    for start in range(0, len(lssns), _AT_ONCE):
+        segments = [paths.segment(lssn) for lssn in lssns[start : start + _AT_ONCE]]
+        for path, end in zip(segments, await _values(context, segments), strict=True):
+            if end:
+                found |= {e.ledger_id for e in decode(SegmentEnd, end, source=path).tail}
+            names = await persistently(partial(context.store.get_children, path)) or []
+            for first in range(0, len(names), _AT_ONCE):
+                chunks = [f"{path}/{name}" for name in names[first : first + _AT_ONCE]]
+                for chunk, value in zip(chunks, await _values(context, chunks), strict=True):
+                    if value:
+                        found |= {e.ledger_id for e in decode(Chunk, value, source=chunk).extents}
+    return found
+
+
+async def _values(context: LogContext, paths: list[str]) -> list[bytes]:
+    nodes = await persistently(lambda: context.store.get_many(paths))
+    return [b"" if node is None else node.value for node in nodes]
+
+
+async def _exists(context: LogContext, ledger_id: int) -> bool:
+    try:
+        await context.ledger_store.read(ledger_id, fresh=True)
+    except LedgerNotFoundError:
+        return False
+    return True

@@ -1,0 +1,147 @@
+"""Records in and out of the command line, on a real cluster: framings, formats, positions."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dlcore.cli.app import EXIT_FAILED, EXIT_USAGE
+from dlcore.cli.framing import framed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dlcore.sandbox.cluster import Sandbox
+    from tests.fixtures.shell import Shell
+
+pytestmark = pytest.mark.integration
+
+ANY_BYTES = [b"one", b"", b"\xff\n\0", b"{x}"]
+
+
+def dlog(uri: str, *arguments: str, data: bytes = b"") -> bytes:
+    """Run the command as a shell would; return its standard output."""
+    done = subprocess.run(
+        [sys.executable, "-m", "dlcore.cli", *arguments],
+        input=data,
+        capture_output=True,
+        env=os.environ | {"DLOG_URI": uri},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_any_bytes_come_back(sandbox: Sandbox, log: str) -> None:
+    """Framed in and framed out; the same raw; and all of the input as one record."""
+    data = b"".join(map(framed, ANY_BYTES))
+    dlog(sandbox.uri, "log", "write", log, "--framed", data=data)
+    assert dlog(sandbox.uri, "log", "tail", log, "--framed") == data
+    assert dlog(sandbox.uri, "log", "dump", log, "--framed") == data
+    raw = dlog(sandbox.uri, "log", "tail", log, "--raw", "--delimiter", "\\x1e")
+    assert raw == b"".join(record + b"\x1e" for record in ANY_BYTES)
+    dlog(sandbox.uri, "log", "write", log, "--whole", data=b"a\nb\n")
+    dlog(sandbox.uri, "log", "write", log, "--delimiter", "\\0", data=b"c\0d\n\0")
+    last = dlog(sandbox.uri, "log", "tail", log, "-n", "3", "--framed")
+    assert last == b"".join(map(framed, [b"a\nb\n", b"c", b"d\n"]))
+
+
+def test_formats_and_starts(shell: Shell, log: str, tmp_path: Path) -> None:
+    """A line of one's own for each record; positions by transaction id and by time."""
+    for number in (1, 2, 3):
+        path = tmp_path / "record"
+        path.write_bytes(b"%d" % number)
+        shell.text("log", "write", log, "--file", str(path))
+    out = shell.text("log", "tail", log, "--format", "{dlsn} {payload_hex} {size:>3}")
+    assert out.splitlines() == ["1:0:0 31   1", "2:0:0 32   1", "3:0:0 33   1"]
+    rows = [json.loads(line) for line in shell.text("log", "dump", log, "--json").splitlines()]
+    second = rows[1]
+    for option in (
+        ["--from-txid", str(second["txid"])],
+        ["--from-timestamp", str(second["timestamp_ms"])],
+        ["--from-dlsn", second["dlsn"]],
+    ):
+        assert shell.text("log", "tail", log, *option, "--raw").split() == ["2", "3"]
+    by_txid = shell.json("log", "position", log, "--txid", str(second["txid"]))
+    assert (by_txid["dlsn"], by_txid["is_end"]) == (second["dlsn"], False)
+    by_time = shell.json("log", "position", log, "--timestamp", str(second["timestamp_ms"]))
+    assert by_time["dlsn"] == second["dlsn"]
+    late = shell.json("log", "position", log, "--timestamp", "2999-01-31T12:00:00Z")
+    assert (late["dlsn"], late["is_end"]) == ("3:1:0", True)
+    assert shell.text("log", "position", log, "--timestamp", "1999-01-31") == "1:0:0\n"
+    part = shell.text("log", "dump", log, "--from-dlsn", "1:0:0", "--to-dlsn", "3:0:0", "--raw")
+    assert part.split() == ["1", "2"]
+    assert shell.text("log", "count", log, "2:0:0") == "2\n"
+    assert shell.text("log", "count", log, "1:0:0", "2:0:0") == "1\n"
+
+
+def test_entries_of_a_log_and_of_its_ledger(shell: Shell, log: str, tmp_path: Path) -> None:
+    """The same entries from both ends."""
+    path = tmp_path / "records"
+    path.write_bytes(b"a\nb\nc\n")
+    shell.text("log", "write", log, "--file", str(path), "--txid", "line-number")
+    out = shell.text("log", "dump", log, "--entries", "--json")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert sum(row["records"] for row in rows) == 3
+    assert (rows[0]["dlsn"], rows[0]["first_txid"], rows[-1]["last_txid"]) == ("1:0:0", 1, 3)
+    ledger_id = str(rows[0]["ledger"])
+    entries = [
+        json.loads(line) for line in shell.text("ledger", "read", ledger_id, "--json").splitlines()
+    ]
+    assert [(e["entry"], e["records"], e["bytes"]) for e in entries] == [
+        (row["entry"], row["records"], row["bytes"]) for row in rows
+    ]
+    header, *lines = shell.text("ledger", "read", ledger_id).splitlines()
+    assert header.split() == ["entry", "bytes", "lac", "records", "txids"]
+    assert len(lines) == len(rows)
+    assert shell.text("log", "dump", log, "--entries").splitlines()[1].startswith("1:0:0")
+    (listed,) = shell.json("ledger", "list", "--from", ledger_id, "-n", "1")
+    assert (listed["ledger"], listed["state"]) == (int(ledger_id), "closed")
+
+
+def test_a_sealed_log_takes_nothing_more(shell: Shell, log: str, tmp_path: Path) -> None:
+    """Readers see its end, writers are told."""
+    path = tmp_path / "records"
+    path.write_bytes(b"a\n")
+    shell.text("log", "write", log, "--file", str(path))
+    exit_code, out, err = shell.outcome("log", "seal", log, "--yes")
+    assert (exit_code, out) == (0, f"sealed log {log}\n")
+    assert f"Seal log {log}: nothing can be written" in err
+    assert shell.json("log", "show", log)["sealed"]
+    assert shell.text("log", "tail", log, "-f", "--raw") == "a\n"
+    exit_code, _, err = shell.outcome("--json", "log", "write", log, "--file", str(path))
+    assert exit_code == EXIT_FAILED
+    assert json.loads(err)["kind"] == "EndOfStreamError"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["log", "tail", "c", "--raw", "--framed"], "one of --format, --raw"),
+        (["log", "tail", "c", "--raw", "--json"], "one of --format, --raw"),
+        (["log", "tail", "c", "--delimiter", ","], "give both"),
+        (["log", "tail", "c", "--format", "{offset}"], "no field 'offset', expected dlsn, txid"),
+        (["log", "tail", "c", "--format", "{dlsn"], "--format '{dlsn'"),
+        (["log", "tail", "c", "--format", "{dlsn:>>>}"], "--format"),
+        (["log", "tail", "c", "--from-timestamp", "noon"], "'noon' is no time"),
+        (["log", "tail", "c", "--from-timestamp", "1", "--from-txid", "1"], "one of them"),
+        (["log", "dump", "c", "--entries", "--raw"], "--entries shows no records"),
+        (["log", "write", "c", "--framed", "--whole"], "give one of"),
+        (["log", "write", "c", "--delimiter", ""], "at least one character"),
+        (["log", "position", "c"], "--txid or --timestamp"),
+        (["log", "position", "c", "--txid", "1", "--timestamp", "1"], "--txid or --timestamp"),
+        (["ledger", "read", "1", "--raw", "--json"], "one of --raw and --json"),
+    ],
+)
+def test_options_that_contradict_each_other(
+    shell: Shell, arguments: list[str], complaint: str
+) -> None:
+    """They are named, and nothing is done."""
+    exit_code, out, err = shell.outcome(*arguments)
+    assert (exit_code, out) == (EXIT_USAGE, "")
+    assert complaint in err
