@@ -23,7 +23,7 @@ from dlcore.errors import (
     LogExistsError,
     LogNotFoundError,
 )
-from dlcore.ids import validate_log_name
+from dlcore.ids import DLSN, validate_log_name
 from dlcore.ledger.client import LedgerClient
 from dlcore.ledger.metadata.registry import BookieInfo, BookieRegistry
 from dlcore.ledger.metadata.store import LedgerStore
@@ -34,7 +34,7 @@ from dlcore.log.metadata.owner import StagingOwner
 from dlcore.log.metadata.staged import StagedStatus, list_all_staged, settle_abandoned
 from dlcore.log.metadata.store import LogStore
 from dlcore.log.metadata.values import LogMetadata
-from dlcore.log.reading.snapshot import LedgerCache
+from dlcore.log.reading.snapshot import Finder, LedgerCache
 from dlcore.log.reading.snapshots import LogFollowers
 from dlcore.log.staging.append import StagedAppend, check_identity
 from dlcore.log.staging.writer import StagingWriter
@@ -51,10 +51,12 @@ if TYPE_CHECKING:
     from dlcore.log.metadata.commits import AppendRun, SharedStaging
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.metadata.port import MetadataStore
+    from dlcore.records import NotLessThan, RecordPlace
     from dlcore.tls import TlsFiles
 
 logger = logging.getLogger(__name__)
 
+_PLACES_AT_ONCE = 64
 _Closer = Callable[[], Coroutine[Any, Any, None]]
 
 
@@ -272,6 +274,22 @@ class Namespace:
         """
         self._require_open()
         return await self._followers.take([validate_log_name(name) for name in names], fresh=fresh)
+
+    async def find_places(
+        self, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]
+    ) -> list[RecordPlace]:
+        """Return the place of each first record that is wanted, in its snapshot.
+
+        Bookies are asked for a few entries each, the metadata store for nothing.
+        """
+        self._require_open()
+        limit = asyncio.Semaphore(_PLACES_AT_ONCE)
+
+        async def find(snapshot: LogSnapshot, key: DLSN | NotLessThan) -> RecordPlace:
+            async with limit:
+                return await Finder(self._context, snapshot).place(key)
+
+        return await asyncio.gather(*(find(snapshot, key) for snapshot, key in wanted))
 
     async def begin_append(
         self,

@@ -1,7 +1,8 @@
-"""Log records as users see them."""
+"""Log records as users see them, and how one is looked for."""
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 import msgspec
@@ -77,3 +78,31 @@ class LogRecordWithDLSN(msgspec.Struct, frozen=True, gc=False):
             f"LogRecordWithDLSN(dlsn={self.dlsn}, txid={self.txid}, "
             f"sequence_id={self.sequence_id}, timestamp_ms={self.timestamp_ms}, payload={payload})"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class RecordPlace:
+    """Where a record is, how many records of its log precede it, and when it was written.
+
+    After the last record of a snapshot: its end, its number of records, the time of the last one.
+    """
+
+    dlsn: DLSN
+    sequence_id: int
+    timestamp_ms: int
+
+
+class RecordField(enum.Enum):
+    """What never decreases from one record of a log to the next, so that it finds a record."""
+
+    SEQUENCE_ID = "sequence_id"
+    TXID = "txid"
+    TIMESTAMP_MS = "timestamp_ms"
+
+
+@dataclass(frozen=True, slots=True)
+class NotLessThan:
+    """The first record of which `field` is not below `value`."""
+
+    field: RecordField
+    value: int

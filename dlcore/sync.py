@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from dlcore.log.manager import DistributedLogManager as AsyncManager
     from dlcore.log.metadata.segment import LogSegment
     from dlcore.log.reading.ranges import Bound
+    from dlcore.records import NotLessThan, RecordPlace
     from dlcore.tls import TlsFiles
 
 __all__ = [
@@ -212,6 +213,12 @@ class Namespace(Blocking):
     ) -> dict[str, LogSnapshot | None]:
         """Return what each log holds now; `fresh` as in the async method, None for no log."""
         return self._call(self._namespace.get_snapshots(names, fresh=fresh))
+
+    def find_places(
+        self, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]
+    ) -> list[RecordPlace]:
+        """Return the place of each first record that is wanted, in its snapshot."""
+        return self._call(self._namespace.find_places(wanted))
 
     def get_bookies(self) -> list[BookieInfo]:
         """Return the bookies that are registered now."""

@@ -15,12 +15,14 @@ import pyarrow.compute as pc
 from dlcore.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from dlcore.sync import ScanBatch
     from dlspark.schema import WriteColumns
 
 ROWS_PER_BATCH = 64 * 1024
+COUNTED_ROWS_PER_BATCH = 1024 * 1024
+"""Rows of some bytes each, which nobody has to wait for."""
 BYTES_PER_BATCH = 8 * 1024 * 1024
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 _DLSN = pa.struct([("lssn", pa.int64()), ("entry", pa.int64()), ("slot", pa.int64())])
@@ -41,9 +43,10 @@ WRITE_SCHEMA_WITH_TXID = pa.schema([("txid", pa.int64()), ("payload", pa.binary(
 
 
 class RowBuilder:
-    """Turns scanned batches of one log into batches of rows for Spark."""
+    """Turns scanned batches of one log into batches of rows for Spark, with the columns wanted."""
 
-    def __init__(self, log: str) -> None:
+    def __init__(self, log: str, columns: Sequence[str]) -> None:
+        self._schema = pa.schema([ROW_SCHEMA.field(column) for column in columns])
         self._log = log.encode()
         self._names = pa.array([], pa.string())
         self._ramp = np.arange(0, dtype=np.int64)
@@ -67,29 +70,46 @@ class RowBuilder:
         if waiting:
             yield self._join(waiting)
 
+    def count(self, first_sequence_id: int, records: int) -> Iterator[pa.RecordBatch]:
+        """Yield rows of which only their log and number are wanted, without looking at records."""
+        for start in range(0, records, COUNTED_ROWS_PER_BATCH):
+            row = self._row_numbers(min(COUNTED_ROWS_PER_BATCH, records - start))
+            numbers = pa.array(row + (first_sequence_id + start))
+            columns = {"log": self._repeated_name(len(row)), "sequence_id": numbers}
+            arrays = [columns[name] for name in self._schema.names]
+            yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
     def _join(self, parts: list[ScanBatch]) -> pa.RecordBatch:
         counts = np.array([part.batch.num_rows for part in parts], dtype=np.int64)
-        starts = np.array([(part.lssn, part.entry_id, part.first_slot) for part in parts], np.int64)
-        lssn, entry, first_slot = (np.repeat(column, counts) for column in starts.T)
         row = self._row_numbers(int(counts.sum()))
-        row_in_part = row - np.repeat(np.cumsum(counts) - counts, counts)
-        sequence_id = np.repeat(np.array([part.sequence_id for part in parts], np.int64), counts)
-        timestamp_us = np.array([part.timestamp_ms for part in parts], np.int64) * 1000
-        dlsn = pa.StructArray.from_arrays(
-            [pa.array(lssn), pa.array(entry), pa.array(first_slot + row_in_part)],
-            fields=list(_DLSN),
-        )
-        return pa.RecordBatch.from_arrays(
-            [
-                self._repeated_name(len(row)),
-                dlsn,
-                _joined(parts, "txid"),
-                pa.array(sequence_id + row_in_part),
-                pa.array(np.repeat(timestamp_us, counts)).view(_TIMESTAMP),
-                _joined(parts, "payload"),
-            ],
-            schema=ROW_SCHEMA,
-        )
+
+        def repeated(values: Iterable[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
+            return np.repeat(np.fromiter(values, np.int64, len(parts)), counts)
+
+        def row_in_part() -> np.ndarray[Any, np.dtype[np.int64]]:
+            return row - np.repeat(np.cumsum(counts) - counts, counts)
+
+        def dlsn() -> pa.StructArray:
+            slot = repeated(part.first_slot for part in parts) + row_in_part()
+            lssn = repeated(part.lssn for part in parts)
+            entry = repeated(part.entry_id for part in parts)
+            numbers = [pa.array(column) for column in (lssn, entry, slot)]
+            return pa.StructArray.from_arrays(numbers, fields=list(_DLSN))
+
+        columns: dict[str, Callable[[], pa.Array]] = {
+            "log": lambda: self._repeated_name(len(row)),
+            "dlsn": dlsn,
+            "txid": lambda: _joined(parts, "txid"),
+            "sequence_id": lambda: pa.array(
+                repeated(part.sequence_id for part in parts) + row_in_part()
+            ),
+            "timestamp": lambda: pa.array(
+                repeated(part.timestamp_ms * 1000 for part in parts)
+            ).view(_TIMESTAMP),
+            "value": lambda: _joined(parts, "payload"),
+        }
+        arrays = [columns[name]() for name in self._schema.names]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _row_numbers(self, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         if len(self._ramp) < count:

@@ -17,14 +17,16 @@ from dlcore.clock import SystemClock
 from dlcore.errors import LogNotFoundError
 from dlspark.commit import TASK_PROPERTIES, batch_identity
 from dlspark.offsets import DataLoss, LogPosition, LogView
-from dlspark.planning import plan_partitions
+from dlspark.planning import Stretch
 from dlspark.positions import Edge
 from dlspark.reading import (
     LogSnapshots,
     list_selected,
+    plan_read,
     read_rows,
     report_losses,
     require_all,
+    require_reached,
     resolve,
 )
 from dlspark.staging import abort_staged, commit_staged, stage_rows
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dlcore.sync import LogSnapshot, ScanRange
     from dlspark.options import ReadOptions, WriteOptions
     from dlspark.schema import WriteColumns
 
@@ -52,40 +53,36 @@ class DlogReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Take what the logs hold now, and divide it."""
-        address = self._options.address
-        logs = list_selected(address, self._options.logs)
+        address, options = self._options.address, self._options
+        logs = list_selected(address, options.logs)
         if not logs:
             raise LogNotFoundError(
-                f"no log in {address} matches logsPattern={self._options.logs.pattern!r}"
+                f"no log in {address} matches logsPattern={options.logs.pattern!r}"
             )
-        snapshots = require_all(LogSnapshots(address).take(logs), address)
-        scans = [part for log in logs for part in self._scans(snapshots[log])]
-        return list(
-            plan_partitions(
-                scans,
-                min_partitions=self._options.min_partitions,
-                max_records_per_partition=self._options.max_records_per_partition,
-            )
-        )
+        source = LogSnapshots(address)
+        snapshots = require_all(source.take(logs), address)
+        if options.must_reach_start:
+            for snapshot in snapshots.values():
+                require_reached(snapshot, options.start)
+        starts = resolve(source, snapshots, options.start)
+        ends = resolve(source, snapshots, options.end or Edge.LATEST)
+        stretches = [
+            Stretch(snapshot=snapshots[log], start=starts[log].dlsn, end=ends[log].dlsn)
+            for log in logs
+        ]
+        for log, stretch in zip(logs, stretches, strict=True):
+            self._check_loss(starts[log], stretch)
+        return plan_read(source, stretches, options)
 
-    def _scans(self, snapshot: LogSnapshot) -> list[ScanRange]:
-        view = LogView.of(snapshot)
-        start = resolve(self._options.address, snapshot, self._options.start)
-        end = resolve(self._options.address, snapshot, self._options.end or Edge.LATEST)
-        if start < end and not view.is_empty:
-            position = LogPosition(log_id=snapshot.log_id, dlsn=start)
-            if view.has_lost_after(position):
-                loss = DataLoss.truncated(snapshot.log, start, view)
-                report_losses([loss], fail=self._options.fail_on_data_loss)
-        return snapshot.scans(start, end)
+    def _check_loss(self, start: LogPosition, stretch: Stretch) -> None:
+        view = LogView.of(stretch.snapshot)
+        if stretch.start < stretch.end and not view.is_empty and view.has_lost_after(start):
+            loss = DataLoss.truncated(stretch.snapshot.log, start, view)
+            report_losses([loss], fail=self._options.fail_on_data_loss)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition; runs in a task."""
-        return read_rows(
-            partition,
-            address=self._options.address,
-            fail_on_data_loss=self._options.fail_on_data_loss,
-        )
+        return read_rows(partition, self._options)
 
 
 class DlogWriter(DataSourceArrowWriter):

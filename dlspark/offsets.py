@@ -105,6 +105,10 @@ class DataLoss:
     log: str
     what: str
     error: type[DLError]
+    key: tuple[str, ...]
+    """Which loss it is, whatever the log holds by the time it is met again."""
+    records: int | None = None
+    """How many are lost; None where nobody knows any more."""
 
     def __str__(self) -> str:
         return f"log {self.log!r}: {self.what}"
@@ -116,6 +120,7 @@ class DataLoss:
             log=log,
             what=f"it was deleted; the query has read it up to {position.dlsn} (exclusive)",
             error=LogNotFoundError,
+            key=(log, position.log_id),
         )
 
     @classmethod
@@ -129,18 +134,25 @@ class DataLoss:
                 f"holds {view.first} … {view.end} (exclusive)"
             ),
             error=LogNotFoundError,
+            key=(log, position.log_id),
         )
 
     @classmethod
-    def truncated(cls, log: str, start: DLSN, view: LogView) -> DataLoss:
+    def truncated(cls, log: str, start: LogPosition, view: LogView) -> DataLoss:
         """Records from `start` on were truncated away."""
+        records = None
+        if start.sequence_id is not None and view.first_sequence_id is not None:
+            records = view.first_sequence_id - start.sequence_id
+        count = "" if records is None else f", {records} of them,"
         return cls(
             log=log,
             what=(
-                f"records from {start} up to {view.first} (exclusive) were truncated; it holds "
-                f"{view.first} … {view.end} (exclusive)"
+                f"records from {start.dlsn} up to {view.first} (exclusive){count} were truncated; "
+                f"it holds {view.first} … {view.end} (exclusive)"
             ),
             error=AlreadyTruncatedError,
+            key=(log, start.log_id, str(start.dlsn), str(view.first)),
+            records=records,
         )
 
 
@@ -214,15 +226,21 @@ class StreamOffset:
             raise ConfigurationError(f"init names other logs than logs: {sorted(init)}")
         return cls(logs=logs, init=init)
 
-    def advanced(self, views: Mapping[str, LogView | None]) -> tuple[StreamOffset, list[DataLoss]]:
+    def advanced(
+        self,
+        views: Mapping[str, LogView | None],
+        ends: Mapping[str, LogPosition] | None = None,
+    ) -> tuple[StreamOffset, list[DataLoss]]:
         """Return the offset after all that `views` hold, and what was lost since this one.
+
+        In logs of which `ends` has a position it goes no further than that.
 
         A view of None says that the log does not exist; logs without a view are not read any more
         and keep their position.  The offset goes on from what is there, for callers that accept
         the loss.  It equals this one when there is nothing new, also when a segment was merely
         rolled.
         """
-        step = _Step(self)
+        step = _Step(self, ends or {})
         for log in sorted(self.logs.keys() | views.keys()):
             if log in views:
                 step.take(log, self.logs.get(log), views[log])
@@ -260,11 +278,12 @@ class StreamOffset:
 class _Step:
     """Collects the positions after one step of `StreamOffset.advanced`."""
 
-    def __init__(self, start: StreamOffset) -> None:
+    def __init__(self, start: StreamOffset, ends: Mapping[str, LogPosition]) -> None:
         self.logs: dict[str, LogPosition] = {}
         self.init: dict[str, DLSN] = {}
         self.losses: list[DataLoss] = []
         self._start = start
+        self._ends = ends
 
     def take(self, log: str, known: LogPosition | None, view: LogView | None) -> None:
         """Move one log on."""
@@ -282,11 +301,10 @@ class _Step:
 
     def _begin(self, log: str, view: LogView) -> None:
         if view.first_sequence_id:
-            self.losses.append(DataLoss.truncated(log, DLSN.INITIAL, view))
+            start = LogPosition(log_id=view.log_id, dlsn=DLSN.INITIAL, sequence_id=0)
+            self.losses.append(DataLoss.truncated(log, start, view))
         self.init[log] = view.first
-        self.logs[log] = LogPosition(
-            log_id=view.log_id, dlsn=view.end, sequence_id=view.end_sequence_id
-        )
+        self.logs[log] = self._end_of(log, view)
 
     def keep(self, log: str, known: LogPosition) -> None:
         """Leave one log where it is."""
@@ -294,15 +312,19 @@ class _Step:
         if self._start.init.get(log) == known.dlsn:
             self.init[log] = known.dlsn
 
+    def _end_of(self, log: str, view: LogView) -> LogPosition:
+        end = LogPosition(log_id=view.log_id, dlsn=view.end, sequence_id=view.end_sequence_id)
+        wanted = self._ends.get(log, end)
+        return wanted if wanted.dlsn < end.dlsn else end
+
     def _move(self, log: str, known: LogPosition, view: LogView) -> None:
         # Without a readable record a loss cannot be told yet, and nothing is skipped before.
         if not view.is_empty and view.has_lost_after(known):
-            self.losses.append(DataLoss.truncated(log, known.dlsn, view))
-        if view.is_empty or view.end <= known.dlsn:
+            self.losses.append(DataLoss.truncated(log, known, view))
+        end = self._end_of(log, view)
+        if view.is_empty or end.dlsn <= known.dlsn:
             self.keep(log, known)
             return
-        self.logs[log] = LogPosition(
-            log_id=view.log_id, dlsn=view.end, sequence_id=view.end_sequence_id
-        )
+        self.logs[log] = end
         if self._start.init.get(log) == known.dlsn:
             self.init[log] = known.dlsn

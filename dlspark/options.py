@@ -1,37 +1,6 @@
-"""The options of ``format("dlog")``: one table, parsed into frozen values; every check is here.
+"""The options of ``format("dlog")``, parsed into frozen values; every check is here.
 
-Reading (`ReadOptions`):
-
-    uri                     namespace, ``distributedlog://host:port/path``; required
-    tlsCa, tlsCert, tlsKey  PEM files on every host, the driver's and the executors': with tlsCa,
-                            connections to bookies use TLS, and it says whom to trust; the other two
-                            are our own certificate and its key, where bookies ask for one
-    log | logs | logsPattern
-                            exactly one: a log, a comma-separated list, or a regular expression that
-                            matches the whole name (new logs are found while a stream runs)
-    startingOffsets         earliest | latest | DLSN | JSON by log; inclusive.  Batch: earliest
-                            (latest is refused); stream: latest, and only without a checkpoint
-    startingTxid            … at the first record whose txid is not below this
-    startingTimestamp       … whose timestamp is not below this (epoch ms, or ISO-8601; UTC).
-                            A batch without such a record is empty; a stream is refused
-    endingOffsets           batch only; earliest is refused; exclusive: the next position
-    endingTxid              batch only; exclusive: stop before the first record with txid >= this
-    endingTimestamp         batch only; exclusive, likewise
-    failOnDataLoss          true (default) | false: whether a read fails for records that were
-                            truncated, or whose log was deleted, or leaves them out with a warning
-    minPartitions           split until there are at least so many, as far as there are entries
-    maxRecordsPerPartition  about the most records of a partition; a partition is at least one entry
-
-Writing (`WriteOptions`):
-
-    uri, tlsCa, tlsCert, tlsKey
-                            as above
-    log                     the log to write to; without it the data has a column ``log``
-    txnAppId, txnVersion    batch only, both or neither: a write with a version not above the last
-                            that this application committed to the log is skipped; writes without
-                            the option log count together, whichever logs their rows choose
-    lockTimeoutMs           how long a write waits for a writer that holds one of its logs, 0 not at
-                            all; 20000
+What there is stands in `dlspark.option_table`.
 """
 
 from __future__ import annotations
@@ -45,15 +14,27 @@ from typing import TYPE_CHECKING, TypeVar
 from dlcore.errors import ConfigurationError
 from dlcore.ids import DLSN, validate_log_name
 from dlcore.tls import TlsFiles
+from dlspark.limits import DELAY_S_MAX, Limits
+from dlspark.option_table import (
+    KAFKA_NAMES,
+    KAFKA_ONLY,
+    OPTIONS,
+    PARTITION_BYTES_MAX,
+    Use,
+    names_for,
+)
 from dlspark.positions import (
     Bound,
     Edge,
     PositionsByLog,
     TimestampBound,
     TxidBound,
+    parse_duration,
     parse_integer,
     parse_offsets,
+    parse_size,
     parse_timestamp,
+    parse_timestamps,
     parse_txid,
 )
 
@@ -61,21 +42,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 _SELECTORS = ("log", "logs", "logsPattern")
-_STARTS = ("startingOffsets", "startingTxid", "startingTimestamp")
-_ENDS = ("endingOffsets", "endingTxid", "endingTimestamp")
+_BOUNDS: dict[str, Callable[[str, str], Bound]] = {
+    "Timestamp": parse_timestamp,
+    "OffsetsByTimestamp": parse_timestamps,
+    "Txid": parse_txid,
+    "Offsets": parse_offsets,
+}
+"""Ways to say where a read starts or ends, the one that counts before others first."""
+_STRATEGY = "startingOffsetsByTimestampStrategy"
+_LIMITS = ("maxRecordsPerTrigger", "maxBytesPerTrigger", "minRecordsPerTrigger", "maxTriggerDelay")
 _TLS_KEYS = ("tlsCa", "tlsCert", "tlsKey")
-_READ_KEYS = (
-    "uri",
-    *_SELECTORS,
-    *_STARTS,
-    *_ENDS,
-    "failOnDataLoss",
-    "minPartitions",
-    "maxRecordsPerPartition",
-    *_TLS_KEYS,
-)
-_WRITE_KEYS = ("uri", "log", "txnAppId", "txnVersion", "lockTimeoutMs", *_TLS_KEYS)
 _ADDED_BY_SPARK = frozenset({"checkpointlocation", "queryname"})  # reach streaming sinks
+_CATALOG_PREFIX = "option."
+_WORDS = {
+    Use.BATCH_WRITE: "writing",
+    Use.STREAM_WRITE: "writing",
+    Use.METADATA: "tables about the system",
+}
+READ_COLUMNS = ("log", "dlsn", "txid", "sequence_id", "timestamp", "value")
+"""The columns of a byte log's records."""
 _URI_RULE = "expected distributedlog://host:port[,host:port]/path"
 _APP_ID_BYTES_MAX = 128
 _T = TypeVar("_T")
@@ -115,16 +100,64 @@ class LogSelection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """How a read is divided into partitions; None for no wish."""
+
+    min_partitions: int | None = None
+    max_records: int | None = None
+    max_bytes: int = PARTITION_BYTES_MAX
+
+
+class MetadataTable(enum.Enum):
+    """What the option `metadata` reads."""
+
+    LOGS = "logs"
+    SEGMENTS = "segments"
+    EXTENTS = "extents"
+    LEDGERS = "ledgers"
+    BOOKIES = "bookies"
+    COMMITS = "commits"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataOptions:
+    """Which table about the system to read, and of which logs; `logs` is None for all."""
+
+    address: Address
+    table: MetadataTable
+    logs: LogSelection | None
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> MetadataOptions | None:
+        """Parse Spark's options; return None if they ask for records.
+
+        Raises:
+            ConfigurationError: an option is unknown, wrong, missing, or contradicts another.
+        """
+        if not any(key.lower() == "metadata" for key in options):
+            return None
+        table = _Table(options, Use.METADATA)
+        return cls(
+            address=_parse_address(table),
+            table=table.parse("metadata", _parse_table, default=MetadataTable.LOGS),
+            logs=_parse_selection(table) if table.given(_SELECTORS) else None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
     """What to read; `end` is None for a stream."""
 
     address: Address
     logs: LogSelection
+    columns: tuple[str, ...]
     start: Bound
+    must_reach_start: bool
+    """Whether a log that has not come to `start` yet is an error, not read from its end."""
     end: Bound | None
     fail_on_data_loss: bool
-    min_partitions: int | None
-    max_records_per_partition: int | None
+    limits: Limits
+    division: Division
 
     @classmethod
     def parse(cls, options: Mapping[str, str], mode: Mode) -> ReadOptions:
@@ -133,16 +166,17 @@ class ReadOptions:
         Raises:
             ConfigurationError: an option is unknown, wrong, missing, or contradicts another.
         """
-        table = _Table(options, _READ_KEYS, other_keys=_WRITE_KEYS, other="writing")
+        table = _Table(options, Use.BATCH_READ, Use.STREAM_READ)
         selection = _parse_selection(table)
-        start = _parse_bound(table, _STARTS)
-        end = _parse_bound(table, _ENDS)
+        start = _parse_bound(table, "starting")
+        end = _parse_bound(table, "ending")
         if mode is Mode.STREAM:
-            table.refuse(_ENDS, "a stream has no end; it is for batch reads")
+            table.refuse(_ends(), "a stream has no end; it is for batch reads")
             start, end = start or Edge.LATEST, None
         else:
             start, end = start or Edge.EARLIEST, end or Edge.LATEST
         if mode is Mode.BATCH:
+            table.refuse(_LIMITS, "a batch reads all there is; it is for streams")
             _refuse_edge(start, "startingOffsets", Edge.LATEST, "a batch would always be empty")
         if end is not None:
             _refuse_edge(end, "endingOffsets", Edge.EARLIEST, "a batch would always be empty")
@@ -152,13 +186,13 @@ class ReadOptions:
         return cls(
             address=_parse_address(table),
             logs=selection,
+            columns=table.parse("columns", _parse_columns, default=READ_COLUMNS),
             start=start,
+            must_reach_start=table.parse(_STRATEGY, _parse_strategy, default=mode is Mode.STREAM),
             end=end,
             fail_on_data_loss=table.parse("failOnDataLoss", _parse_boolean, default=True),
-            min_partitions=table.parse("minPartitions", _parse_positive, default=None),
-            max_records_per_partition=table.parse(
-                "maxRecordsPerPartition", _parse_positive, default=None
-            ),
+            limits=_parse_limits(table),
+            division=_parse_division(table),
         )
 
 
@@ -177,6 +211,7 @@ class WriteOptions:
     address: Address
     log: str | None
     transaction: Transaction | None
+    create_log: bool = False
     lock_timeout_s: float | None = None
     """None for what the namespace's configuration says."""
 
@@ -187,7 +222,7 @@ class WriteOptions:
         Raises:
             ConfigurationError: an option is unknown, wrong, missing, or contradicts another.
         """
-        table = _Table(options, _WRITE_KEYS, other_keys=_READ_KEYS, other="reading")
+        table = _Table(options, Use.BATCH_WRITE, Use.STREAM_WRITE)
         if mode is Mode.STREAM:
             table.refuse(
                 ("txnAppId", "txnVersion"),
@@ -197,24 +232,28 @@ class WriteOptions:
             address=_parse_address(table),
             log=None if table.get("log") is None else table.parse("log", _parse_log, default=""),
             transaction=_parse_transaction(table),
+            create_log=table.parse("createLog", _parse_boolean, default=False),
             lock_timeout_s=table.parse("lockTimeoutMs", _parse_milliseconds, default=None),
         )
 
 
 class _Table:
-    """Options by their canonical key; refuses unknown ones when built."""
+    """Options by their canonical key; refuses unknown ones when built.
 
-    def __init__(
-        self,
-        options: Mapping[str, str],
-        keys: tuple[str, ...],
-        *,
-        other_keys: tuple[str, ...],
-        other: str,
-    ) -> None:
+    A table of Spark's catalog hands each of its options over twice, once behind ``option.``, and
+    has one set of them for reading and writing: there those for the other are passed over.
+    """
+
+    def __init__(self, options: Mapping[str, str], *uses: Use) -> None:
+        keys = names_for(*uses)
         canonical = {key.lower(): key for key in keys}
-        elsewhere = {key.lower() for key in other_keys}
+        others = {option.name.lower(): option for option in OPTIONS}
         self._values: dict[str, str] = {}
+        of_catalog = {
+            key.lower().removeprefix(_CATALOG_PREFIX)
+            for key in options
+            if key.lower().startswith(_CATALOG_PREFIX)
+        }
         for given, value in options.items():
             lowered = given.lower()
             if lowered in canonical:
@@ -224,10 +263,10 @@ class _Table:
                     f"a dlog source has no path, not {value!r}: name the log with "
                     f'.option("log", {value!r}) and call load(), save() or start() without argument'
                 )
-            elif lowered not in _ADDED_BY_SPARK:
-                raise ConfigurationError(
-                    _describe_unknown(given, value, keys, other if lowered in elsewhere else None)
-                )
+            elif lowered in of_catalog and lowered in others:
+                continue
+            elif not lowered.startswith(_CATALOG_PREFIX) and lowered not in _ADDED_BY_SPARK:
+                raise ConfigurationError(_describe_unknown(given, value, keys))
 
     def get(self, key: str) -> str | None:
         """Return the text of an option."""
@@ -250,12 +289,26 @@ class _Table:
             )
 
 
-def _describe_unknown(given: str, value: str, keys: tuple[str, ...], other: str | None) -> str:
-    if other is not None:
-        return f"option {given}={value!r} is for {other}, not allowed here; expected {_join(keys)}"
-    lowered = {key.lower(): key for key in keys}
-    close = difflib.get_close_matches(given.lower(), lowered, n=1)
-    advice = f"did you mean {lowered[close[0]]}?" if close else f"expected {_join(keys)}"
+def _describe_unknown(given: str, value: str, keys: tuple[str, ...]) -> str:
+    lowered = given.lower()
+    for option in OPTIONS:
+        if option.name.lower() == lowered:
+            uses = " and ".join(
+                dict.fromkeys("reading" if use.is_read else _WORDS[use] for use in option.uses)
+            )
+            return (
+                f"option {given}={value!r} is for {uses}, not allowed here; expected {_join(keys)}"
+            )
+    for name, ours in KAFKA_NAMES.items():
+        if name.lower() == lowered:
+            return f"option {given}={value!r} is one of Kafka's source: use {ours}"
+    reasons = {name.lower(): why for name, why in KAFKA_ONLY.items()}
+    if lowered in reasons or lowered.startswith("kafka."):
+        reason = reasons.get(lowered, "no option goes on to a Kafka client")
+        return f"option {given}={value!r} is one of Kafka's source: {reason}; leave it out"
+    candidates = {key.lower(): key for key in keys}
+    close = difflib.get_close_matches(lowered, candidates, n=1)
+    advice = f"did you mean {candidates[close[0]]}?" if close else f"expected {_join(keys)}"
     return f"unknown option {given}={value!r}: {advice}"
 
 
@@ -326,21 +379,18 @@ def _parse_pattern(key: str, text: str) -> str | None:
     return text
 
 
-def _parse_bound(table: _Table, keys: tuple[str, ...]) -> Bound | None:
-    given = table.given(keys)
-    if len(given) > 1:
-        raise ConfigurationError(
-            f"expected at most one of the options {_join(keys)}: {' and '.join(given)} are given"
-        )
-    if not given:
-        return None
-    offsets, txid, timestamp = keys
-    parsers: dict[str, Callable[[str, str], Bound]] = {
-        offsets: parse_offsets,
-        txid: parse_txid,
-        timestamp: parse_timestamp,
-    }
-    return parsers[given[0]](given[0], table.get(given[0]) or "")
+def _parse_bound(table: _Table, word: str) -> Bound | None:
+    """Return what the first of the options that say it says; the others are checked too."""
+    bounds = [
+        parser(word + key, text)
+        for key, parser in _BOUNDS.items()
+        if (text := table.get(word + key)) is not None
+    ]
+    return bounds[0] if bounds else None
+
+
+def _ends() -> tuple[str, ...]:
+    return tuple(f"ending{key}" for key in _BOUNDS)
 
 
 def _refuse_edge(bound: Bound, key: str, edge: Edge, why: str) -> None:
@@ -391,6 +441,71 @@ def _parse_boolean(key: str, text: str) -> bool:
 
 def _parse_positive(key: str, text: str) -> int | None:
     return parse_integer(key, text, minimum=1)
+
+
+def _parse_size(key: str, text: str) -> int | None:
+    return parse_size(key, text)
+
+
+def _parse_limits(table: _Table) -> Limits:
+    limits = Limits(
+        max_records=table.parse("maxRecordsPerTrigger", _parse_positive, default=None),
+        max_bytes=table.parse("maxBytesPerTrigger", _parse_size, default=None),
+        min_records=table.parse("minRecordsPerTrigger", _parse_positive, default=None),
+        max_delay_s=table.parse("maxTriggerDelay", parse_duration, default=DELAY_S_MAX),
+    )
+    if limits.min_records is not None and limits.min_records > (limits.max_records or 2**63):
+        raise ConfigurationError(
+            f"option minRecordsPerTrigger={limits.min_records} is above "
+            f"maxRecordsPerTrigger={limits.max_records}: expected at most that"
+        )
+    if table.given(("maxTriggerDelay",)) and limits.min_records is None:
+        raise ConfigurationError(
+            f"option maxTriggerDelay={table.get('maxTriggerDelay')!r} says how long "
+            "minRecordsPerTrigger waits: give that too, or leave it out"
+        )
+    return limits
+
+
+def _parse_division(table: _Table) -> Division:
+    return Division(
+        min_partitions=table.parse("minPartitions", _parse_positive, default=None),
+        max_records=table.parse("maxRecordsPerPartition", _parse_positive, default=None),
+        max_bytes=table.parse("maxBytesPerPartition", parse_size, default=PARTITION_BYTES_MAX),
+    )
+
+
+def _parse_columns(key: str, text: str) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in text.split(",") if part.strip())
+    for name in names:
+        if name not in READ_COLUMNS:
+            raise ConfigurationError(
+                f"option {key}={text!r}: a log has no column {name!r}, expected some of "
+                f"{', '.join(READ_COLUMNS)}"
+            )
+        if names.count(name) > 1:
+            raise ConfigurationError(f"option {key}={text!r} names the column {name!r} twice")
+    if not names:
+        raise ConfigurationError(
+            f"option {key}={text!r} names no column: expected some of {', '.join(READ_COLUMNS)}"
+        )
+    return names
+
+
+def _parse_strategy(key: str, text: str) -> bool:
+    word = text.strip().lower()
+    if word not in ("error", "latest"):
+        raise ConfigurationError(f"option {key}={text!r}: expected error or latest")
+    return word == "error"
+
+
+def _parse_table(key: str, text: str) -> MetadataTable:
+    word = text.strip().lower()
+    for table in MetadataTable:
+        if word == table.value:
+            return table
+    names = tuple(table.value for table in MetadataTable)
+    raise ConfigurationError(f"option {key}={text!r}: expected {_join(names)}")
 
 
 def _parse_milliseconds(key: str, text: str) -> float | None:

@@ -1,17 +1,20 @@
-"""From ranges to read to input partitions: one per segment, unless options or numbers say else."""
+"""From ranges to read to input partitions: one per segment, unless options or sizes say else."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql.datasource import InputPartition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from dlcore.sync import ScanRange
+    from dlcore.ids import DLSN
+    from dlcore.sync import LogSnapshot, ScanRange
+    from dlspark.options import Division
 
 PARTITIONS_BEFORE_GROUPING = 64
 """More partitions than this (or than `minPartitions`) are made fewer where they are small."""
@@ -19,9 +22,12 @@ PARTITIONS_BEFORE_GROUPING = 64
 GROUP_BYTES_MAX = 32 * 1024 * 1024
 """Grouping makes no partition larger than this: about a second of reading."""
 
+COUNTED_ROWS_MAX = 16 * 1024 * 1024
+"""Rows of a partition that are counted only: a second's work."""
+
 
 class DlogPartition(InputPartition):
-    """Consecutive ranges of one log, read in order by one task.
+    """Ranges of logs, read in order by one task; those of one log are together, and consecutive.
 
     It carries ledgers, ensembles and addresses: the task reads without the metadata store.
     """
@@ -35,47 +41,99 @@ class DlogPartition(InputPartition):
         return f"DlogPartition({parts})"
 
 
-def plan_partitions(
-    scans: Iterable[ScanRange],
-    *,
-    min_partitions: int | None,
-    max_records_per_partition: int | None,
-) -> list[DlogPartition]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """Records of one log's snapshot, from `start` up to but not including `end`."""
+
+    snapshot: LogSnapshot
+    start: DLSN
+    end: DLSN
+
+    def scans(self) -> list[ScanRange]:
+        """Return what is readable of it, segment by segment."""
+        return self.snapshot.scans(self.start, self.end)
+
+
+class CountedRange(NamedTuple):
+    """Records of one log that are numbered and not read."""
+
+    log: str
+    first_sequence_id: int
+    records: int
+
+
+class CountedPartition(InputPartition):
+    """Ranges whose rows follow from their numbers."""
+
+    def __init__(self, ranges: Sequence[CountedRange]) -> None:
+        super().__init__(None)
+        self.ranges = tuple(ranges)
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{log} #{first} + {records}" for log, first, records in self.ranges)
+        return f"CountedPartition({parts})"
+
+
+def plan_counts(ranges: Iterable[CountedRange], division: Division) -> list[CountedPartition]:
+    """Return partitions that hold exactly `ranges`, in their order."""
+    ranges = [each for each in ranges if each.records > 0]
+    total = sum(each.records for each in ranges)
+    rows_max = min(COUNTED_ROWS_MAX, division.max_records or COUNTED_ROWS_MAX)
+    if division.min_partitions is not None:
+        rows_max = min(rows_max, max(1, total // division.min_partitions))
+    partitions: list[list[CountedRange]] = []
+    room = 0
+    for log, first, records in ranges:
+        done = 0
+        while done < records:
+            if room == 0:
+                partitions.append([])
+                room = rows_max
+            count = min(room, records - done)
+            partitions[-1].append(CountedRange(log, first + done, count))
+            done += count
+            room -= count
+    return [CountedPartition(each) for each in partitions]
+
+
+def plan_partitions(scans: Iterable[ScanRange], division: Division) -> list[DlogPartition]:
     """Return partitions that hold exactly `scans`, in their order.
 
-    A range is split at entries only, so a partition can have more than `max_records_per_partition`
-    records where a single entry has, and fewer partitions than asked for come out of few entries.
+    A range is split at entries only, so a partition can have more records or bytes than it should
+    where a single entry has, and fewer partitions than asked for come out of few entries.
     """
-    ranges = [scan for scan in scans if scan.entry_count > 0]
-    if max_records_per_partition is not None:
-        ranges = [part for scan in ranges for part in _cut(scan, max_records_per_partition)]
-    target = max(min_partitions or 0, PARTITIONS_BEFORE_GROUPING)
+    ranges = [part for scan in scans if scan.entry_count > 0 for part in _cut(scan, division)]
+    target = max(division.min_partitions or 0, PARTITIONS_BEFORE_GROUPING)
     groups = [[scan] for scan in ranges]
     if len(groups) > target:
-        groups = _group(ranges, target, max_records_per_partition)
-    if min_partitions is not None and len(groups) < min_partitions:
-        groups = _split([scan for group in groups for scan in group], min_partitions)
+        groups = _group(ranges, target, division)
+    if division.min_partitions is not None and len(groups) < division.min_partitions:
+        groups = _split([scan for group in groups for scan in group], division.min_partitions)
     return [DlogPartition(group) for group in groups]
 
 
-def _cut(scan: ScanRange, records_max: int) -> list[ScanRange]:
-    records = max(scan.record_count_estimate, scan.entry_count)
-    if records <= records_max:
-        return [scan]
-    return scan.split(max(1, records_max * scan.entry_count // records))
+def _cut(scan: ScanRange, division: Division) -> list[ScanRange]:
+    """Split a range into equal parts so that each has at most what `division` says."""
+    entries, records = scan.entry_count, max(scan.record_count_estimate, scan.entry_count)
+    parts = -(-scan.size_bytes_estimate // division.max_bytes)
+    if division.max_records is not None:
+        # So many entries as have no more records: rounding down splits into more parts.
+        parts = max(parts, -(-entries // max(1, division.max_records * entries // records)))
+    return scan.split(-(-entries // parts)) if parts > 1 else [scan]
 
 
-def _group(ranges: list[ScanRange], target: int, records_max: int | None) -> list[list[ScanRange]]:
-    """Join neighbours of one log up to an equal share of all bytes, which bounds the number."""
+def _group(ranges: list[ScanRange], target: int, division: Division) -> list[list[ScanRange]]:
+    """Join neighbours up to an equal share of all bytes, which bounds the number."""
     total_bytes = sum(scan.size_bytes_estimate for scan in ranges)
-    share_bytes = min(GROUP_BYTES_MAX, max(1, -(-total_bytes // target)))
+    share_bytes = min(GROUP_BYTES_MAX, division.max_bytes, max(1, -(-total_bytes // target)))
+    records_max = division.max_records
     groups: list[list[ScanRange]] = []
     group_bytes = group_records = 0
     for scan in ranges:
         group_bytes += scan.size_bytes_estimate
         group_records += scan.record_count_estimate
         fits = group_bytes <= share_bytes and (records_max is None or group_records <= records_max)
-        if groups and fits and groups[-1][0].log == scan.log:
+        if groups and fits:
             groups[-1].append(scan)
         else:
             groups.append([scan])

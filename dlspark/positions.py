@@ -26,9 +26,6 @@ class Edge(enum.Enum):
     LATEST = "latest"
 
 
-Position = Edge | DLSN
-
-
 @dataclass(frozen=True, slots=True)
 class TxidBound:
     """The first record whose transaction id is not below `txid`."""
@@ -41,6 +38,9 @@ class TimestampBound:
     """The first record whose timestamp is not below `timestamp_ms` (epoch milliseconds)."""
 
     timestamp_ms: int
+
+
+Position = Edge | DLSN | TimestampBound
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +58,37 @@ def parse_offsets(option: str, text: str) -> Edge | DLSN | PositionsByLog:
     if not text.lstrip().startswith("{"):
         return _parse_position(option, text)
     rule = 'expected JSON such as {"clicks": "3:17:0", "views": "earliest"}'
-    try:
-        parsed = json.loads(text, object_pairs_hook=_unique_pairs)
-    except ValueError as error:
-        raise ConfigurationError(f"option {option}={text!r}: {error}; {rule}") from error
     positions: dict[str, Position] = {}
-    for log, value in parsed.items():
+    for log, value in _parse_by_log(option, text, rule).items():
         if not isinstance(value, str):
             raise ConfigurationError(
                 f"option {option}: the position of log {log!r} is {value!r}; {rule}"
             )
         positions[log] = _parse_position(f"{option} (log {log!r})", value)
-    if not positions:
-        raise ConfigurationError(f"option {option}={text!r} names no log; {rule}")
     return PositionsByLog(positions)
+
+
+def parse_timestamps(option: str, text: str) -> PositionsByLog:
+    """Parse a JSON object of times by log name, each as `parse_timestamp` takes it."""
+    rule = 'expected JSON such as {"clicks": 1714564800000, "views": "2024-05-01T12:00:00Z"}'
+    positions: dict[str, Position] = {}
+    for log, value in _parse_by_log(option, text, rule).items():
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise ConfigurationError(
+                f"option {option}: the time of log {log!r} is {value!r}; {rule}"
+            )
+        positions[log] = parse_timestamp(f"{option} (log {log!r})", str(value))
+    return PositionsByLog(positions)
+
+
+def _parse_by_log(option: str, text: str, rule: str) -> dict[str, object]:
+    try:
+        parsed = json.loads(text, object_pairs_hook=_unique_pairs)
+    except ValueError as error:
+        raise ConfigurationError(f"option {option}={text!r}: {error}; {rule}") from error
+    if not isinstance(parsed, dict) or not parsed:
+        raise ConfigurationError(f"option {option}={text!r} names no log; {rule}")
+    return parsed
 
 
 def _unique_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -83,7 +100,7 @@ def _unique_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return unique
 
 
-def _parse_position(option: str, text: str) -> Position:
+def _parse_position(option: str, text: str) -> Edge | DLSN:
     word = text.strip()
     for edge in Edge:
         if word.lower() == edge.value:
@@ -108,6 +125,27 @@ def parse_integer(option: str, text: str, *, minimum: int, maximum: int = 2**63 
         return int(word)
     bounds = f">= {minimum}" if maximum == 2**63 - 1 else f"in {minimum} … {maximum}"
     raise ConfigurationError(f"option {option}={text!r}: expected an integer {bounds}")
+
+
+def parse_size(option: str, text: str) -> int:
+    """Parse bytes, at least one: a number, or one with the unit k, m or g."""
+    found = re.fullmatch(r"(\d+)\s*(?:([kmg])b?)?", text.strip().lower())
+    size = int(found[1]) * 1024 ** " kmg".index(found[2] or " ") if found else 0
+    if not 1 <= size < 2**63:
+        raise ConfigurationError(
+            f"option {option}={text!r}: expected bytes > 0 such as 1000 or 64m"
+        )
+    return size
+
+
+def parse_duration(option: str, text: str) -> float:
+    """Parse a time in ms, s, m or h, as Spark writes it; return seconds."""
+    found = re.fullmatch(r"(\d+)\s*(ms|s|m|min|h)", text.strip().lower())
+    if found is None:
+        raise ConfigurationError(
+            f"option {option}={text!r}: expected a time such as 90s, 15m or 1h"
+        )
+    return int(found[1]) * {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600}[found[2]]
 
 
 def parse_timestamp(option: str, text: str) -> TimestampBound:

@@ -8,22 +8,34 @@ from typing import TYPE_CHECKING
 
 from dlcore.errors import AlreadyTruncatedError, ConfigurationError, LogNotFoundError
 from dlcore.ids import DLSN
+from dlcore.records import NotLessThan, RecordField
 from dlspark.arrow import RowBuilder
-from dlspark.planning import DlogPartition
+from dlspark.offsets import LogPosition, LogView
+from dlspark.planning import (
+    CountedPartition,
+    CountedRange,
+    DlogPartition,
+    plan_counts,
+    plan_partitions,
+)
 from dlspark.positions import Bound, Edge, PositionsByLog, TimestampBound, TxidBound
 from dlspark.sessions import describe_missing, open_shared_namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
     from pyspark.sql.datasource import InputPartition
 
+    from dlcore.records import RecordPlace
     from dlcore.sync import LogSnapshot, ScanBatch, ScanRange
     from dlspark.offsets import DataLoss
-    from dlspark.options import Address, LogSelection
+    from dlspark.options import Address, LogSelection, ReadOptions
+    from dlspark.planning import Stretch
 
 logger = logging.getLogger(__name__)
+COUNTED_COLUMNS = frozenset({"log", "sequence_id"})
+"""What is known of records that nobody reads."""
 _ADVICE_ON_LOSS = (
     "The query stops because failOnDataLoss is true; set the option failOnDataLoss to false to go "
     "on with what is there"
@@ -47,6 +59,10 @@ class LogSnapshots:
         """Return what each log holds now; None for those that do not exist."""
         return open_shared_namespace(self._address).get_snapshots(list(logs), fresh=True)
 
+    def find(self, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]) -> list[RecordPlace]:
+        """Return where the first record is that each asks for; bookies are asked for entries."""
+        return open_shared_namespace(self._address).find_places(wanted) if wanted else []
+
 
 def require_all(
     snapshots: Mapping[str, LogSnapshot | None], address: Address
@@ -60,41 +76,66 @@ def require_all(
     return existing
 
 
-def resolve(address: Address, snapshot: LogSnapshot, bound: Bound) -> DLSN:
-    """Return the position that `bound` means in a log; for what lies after its records, its end."""
-    match bound:
-        case PositionsByLog(positions):
-            return resolve(address, snapshot, positions.get(snapshot.log, Edge.EARLIEST))
-        case DLSN():
-            return bound
-        case Edge.EARLIEST:
-            return snapshot.first
-        case Edge.LATEST:
-            return snapshot.end
-        case TxidBound(txid):
-            with open_shared_namespace(address).open_log(snapshot.log) as manager:
-                return manager.get_dlsn_not_less_than_txid(txid)
-        case TimestampBound(timestamp_ms):
-            with open_shared_namespace(address).open_log(snapshot.log) as manager:
-                return manager.get_dlsn_not_less_than_timestamp(timestamp_ms)
+def resolve(
+    source: LogSnapshots, snapshots: Mapping[str, LogSnapshot], bound: Bound
+) -> dict[str, LogPosition]:
+    """Return the position that `bound` means in each log; for what lies after its records, its end.
+
+    The number of records before it is known where that costs nothing.
+    """
+    positions: dict[str, LogPosition] = {}
+    searched: list[tuple[LogSnapshot, NotLessThan]] = []
+    for log, snapshot in snapshots.items():
+        match bound_of(log, bound):
+            case TxidBound(txid):
+                searched.append((snapshot, NotLessThan(RecordField.TXID, txid)))
+                continue
+            case TimestampBound(timestamp_ms):
+                searched.append((snapshot, NotLessThan(RecordField.TIMESTAMP_MS, timestamp_ms)))
+                continue
+            case Edge.EARLIEST:
+                dlsn = snapshot.first
+            case Edge.LATEST:
+                dlsn = snapshot.end
+            case DLSN() as dlsn:
+                pass
+        view = LogView.of(snapshot)
+        counts = {view.first: view.first_sequence_id, view.end: view.end_sequence_id}
+        positions[log] = LogPosition(
+            log_id=snapshot.log_id, dlsn=dlsn, sequence_id=counts.get(dlsn)
+        )
+    for (snapshot, _), place in zip(searched, source.find(searched), strict=True):
+        positions[snapshot.log] = LogPosition(
+            log_id=snapshot.log_id, dlsn=place.dlsn, sequence_id=place.sequence_id
+        )
+    return positions
+
+
+def bound_of(log: str, bound: Bound) -> Edge | DLSN | TxidBound | TimestampBound:
+    """Return what `bound` says of one log; a log that it does not name is read from its start."""
+    if isinstance(bound, PositionsByLog):
+        return bound.positions.get(log, Edge.EARLIEST)
+    return bound
 
 
 def require_reached(snapshot: LogSnapshot, bound: Bound) -> None:
     """Raise unless the first record that `bound` asks for is there already.
 
-    A stream cannot wait for it: it would start at the log's end, and give the records that follow
+    A stream that waited for it would start at the log's end, and give the records that follow
     whether they are above the bound or below.
 
     Raises:
         ConfigurationError: no record of the log is at or above the bound.
     """
     extents = [extent for segment in snapshot.segments for extent in segment.extents]
-    match bound:
+    match bound_of(snapshot.log, bound):
         case TxidBound(wanted):
             option, what = "startingTxid", "transaction id"
             last = max((extent.last_txid for extent in extents), default=None)
         case TimestampBound(wanted):
-            option, what = "startingTimestamp", "timestamp"
+            by_log = isinstance(bound, PositionsByLog)
+            option = "startingOffsetsByTimestamp" if by_log else "startingTimestamp"
+            what = "timestamp"
             last = max((extent.last_timestamp_ms for extent in extents), default=None)
         case _:
             return
@@ -103,8 +144,7 @@ def require_reached(snapshot: LogSnapshot, bound: Bound) -> None:
     found = "it holds no record" if last is None else f"its highest is {last}"
     raise ConfigurationError(
         f"option {option}={wanted}: log {snapshot.log!r} has not come to this {what} yet, {found}; "
-        "a stream starts at a record that is there, or with startingOffsets at earliest, latest or "
-        "a DLSN"
+        "to start at its end, set startingOffsetsByTimestampStrategy to latest"
     )
 
 
@@ -116,9 +156,28 @@ def report_losses(losses: Iterable[DataLoss], *, fail: bool) -> None:
         logger.warning("data loss: %s; going on, because failOnDataLoss is false", loss)
 
 
-def read_rows(
-    partition: InputPartition | None, *, address: Address, fail_on_data_loss: bool
-) -> Iterator[pa.RecordBatch]:
+def plan_read(
+    source: LogSnapshots, stretches: Sequence[Stretch], options: ReadOptions
+) -> list[InputPartition]:
+    """Divide what is to be read; where only numbers are wanted, without reading it."""
+    if not COUNTED_COLUMNS.issuperset(options.columns):
+        scans = [part for stretch in stretches for part in stretch.scans()]
+        return list(plan_partitions(scans, options.division))
+    readable = [
+        (each.snapshot, max(each.start, each.snapshot.first), min(each.end, each.snapshot.end))
+        for each in stretches
+    ]
+    readable = [(snapshot, start, end) for snapshot, start, end in readable if start < end]
+    starts = source.find([(snapshot, start) for snapshot, start, _ in readable])
+    ends = source.find([(snapshot, end) for snapshot, _, end in readable])
+    ranges = [
+        CountedRange(snapshot.log, start.sequence_id, end.sequence_id - start.sequence_id)
+        for (snapshot, _, _), start, end in zip(readable, starts, ends, strict=True)
+    ]
+    return list(plan_counts(ranges, options.division))
+
+
+def read_rows(partition: InputPartition | None, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a partition as Arrow batches.
 
     Spark passes a partition of its own when there is nothing to read.
@@ -127,13 +186,16 @@ def read_rows(
         AlreadyTruncatedError: records were truncated after the partition was planned.
         LogNotFoundError: the log was deleted meanwhile.
     """
-    if not isinstance(partition, DlogPartition):
-        return
-    for log, parts in groupby(partition.scans, key=lambda part: part.log):
-        yield from RowBuilder(log).build(_scan(parts, address=address, fail=fail_on_data_loss))
+    if isinstance(partition, CountedPartition):
+        for log, first_sequence_id, records in partition.ranges:
+            yield from RowBuilder(log, options.columns).count(first_sequence_id, records)
+    elif isinstance(partition, DlogPartition):
+        for log, parts in groupby(partition.scans, key=lambda part: part.log):
+            batches = _scan(parts, options.address, fail=options.fail_on_data_loss)
+            yield from RowBuilder(log, options.columns).build(batches)
 
 
-def _scan(parts: Iterable[ScanRange], *, address: Address, fail: bool) -> Iterator[ScanBatch]:
+def _scan(parts: Iterable[ScanRange], address: Address, *, fail: bool) -> Iterator[ScanBatch]:
     """Scan ranges of one log; of those with a loss what was there, unless `fail`."""
     from dlcore.sync import scan
 
@@ -144,10 +206,11 @@ def _scan(parts: Iterable[ScanRange], *, address: Address, fail: bool) -> Iterat
             if fail:
                 raise type(error)(f"{error}. {_ADVICE_ON_LOSS}") from error
             logger.warning(
-                "data loss: log %r: the rest of %s … %s is skipped, because failOnDataLoss is "
-                "false: %s",
+                "data loss: log %r: the rest of %s … %s, of about %d records, is skipped, because "
+                "failOnDataLoss is false: %s",
                 part.log,
                 part.start,
                 part.end,
+                part.record_count_estimate,
                 error,
             )

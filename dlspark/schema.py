@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pyspark.sql.types import (
     BinaryType,
@@ -15,6 +16,9 @@ from pyspark.sql.types import (
 )
 
 from dlcore.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 DLSN_TYPE = StructType(
     [
@@ -52,19 +56,24 @@ class WriteColumns:
     has_log: bool
 
 
-def check_read_schema(schema: StructType) -> None:
-    """Raise `ConfigurationError` unless `schema`, perhaps given by the user, is `READ_SCHEMA`."""
-    if schema == READ_SCHEMA:
+def read_schema_of(columns: Sequence[str]) -> StructType:
+    """Return the part of `READ_SCHEMA` with these columns, in their order."""
+    return StructType([READ_SCHEMA[column] for column in columns])
+
+
+def check_read_schema(schema: StructType, expected: StructType) -> None:
+    """Raise `ConfigurationError` unless `schema`, perhaps given by the user, is `expected`."""
+    if schema == expected:
         return
-    for given, expected in zip(schema.fields, READ_SCHEMA.fields, strict=False):
-        if given != expected:
-            difference = f"{_describe(given)} stands where {_describe(expected)} belongs"
+    for given, right in zip(schema.fields, expected.fields, strict=False):
+        if given != right:
+            difference = f"{_describe(given)} stands where {_describe(right)} belongs"
             break
     else:
-        difference = f"{len(schema.fields)} columns instead of {len(READ_SCHEMA.fields)}"
+        difference = f"{len(schema.fields)} columns instead of {len(expected.fields)}"
     raise ConfigurationError(
-        f"the schema of a dlog read is fixed, leave .schema(...) out: {difference}; "
-        f"expected {READ_SCHEMA.simpleString()}"
+        f"the schema of a dlog read is fixed, leave .schema(...) out, and choose columns with the "
+        f"option columns: {difference}; expected {expected.simpleString()}"
     )
 
 

@@ -12,7 +12,7 @@ from pyspark.sql.datasource import DataSource
 
 from dlcore.errors import ConfigurationError
 from dlspark.options import Mode, ReadOptions, WriteOptions
-from dlspark.schema import READ_SCHEMA, check_read_schema, check_write_schema
+from dlspark.schema import check_read_schema, check_write_schema, read_schema_of
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -34,15 +34,14 @@ class DistributedLogDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the schema of a read, after a first check of the options."""
-        ReadOptions.parse(self.options, Mode.LOAD)
-        return READ_SCHEMA
+        return read_schema_of(ReadOptions.parse(self.options, Mode.LOAD).columns)
 
     def reader(self, schema: StructType) -> DlogReader:
         """Return the reader of a batch."""
         from dlspark.batch import DlogReader
 
         options = ReadOptions.parse(self.options, Mode.BATCH)
-        check_read_schema(schema)
+        check_read_schema(schema, read_schema_of(options.columns))
         return DlogReader(options)
 
     def streamReader(self, schema: StructType) -> DlogStreamReader:
@@ -50,7 +49,7 @@ class DistributedLogDataSource(DataSource):
         from dlspark.stream import DlogStreamReader
 
         options = ReadOptions.parse(self.options, Mode.STREAM)
-        check_read_schema(schema)
+        check_read_schema(schema, read_schema_of(options.columns))
         return DlogStreamReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DlogWriter:

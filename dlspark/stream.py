@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark import TaskContext
@@ -14,13 +16,24 @@ from pyspark.sql.datasource import (
 )
 
 from dlcore.errors import LedgerReadError
+from dlcore.records import NotLessThan, RecordField
+from dlspark.admission import (
+    ADVICE_WITHOUT_ADMISSION,
+    SupportsTriggerAvailableNow,
+    default_read_limit,
+    has_admission_control,
+    is_unlimited,
+)
 from dlspark.batch import task_properties
 from dlspark.commit import stream_identity
+from dlspark.lag import Lag, LagReport
+from dlspark.limits import Backlog, share
 from dlspark.offsets import DataLoss, LogPosition, LogRange, LogView, StreamOffset
-from dlspark.planning import plan_partitions
+from dlspark.planning import Stretch
 from dlspark.reading import (
     LogSnapshots,
     list_selected,
+    plan_read,
     read_rows,
     report_losses,
     require_all,
@@ -31,32 +44,45 @@ from dlspark.sessions import close_shared_namespace
 from dlspark.staging import abort_staged, commit_staged, stage_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     import pyarrow as pa
+    from pyspark.sql.streaming.datasource import ReadLimit
 
-    from dlcore.sync import LogSnapshot, ScanRange
+    from dlcore.sync import LogSnapshot
     from dlspark.options import ReadOptions, WriteOptions
     from dlspark.schema import WriteColumns
 
+logger = logging.getLogger(__name__)
 REGRESSED_END_DELAYS_S = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 """Waits for records that were readable before and are not now: a bookie may be restarting."""
 
 
-class DlogStreamReader(DataSourceStreamReader):
+class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows logs; every offset says all that its batch needs to be read again.
 
     One instance lives through a query's run in a process of its own and answers about offsets;
     others are made for the tasks, so nothing that this one learns may matter in `read`.
     """
 
-    def __init__(self, options: ReadOptions, source: LogSnapshots | None = None) -> None:
+    def __init__(
+        self,
+        options: ReadOptions,
+        source: LogSnapshots | None = None,
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
         self._options = options
+        self._monotonic_ns = monotonic_ns
         self._initial: StreamOffset | None = None
         self._known: StreamOffset | None = None
         self._source = source
         self._snapshots: dict[str, LogSnapshot] = {}
-        self._reported: set[DataLoss] = set()
+        self._target: dict[str, LogPosition] | None = None
+        """Where a run with Trigger.AvailableNow ends; None for one that goes on."""
+        self._last_batch_ns: int | None = None
+        self._counted: set[tuple[str, ...]] = set()
+        self._skipped_records = 0
+        self._is_warned = False
 
     def initialOffset(self) -> dict[str, Any]:
         """Resolve where a new query starts; once, however often and late Spark asks."""
@@ -64,24 +90,35 @@ class DlogStreamReader(DataSourceStreamReader):
 
     def _initial_offset(self) -> StreamOffset:
         if self._initial is None:
-            logs = list_selected(self._options.address, self._options.logs)
-            snapshots = require_all(self._take(logs), self._options.address)
-            self._initial = StreamOffset.initial(
-                {log: self._start_of(snapshot) for log, snapshot in snapshots.items()}
-            )
+            options = self._options
+            logs = list_selected(options.address, options.logs)
+            snapshots = require_all(self._logs.take(logs), options.address)
+            if options.must_reach_start:
+                for snapshot in snapshots.values():
+                    require_reached(snapshot, options.start)
+            self._initial = StreamOffset.initial(resolve(self._logs, snapshots, options.start))
         return self._initial
 
-    def _start_of(self, snapshot: LogSnapshot) -> LogPosition:
-        require_reached(snapshot, self._options.start)
-        start = resolve(self._options.address, snapshot, self._options.start)
-        view = LogView.of(snapshot)
-        counts = {view.first: view.first_sequence_id, view.end: view.end_sequence_id}
-        return LogPosition(log_id=snapshot.log_id, dlsn=start, sequence_id=counts.get(start))
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Tell Spark whether batches are limited."""
+        return default_read_limit(self._options.limits)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Note what is readable now: that far, and no further, does this run go."""
+        snapshots = self._logs.take(list_selected(self._options.address, self._options.logs))
+        self._target = {}
+        for log, snapshot in snapshots.items():
+            if snapshot is not None:
+                self._target[log] = LogPosition(
+                    log_id=snapshot.log_id,
+                    dlsn=snapshot.end,
+                    sequence_id=LogView.of(snapshot).end_sequence_id,
+                )
 
     def latestOffset(
         self, start: dict[str, Any] | None = None, limit: object = None
     ) -> dict[str, Any]:
-        """Return the offset after all that is readable now.
+        """Return the offset after what the next batch should read of what is readable now.
 
         Spark 4.1 passes no arguments; there the last offset it mentioned stands in.  It asks a new
         query for this before it asks for the initial offset.
@@ -90,41 +127,140 @@ class DlogStreamReader(DataSourceStreamReader):
             since = StreamOffset.from_json(start)
         else:
             since = self._known or self._initial_offset()
+            if self._options.limits.bounds_batches and not has_admission_control():
+                self._warn_of_version()
         views = self._look(since)
-        offset, losses = since.advanced(views)
+        offset, losses = since.advanced(views, self._target)
         self._report(losses)
+        if not is_unlimited(limit):
+            offset = self._limited(since, offset, views)
+        if offset.logs != since.logs:
+            self._last_batch_ns = self._monotonic_ns()
         self._known = offset
         return offset.to_json()
 
+    def _limited(
+        self, since: StreamOffset, offset: StreamOffset, views: Mapping[str, LogView | None]
+    ) -> StreamOffset:
+        """Return how far a batch goes that keeps the limits, at most to `offset`."""
+        limits = self._options.limits
+        ranges = since.ranges_to(offset)
+        if not ranges or (limits.min_records is None and not limits.bounds_batches):
+            return offset
+        starts = self._count([_readable_start(each, views[each.log]) for each in ranges], ranges)
+        ends = self._count([offset.logs[each.log] for each in ranges], ranges)
+        backlogs = {
+            each.log: Backlog.of(self._snapshots[each.log], start, end)
+            for each, start, end in zip(ranges, starts, ends, strict=True)
+        }
+        waiting = sum(backlog.records for backlog in backlogs.values())
+        last_ns = self._last_batch_ns
+        waited_s = None if last_ns is None else (self._monotonic_ns() - last_ns) / 1e9
+        if self._target is None and not limits.is_enough(waiting, waited_s=waited_s):
+            return since
+        cut = [
+            (log, backlogs[log].start + records)
+            for log, records in share(backlogs, limits).items()
+            if records < backlogs[log].records
+        ]
+        found = self._logs.find(
+            [
+                (self._snapshots[log], NotLessThan(RecordField.SEQUENCE_ID, sequence_id))
+                for log, sequence_id in cut
+            ]
+        )
+        stops = {
+            log: LogPosition(
+                log_id=self._snapshots[log].log_id,
+                dlsn=place.dlsn,
+                sequence_id=place.sequence_id,
+            )
+            for (log, _), place in zip(cut, found, strict=True)
+        }
+        return since.advanced(views, {**(self._target or {}), **stops})[0]
+
+    def _count(self, positions: list[LogPosition], ranges: list[LogRange]) -> list[int]:
+        """Return how many records precede each position, one of each range's log."""
+        unknown = {
+            index: (self._snapshots[each.log], position.dlsn)
+            for index, (each, position) in enumerate(zip(ranges, positions, strict=True))
+            if position.sequence_id is None
+        }
+        found = dict(zip(unknown, self._logs.find(list(unknown.values())), strict=True))
+        return [
+            found[index].sequence_id if position.sequence_id is None else position.sequence_id
+            for index, position in enumerate(positions)
+        ]
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Return what is left to read after the offset that was returned last."""
+        if self._known is None or not self._snapshots:
+            return None
+        behind = [
+            (self._snapshots[log], position)
+            for log, position in self._known.logs.items()
+            if log in self._snapshots and position.dlsn < self._snapshots[log].end
+        ]
+        places = self._logs.find([(snapshot, position.dlsn) for snapshot, position in behind])
+        lags = {
+            snapshot.log: Lag.of(snapshot, place)
+            for (snapshot, _), place in zip(behind, places, strict=True)
+        }
+        return LagReport(
+            logs={log: lag for log, lag in lags.items() if lag.records},
+            ends={log: str(snapshot.end) for log, snapshot in self._snapshots.items()},
+            skipped_records=self._skipped_records,
+            losses=len(self._counted),
+        ).to_json()
+
     def _look(self, since: StreamOffset) -> dict[str, LogView | None]:
-        known = {log for log in since.logs if self._options.logs.matches(log)}
-        names = sorted(known.union(list_selected(self._options.address, self._options.logs)))
-        snapshots = self._take(names)
-        added = {log: snapshots[log] for log in self._options.logs.names if log not in known}
+        """Return what the logs hold now; of those to come in a limited run nothing."""
+        selection = self._options.logs
+        known = {log for log in since.logs if selection.matches(log)}
+        names = sorted(known.union(list_selected(self._options.address, selection)))
+        snapshots = self._logs.take(names)
+        added = {log: snapshots[log] for log in selection.names if log not in known}
         require_all(added, self._options.address)
         self._snapshots = {log: found for log, found in snapshots.items() if found is not None}
-        # A log that a pattern listed and that is gone already was never there for this query.
-        return {
-            log: None if found is None else LogView.of(found)
-            for log, found in snapshots.items()
-            if found is not None or log in known
+        views: dict[str, LogView | None] = {
+            log: LogView.of(snapshot) for log, snapshot in self._snapshots.items()
         }
+        if self._target is not None:
+            # A log that was not there when the run began is for the next one.
+            views = {
+                log: view
+                for log, view in views.items()
+                if log in self._target and view is not None
+                if view.log_id == self._target[log].log_id
+            }
+        # A log that a pattern listed and that is gone already was never there for this query.
+        views |= {log: None for log in known if log not in self._snapshots}
+        return self._with_first_counts(since, views)
+
+    def _with_first_counts(
+        self, since: StreamOffset, views: dict[str, LogView | None]
+    ) -> dict[str, LogView | None]:
+        """Count the records before the first one where that tells how many were lost."""
+        uncounted = [
+            (log, view)
+            for log, view in views.items()
+            if view is not None and not view.is_empty and view.first_sequence_id is None
+            if log not in since.logs or since.logs[log].dlsn < view.first
+        ]
+        places = self._logs.find([(self._snapshots[log], view.first) for log, view in uncounted])
+        for (log, view), place in zip(uncounted, places, strict=True):
+            views[log] = replace(view, first_sequence_id=place.sequence_id)
+        return views
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Divide what lies between two offsets; also for a batch of an earlier run of the query."""
         until = StreamOffset.from_json(end)
         self._known = until
         ranges = StreamOffset.from_json(start).ranges_to(until)
-        scans = [part for wanted in ranges for part in self._scans(wanted)]
-        return list(
-            plan_partitions(
-                scans,
-                min_partitions=self._options.min_partitions,
-                max_records_per_partition=self._options.max_records_per_partition,
-            )
-        )
+        stretches = [part for wanted in ranges for part in self._stretches(wanted)]
+        return plan_read(self._logs, stretches, self._options)
 
-    def _scans(self, wanted: LogRange) -> list[ScanRange]:
+    def _stretches(self, wanted: LogRange) -> list[Stretch]:
         snapshot = self._snapshot_of(wanted)
         if snapshot is None:
             self._report([DataLoss.deleted(wanted.log, wanted.start)])
@@ -136,8 +272,8 @@ class DlogStreamReader(DataSourceStreamReader):
             self._report([DataLoss.recreated(wanted.log, wanted.start, view)])
             return []
         if view.has_lost_after(wanted.start):
-            self._report([DataLoss.truncated(wanted.log, wanted.start.dlsn, view)])
-        return snapshot.scans(wanted.start.dlsn, wanted.end)
+            self._report([DataLoss.truncated(wanted.log, wanted.start, view)])
+        return [Stretch(snapshot=snapshot, start=wanted.start.dlsn, end=wanted.end)]
 
     def _snapshot_of(self, wanted: LogRange) -> LogSnapshot | None:
         snapshot = self._snapshots.get(wanted.log)
@@ -148,7 +284,7 @@ class DlogStreamReader(DataSourceStreamReader):
         ):
             return snapshot
         for delay_s in (*REGRESSED_END_DELAYS_S, None):
-            snapshot = self._take([wanted.log])[wanted.log]
+            snapshot = self._logs.take([wanted.log])[wanted.log]
             if (
                 snapshot is None
                 or snapshot.log_id != wanted.start.log_id
@@ -166,11 +302,7 @@ class DlogStreamReader(DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition; runs in a task."""
-        return read_rows(
-            partition,
-            address=self._options.address,
-            fail_on_data_loss=self._options.fail_on_data_loss,
-        )
+        return read_rows(partition, self._options)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: logs are kept as long as their owners say, not as long as readers need."""
@@ -180,15 +312,31 @@ class DlogStreamReader(DataSourceStreamReader):
         self._source = None
         close_shared_namespace(self._options.address)
 
-    def _take(self, logs: list[str]) -> dict[str, LogSnapshot | None]:
+    @property
+    def _logs(self) -> LogSnapshots:
         if self._source is None:
             self._source = LogSnapshots(self._options.address)
-        return self._source.take(logs)
+        return self._source
+
+    def _warn_of_version(self) -> None:
+        if not self._is_warned:
+            self._is_warned = True
+            logger.warning("%s", ADVICE_WITHOUT_ADMISSION)
 
     def _report(self, losses: list[DataLoss]) -> None:
+        """Raise for a loss, or tell of it and count it, once however often it is met."""
         fail = self._options.fail_on_data_loss
-        report_losses([loss for loss in losses if fail or loss not in self._reported], fail=fail)
-        self._reported.update(losses)
+        new = [loss for loss in losses if fail or loss.key not in self._counted]
+        report_losses(new, fail=fail)
+        self._counted.update(loss.key for loss in new)
+        self._skipped_records += sum(loss.records or 0 for loss in new)
+
+
+def _readable_start(wanted: LogRange, view: LogView | None) -> LogPosition:
+    """Return where a range begins in what is left of its log."""
+    if view is None or wanted.start.dlsn >= view.first:
+        return wanted.start
+    return LogPosition(log_id=view.log_id, dlsn=view.first, sequence_id=view.first_sequence_id)
 
 
 class DlogStreamWriter(DataSourceStreamArrowWriter):

@@ -198,7 +198,8 @@ class DistributedLogManager:
         high = snapshot.end if end is None else min(end, snapshot.end)
         if low >= high:
             return 0
-        return await finder.sequence_id(high) - await finder.sequence_id(low)
+        after, before = await finder.place(high), await finder.place(low)
+        return after.sequence_id - before.sequence_id
 
     async def get_log_segments(self) -> list[LogSegment]:
         """Return the segments that are not wholly truncated, in order."""

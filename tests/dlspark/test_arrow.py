@@ -24,6 +24,7 @@ from dlspark.arrow import (
     RowBuilder,
     batches_by_log,
 )
+from dlspark.options import READ_COLUMNS
 from dlspark.schema import WriteColumns
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -85,7 +86,7 @@ def test_rows_are_those_made_one_by_one(
         scanned(payloads, lssn=3, entry=entry, slot=slot, sequence_id=sequence_id)
         for payloads, entry, slot, sequence_id in entries
     ]
-    batches = list(RowBuilder("clïcks").build(iter(parts)))
+    batches = list(RowBuilder("clïcks", READ_COLUMNS).build(iter(parts)))
     assert all(batch.schema.equals(ROW_SCHEMA) for batch in batches)
     for batch in batches:
         batch.validate(full=True)
@@ -96,22 +97,24 @@ def test_rows_are_those_made_one_by_one(
 def test_small_entries_are_joined_and_batches_bounded() -> None:
     """Rows and bytes are bounded, unless a single entry has more."""
     small = [scanned([b"x"] * 1000, entry=number) for number in range(200)]
-    rows = [batch.num_rows for batch in RowBuilder("a").build(small)]
+    rows = [batch.num_rows for batch in RowBuilder("a", READ_COLUMNS).build(small)]
     assert sum(rows) == 200_000
     assert max(rows) <= ROWS_PER_BATCH
     assert min(rows[:-1]) > ROWS_PER_BATCH - 1000
     wide = [scanned([b"x" * (1 << 20)] * 3, entry=number) for number in range(6)]
-    sizes = [batch.column("value").nbytes for batch in RowBuilder("a").build(wide)]
+    sizes = [batch.column("value").nbytes for batch in RowBuilder("a", READ_COLUMNS).build(wide)]
     assert len(sizes) == 3
     assert max(sizes) <= BYTES_PER_BATCH
     big = [scanned([b"x"] * (ROWS_PER_BATCH + 1))]
-    assert [batch.num_rows for batch in RowBuilder("a").build(big)] == [ROWS_PER_BATCH + 1]
+    assert [batch.num_rows for batch in RowBuilder("a", READ_COLUMNS).build(big)] == [
+        ROWS_PER_BATCH + 1
+    ]
 
 
 def test_a_single_entry_is_not_copied() -> None:
     """The payload that Spark gets is the memory that was received."""
     part = scanned([b"abc"] * 10)
-    (batch,) = RowBuilder("a").build([part])
+    (batch,) = RowBuilder("a", READ_COLUMNS).build([part])
     given_buffer = part.batch.column("payload").buffers()[2]
     assert batch.column("value").buffers()[2].address == given_buffer.address
 
@@ -125,7 +128,7 @@ def test_reading_is_lazy() -> None:
             taken.append(number)
             yield scanned([b"x"] * ROWS_PER_BATCH, entry=number)
 
-    rows = RowBuilder("a").build(entries())
+    rows = RowBuilder("a", READ_COLUMNS).build(entries())
     next(rows)
     assert len(taken) <= 2
 

@@ -327,8 +327,8 @@ def test_a_new_log_whose_first_records_are_gone_is_a_loss() -> None:
     moved, losses = start.advanced({"b": view("2:9:0", first="2:3:0", counts=(30, 90))})
     (loss,) = losses
     assert str(loss) == (
-        "log 'b': records from 1:0:0 up to 2:3:0 (exclusive) were truncated; it holds "
-        "2:3:0 … 2:9:0 (exclusive)"
+        "log 'b': records from 1:0:0 up to 2:3:0 (exclusive), 30 of them, were truncated; it "
+        "holds 2:3:0 … 2:9:0 (exclusive)"
     )
     assert loss.error is AlreadyTruncatedError
     assert as_text(start.ranges_to(moved)) == ["b 2:3:0-2:9:0"]

@@ -13,7 +13,20 @@ import pytest
 from dlcore.errors import ConfigurationError
 from dlcore.ids import DLSN
 from dlcore.tls import TlsFiles
-from dlspark.options import Address, LogSelection, Mode, ReadOptions, Transaction, WriteOptions
+from dlspark.limits import Limits
+from dlspark.option_table import OPTIONS, Use
+from dlspark.options import (
+    READ_COLUMNS,
+    Address,
+    Division,
+    LogSelection,
+    MetadataOptions,
+    MetadataTable,
+    Mode,
+    ReadOptions,
+    Transaction,
+    WriteOptions,
+)
 from dlspark.positions import Edge, PositionsByLog, TimestampBound, TxidBound
 
 URI = "distributedlog://127.0.0.1:2181/dlog"
@@ -33,7 +46,10 @@ def test_defaults_differ_between_batch_and_stream() -> None:
     assert batch.fail_on_data_loss
     assert stream.fail_on_data_loss
     assert batch.logs == LogSelection(names=("clicks",))
-    assert (batch.min_partitions, batch.max_records_per_partition) == (None, None)
+    assert batch.division == Division(max_bytes=128 * 1024 * 1024)
+    assert batch.limits == stream.limits == Limits()
+    assert (batch.must_reach_start, stream.must_reach_start) == (False, True)
+    assert batch.columns == READ_COLUMNS
 
 
 def test_keys_ignore_case() -> None:
@@ -42,7 +58,7 @@ def test_keys_ignore_case() -> None:
     parsed = ReadOptions.parse(options, Mode.STREAM)
     assert parsed.logs.pattern == "a.*"
     assert not parsed.fail_on_data_loss
-    assert parsed.min_partitions == 4
+    assert parsed.division.min_partitions == 4
 
 
 @pytest.mark.parametrize(
@@ -116,8 +132,6 @@ def test_pattern_matches_whole_names() -> None:
         ({"startingTimestamp": "yesterday"}, ["startingTimestamp='yesterday'", "ISO-8601"]),
         ({"startingTimestamp": "1969-01-01"}, ["1970"]),
         ({"startingTimestamp": "-5"}, ["startingTimestamp='-5'"]),
-        ({"startingTxid": "1", "startingOffsets": "earliest"}, ["at most one", "startingTxid"]),
-        ({"endingTxid": "1", "endingTimestamp": "1"}, ["at most one", "endingTxid"]),
         ({"startingOffsets": "3:0:0", "endingOffsets": "2:9:9"}, ["end at 2:9:9", "3:0:0"]),
         ({"startingTxid": "5", "endingTxid": "4"}, ["4", "5"]),
         ({"startingTimestamp": "5", "endingTimestamp": "4"}, ["4", "5"]),
@@ -248,3 +262,169 @@ def test_each_log_of_a_batch_may_have_bounds_of_its_own() -> None:
     assert parsed.end == PositionsByLog({"clicks": DLSN(3, 0, 0), "views": DLSN(1, 0, 0)})
     mixed = parse(startingOffsets='{"clicks": "3:0:0"}', endingTxid="1")
     assert mixed.end == TxidBound(1)
+
+
+def test_precedence_of_starts_and_ends_as_in_kafkas_source() -> None:
+    """By time, by time of each log, by transaction id, by position; the others are checked too."""
+    given = {
+        "startingTimestamp": "5",
+        "startingOffsetsByTimestamp": '{"clicks": 6}',
+        "startingTxid": "7",
+        "startingOffsets": "1:0:0",
+    }
+    expected = [
+        TimestampBound(5),
+        PositionsByLog({"clicks": TimestampBound(6)}),
+        TxidBound(7),
+        DLSN(1, 0, 0),
+    ]
+    for bound in expected:
+        assert parse(**given).start == bound
+        ending = {key.replace("starting", "ending"): value for key, value in given.items()}
+        assert parse(**ending).end == bound
+        given.pop(next(iter(given)))
+    with pytest.raises(ConfigurationError, match="startingTxid='x'"):
+        parse(startingTimestamp="5", startingTxid="x")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"clicks": 1714564800000}', 1714564800000),
+        ('{"clicks": "2024-05-01T12:00Z"}', 1714564800000),
+    ],
+)
+def test_starting_offsets_by_timestamp(text: str, expected: int) -> None:
+    """Milliseconds or ISO-8601, by log."""
+    for mode in (Mode.BATCH, Mode.STREAM):
+        start = parse(mode, startingOffsetsByTimestamp=text).start
+        assert start == PositionsByLog({"clicks": TimestampBound(expected)})
+
+
+def test_starting_offsets_by_timestamp_strategy() -> None:
+    """A stream fails where nothing matches, a batch is empty, unless it is said otherwise."""
+    key = "startingOffsetsByTimestampStrategy"
+    assert parse(Mode.BATCH, **{key: "Error"}).must_reach_start
+    assert not parse(Mode.STREAM, **{key: "latest"}).must_reach_start
+
+
+def test_limits_of_a_stream() -> None:
+    """All of them together."""
+    limits = parse(
+        Mode.STREAM,
+        maxRecordsPerTrigger="100",
+        maxBytesPerTrigger="64m",
+        minRecordsPerTrigger="10",
+        maxTriggerDelay="90s",
+    ).limits
+    assert limits == Limits(max_records=100, max_bytes=64 * 1024**2, min_records=10, max_delay_s=90)
+    for text, seconds in (("250ms", 0.25), ("15m", 900), ("2min", 120), ("1h", 3600)):
+        waits = parse(Mode.STREAM, minRecordsPerTrigger="1", maxTriggerDelay=text).limits
+        assert waits.max_delay_s == seconds
+    for text, size in (("1", 1), ("512k", 512 * 1024), ("2 GB", 2 * 1024**3)):
+        assert parse(Mode.STREAM, maxBytesPerTrigger=text).limits.max_bytes == size
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"maxOffsetsPerTrigger": "5"}, ["maxOffsetsPerTrigger='5'", "use maxRecordsPerTrigger"]),
+        ({"minoffsetspertrigger": "5"}, ["Kafka", "use minRecordsPerTrigger"]),
+        ({"subscribe": "a"}, ["use log or logs"]),
+        ({"subscribePattern": "a"}, ["use logsPattern"]),
+        ({"kafka.bootstrap.servers": "h:1"}, ["use uri"]),
+        ({"kafka.group.id": "g"}, ["no consumer groups", "leave it out"]),
+        ({"kafka.max.poll.records": "5"}, ["Kafka client", "leave it out"]),
+        ({"includeHeaders": "true"}, ["no headers", "leave it out"]),
+        ({"maxRecordsPerTrigger": "0"}, ["maxRecordsPerTrigger='0'", ">= 1"]),
+        ({"maxBytesPerTrigger": "0"}, ["maxBytesPerTrigger='0'", "64m"]),
+        ({"maxBytesPerTrigger": "5t"}, ["maxBytesPerTrigger='5t'", "64m"]),
+        (
+            {"minRecordsPerTrigger": "5", "maxTriggerDelay": "soon"},
+            ["maxTriggerDelay='soon'", "90s"],
+        ),
+        ({"maxTriggerDelay": "5s"}, ["maxTriggerDelay='5s'", "minRecordsPerTrigger"]),
+        (
+            {"minRecordsPerTrigger": "5", "maxRecordsPerTrigger": "4"},
+            ["minRecordsPerTrigger=5", "maxRecordsPerTrigger=4"],
+        ),
+        ({"startingOffsetsByTimestamp": "5"}, ["startingOffsetsByTimestamp='5'", "names no log"]),
+        ({"startingOffsetsByTimestamp": "{}"}, ["names no log", "1714564800000"]),
+        ({"startingOffsetsByTimestamp": '{"clicks": true}'}, ["log 'clicks' is True"]),
+        ({"startingOffsetsByTimestamp": '{"clicks": "x"}'}, ["(log 'clicks')='x'", "ISO-8601"]),
+        ({"startingOffsetsByTimestamp": '{"views": 5}'}, ["'views'", "not selected"]),
+        ({"startingOffsetsByTimestampStrategy": "end"}, ["Strategy='end'", "error or latest"]),
+        ({"columns": "key"}, ["columns='key'", "no column 'key'", "sequence_id"]),
+        ({"columns": "txid,txid"}, ["'txid' twice"]),
+        ({"columns": " , "}, ["names no column"]),
+        ({"endingOffsetsByTimestamp": '{"clicks": 5}'}, ["not allowed", "has no end"]),
+        ({"metadata": "logs"}, ["metadata='logs'", "tables about the system"]),
+        ({"createLog": "true"}, ["for writing"]),
+    ],
+)
+def test_wrong_options_of_limits_and_of_kafkas_source(
+    options: dict[str, str], words: list[str]
+) -> None:
+    """Those of Kafka's source are answered with what takes their place."""
+    with pytest.raises(ConfigurationError) as caught:
+        parse(Mode.STREAM, **options)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_limits_are_for_streams() -> None:
+    """A batch reads all there is."""
+    with pytest.raises(ConfigurationError, match="maxRecordsPerTrigger='5' is not allowed here"):
+        parse(Mode.BATCH, maxRecordsPerTrigger="5")
+
+
+def test_columns_keep_the_order_in_which_they_are_named() -> None:
+    """And blanks do not matter."""
+    assert parse(columns="value, txid,").columns == ("value", "txid")
+
+
+def test_metadata_tables() -> None:
+    """With or without a choice of logs; options of records are not for them."""
+    assert MetadataOptions.parse(LOG) is None
+    options = MetadataOptions.parse({"uri": URI, "METADATA": "Segments"})
+    assert options is not None
+    assert (options.table, options.logs) == (MetadataTable.SEGMENTS, None)
+    chosen = MetadataOptions.parse(LOG | {"metadata": "extents"})
+    assert chosen is not None
+    assert chosen.logs == LogSelection(names=("clicks",))
+    with pytest.raises(ConfigurationError, match=r"metadata='x': expected logs, .* or commits"):
+        MetadataOptions.parse({"uri": URI, "metadata": "x"})
+    with pytest.raises(ConfigurationError, match="minPartitions='2' is for reading"):
+        MetadataOptions.parse({"uri": URI, "metadata": "logs", "minPartitions": "2"})
+
+
+def test_options_of_a_catalog_table_come_twice() -> None:
+    """Once behind ``option.``; a table is read and written with one set of them."""
+    table = LOG | {"option.uri": URI, "option.log": "clicks"}
+    assert ReadOptions.parse(table, Mode.BATCH).logs == LogSelection(names=("clicks",))
+    both = table | {"startingtxid": "5", "option.startingtxid": "5", "option.createlog": "true"}
+    both["createlog"] = "true"
+    assert ReadOptions.parse(both, Mode.BATCH).start == TxidBound(5)
+    assert WriteOptions.parse(both, Mode.BATCH).create_log
+    with pytest.raises(ConfigurationError, match="unknown option startngtxid"):
+        ReadOptions.parse(table | {"startngtxid": "5", "option.startngtxid": "5"}, Mode.BATCH)
+
+
+def test_every_option_of_the_table_is_known_to_the_parser() -> None:
+    """Where the table says what it is for, it is taken, or refused for its value."""
+    for option in OPTIONS:
+        for use in option.uses:
+            given = {"uri": URI, option.name: "\0"} | ({} if option.name == "log" else {"log": "a"})
+            if use is Use.METADATA:
+                given.setdefault("metadata", "logs")
+            try:
+                if use is Use.METADATA:
+                    MetadataOptions.parse(given)
+                elif use.is_read:
+                    ReadOptions.parse(given, Mode.STREAM if use is Use.STREAM_READ else Mode.BATCH)
+                else:
+                    WriteOptions.parse(given, Mode.BATCH)
+            except ConfigurationError as error:
+                words = str(error)
+                assert "unknown option" not in words, words
+                assert "not allowed here" not in words, words
+                assert option.name in words or "exactly one" in words, words

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING
 from hypothesis import given, settings, strategies as st
 
 from dlcore.ids import DLSN
-from dlspark.planning import PARTITIONS_BEFORE_GROUPING, DlogPartition, plan_partitions
+from dlspark.option_table import PARTITION_BYTES_MAX
+from dlspark.options import Division
+from dlspark.planning import (
+    COUNTED_ROWS_MAX,
+    PARTITIONS_BEFORE_GROUPING,
+    CountedRange,
+    DlogPartition,
+    plan_counts,
+    plan_partitions,
+)
 from tests.fixtures.snapshots import snapshot_of
 
 if TYPE_CHECKING:
@@ -26,14 +35,18 @@ def scans_of(*segments: tuple[int, ...], log: str = "clicks") -> list[ScanRange]
 
 
 def plan(
-    scans: list[ScanRange], *, least: int | None = None, most: int | None = None
+    scans: list[ScanRange],
+    *,
+    least: int | None = None,
+    most: int | None = None,
+    size: int = PARTITION_BYTES_MAX,
 ) -> list[DlogPartition]:
     """Plan, and check that the entries are the same, in order."""
-    partitions = plan_partitions(scans, min_partitions=least, max_records_per_partition=most)
+    partitions = plan_partitions(
+        scans, Division(min_partitions=least, max_records=most, max_bytes=size)
+    )
     planned = [scan for partition in partitions for scan in partition.scans]
     assert list_entries(planned) == list_entries(scans)
-    for partition in partitions:
-        assert len({scan.log for scan in partition.scans}) == 1
     return partitions
 
 
@@ -88,15 +101,47 @@ def test_max_records_per_partition() -> None:
 
 
 def test_small_segments_are_grouped_when_there_are_many() -> None:
-    """A log of a thousand small segments does not need a thousand tasks; logs are not mixed."""
+    """A log of a thousand small segments does not need a thousand tasks."""
     many = [(1,)] * 1000
     scans = scans_of(*many) + scans_of((1,), log="views")
     partitions = plan(scans)
     assert PARTITIONS_BEFORE_GROUPING // 2 <= len(partitions) <= PARTITIONS_BEFORE_GROUPING * 2
-    assert [p.scans[0].log for p in partitions].count("views") == 1
     assert len(plan(scans, least=300)) >= 300
     limited = plan(scans, most=50)
     assert all(sum(s.record_count_estimate for s in p.scans) <= 50 for p in limited)
+
+
+def test_small_logs_are_grouped_when_there_are_many() -> None:
+    """A thousand logs do not need a thousand tasks either; each log's ranges stay together."""
+    partitions = plan([scan for n in range(1000) for scan in scans_of((1, 2), log=f"log-{n:03}")])
+    assert len(partitions) <= PARTITIONS_BEFORE_GROUPING * 2
+    names = [scan.log for partition in partitions for scan in partition.scans]
+    assert names == sorted(names)
+
+
+def test_max_bytes_per_partition() -> None:
+    """A skewed log is split inside its segment, evenly; an entry of 1,000 bytes never is."""
+    sizes = [p.scans[0].entry_count for p in plan(scans_of((100,), (2,)), size=30_000)]
+    assert sizes == [25, 25, 25, 25, 2]
+    assert len(plan(scans_of((5,)), size=1)) == 5
+    assert [p.scans[0].entry_count for p in plan(scans_of((10,)), size=5_000, most=20)] == [2] * 5
+
+
+def test_rows_that_are_counted_only() -> None:
+    """Their partitions are numbers: all of them, in order, as large as options say."""
+    ranges = [CountedRange("a", 5, 10), CountedRange("b", 0, 0), CountedRange("c", 7, 25)]
+    (whole,) = plan_counts(ranges, Division())
+    assert whole.ranges == (CountedRange("a", 5, 10), CountedRange("c", 7, 25))
+    assert repr(whole) == "CountedPartition(a #5 + 10, c #7 + 25)"
+    parts = plan_counts(ranges, Division(max_records=15))
+    assert [part.ranges for part in parts] == [
+        (CountedRange("a", 5, 10), CountedRange("c", 7, 5)),
+        (CountedRange("c", 12, 15),),
+        (CountedRange("c", 27, 5),),
+    ]
+    assert len(plan_counts(ranges, Division(min_partitions=7))) == 7
+    assert len(plan_counts([CountedRange("a", 0, 3 * COUNTED_ROWS_MAX)], Division())) == 3
+    assert plan_counts([], Division(min_partitions=4)) == []
 
 
 def test_partitions_are_picklable_and_readable() -> None:

@@ -16,7 +16,7 @@ from dlcore import sync
 from dlcore.errors import AlreadyTruncatedError, DLError, LedgerReadError, LogNotFoundError
 from dlcore.ids import DLSN
 from dlspark.arrow import WRITE_SCHEMA_WITH_TXID
-from dlspark.options import Address
+from dlspark.options import Mode, ReadOptions
 from dlspark.planning import DlogPartition
 from dlspark.reading import read_rows
 from tests.fixtures.snapshots import snapshot_of
@@ -56,7 +56,8 @@ def read(*, fail_on_data_loss: bool) -> list[int]:
     """Return the transaction ids of a partition of three segments with three entries each."""
     snapshot = snapshot_of((3,), (3,), (3,))
     partition = DlogPartition(snapshot.scans(DLSN.INITIAL, snapshot.end))
-    batches = read_rows(partition, address=Address(uri=URI), fail_on_data_loss=fail_on_data_loss)
+    given = {"uri": URI, "log": "clicks", "failOnDataLoss": str(fail_on_data_loss)}
+    batches = read_rows(partition, ReadOptions.parse(given, Mode.BATCH))
     return [txid for batch in batches for txid in batch.column("txid").to_pylist()]
 
 

@@ -38,16 +38,16 @@ def test_arrow_schema_is_sparks() -> None:
 
 def test_the_read_schema_is_fixed() -> None:
     """A schema given by the user is accepted if it is the same, else the difference is named."""
-    check_read_schema(StructType.fromJson(READ_SCHEMA.jsonValue()))
+    check_read_schema(StructType.fromJson(READ_SCHEMA.jsonValue()), READ_SCHEMA)
     fewer = StructType(READ_SCHEMA.fields[:-1])
     with pytest.raises(ConfigurationError, match="5 columns instead of 6"):
-        check_read_schema(fewer)
+        check_read_schema(fewer, READ_SCHEMA)
     other = StructType([*READ_SCHEMA.fields[:-1], StructField("value", _SIMPLE["string"])])
     with pytest.raises(ConfigurationError, match="value string stands where value binary belongs"):
-        check_read_schema(other)
+        check_read_schema(other, READ_SCHEMA)
     strict = StructType([StructField("log", _SIMPLE["string"], nullable=False)])
     with pytest.raises(ConfigurationError, match="log string not null"):
-        check_read_schema(strict)
+        check_read_schema(strict, READ_SCHEMA)
 
 
 @pytest.mark.parametrize(

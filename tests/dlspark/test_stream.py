@@ -6,11 +6,9 @@ source of snapshots that the test makes up.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,24 +20,25 @@ from dlcore.errors import (
     LogNotFoundError,
 )
 from dlcore.ids import DLSN
-from dlspark import reading, stream
+from dlspark import stream
 from dlspark.offsets import LogPosition, StreamOffset
 from dlspark.options import Mode, ReadOptions
 from dlspark.planning import DlogPartition
 from dlspark.reading import LogSnapshots
 from dlspark.stream import DlogStreamReader
-from tests.fixtures.snapshots import snapshot_of
+from tests.fixtures.snapshots import place_in, snapshot_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    from dlcore.records import NotLessThan, RecordPlace
     from dlcore.sync import LogSnapshot
 
 LOG = "clicks"
 
 
 class MadeUpSnapshots(LogSnapshots):
-    """Gives one snapshot after another, the last one again and again."""
+    """Gives one snapshot after another, the last one again and again, and finds records in them."""
 
     def __init__(self, *snapshots: LogSnapshot | None) -> None:
         self._next = itertools.chain(snapshots, itertools.repeat(snapshots[-1]))
@@ -49,6 +48,10 @@ class MadeUpSnapshots(LogSnapshots):
         """Return the next snapshot as that of the one log asked for."""
         self.taken += 1
         return dict.fromkeys(logs, next(self._next))
+
+    def find(self, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]) -> list[RecordPlace]:
+        """Return where the records are."""
+        return [place_in(snapshot, key) for snapshot, key in wanted]
 
 
 def reader_of(source: MadeUpSnapshots, **options: str) -> DlogStreamReader:
@@ -130,26 +133,30 @@ def test_what_was_seen_before_is_not_enough_for_a_later_end() -> None:
         ("startingTimestamp", 70, "=71: log 'clicks' .* its highest is 70"),
     ],
 )
-def test_start_that_the_log_has_not_come_to(
-    monkeypatch: pytest.MonkeyPatch, option: str, reached: int, words: str
-) -> None:
+def test_start_that_the_log_has_not_come_to(option: str, reached: int, words: str) -> None:
     """Records below it would follow, and a stream has nothing that filters them."""
     written = with_highest(snapshot_of((2,), (2,)), txid=50, timestamp_ms=70)
-    position = DLSN.parse("2:1:3")
-    manager = SimpleNamespace(
-        get_dlsn_not_less_than_txid=lambda txid: position,
-        get_dlsn_not_less_than_timestamp=lambda timestamp_ms: position,
-    )
-    namespace = SimpleNamespace(open_log=lambda log: contextlib.nullcontext(manager))
-    monkeypatch.setattr(reading, "open_shared_namespace", lambda address: namespace)
-    start = reader_of(MadeUpSnapshots(written), **{option: str(reached)}).initialOffset()
-    assert start["logs"] == {LOG: "2:1:3"}
+    reader_of(MadeUpSnapshots(written), **{option: str(reached)}).initialOffset()
     with pytest.raises(ConfigurationError, match=option + words):
         reader_of(MadeUpSnapshots(written), **{option: str(reached + 1)}).initialOffset()
     empty = snapshot_of(())
     with pytest.raises(ConfigurationError, match=f"{option}=1: .* holds no record"):
         reader_of(MadeUpSnapshots(empty), **{option: "1"}).initialOffset()
     reader_of(MadeUpSnapshots(empty), **{option: "0"}).initialOffset()
+
+
+def test_start_by_timestamp_strategy_latest() -> None:
+    """A stream that asks for what is not there yet starts at the end, if it is told to."""
+    source = MadeUpSnapshots(snapshot_of((2,), (2,)))
+    options = {
+        "startingOffsetsByTimestamp": '{"clicks": "2100-01-01"}',
+        "startingOffsetsByTimestampStrategy": "latest",
+    }
+    start = reader_of(source, **options).initialOffset()
+    assert start["logs"] == {LOG: "2:2:0"}
+    del options["startingOffsetsByTimestampStrategy"]
+    with pytest.raises(ConfigurationError, match=r"startingOffsetsByTimestamp=.*to latest"):
+        reader_of(source, **options).initialOffset()
 
 
 def with_highest(snapshot: LogSnapshot, *, txid: int, timestamp_ms: int) -> LogSnapshot:

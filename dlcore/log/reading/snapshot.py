@@ -18,6 +18,7 @@ from dlcore.log.metadata.store import persistently
 from dlcore.log.reading.scan import ExtentView, LogSnapshot, SegmentView
 from dlcore.log.recovery import bounded_extent, read_frame, read_header
 from dlcore.metadata.port import SessionState
+from dlcore.records import NotLessThan, RecordField, RecordPlace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from dlcore.log.metadata.values import LogKey, LogState, VersionedHead
     from dlcore.metadata.port import Unsubscribe
 
+_GUESSES_MAX = 4
+"""Guesses at the place of a record by proportion, before the search halves what is left."""
 _LEDGERS_KEPT_MAX = 20_000
 """Metadata of ledgers kept for the next snapshot of any log; it is some hundred bytes each."""
 
@@ -320,21 +323,69 @@ class Finder:
             return self._clamped(DLSN(segment.lssn, _in_segment(view, entry_id), 0))
         return self._snapshot.end
 
-    async def sequence_id(self, dlsn: DLSN) -> int:
-        """Return the sequence id of the first record at or after `dlsn`."""
-        snapshot = self._snapshot
-        position = snapshot.canonical(dlsn)
-        last: ExtentView | None = None
+    async def place(self, wanted: DLSN | NotLessThan) -> RecordPlace:
+        """Return the place of the first readable record at `wanted` or after it, or of the end."""
+        match wanted:
+            case DLSN():
+                return await self._place_at(wanted)
+            case NotLessThan(RecordField.TXID, txid):
+                return await self._place_at(await self.not_less_than_txid(txid))
+            case NotLessThan(RecordField.TIMESTAMP_MS, timestamp_ms):
+                return await self._place_at(await self.not_less_than_timestamp(timestamp_ms))
+            case NotLessThan(_, sequence_id):
+                return await self._place_of(sequence_id)
+
+    async def _place_at(self, dlsn: DLSN) -> RecordPlace:
+        position = self._snapshot.canonical(dlsn)
         for segment, view in self._extents():
-            last = view
-            if segment.lssn != position.lssn or position.entry_id >= view.end_entry_id:
+            if segment.lssn == position.lssn and position.entry_id < view.end_entry_id:
+                entry_id = view.first_entry_id + position.entry_id - view.base_entry_id
+                header = await self._header(view, entry_id)
+                if position.slot_id < header.record_count:
+                    return _place(position, view, header)
+                return await self._place_at(DLSN(position.lssn, position.entry_id + 1, 0))
+        return self._end_place()
+
+    async def _place_of(self, sequence_id: int) -> RecordPlace:
+        for segment, view in self._extents():
+            target = sequence_id - view.start_sequence_id
+            if target >= view.record_count:
                 continue
-            header = await self._header(
-                view, view.first_entry_id + position.entry_id - view.base_entry_id
-            )
-            slot = min(position.slot_id, header.record_count)
-            return view.start_sequence_id + header.records_before + slot
-        return 0 if last is None else last.start_sequence_id + last.record_count
+            entry_id, header = await self._entry_of(view, max(0, target))
+            slot = max(0, target) - header.records_before
+            found = DLSN(segment.lssn, _in_segment(view, entry_id), slot)
+            if found < self._snapshot.first:
+                return await self._place_at(self._snapshot.first)
+            return _place(found, view, header)
+        return self._end_place()
+
+    async def _entry_of(self, view: ExtentView, record: int) -> tuple[int, EntryHeader]:
+        """Return the entry of an extent that holds its n-th record, and the entry's header.
+
+        Entries of one extent are mostly alike, so the first guesses go by proportion.
+        """
+        low, high = view.first_entry_id, view.last_entry_id + 1
+        before, after = 0, view.record_count
+        guesses = 0
+        while True:
+            proportion = (record - before) * (high - low) // max(1, after - before)
+            guess = low + (proportion if guesses < _GUESSES_MAX else (high - low) // 2)
+            header = await self._header(view, guess)
+            if record < header.records_before:
+                high, after = guess, header.records_before
+            elif record >= header.records_before + header.record_count:
+                low, before = guess + 1, header.records_before + header.record_count
+            else:
+                return guess, header
+            guesses += 1
+
+    def _end_place(self) -> RecordPlace:
+        extents = [view for _, view in self._extents()]
+        return RecordPlace(
+            dlsn=self._snapshot.end,
+            sequence_id=extents[-1].start_sequence_id + extents[-1].record_count if extents else 0,
+            timestamp_ms=extents[-1].last_timestamp_ms if extents else 0,
+        )
 
     def _extents(self) -> list[tuple[SegmentView, ExtentView]]:
         return [(segment, view) for segment in self._snapshot.segments for view in segment.extents]
@@ -370,6 +421,14 @@ async def take_last(context: LogContext, log: LogKey) -> LogSnapshot:
 async def find_last_dlsn(context: LogContext, log: LogKey) -> DLSN | None:
     """Return the position of the log's last record; None if it holds none."""
     return await Finder(context, await take_last(context, log)).last_dlsn()
+
+
+def _place(dlsn: DLSN, view: ExtentView, header: EntryHeader) -> RecordPlace:
+    return RecordPlace(
+        dlsn=dlsn,
+        sequence_id=view.start_sequence_id + header.records_before + dlsn.slot_id,
+        timestamp_ms=max(header.write_time_ms, view.timestamp_floor_ms),
+    )
 
 
 def _in_segment(view: ExtentView, entry_id: int) -> int:

@@ -20,6 +20,7 @@ from dlcore.errors import (
 from dlcore.ids import DLSN
 from dlcore.log.entries.batches import READ_SCHEMA
 from dlcore.log.reading.scan_driver import scan_range
+from dlcore.records import NotLessThan, RecordField, RecordPlace
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
 
 if TYPE_CHECKING:
@@ -134,6 +135,57 @@ def test_positions_by_transaction_id_and_by_time(seed: int) -> None:
         for time_ms in sorted(times)[:15]:
             wanted = next((r.dlsn for r in records if r.timestamp_ms >= time_ms), end)
             assert await log.get_dlsn_not_less_than_timestamp(time_ms) == wanted
+
+    on_log(body)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_places_of_records(seed: int) -> None:
+    """By position, number, transaction id and time, many at once; also when some are truncated."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        await fill(cluster, log, seed=seed)
+        records = await read_all(log)
+        await log.truncate(records[len(records) // 3].dlsn)
+        records = await read_all(log)
+        snapshot = await log.get_snapshot()
+        namespace = cluster.namespaces[-1]
+        places = [RecordPlace(r.dlsn, r.sequence_id, r.timestamp_ms) for r in records]
+        after = RecordPlace(snapshot.end, records[-1].sequence_id + 1, records[-1].timestamp_ms)
+
+        def first(field: str, value: int) -> RecordPlace:
+            found = (
+                place
+                for place, record in zip(places, records, strict=True)
+                if getattr(record, field) >= value
+            )
+            return next(found, after)
+
+        chosen = random.Random(seed).sample(records, min(len(records), 12))
+        wanted: list[tuple[DLSN | NotLessThan, RecordPlace]] = [
+            (DLSN.INITIAL, places[0]),
+            (snapshot.end, after),
+            (NotLessThan(RecordField.SEQUENCE_ID, 0), places[0]),
+            (NotLessThan(RecordField.SEQUENCE_ID, after.sequence_id), after),
+        ]
+        for each in chosen:
+            wanted.append((each.dlsn, places[records.index(each)]))
+            for field in RecordField:
+                value = getattr(each, field.value) + 1
+                wanted.append((NotLessThan(field, value), first(field.value, value)))
+        found = await namespace.find_places([(snapshot, key) for key, _ in wanted])
+        assert found == [place for _, place in wanted]
+
+    on_log(body)
+
+
+def test_places_in_an_empty_log() -> None:
+    """All are its end, before which there is nothing."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        snapshot = await log.get_snapshot()
+        found = await cluster.namespaces[-1].find_places([(snapshot, DLSN(3, 1, 0))])
+        assert found == [RecordPlace(snapshot.end, 0, 0)]
 
     on_log(body)
 

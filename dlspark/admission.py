@@ -1,0 +1,64 @@
+"""What a version of Spark lets a stream reader say about limits and Trigger.AvailableNow.
+
+PySpark 4.1 has neither: it asks for the latest offset without saying how much it wants, and makes
+one batch of a `Trigger.AvailableNow`, which limits leave incomplete.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+
+    from dlspark.limits import Limits
+else:
+    try:
+        from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+    except ImportError:  # PySpark 4.1
+
+        class SupportsTriggerAvailableNow:
+            """Stands for what this version of Spark does not have."""
+
+
+__all__ = [
+    "ADVICE_WITHOUT_ADMISSION",
+    "SupportsTriggerAvailableNow",
+    "default_read_limit",
+    "has_admission_control",
+    "is_unlimited",
+]
+
+ADVICE_WITHOUT_ADMISSION = (
+    "this version of Spark makes one batch of Trigger.AvailableNow, so with limits it reads one "
+    "limited batch of what is available and leaves the rest to the next run: use PySpark 4.2 or "
+    "later for several"
+)
+
+
+def has_admission_control() -> bool:
+    """Whether Spark tells a stream reader of limits, and of Trigger.AvailableNow."""
+    return hasattr(SupportsTriggerAvailableNow, "prepareForTriggerAvailableNow")
+
+
+def default_read_limit(limits: Limits) -> ReadLimit:
+    """Return what tells Spark whether batches are limited; how, the reader knows by itself."""
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadMaxBytes,
+        ReadMaxRows,
+        ReadMinRows,
+    )
+
+    if limits.max_records is not None:
+        return ReadMaxRows(limits.max_records)
+    if limits.max_bytes is not None:
+        return ReadMaxBytes(limits.max_bytes)
+    if limits.min_records is not None:
+        return ReadMinRows(limits.min_records)
+    return ReadAllAvailable()
+
+
+def is_unlimited(limit: Any) -> bool:
+    """Whether Spark asks for all there is, as it does for Trigger.Once."""
+    return type(limit).__name__ == "ReadAllAvailable"

@@ -1,0 +1,118 @@
+"""How far a query is behind what its logs hold, as its progress shows it.
+
+Spark lets a Python source report its latest offset, in any form, and shows it in the progress of
+the query, in ``sources[n].latestOffset``.  That of a dlog source says beside the ends of its logs
+what the query has not read yet:
+
+    {"behind": {"bytes": 4096, "records": 40, "seconds": 1.5},
+     "behindByLog": {"clicks": {"bytes": 4096, "records": 40, "seconds": 1.5}},
+     "logs": {"clicks": "3:17:0", "views": "1:2:0"},
+     "skipped": {"losses": 1, "records": 12}, "v": 1}
+
+``behindByLog`` names the logs that have something left; ``skipped`` is there once records that were
+lost have been skipped, and counts those of which the number is known, since the run began.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dlspark.limits import Backlog
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dlcore.records import RecordPlace
+    from dlcore.sync import LogSnapshot
+
+LAG_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lag:
+    """What is left to read.
+
+    Attributes:
+        records: how many.
+        size_bytes: about how many bytes of entries.
+        seconds: between the writing of the next record to read and of the last one.
+    """
+
+    records: int = 0
+    size_bytes: int = 0
+    seconds: float = 0.0
+
+    @classmethod
+    def of(cls, snapshot: LogSnapshot, place: RecordPlace) -> Lag:
+        """Return what a snapshot holds from `place` on."""
+        backlog = Backlog.of(snapshot, place.sequence_id)
+        if not backlog.runs:
+            return cls()
+        latest_ms = max(s.extents[-1].last_timestamp_ms for s in snapshot.segments if s.extents)
+        return cls(
+            records=backlog.records,
+            size_bytes=backlog.size_bytes,
+            seconds=max(0, latest_ms - place.timestamp_ms) / 1000,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON value."""
+        return {"bytes": self.size_bytes, "records": self.records, "seconds": self.seconds}
+
+
+def total(lags: Mapping[str, Lag]) -> Lag:
+    """Return the lag of a query over several logs: all that is left, and the longest time."""
+    return Lag(
+        records=sum(lag.records for lag in lags.values()),
+        size_bytes=sum(lag.size_bytes for lag in lags.values()),
+        seconds=max((lag.seconds for lag in lags.values()), default=0.0),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LagReport:
+    """What a source reports of its lag."""
+
+    logs: Mapping[str, Lag]
+    """Those that have something left to read."""
+    ends: Mapping[str, str]
+    skipped_records: int = 0
+    losses: int = 0
+
+    @property
+    def behind(self) -> Lag:
+        """The lag of all logs together."""
+        return total(self.logs)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the value as described at the head of this module."""
+        value: dict[str, Any] = {
+            "behind": self.behind.to_json(),
+            "behindByLog": {log: self.logs[log].to_json() for log in sorted(self.logs)},
+            "logs": {log: self.ends[log] for log in sorted(self.ends)},
+        }
+        if self.losses:
+            value["skipped"] = {"losses": self.losses, "records": self.skipped_records}
+        return value | {"v": LAG_VERSION}
+
+    @classmethod
+    def parse(cls, text: str | None) -> LagReport | None:
+        """Return what a progress says of a source; None if it is not of dlog, or says nothing."""
+        try:
+            value = json.loads(text or "null")
+            logs = {log: _parse(each) for log, each in value["behindByLog"].items()}
+            skipped = value.get("skipped", {})
+            return cls(
+                logs=logs,
+                ends=value["logs"],
+                skipped_records=skipped.get("records", 0),
+                losses=skipped.get("losses", 0),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+
+def _parse(value: Mapping[str, Any]) -> Lag:
+    return Lag(records=value["records"], size_bytes=value["bytes"], seconds=value["seconds"])

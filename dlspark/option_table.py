@@ -1,0 +1,306 @@
+"""The options of ``format("dlog")``, one row each: what is parsed, and what docs/spark.md shows.
+
+A row says what an option is for, so a key that is given elsewhere is refused by name.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from dlspark.limits import DELAY_S_MAX
+
+PARTITION_BYTES_MAX = 128 * 1024 * 1024
+"""`maxBytesPerPartition` unless it is given: as large as Spark makes partitions of files."""
+
+
+class Use(enum.Enum):
+    """What an option is for."""
+
+    BATCH_READ = "batch read"
+    STREAM_READ = "stream read"
+    BATCH_WRITE = "batch write"
+    STREAM_WRITE = "stream write"
+    METADATA = "metadata read"
+
+    @property
+    def is_read(self) -> bool:
+        """Whether it reads records."""
+        return self in _READS
+
+
+_READS = (Use.BATCH_READ, Use.STREAM_READ)
+_BATCH_READ = (Use.BATCH_READ,)
+_STREAM_READ = (Use.STREAM_READ,)
+_BATCH_WRITE = (Use.BATCH_WRITE,)
+_WRITES = (Use.BATCH_WRITE, Use.STREAM_WRITE)
+_SELECTS = (*_READS, Use.METADATA)
+_ALL = tuple(Use)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One option; the texts are Markdown."""
+
+    name: str
+    uses: tuple[Use, ...]
+    values: str
+    default: str
+    meaning: str
+
+
+OPTIONS = (
+    Option(
+        name="uri",
+        uses=_ALL,
+        values="`distributedlog://host:port[,host:port]/path`",
+        default="required",
+        meaning="The namespace.",
+    ),
+    Option(
+        name="log",
+        uses=_ALL,
+        values="a name",
+        default="",
+        meaning="The log to read or to write. A write without it needs a column `log`.",
+    ),
+    Option(
+        name="logs",
+        uses=_SELECTS,
+        values="`clicks,views`",
+        default="",
+        meaning="A list of logs to read; in place of `log`.",
+    ),
+    Option(
+        name="logsPattern",
+        uses=_SELECTS,
+        values="a regular expression",
+        default="",
+        meaning="Logs whose whole name matches; in place of `log`. A stream finds new ones while "
+        "it runs, and reads them from their beginning.",
+    ),
+    Option(
+        name="metadata",
+        uses=(Use.METADATA,),
+        values="`logs`, `segments`, `extents`, `ledgers`, `bookies` or `commits`",
+        default="",
+        meaning="Read a table about the system instead of records, see below.",
+    ),
+    Option(
+        name="columns",
+        uses=_READS,
+        values="`txid,value`",
+        default="all six",
+        meaning="The columns to read, in this order. What is left out costs nothing: without "
+        "`value` and `txid` no record is decoded, and with `log` and `sequence_id` alone nothing "
+        "is read from bookies at all, so that a count is one of metadata.",
+    ),
+    Option(
+        name="startingTimestamp",
+        uses=_READS,
+        values="epoch milliseconds or ISO-8601, UTC unless it says otherwise",
+        default="",
+        meaning="Start at the first record that is not older. Of several ways to say where to "
+        "start the one that stands first in this table counts, as in Kafka's source; with a "
+        "checkpoint none of them does.",
+    ),
+    Option(
+        name="startingOffsetsByTimestamp",
+        uses=_READS,
+        values='`{"clicks": 1714564800000}`, or times in ISO-8601',
+        default="",
+        meaning="The same by log.",
+    ),
+    Option(
+        name="startingTxid",
+        uses=_READS,
+        values="an integer ≥ 0",
+        default="",
+        meaning="Start at the first record whose transaction id is not lower.",
+    ),
+    Option(
+        name="startingOffsets",
+        uses=_READS,
+        values='`earliest`, `latest`, a DLSN, or JSON by log: `{"clicks": "3:17:0"}`',
+        default="batch `earliest`, stream `latest`",
+        meaning="Start at this position, inclusive. A batch cannot start at `latest`.",
+    ),
+    Option(
+        name="startingOffsetsByTimestampStrategy",
+        uses=_READS,
+        values="`error` or `latest`",
+        default="batch `latest`, stream `error`",
+        meaning="What to do where a log has no record yet that is as new as `startingTimestamp`, "
+        "`startingOffsetsByTimestamp` or `startingTxid` asks: fail, or start at its end, where a "
+        "batch is empty.",
+    ),
+    Option(
+        name="endingTimestamp",
+        uses=_BATCH_READ,
+        values="as `startingTimestamp`",
+        default="",
+        meaning="End before the first record that is not older. Of several ways to say where to "
+        "end the first in this table counts.",
+    ),
+    Option(
+        name="endingOffsetsByTimestamp",
+        uses=_BATCH_READ,
+        values="as `startingOffsetsByTimestamp`",
+        default="",
+        meaning="The same by log.",
+    ),
+    Option(
+        name="endingTxid",
+        uses=_BATCH_READ,
+        values="an integer ≥ 0",
+        default="",
+        meaning="End before the first record whose transaction id is not lower.",
+    ),
+    Option(
+        name="endingOffsets",
+        uses=_BATCH_READ,
+        values="as `startingOffsets`",
+        default="`latest`",
+        meaning="End before this position. A batch cannot end at `earliest`.",
+    ),
+    Option(
+        name="failOnDataLoss",
+        uses=_READS,
+        values="`true` or `false`",
+        default="`true`",
+        meaning="Whether a read fails for records that were truncated or whose log was deleted "
+        "before they were read. With `false` it goes on with what is there, never twice, and "
+        "tells how many it skipped.",
+    ),
+    Option(
+        name="maxRecordsPerTrigger",
+        uses=_STREAM_READ,
+        values="an integer ≥ 1",
+        default="no limit",
+        meaning="The most records of a micro-batch, exactly. Logs share it fairly: none takes more "
+        "than another that has more to give; each that has something gives at least one record.",
+    ),
+    Option(
+        name="maxBytesPerTrigger",
+        uses=_STREAM_READ,
+        values="bytes, or `512k`, `64m`, `2g`",
+        default="no limit",
+        meaning="About the most bytes of a micro-batch, shared likewise. A larger record is a "
+        "batch of its own.",
+    ),
+    Option(
+        name="minRecordsPerTrigger",
+        uses=_STREAM_READ,
+        values="an integer ≥ 1",
+        default="none",
+        meaning="Wait for so many records before the next micro-batch; not before the first of a "
+        "run, and not with `Trigger.AvailableNow` or `Trigger.Once`.",
+    ),
+    Option(
+        name="maxTriggerDelay",
+        uses=_STREAM_READ,
+        values="`90s`, `15m`, `1h`",
+        default=f"`{DELAY_S_MAX / 60:.0f}m`",
+        meaning="The longest that `minRecordsPerTrigger` waits.",
+    ),
+    Option(
+        name="minPartitions",
+        uses=_READS,
+        values="an integer ≥ 1",
+        default="",
+        meaning="Split until there are so many partitions, the largest first, as far as there are "
+        "entries. Without it there is one for each segment, and small ones are joined where there "
+        "are many.",
+    ),
+    Option(
+        name="maxRecordsPerPartition",
+        uses=_READS,
+        values="an integer ≥ 1",
+        default="no limit",
+        meaning="About the most records of a partition; it holds at least one entry.",
+    ),
+    Option(
+        name="maxBytesPerPartition",
+        uses=_READS,
+        values="bytes, or `512k`, `64m`, `2g`",
+        default=f"`{PARTITION_BYTES_MAX // 1024**2}m`",
+        meaning="About the most bytes of a partition; it holds at least one entry.",
+    ),
+    Option(
+        name="createLog",
+        uses=_WRITES,
+        values="`true` or `false`",
+        default="`false`",
+        meaning="Whether to create a log that does not exist, with the namespace's defaults.",
+    ),
+    Option(
+        name="txnAppId",
+        uses=_BATCH_WRITE,
+        values="1 to 128 bytes",
+        default="",
+        meaning="With `txnVersion`: a write whose version is not above the last that this "
+        "application committed to the log is skipped. Writes without the option `log` count "
+        "together, whichever logs their rows choose.",
+    ),
+    Option(
+        name="txnVersion",
+        uses=_BATCH_WRITE,
+        values="an integer ≥ 0",
+        default="",
+        meaning="See `txnAppId`.",
+    ),
+    Option(
+        name="lockTimeoutMs",
+        uses=_WRITES,
+        values="an integer ≥ 0",
+        default="`20000`",
+        meaning="How long a write waits for a writer that holds one of its logs; 0: not at all.",
+    ),
+    Option(
+        name="tlsCa",
+        uses=_ALL,
+        values="a PEM file on every host",
+        default="",
+        meaning="Use TLS to bookies, and trust these certificates.",
+    ),
+    Option(
+        name="tlsCert",
+        uses=_ALL,
+        values="a PEM file on every host",
+        default="",
+        meaning="Our own certificate, where bookies ask for one.",
+    ),
+    Option(
+        name="tlsKey",
+        uses=_ALL,
+        values="a PEM file on every host",
+        default="",
+        meaning="Its key.",
+    ),
+)
+
+KAFKA_NAMES = {
+    "kafka.bootstrap.servers": "uri",
+    "subscribe": "log or logs",
+    "subscribePattern": "logsPattern",
+    "assign": "logs",
+    "to" + "pic": "log",  # a word that means a log there, and is not used here
+    "maxOffsetsPerTrigger": "maxRecordsPerTrigger",
+    "minOffsetsPerTrigger": "minRecordsPerTrigger",
+}
+"""Options of Spark's Kafka source, and what takes their place; those of the same name apart."""
+
+KAFKA_ONLY = {
+    "includeHeaders": "records have no headers, pack what belongs to a record into its value",
+    "groupIdPrefix": "there are no consumer groups, positions are in the query's checkpoint",
+    "kafka.group.id": "there are no consumer groups, positions are in the query's checkpoint",
+    "kafkaConsumer.pollTimeoutMs": "there is no consumer to wait for",
+    "fetchOffset.numRetries": "metadata is asked again as long as it takes",
+    "fetchOffset.retryIntervalMs": "metadata is asked again as long as it takes",
+}
+"""Options of Spark's Kafka source that nothing here answers to, and why."""
+
+
+def names_for(*uses: Use) -> tuple[str, ...]:
+    """Return the options that any of `uses` has, in the order of the table."""
+    return tuple(option.name for option in OPTIONS if set(uses) & set(option.uses))
