@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.streaming.datasource import ReadLimit
 
+    from dlcore.ids import DLSN
     from dlcore.sync import LogSnapshot
     from dlspark.options import ReadOptions, WriteOptions
     from dlspark.schema import WriteColumns
@@ -196,15 +197,15 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return what is left to read after the offset that was returned last."""
         if self._known is None or not self._snapshots:
             return None
-        behind = [
-            (self._snapshots[log], position)
-            for log, position in self._known.logs.items()
-            if log in self._snapshots and position.dlsn < self._snapshots[log].end
+        positions = {log: position.dlsn for log, position in self._known.logs.items()}
+        behind: list[tuple[LogSnapshot, DLSN | NotLessThan]] = [
+            (snapshot, position)
+            for log, snapshot in self._snapshots.items()
+            if (position := positions.get(log, snapshot.first)) < snapshot.end
         ]
-        places = self._logs.find([(snapshot, position.dlsn) for snapshot, position in behind])
         lags = {
             snapshot.log: Lag.of(snapshot, place)
-            for (snapshot, _), place in zip(behind, places, strict=True)
+            for (snapshot, _), place in zip(behind, self._logs.find(behind), strict=True)
         }
         return LagReport(
             logs={log: lag for log, lag in lags.items() if lag.records},
