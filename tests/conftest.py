@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 pytest_plugins = [
+    "tests.fixtures.surroundings",  # first: what comes after is compiled once
     "tests.fixtures.cluster",
     "tests.fixtures.examples",
     "tests.fixtures.lengths",
     "tests.fixtures.shell",
-    "tests.fixtures.signals",
     "tests.fixtures.spark",
     "tests.fixtures.unmeasured",
     "tests.fixtures.workers",
