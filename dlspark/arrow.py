@@ -24,6 +24,7 @@ ROWS_PER_BATCH = 64 * 1024
 COUNTED_ROWS_PER_BATCH = 1024 * 1024
 """Rows of some bytes each, which nobody has to wait for."""
 BYTES_PER_BATCH = 8 * 1024 * 1024
+_INT64 = pa.int64()
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 _DLSN = pa.struct([("lssn", pa.int64()), ("entry", pa.int64()), ("slot", pa.int64())])
 ROW_SCHEMA = pa.schema(
@@ -48,7 +49,7 @@ class RowBuilder:
     def __init__(self, log: str, columns: Sequence[str]) -> None:
         self._schema = pa.schema([ROW_SCHEMA.field(column) for column in columns])
         self._log = log.encode()
-        self._names = pa.array([], pa.string())
+        self._names = pa.nulls(0, pa.string())
         self._ramp = np.arange(0, dtype=np.int64)
 
     def build(self, batches: Iterable[ScanBatch]) -> Iterator[pa.RecordBatch]:
@@ -74,7 +75,7 @@ class RowBuilder:
         """Yield rows of which only their log and number are wanted, without looking at records."""
         for start in range(0, records, COUNTED_ROWS_PER_BATCH):
             row = self._row_numbers(min(COUNTED_ROWS_PER_BATCH, records - start))
-            numbers = pa.array(row + (first_sequence_id + start))
+            numbers = _over(row + (first_sequence_id + start))
             columns = {"log": self._repeated_name(len(row)), "sequence_id": numbers}
             arrays = [columns[name] for name in self._schema.names]
             yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
@@ -93,19 +94,19 @@ class RowBuilder:
             slot = repeated(part.first_slot for part in parts) + row_in_part()
             lssn = repeated(part.lssn for part in parts)
             entry = repeated(part.entry_id for part in parts)
-            numbers = [pa.array(column) for column in (lssn, entry, slot)]
+            numbers = [_over(column) for column in (lssn, entry, slot)]
             return pa.StructArray.from_arrays(numbers, fields=list(_DLSN))
 
         columns: dict[str, Callable[[], pa.Array]] = {
             "log": lambda: self._repeated_name(len(row)),
             "dlsn": dlsn,
             "txid": lambda: _joined(parts, "txid"),
-            "sequence_id": lambda: pa.array(
+            "sequence_id": lambda: _over(
                 repeated(part.sequence_id for part in parts) + row_in_part()
             ),
-            "timestamp": lambda: pa.array(
-                repeated(part.timestamp_ms * 1000 for part in parts)
-            ).view(_TIMESTAMP),
+            "timestamp": lambda: _over(
+                repeated(part.timestamp_ms * 1000 for part in parts), _TIMESTAMP
+            ),
             "value": lambda: _joined(parts, "payload"),
         }
         arrays = [columns[name]() for name in self._schema.names]
@@ -125,6 +126,11 @@ class RowBuilder:
                 count, pa.py_buffer(ends), pa.py_buffer(self._log * count)
             )
         return self._names.slice(0, count)
+
+
+def _over(numbers: np.ndarray[Any, np.dtype[np.int64]], kind: pa.DataType = _INT64) -> pa.Array:
+    # Over the memory that is there: Arrow's own conversion would load pandas, in each worker.
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
 
 
 def _joined(parts: list[ScanBatch], column: str) -> pa.Array:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import repeat
+from array import array
+from itertools import accumulate, repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from dlcore.errors import (
     TransactionIdOutOfOrderError,
 )
 from dlcore.ids import TXID_MAX
-from dlcore.log.entries.body import BYTE_LOG_SCHEMA
+from dlcore.log.entries.body import BYTE_LOG_SCHEMA, over
 from dlcore.records import LogRecordWithDLSN
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 RECORD_OVERHEAD_BYTES = 12
 """What a record costs in an entry beyond its payload: its transaction id and its offset."""
+
+_FEW_RECORDS = 100
+"""Up to so many cost less where only their buffers are handed to Arrow."""
 
 READ_SCHEMA = pa.schema(
     [
@@ -42,7 +46,15 @@ READ_SCHEMA = pa.schema(
 
 def batch_of(txids: Sequence[int], payloads: Sequence[bytes]) -> pa.RecordBatch:
     """Return a batch of the byte log's schema."""
-    columns = [pa.array(txids, pa.int64()), pa.array(payloads, pa.binary())]
+    if len(payloads) > _FEW_RECORDS:
+        columns = [pa.array(txids, pa.int64()), pa.array(payloads, pa.binary())]
+        return pa.RecordBatch.from_arrays(columns, schema=BYTE_LOG_SCHEMA)
+    ends = array("i", accumulate(map(len, payloads), initial=0))
+    binary = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(payloads))]
+    columns = [
+        over(array("q", txids), pa.int64()),
+        pa.Array.from_buffers(pa.binary(), len(payloads), binary),
+    ]
     return pa.RecordBatch.from_arrays(columns, schema=BYTE_LOG_SCHEMA)
 
 
@@ -63,7 +75,7 @@ def byte_log_batch(batch: pa.RecordBatch, *, txid_required: bool = True) -> pa.R
     if txid is None:
         if txid_required:
             raise ConfigurationError(f"a batch needs a column txid, it has {batch.schema.names}")
-        txid = pa.array(np.zeros(batch.num_rows, np.int64))
+        txid = over(np.zeros(batch.num_rows, np.int64), pa.int64())
     columns = [_typed("txid", txid, pa.int64()), _typed("payload", payload, pa.binary())]
     return pa.RecordBatch.from_arrays(columns, schema=BYTE_LOG_SCHEMA)
 
@@ -101,7 +113,7 @@ def check_txids(batch: pa.RecordBatch, *, last_txid: int) -> tuple[int, int]:
         ConfigurationError: one is out of range.
         TransactionIdOutOfOrderError: one is lower than the one before it, or than `last_txid`.
     """
-    txids = batch.column(0).to_numpy()
+    txids = _txids(batch)
     first, last = int(txids[0]), int(txids[-1])
     lowest, highest = int(txids.min()), int(txids.max())
     if lowest < 0 or highest > TXID_MAX:
@@ -113,6 +125,14 @@ def check_txids(batch: pa.RecordBatch, *, last_txid: int) -> tuple[int, int]:
         at = int(descents[0])
         raise txid_out_of_order(int(txids[at + 1]), int(txids[at]))
     return first, last
+
+
+def _txids(batch: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.int64]]:
+    # Over their memory: Arrow's own conversion would load pandas.
+    column = batch.column(0)
+    if not len(column):
+        return np.zeros(0, np.int64)
+    return np.frombuffer(column.buffers()[1], np.int64, len(column), column.offset * 8)
 
 
 def txid_out_of_range(txid: int) -> ConfigurationError:
@@ -168,7 +188,7 @@ def check_payload_size(size: int) -> None:
 
 def first_row_not_less(batch: pa.RecordBatch, txid: int) -> int:
     """Return the first row with `txid` or more; the number of rows if there is none."""
-    return int(np.searchsorted(batch.column(0).to_numpy(), txid, side="left"))
+    return int(np.searchsorted(_txids(batch), txid, side="left"))
 
 
 def read_batch(batch: pa.RecordBatch, place: EntryPlace, *, first_slot: int) -> pa.RecordBatch:
@@ -181,18 +201,13 @@ def read_batch(batch: pa.RecordBatch, place: EntryPlace, *, first_slot: int) -> 
     numbers[3] = numbers[2] + place.sequence_id
     numbers[4] = place.timestamp_ms
     columns = [
-        *(_over(row, pa.int64()) for row in numbers[:3]),
+        *(over(row, pa.int64()) for row in numbers[:3]),
         batch.column(0),
-        _over(numbers[3], pa.int64()),
-        _over(numbers[4], READ_SCHEMA.field("timestamp").type),
+        over(numbers[3], pa.int64()),
+        over(numbers[4], READ_SCHEMA.field("timestamp").type),
         batch.column(1),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=READ_SCHEMA)
-
-
-def _over(numbers: np.ndarray[Any, np.dtype[np.int64]], kind: pa.DataType) -> pa.Array:
-    # pyarrow's own conversions of numpy arrays cost as much as all else that is done per entry.
-    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
 
 
 def records_of(

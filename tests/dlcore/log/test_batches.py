@@ -153,6 +153,20 @@ def test_searching_a_transaction_id() -> None:
     assert [first_row_not_less(batch, txid) for txid in (0, 1, 2, 3, 4, 5, 6)] == [
         0, 0, 1, 1, 3, 3, 4,
     ]  # fmt: skip
+    assert [first_row_not_less(batch.slice(1), txid) for txid in (1, 3, 4)] == [0, 0, 2]
+    assert first_row_not_less(batch.slice(4), 7) == 0
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 99, 100, 101, 1000])
+def test_batches_of_few_and_of_many_records(count: int) -> None:
+    """They are made in two ways, of the same bytes."""
+    txids = [n * 2**40 for n in range(count)]
+    payloads = [b"x" * (n % 7) for n in range(count)]
+    made = batch_of(txids, payloads)
+    made.validate(full=True)
+    columns = [pa.array(txids, pa.int64()), pa.array(payloads, pa.binary())]
+    expected = pa.RecordBatch.from_arrays(columns, schema=BYTE_LOG_SCHEMA)
+    assert made.serialize().equals(expected.serialize())
 
 
 def test_rows_are_read_with_their_positions() -> None:
