@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from bookie.files.damage import DamageLog
-from bookie.files.entry_log import EntryLog, EntryLogEvents, Location
+from bookie.files.entry_log import EntryLog, EntryLogEvents
 from bookie.files.entry_reader import EntryReader
 from bookie.files.format import owner_digest
 from bookie.files.listed_ranges import ListedRanges
@@ -28,7 +28,7 @@ from bookie.membership.limits import check_frame, check_id, check_range, may_add
 from bookie.parts import Parts
 from bookie.space.budget import Claim
 from bookie.space.held_entries import HeldEntries
-from bookie.space.room import Room, run_room_bytes
+from bookie.space.room import LOOK_DELAY_S, Room, run_room_bytes
 from bookie.storage_state import StorageState, StorageStats, stats_of
 from bookie.upkeep.rounds import Upkeep
 from bookie.upkeep.timers import Timers
@@ -256,7 +256,7 @@ class LedgerStorage:
         await self._prepare_read(ledger_id, fence=fence)
         while (location := self._reader.find(ledger_id, entry_id)) is None:
             await self._reader.refuse_absent(ledger_id, entry_id)
-        await self._wait_durable([location])
+        await self._log.make_durable([location])
         return (await self._reader.read([location]))[0]
 
     async def read_chunk(
@@ -285,7 +285,7 @@ class LedgerStorage:
         while not (chunk := self._reader.find_all(ledger_id, wanted, bytes_max=bytes_max)):
             await self._reader.refuse_absent(ledger_id, first_entry_id)
             self._check_open()
-        await self._wait_durable(chunk)
+        await self._log.make_durable(chunk)
         return await self._reader.read(chunk)
 
     def watch(self, ledger_id: int, callback: Callable[[], None]) -> Callable[[], None]:
@@ -510,10 +510,6 @@ class LedgerStorage:
             state.is_fence_durable = True
             self._followers.wake(ledger_id)
 
-    async def _wait_durable(self, locations: list[Location]) -> None:
-        if not all(self._log.is_durable(location) for location in locations):
-            await self._log.flush()
-
     def _known_ledger(self, ledger_id: int) -> LedgerState:
         state = self._ledgers.get(ledger_id)
         if state is None or state.is_deleted:
@@ -527,7 +523,10 @@ class LedgerStorage:
         for ledger_id in self._followers.ledgers() & ledger_ids:
             self._followers.wake_soon(ledger_id)
         self._settle_later()
-        self._watch_space()
+        if self._room.is_due:
+            self._watch_space()
+        else:
+            self._timers.call_later(LOOK_DELAY_S, self._watch_space)
 
     async def _on_sealed(self, index: FileIndex, file: DiskFile, position: WritePosition) -> None:
         await self._files.take_over(

@@ -57,11 +57,10 @@ def write_all(descriptor: int, buffers: Sequence[memoryview], offset: int, flags
     A short write goes on where it ended.  Within a block a direct one cannot, and the kernel
     refuses it: then the log has failed.
     """
-    remaining = without_first(buffers, 0)
-    while remaining:
-        count = os.pwritev(descriptor, remaining, offset, flags)
+    while buffers:
+        count = os.pwritev(descriptor, buffers, offset, flags)
         offset += count
-        remaining = without_first(remaining, count)
+        buffers = without_first(buffers, count)
 
 
 def without_first(buffers: Sequence[memoryview], count: int) -> list[memoryview]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from dlcore.wire.digest import BytesLike
 
@@ -51,15 +51,29 @@ class RecentBytes:
 
     def fill(
         self, buffers: Sequence[BytesLike], offset: int, size: int
-    ) -> Iterator[tuple[int, list[memoryview]]]:
+    ) -> Iterable[tuple[int, list[memoryview]]]:
         """Take `buffers`, `size` bytes that follow the file's end, which is `offset`.
 
         Yield (offset, memory) of what to write, one after the other: whole blocks, the first one
         with what it held before, the last one padded with zeros.
         """
-        self._filled = rounded_up(offset + size)
-        if len(buffers) * _SMALL_BYTES > size:
-            buffers = [b"".join(buffers)]
+        end = self._filled = rounded_up(offset + size)
+        if len(buffers) * _SMALL_BYTES <= size:
+            return self._fill_pieces(buffers, offset)
+        data = b"".join(buffers)
+        start = offset - offset % BLOCK_BYTES
+        at = start % len(self.ring)
+        memory = self._view[at : at + end - start]
+        if len(memory) < end - start or not self.is_one_piece(offset, size):
+            return self._fill_pieces([data], offset)
+        filled = offset - start + size
+        memory[offset - start : filled] = data
+        memory[filled:] = _ZEROS[: len(memory) - filled]
+        return [(start, [memory])]
+
+    def _fill_pieces(
+        self, buffers: Sequence[BytesLike], offset: int
+    ) -> Iterator[tuple[int, list[memoryview]]]:
         start = offset - offset % BLOCK_BYTES
         piece_bytes = len(self.ring) // _PIECES
         for buffer in buffers:

@@ -1,9 +1,11 @@
 """The write half of the entry log: group commit, rolling, sealing, and stopping for good.
 
 Every record gets its place when it is accepted, so the order of acceptance is the order on disk.
-One task writes: while one batch is written and synced, newcomers collect for the next; there is no
-timer.  A file that is full is sealed with its footer, and only then is the next one made and
-written to; so a batch is durable only when everything accepted before it is.
+While one batch is written and synced, newcomers collect for the next; there is no timer.  A batch
+that the device takes at once is written in the next turn of the event loop, with all that the
+connections brought in this one; a task writes what has to wait for the device.  A file that is
+full is sealed with its footer, and only then is the next one made and written to; so a batch is
+durable only when everything accepted before it is.
 
 After any failed write or sync nothing is written any more: what the device holds is unknown.  A
 disk without room is no such failure: nothing was written, nothing after it is, and nobody is told
@@ -38,6 +40,7 @@ from bookie.files.format import (
 )
 from bookie.files.index import FileIndex, encode_footer_record
 from bookie.files.replay import NOTE_BYTES, WritePosition, note_newest
+from bookie.files.unsealed import Batch, UnsealedFile
 from dlcore.errors import BookieStorageError, BookieUnavailableError
 from dlcore.wire.digest import frame_check
 
@@ -71,20 +74,6 @@ class Location(NamedTuple):
     ledger_id: int
 
 
-class _Batch:
-    """Records of one file that become durable together."""
-
-    __slots__ = ("buffers", "file_number", "futures", "ledger_ids", "offset", "size")
-
-    def __init__(self, file_number: int, offset: int) -> None:
-        self.file_number = file_number
-        self.offset = offset
-        self.size = 0
-        self.buffers: list[BytesLike] = []
-        self.ledger_ids: set[int] = set()
-        self.futures: list[asyncio.Future[None]] = []
-
-
 class EntryLogEvents(NamedTuple):
     """Whom the log tells, on the event loop."""
 
@@ -96,20 +85,6 @@ class EntryLogEvents(NamedTuple):
     """Nothing will become durable any more."""
     on_stalled: Callable[[bool], None]
     """The disk has no room for the next write, or has it again."""
-
-
-class _UnsealedFile:
-    """A file that takes records, or took them and waits for its footer."""
-
-    __slots__ = ("content", "file", "index", "is_noted", "position")
-
-    def __init__(self, index: FileIndex, position: WritePosition, content: bytes) -> None:
-        self.index = index
-        self.position = position
-        self.content = content
-        self.file: DiskFile | None = None
-        self.is_noted = False
-        """That it exists: before that nothing in it may be acknowledged."""
 
 
 class EntryLog:
@@ -125,19 +100,22 @@ class EntryLog:
         new_life: Callable[[], str],
         events: EntryLogEvents,
     ) -> None:
+        self._loop = asyncio.get_running_loop()
         self._disk = disk
         self._config = config
         self._owner = owner
         self._new_life = new_life
         self._events = events
-        self._current = _UnsealedFile(opened.index, opened.position, opened.content)
+        self._current = UnsealedFile(opened.index, opened.position, opened.content)
         self._current.file = opened.file
         self._current.is_noted = opened.is_noted
         self._unsealed = {opened.index.number: self._current}
         self._records_ends = {each.number: each.records_end for each in opened.sealed}
-        self._batches: deque[_Batch] = deque()
-        self._writing: _Batch | None = None
+        self._batches: deque[Batch] = deque()
+        self._writing: Batch | None = None
         self._wakeup = asyncio.Event()
+        self._is_due = False  # the short way is taken in the next turn of the loop
+        self._is_waiting = False  # the task has something to do
         self._failure: BookieError | None = None
         self._owed_footer_bytes = 0
         """Of the files that are full and not sealed yet."""
@@ -146,6 +124,8 @@ class EntryLog:
         self._durable = (opened.index.number, opened.position.offset)
         self.pending_bytes = 0
         """Accepted and not yet durable."""
+        self.durable_bytes = 0
+        """Made durable since the log was opened, files' ends and beginnings among them."""
         self.is_marked = opened.position.sequence == 0
         """The last record accepted is a MARK, or there is none."""
         self._roll_number = 0
@@ -221,7 +201,7 @@ class EntryLog:
         ):
             return None
         batch = self._batch_for(size, is_apart=False)
-        self._wakeup.set()
+        self.wake()
         sizes = run.sizes
         headers = encode_entry_headers(
             sizes,
@@ -336,7 +316,11 @@ class EntryLog:
 
     def wake(self) -> None:
         """Write what waits now."""
-        self._wakeup.set()
+        if self._is_waiting:
+            self._wakeup.set()
+        elif not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._write_due)
 
     def watch(self) -> asyncio.Future[None]:
         """Return a future that is done when everything accepted so far is durable.
@@ -347,7 +331,7 @@ class EntryLog:
         self.check()
         if self._batches:
             return self._watch_last_batch()
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        future = self._loop.create_future()
         if self._writing is not None:
             self._writing.futures.append(future)
         else:
@@ -365,14 +349,22 @@ class EntryLog:
             self.wake()
             await durable
 
+    async def make_durable(self, locations: Sequence[Location]) -> None:
+        """Return once the records at these places are durable, or raise as `flush` does."""
+        if not all(self.is_durable(location) for location in locations):
+            await self.flush()
+
     async def run(self) -> None:
-        """Write batches until cancelled or failed; the owner's task."""
+        """Write batches that take long, until cancelled or failed; the owner's task."""
         try:
             while True:
                 await self._wakeup.wait()
                 self._wakeup.clear()
                 for _ in range(len(self._batches)):  # a newcomer wakes again, unless it can wait
-                    await self._write_batch(self._batches.popleft())
+                    if not self._write_now(self._batches[0]):
+                        await self._write_batch(self._batches.popleft())
+                    await asyncio.sleep(0)  # what waited is answered before anything else is done
+                self._is_waiting = self._wakeup.is_set()
         except BookieStorageError as error:
             self._fail(error)
         finally:
@@ -401,7 +393,7 @@ class EntryLog:
         ledger: int | None,
         is_apart: bool = False,
         is_urgent: bool = True,
-    ) -> _UnsealedFile:
+    ) -> UnsealedFile:
         self.check()
         size = RECORD_HEADER_BYTES + len(payload)
         self._roll_if_full(size)
@@ -409,7 +401,7 @@ class EntryLog:
         position = current.position
         batch = self._batch_for(size, is_apart=is_apart)
         if is_urgent:
-            self._wakeup.set()
+            self.wake()
         header = encode_record_header(
             kind,
             payload_bytes=len(payload),
@@ -430,19 +422,19 @@ class EntryLog:
         self.is_marked = False
         return current
 
-    def _batch_for(self, size: int, *, is_apart: bool) -> _Batch:
+    def _batch_for(self, size: int, *, is_apart: bool) -> Batch:
         """Return the batch that takes the next record: the last one, unless it is full."""
         number = self._current.index.number
         if self._batches and not is_apart:
             last = self._batches[-1]
             if last.file_number == number and last.size + size <= self._config.batch_bytes_max:
                 return last
-        batch = _Batch(number, self._current.position.offset)
+        batch = Batch(number, self._current.position.offset)
         self._batches.append(batch)
         return batch
 
     def _watch_last_batch(self) -> asyncio.Future[None]:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        future = self._loop.create_future()
         self._batches[-1].futures.append(future)
         return future
 
@@ -465,40 +457,65 @@ class EntryLog:
             number, owner=self._owner, life=self._new_life(), live_files=self._records_ends
         )
         header = decode_file_header(memoryview(content), number=number, owner=self._owner)
-        self._current = _UnsealedFile(
+        self._current = UnsealedFile(
             FileIndex(number),
             WritePosition(header=header, offset=header.size, sequence=0),
             content,
         )
         self._unsealed[number] = self._current
 
-    async def _write_batch(self, batch: _Batch) -> None:
+    def _write_due(self) -> None:
+        """Write what waits as long as that needs no waiting; the rest is for the task."""
+        self._is_due = False
+        try:
+            for _ in range(len(self._batches)):
+                if not self._write_now(self._batches[0]):
+                    self._is_waiting = True
+                    self._wakeup.set()
+                    return
+        except BookieStorageError as error:
+            self._fail(error)
+        except BaseException:
+            self._fail(BookieUnavailableError("a defect ended the bookie's storage"))
+            raise
+
+    def _write_now(self, batch: Batch) -> bool:
+        """Write the first batch that waits, if the device takes it at once."""
+        target = self._unsealed[batch.file_number]
+        if target.file is None or not target.is_noted or self._is_stalled:
+            return False
+        batch.check_place(target.file)
+        try:
+            if not target.file.append_now(batch.buffers):
+                return False
+        except DiskFullError:
+            return False  # there are ways to make room
+        self._batches.popleft()
+        self.durable_bytes += batch.size
+        self._note_durable(batch)
+        return True
+
+    async def _write_batch(self, batch: Batch) -> None:
         self._writing = batch
         target = self._unsealed[batch.file_number]
         file = target.file
         if file is None or not target.is_noted:
             file = await self._prepare(target)
-        if file.size != batch.offset:
-            raise BookieStorageError(f"{file.name} has {file.size} bytes, expected {batch.offset}")
-        if not self._append_now(file, batch):
-            await self._persist(batch.size, partial(file.append, batch.buffers))
+        batch.check_place(file)
+        await self._persist(batch.size, partial(file.append, batch.buffers))
         self._writing = None
+        self._note_durable(batch)
+
+    def _note_durable(self, batch: Batch) -> None:
         self._durable = (batch.file_number, batch.offset + batch.size)
         self.pending_bytes -= batch.size
         for future in batch.futures:
             if not future.done():
                 future.set_result(None)
-        await asyncio.sleep(0)  # what waited is answered before anything else is done
-        self._events.on_durable(batch.ledger_ids)
+        # Behind the answers of those who waited.
+        self._loop.call_soon(self._events.on_durable, batch.ledger_ids)
 
-    def _append_now(self, file: DiskFile, batch: _Batch) -> bool:
-        """Write a batch without waiting; return whether that was possible."""
-        try:
-            return not self._is_stalled and file.append_now(batch.buffers)
-        except DiskFullError:
-            return False  # there are ways to make room
-
-    async def _prepare(self, target: _UnsealedFile) -> DiskFile:
+    async def _prepare(self, target: UnsealedFile) -> DiskFile:
         """Return the file, which exists and is known to exist; the one before it is sealed."""
         number = target.index.number
         if target.file is None:
@@ -527,6 +544,7 @@ class EntryLog:
                 if self._ending.is_set():
                     raise
             else:
+                self.durable_bytes += size
                 if self._is_stalled:
                     self._is_stalled = False
                     self._events.on_stalled(False)
@@ -538,7 +556,7 @@ class EntryLog:
                 async with asyncio.timeout(self._config.space.check_interval_s):
                     await self._ending.wait()
 
-    async def _seal(self, full: _UnsealedFile) -> None:
+    async def _seal(self, full: UnsealedFile) -> None:
         assert full.file is not None  # files are made in order
         position = full.position
         footer = await self._disk.compute(

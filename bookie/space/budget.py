@@ -60,6 +60,12 @@ class SpaceGuard:
         elif left_bytes >= self._config.writable_above_bytes:
             self._is_low = False
 
+    def writable_bytes(self, *, claimed_bytes: int) -> int:
+        """Return how much may be written before the disk is low; 0 if it is."""
+        if self._is_low:
+            return 0
+        return max(0, self._free_bytes - claimed_bytes - self._config.read_only_below_bytes)
+
     def allows(self, size: int, *, claimed_bytes: int, claim: Claim) -> bool:
         """Return whether `size` more bytes may be written; `claimed_bytes` wait or are owed."""
         if self.is_stalled or (self._is_low and claim is Claim.ADD):

@@ -10,6 +10,7 @@ from bookie.files.compaction_choice import LEDGER_BYTES_MAX
 from bookie.files.format import RECORD_HEADER_BYTES
 from bookie.files.index import ENTRY_FOOTER_BYTES, LEDGER_FOOTER_BYTES
 from bookie.space.budget import Claim, SpaceGuard
+from dlcore.config import MIB
 from dlcore.errors import BookieOverloadedError, BookieReadOnlyError, BookieStorageError
 
 if TYPE_CHECKING:
@@ -23,12 +24,20 @@ logger = logging.getLogger(__name__)
 _EXTRA_BYTES = LEDGER_BYTES_MAX + RECORD_HEADER_BYTES + ENTRY_FOOTER_BYTES + LEDGER_FOOTER_BYTES
 """What a request may take of the disk beside its frame: headers, its part of a footer, and the
 records of a ledger that is in use again."""
+LOOK_DELAY_S = 0.1
+"""So much after a write the disk is looked at, at the latest: others may have filled it."""
+_LOOK_BYTES = MIB
+"""After so many bytes were written the disk is looked at again, earlier if it is nearly full."""
 _FENCES_SHARE = 8
 """Fences may exceed the limit of bytes in flight by one part in so many."""
 
 
 class Room:
-    """The room of one storage."""
+    """The room of one storage.
+
+    Between two looks at the disk, what was written counts as taken; so no more is accepted than if
+    it was looked at after each write, which costs as much as a small one.
+    """
 
     def __init__(self, disk: Disk, log: EntryLog, config: StorageConfig) -> None:
         self._disk = disk
@@ -40,6 +49,13 @@ class Room:
             claimed_bytes=log.claimed_bytes,
         )
         self._holding: asyncio.Task[None] | None = None
+        self._seen_bytes = log.durable_bytes
+        self._due_bytes = 0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether so much was written since the last look that the disk should be looked at."""
+        return self._log.durable_bytes >= self._due_bytes
 
     @property
     def is_read_only(self) -> bool:
@@ -53,7 +69,7 @@ class Room:
             BookieReadOnlyError, BookieOverloadedError: it is.
         """
         pending = self._log.pending_bytes
-        claimed = self._log.claimed_bytes
+        claimed = self._log.claimed_bytes + self._log.durable_bytes - self._seen_bytes
         if not self._guard.allows(size + _EXTRA_BYTES, claimed_bytes=claimed, claim=claim):
             raise BookieReadOnlyError(f"the bookie's disk is full: no room for {claim.value}")
         limit = self._config.in_flight_bytes_max
@@ -74,6 +90,9 @@ class Room:
         """Look at the disk, and hold back what is missing of the reserve if there is plenty."""
         held, claimed = self._disk.held_bytes, self._log.claimed_bytes
         self._guard.observe(self._disk.space().free_bytes, claimed_bytes=claimed)
+        self._seen_bytes = self._log.durable_bytes
+        writable_bytes = self._guard.writable_bytes(claimed_bytes=claimed)
+        self._due_bytes = self._seen_bytes + min(_LOOK_BYTES, writable_bytes // 2)
         is_busy = self._holding is not None and not self._holding.done()
         if not is_busy and self._guard.missing_reserve(held_bytes=held, claimed_bytes=claimed):
             self._holding = asyncio.get_running_loop().create_task(self._hold())

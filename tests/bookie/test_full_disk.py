@@ -14,7 +14,7 @@ import pytest
 
 from bookie.config import GarbageConfig, SpaceConfig
 from bookie.disks.disk import MemoryDisk
-from bookie.disks.port import DiskFullError, write_with_room
+from bookie.disks.port import DiskFullError, DiskSpace, write_with_room
 from bookie.files.format import file_name
 from bookie.storage import LedgerStorage
 from bookie.storage_state import StorageState
@@ -52,6 +52,37 @@ async def fill(storage: LedgerStorage) -> None:
         for entry_id in range(10_000):
             await storage.add_entry(make_frame(2, entry_id, b"x" * 500))
     assert storage.state is StorageState.READ_ONLY
+
+
+class CountingDisk(MemoryDisk):
+    """Counts how often somebody asks for its space."""
+
+    looks = 0
+
+    def space(self) -> DiskSpace:
+        """Count."""
+        self.looks += 1
+        return super().space()
+
+
+def test_a_disk_is_looked_at_seldom_and_never_filled_further() -> None:
+    """Between two looks what was written counts as taken: the limit holds to the byte."""
+
+    async def main() -> None:
+        disk = CountingDisk(total_bytes=DISK_BYTES)
+        async with open_storage(disk, CONFIG) as storage:
+            before = disk.looks
+            added = 0
+            with contextlib.suppress(BookieReadOnlyError):
+                for entry_id in range(10_000):
+                    await storage.add_entry(make_frame(1, entry_id, b"x" * 500))
+                    added += 1
+            assert storage.state is StorageState.READ_ONLY
+            assert added > 500
+            assert disk.looks - before < added / 5
+            assert SPACE.minimum_bytes <= disk.space().free_bytes <= SPACE.writable_above_bytes
+
+    run(main())
 
 
 async def count_lacs(storage: LedgerStorage) -> int:

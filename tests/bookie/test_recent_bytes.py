@@ -80,7 +80,7 @@ def test_bytes_that_are_being_overwritten_are_not_read() -> None:
         list(recent.fill([bytes([offset // BLOCK_BYTES]) * BLOCK_BYTES], offset, BLOCK_BYTES))
         recent.note_written(offset + BLOCK_BYTES)
     assert read(recent, 0, 1) == b"\0"
-    next(recent.fill([b"n" * 10], RING_BYTES, 10))
+    next(iter(recent.fill([b"n" * 10], RING_BYTES, 10)))
     assert read(recent, 0, 1) is None
     assert read(recent, BLOCK_BYTES, 1) == b"\1"
     assert read(recent, RING_BYTES, 10) is None  # not durable yet

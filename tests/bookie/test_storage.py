@@ -332,7 +332,7 @@ def test_a_full_disk_makes_the_storage_read_only_until_there_is_space() -> None:
             await add(storage, 1, 0)
             disk.filler_bytes = 82_000
             await add(storage, 1, 1)
-            assert states == [StorageState.READ_ONLY]
+            await until(lambda: states == [StorageState.READ_ONLY])
             assert storage.stats().is_read_only
             with pytest.raises(BookieReadOnlyError):
                 await storage.add_entry(make_frame(1, 2))

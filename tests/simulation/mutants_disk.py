@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from bookie.disks.port import Disk
-    from bookie.files.entry_log import _Batch
     from bookie.files.index import LedgerSummary, SealedIndex
     from bookie.files.replay import OpenedLog, TakeSealed
+    from bookie.files.unsealed import Batch
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore
     from dlcore.wire.digest import BytesLike
@@ -74,7 +74,7 @@ def a_file_that_is_full_is_not_synced() -> Iterator[None]:
             return
         await sync(self, inode, generation)
 
-    async def write(self: EntryLog, batch: _Batch) -> None:
+    async def write(self: EntryLog, batch: Batch) -> None:
         target = self._unsealed[batch.file_number]
         if target.file is not None and batch.file_number != self._current.index.number:
             full.append(target.file.inode)  # type: ignore[attr-defined]  # of a MemoryFile

@@ -18,7 +18,7 @@ from dlcore.errors import BookieStorageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from bookie.files.entry_log import _Batch
+    from bookie.files.unsealed import Batch
 
 
 @contextlib.contextmanager
@@ -26,7 +26,7 @@ def group_commit_acknowledges_the_next_batch() -> Iterator[None]:
     """Section 4.2: what collects while a batch is synced is answered together with it."""
     write_batch = EntryLog._write_batch
 
-    async def generous(self: EntryLog, batch: _Batch) -> None:
+    async def generous(self: EntryLog, batch: Batch) -> None:
         await write_batch(self, batch)
         for waiting in list(self._batches)[:1]:
             for future in waiting.futures:
@@ -42,7 +42,7 @@ def a_batch_is_answered_before_its_sync() -> Iterator[None]:
     """Section 4.2: the futures of a batch are set when its write begins."""
     write_batch = EntryLog._write_batch
 
-    async def hasty(self: EntryLog, batch: _Batch) -> None:
+    async def hasty(self: EntryLog, batch: Batch) -> None:
         for future in batch.futures:
             if not future.done():
                 future.set_result(None)
@@ -130,7 +130,7 @@ def a_failed_log_goes_on() -> Iterator[None]:
     """Section 4.2: after a write that failed the next batch is written all the same."""
     write_batch = EntryLog._write_batch
 
-    async def stubborn(self: EntryLog, batch: _Batch) -> None:
+    async def stubborn(self: EntryLog, batch: Batch) -> None:
         try:
             await write_batch(self, batch)
         except BookieStorageError:

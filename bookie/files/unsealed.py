@@ -1,0 +1,48 @@
+"""What an entry log has that is not sealed: files without a footer, and batches on their way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dlcore.errors import BookieStorageError
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from bookie.disks.port import DiskFile
+    from bookie.files.index import FileIndex
+    from bookie.files.replay import WritePosition
+    from dlcore.wire.digest import BytesLike
+
+
+class Batch:
+    """Records of one file that become durable together."""
+
+    __slots__ = ("buffers", "file_number", "futures", "ledger_ids", "offset", "size")
+
+    def __init__(self, file_number: int, offset: int) -> None:
+        self.file_number = file_number
+        self.offset = offset
+        self.size = 0
+        self.buffers: list[BytesLike] = []
+        self.ledger_ids: set[int] = set()
+        self.futures: list[asyncio.Future[None]] = []
+
+    def check_place(self, file: DiskFile) -> None:
+        """Refuse a file that does not end where the batch begins."""
+        if file.size != self.offset:
+            raise BookieStorageError(f"{file.name} has {file.size} bytes, expected {self.offset}")
+
+
+class UnsealedFile:
+    """A file that takes records, or took them and waits for its footer."""
+
+    __slots__ = ("content", "file", "index", "is_noted", "position")
+
+    def __init__(self, index: FileIndex, position: WritePosition, content: bytes) -> None:
+        self.index = index
+        self.position = position
+        self.content = content
+        self.file: DiskFile | None = None
+        self.is_noted = False
+        """That it exists: before that nothing in it may be acknowledged."""
