@@ -71,12 +71,14 @@ def record_batches(*, total_bytes: int, record_bytes: int) -> list[pa.RecordBatc
     return batches
 
 
-def write_log(uri: str, batches: list[pa.RecordBatch]) -> tuple[str, float]:
+def write_log(
+    uri: str, batches: list[pa.RecordBatch], *, config: LogConfig = CONFIG
+) -> tuple[str, float]:
     """Write `batches` into a new log; return its name, and the seconds until all was durable."""
     name = f"bench/{uuid4().hex}"
     with open_namespace(uri) as namespace:
-        namespace.create_log(name, config=CONFIG)
-        with namespace.open_log(name, config=CONFIG) as log, log.open_writer() as writer:
+        namespace.create_log(name, config=config)
+        with namespace.open_log(name, config=config) as log, log.open_writer() as writer:
             started = time.perf_counter()
             for batch in batches:
                 writer.write_batch(batch)
@@ -140,7 +142,7 @@ def core_read(sandbox: Sandbox, folder: Path) -> list[Figure]:
     def value() -> float:
         with open_namespace(sandbox.uri) as namespace, namespace.open_log(log) as manager:
             started, before = time.perf_counter(), cpu_s(sandbox)
-            _read_to_its_end(manager)
+            read_to_its_end(manager)
             cpu.append(cpu_s(sandbox) - before)
             return WRITE_BYTES / 1e6 / (time.perf_counter() - started)
 
@@ -162,7 +164,8 @@ def core_read(sandbox: Sandbox, folder: Path) -> list[Figure]:
     return [*figures, _cpu_figure("core_read_cpu", cpu, limit=GRPC_READ_CPU_S)]
 
 
-def _read_to_its_end(log: BlockingLogManager) -> None:
+def read_to_its_end(log: BlockingLogManager) -> None:
+    """Read all that `WRITE_BYTES` are, as batches."""
     count = WRITE_BYTES // RECORD_BYTES
     with log.open_reader(dlsn=DLSN.INITIAL) as reader:
         while count > 0:
@@ -222,7 +225,7 @@ async def _append_ms(uri: str) -> float:
 async def append_times(uri: str, count: int) -> list[float]:
     """Return how long each of `count` appends to a new log took, one after the other, in s."""
     times = []
-    async with _fresh_log(uri) as (_, writer):
+    async with fresh_log(uri) as (_, writer):
         payload = os.urandom(RECORD_BYTES)
         await writer.write(LogRecord(0, payload))
         for txid in range(count):
@@ -240,9 +243,14 @@ def tail_latency(sandbox: Sandbox, folder: Path) -> list[Figure]:
 
 
 async def _tail_ms(uri: str) -> float:
+    return statistics.median(await append_and_tail(uri)) * 1000
+
+
+async def append_and_tail(uri: str) -> list[float]:
+    """Return the time from durable to delivered of one record at a time, in s."""
     times = []
     async with (
-        _fresh_log(uri) as (log, writer),
+        fresh_log(uri) as (log, writer),
         await log.open_reader(dlsn=DLSN.INITIAL) as reader,
     ):
         payload = os.urandom(RECORD_BYTES)
@@ -253,7 +261,7 @@ async def _tail_ms(uri: str) -> float:
             delivered, record_position = await waiting
             times.append(delivered - durable)
             assert record_position == position
-    return statistics.median(times[1:]) * 1000  # the first one opens the reader's streams
+    return times[1:]  # the first one opens the reader's streams
 
 
 async def _delivered(reader: AsyncLogReader) -> tuple[float, DLSN]:
@@ -294,7 +302,7 @@ def _beside_bare_call(
 
 
 @asynccontextmanager
-async def _fresh_log(uri: str) -> AsyncIterator[tuple[DistributedLogManager, AsyncLogWriter]]:
+async def fresh_log(uri: str) -> AsyncIterator[tuple[DistributedLogManager, AsyncLogWriter]]:
     """Make a log and open it for writing."""
     name = f"bench/{uuid4().hex}"
     async with await open_namespace_async(uri) as namespace:

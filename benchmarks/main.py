@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import bookies, history, logs, old_log, spark, wire
+from benchmarks import bookies, history, logs, old_log, reading, spark, wire
 from dlcore.sandbox.cluster import Sandbox
 
 if TYPE_CHECKING:
@@ -33,6 +33,10 @@ BENCHMARKS: dict[str, Callable[[Sandbox, Path], list[Figure]]] = {
     "core_read": logs.core_read,
     "append_latency": logs.append_latency,
     "tail_latency": logs.tail_latency,
+    "record_read": reading.record_read,
+    "read_ahead": reading.read_ahead,
+    "tail_rate": reading.tail_rate,
+    "open_log": reading.open_log,
     "spark_batch_read": spark.batch_read,
     "spark_batch_read_1k": spark.batch_read_1k,
     "spark_batch_write": spark.batch_write,

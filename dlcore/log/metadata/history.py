@@ -51,25 +51,34 @@ class LogHistory:
         self._merges = 0
         self._state: LogState | None = None
 
-    async def read(self, *, from_lssn: int = 1) -> LogState:
+    async def read(self, *, from_lssn: int = 1, count: int | None = None) -> LogState:
         """Return the log's state with every change that completed before this call.
 
-        Segments below `from_lssn` may be left out, now and at later calls.
+        Segments below `from_lssn` may be left out, now and at later calls; with `count` also those
+        behind so many.
 
         Raises:
             LogNotFoundError: the log was deleted.
             CorruptMetadataError: the stored state contradicts itself.
         """
-        return await self.state_of(await self._logs.read(self._log), from_lssn=from_lssn)
+        at = await self._logs.read(self._log)
+        return await self.state_of(at, from_lssn=from_lssn, count=count)
 
-    async def state_of(self, at: VersionedHead, *, from_lssn: int = 1) -> LogState:
+    async def state_of(
+        self, at: VersionedHead, *, from_lssn: int = 1, count: int | None = None
+    ) -> LogState:
         """Return the state as of `at`, or of a later head if the log has moved on."""
         while True:
             state = self._state
-            if state is not None and state.version == at.version and self._reaches(from_lssn):
+            if (
+                state is not None
+                and state.version == at.version
+                and self._reaches(state, from_lssn, count)
+            ):
                 return state
             try:
-                self._state = state = await persistently(partial(self._assemble, at, from_lssn))
+                assemble = partial(self._assemble, at, from_lssn, count)
+                self._state = state = await persistently(assemble)
             except ChunkMissingError as error:
                 known, at = at, await self._logs.read(self._log)
                 self.forget()
@@ -78,10 +87,13 @@ class LogHistory:
             else:
                 return state
 
-    def _reaches(self, from_lssn: int) -> bool:
-        assert self._state is not None
-        wanted = max(from_lssn, _first_lssn(self._state.head))
-        return not self._state.segments or self._state.segments[0].lssn <= wanted
+    @staticmethod
+    def _reaches(state: LogState, from_lssn: int, count: int | None) -> bool:
+        wanted = max(from_lssn, _first_lssn(state.head))
+        known = state.known_lssn
+        if known is not None and (count is None or wanted > known):
+            return False
+        return not state.segments or state.segments[0].lssn <= wanted
 
     def forget(self) -> None:
         """Read everything again next time."""
@@ -99,20 +111,28 @@ class LogHistory:
                 self._segments.pop(lssn, None)
                 self._chunks.pop(lssn, None)
 
-    async def _assemble(self, at: VersionedHead, from_lssn: int) -> LogState:
+    async def _assemble(self, at: VersionedHead, from_lssn: int, count: int | None) -> LogState:
         head = at.head
         self._heed_merges(head)
         first = max(from_lssn, _first_lssn(head))
         last = head.max_lssn if head.segment is None else head.max_lssn - 1
+        known = None if count is None or first + count > last else first + count - 1
+        last = last if known is None else known
         self._segments = {n: s for n, s in self._segments.items() if first <= n <= last}
         missing = [lssn for lssn in range(first, last + 1) if lssn not in self._segments]
         bounds = [*range(0, len(missing), _SEGMENTS_AT_ONCE), len(missing)]
         for start, end in pairwise(bounds):
             await self._read_segments(missing[start:end])
         segments = [self._segments[lssn] for lssn in range(first, last + 1)]
-        if head.segment is not None:
+        if head.segment is not None and known is None:
             segments.append(await self._open_segment(head))
-        return LogState(log=self._log, head=head, version=at.version, segments=tuple(segments))
+        return LogState(
+            log=self._log,
+            head=head,
+            version=at.version,
+            segments=tuple(segments),
+            known_lssn=known,
+        )
 
     async def _read_segments(self, lssns: list[int]) -> None:
         nodes = await self._logs.metadata_store.get_many([self._paths.segment(n) for n in lssns])

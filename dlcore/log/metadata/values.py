@@ -268,18 +268,20 @@ class VersionedHead(msgspec.Struct, frozen=True, kw_only=True):
 class LogState(msgspec.Struct, frozen=True, kw_only=True):
     """A consistent view of a log: the segments that are not wholly truncated, as of one head.
 
-    Readers that need no older ones leave out segments at the front; the last one is never missing,
-    unless the log has none that holds records.
+    Readers that need no older ones leave out segments at the front.  Those that are far from the
+    end know segments up to `known_lssn` only; otherwise the last one is never missing, unless the
+    log has none that holds records.
     """
 
     log: LogKey
     head: LogHead
     version: int
     segments: tuple[LogSegment, ...]
+    known_lssn: int | None = None
 
     def __post_init__(self) -> None:
         found = [segment.lssn for segment in self.segments]
-        last = self.head.max_lssn
+        last = self.head.max_lssn if self.known_lssn is None else self.known_lssn
         if found != list(range(last - len(found) + 1, last + 1)):
             raise UnexpectedError(
                 f"log {self.name!r}: its segments are {found}, expected consecutive numbers up to "

@@ -44,6 +44,11 @@ class FollowExtent:
 
 
 @dataclass(frozen=True, slots=True)
+class LearnSegments:
+    """Step: read the metadata of the segments from that of the position on."""
+
+
+@dataclass(frozen=True, slots=True)
 class WaitForChange:
     """Step: nothing to read until the segment list changes."""
 
@@ -53,7 +58,7 @@ class EndOfStream:
     """Step: the log is sealed and everything was read."""
 
 
-Step: TypeAlias = ReadExtent | FollowExtent | WaitForChange | EndOfStream
+Step: TypeAlias = ReadExtent | FollowExtent | LearnSegments | WaitForChange | EndOfStream
 
 
 class ReadCursor:
@@ -84,6 +89,8 @@ class ReadCursor:
         self._pass_truncated(state)
         while self.position.lssn <= state.head.max_lssn:
             segment = state.segment(self.position.lssn)
+            if state.known_lssn is not None and self.position.lssn > state.known_lssn:
+                return LearnSegments()
             if segment is None:
                 raise UnexpectedError(
                     f"log {self._log!r}: segment {self.position.lssn} is missing before "

@@ -21,6 +21,7 @@ from dlcore.log.entries.body import EntryHeader, decode_entry_header
 from dlcore.log.reading.cursor import (
     EndOfStream,
     FollowExtent,
+    LearnSegments,
     ReadCursor,
     ReadExtent,
     WaitForChange,
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from dlcore.wire.digest import EntryFrame
 
 logger = logging.getLogger(__name__)
+
+SEGMENTS_AHEAD = 50
+"""A reader knows the metadata of so many segments: a log may have very many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +180,7 @@ class Fetcher:
         match step:
             case WaitForChange():
                 return False
-            case ReadExtent() | EndOfStream():
+            case ReadExtent() | EndOfStream() | LearnSegments():
                 return True
             case FollowExtent():
                 return await self._has_followable(step)
@@ -227,6 +231,8 @@ class Fetcher:
                     await self._read(step)
                 case FollowExtent():
                     await self._follow(step)
+                case LearnSegments():
+                    await self._refresh()
                 case WaitForChange():
                     await self._next_state()
                 case EndOfStream():
@@ -252,7 +258,8 @@ class Fetcher:
         self._state = await self._reread()
 
     async def _reread(self) -> LogState:
-        return await self._history.read(from_lssn=self._cursor.position.lssn)
+        lssn = self._cursor.position.lssn
+        return await self._history.read(from_lssn=lssn, count=SEGMENTS_AHEAD)
 
     async def _reader_of(self, ledger_id: int) -> LedgerReader:
         reader = self._reader

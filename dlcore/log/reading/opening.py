@@ -8,7 +8,7 @@ from dlcore.errors import AlreadyTruncatedError
 from dlcore.ids import DLSN
 from dlcore.log.metadata.history import LogHistory
 from dlcore.log.reading.cursor import ReadCursor
-from dlcore.log.reading.fetch import Fetcher
+from dlcore.log.reading.fetch import SEGMENTS_AHEAD, Fetcher
 from dlcore.log.reading.ranges import LogRange, RangeExtent, position_of
 from dlcore.log.reading.reader import AsyncLogReader, Fetching, ReadStart
 from dlcore.log.reading.snapshot import Finder, LogFollower
@@ -68,7 +68,7 @@ class ReaderOpener:
             dlsn = await (await self.finder()).not_less_than_timestamp(start.timestamp_ms)
         cursor = ReadCursor(self._log.name, dlsn or DLSN.INITIAL, skips_truncated=not is_explicit)
         history = LogHistory(self._context.logs, self._log)
-        state = await history.read(from_lssn=cursor.position.lssn)
+        state = await history.read(from_lssn=cursor.position.lssn, count=SEGMENTS_AHEAD)
         beginning = cursor.copy()
         beginning.plan(state)  # raises if the position was truncated
         fetcher = Fetcher(self._context, history, state, cursor, self._config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -120,6 +120,39 @@ def test_a_waiting_reader_learns_that_the_metadata_store_is_gone(
     on_log(body)
 
 
+@pytest.mark.parametrize("at_once", [1, 2, 3])
+def test_a_reader_of_many_segments_knows_a_few_at_a_time(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes over all of them, from anywhere, and along the tail, and none is read before."""
+    monkeypatch.setattr("dlcore.log.reading.fetch.SEGMENTS_AHEAD", at_once)
+    monkeypatch.setattr("dlcore.log.reading.opening.SEGMENTS_AHEAD", at_once)
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        await write_segments(log, [b"%d" % number for number in range(7)])
+        config = replace(CONFIG, read_ahead_bytes=1)
+        slow = await cluster.namespaces[0].open_log("clicks", config=config)
+        for first in range(8):
+            async with await slow.open_reader(dlsn=DLSN(first + 1, 0, 0)) as reader:
+                assert len(reader._fetcher._state.segments) <= at_once
+                assert [r.txid async for r in reader] == list(range(first, 7))
+        async with await slow.open_reader() as reader:
+            following = asyncio.create_task(reader.read_bulk(9, timeout_s=60))
+            await write_segments(log, [b"7"])
+            async with await log.open_writer() as writer:
+                await writer.write(record(8, b"8"))
+                assert [r.payload for r in await following] == [b"%d" % n for n in range(9)]
+            assert await reader.read_next(until_caught_up=True) is None
+        async with await slow.open_reader() as reader:
+            assert await reader.read_next() is not None
+            await log.truncate(DLSN(6, 0, 0))
+            found = [r.txid async for r in reader]
+            assert found[-4:] == [5, 6, 7, 8]
+            assert found == sorted(set(found))
+
+    on_log(body)
+
+
 def test_an_error_takes_no_records_with_it() -> None:
     """What was collected before it is returned; the next call meets the error."""
 
@@ -179,9 +212,9 @@ def test_what_is_known_to_be_there_is_read_without_another_look(
     looks: list[int] = []
     read = LogHistory.read
 
-    async def counted(self: LogHistory, *, from_lssn: int = 1) -> LogState:
-        looks.append(from_lssn)
-        return await read(self, from_lssn=from_lssn)
+    async def counted(self: LogHistory, **which: Any) -> LogState:
+        looks.append(which["from_lssn"])
+        return await read(self, **which)
 
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
         await write_segments(log, [b"x"] * 20)

@@ -21,6 +21,7 @@ from dlcore.log.metadata.values import LogState
 from dlcore.log.reading.cursor import (
     EndOfStream,
     FollowExtent,
+    LearnSegments,
     ReadCursor,
     ReadExtent,
     WaitForChange,
@@ -311,3 +312,33 @@ def test_whether_truncated_records_were_read_is_not_guessed() -> None:
     without = LogState(log=state.log, head=head, version=state.version, segments=())
     with pytest.raises(AlreadyTruncatedError, match=r"position 1:3:0 was truncated away, .*2:1:0"):
         cursor.plan(without)
+
+
+def test_segments_that_are_not_known_yet_are_asked_for() -> None:
+    """A state that ends early is no state in which segments are missing."""
+    tree = written(1, 2, 3)
+    known = LogState(
+        log=tree.state.log,
+        head=tree.state.head,
+        version=tree.state.version,
+        segments=tree.state.segments[:2],
+        known_lssn=2,
+    )
+    cursor = cursor_at(DLSN(2, 0, 0))
+    step = cursor.plan(known)
+    assert isinstance(step, ReadExtent)
+    deliver_all(cursor, step)
+    assert cursor.plan(known) == LearnSegments()
+    assert cursor.position == DLSN(3, 0, 0)
+    assert isinstance(cursor.plan(tree.state), ReadExtent)
+    assert cursor_at(DLSN(4, 0, 0)).plan(tree.state) == WaitForChange()
+    with pytest.raises(UnexpectedError, match="missing before 3"):
+        cursor_at(DLSN(1, 0, 0)).plan(
+            LogState(
+                log=tree.state.log,
+                head=tree.state.head,
+                version=1,
+                segments=tree.state.segments[1:2],
+                known_lssn=2,
+            )
+        )
