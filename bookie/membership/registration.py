@@ -204,6 +204,7 @@ class Registrar:
         self._available = paths.bookie_available(bookie.name)
         self._readonly = paths.bookie_readonly(bookie.name)
         self._cookie = paths.cookie(bookie.name)
+        self._held = paths.bookie_held(bookie.name)
         self._is_read_only = False
         self._session_token: str | None = None  # of the session in which the node was made
         self._may_differ = asyncio.Event()
@@ -220,6 +221,7 @@ class Registrar:
         self._unsubscribe = [
             self._store.watch(self._available, self._may_differ.set),
             self._store.watch(self._readonly, self._may_differ.set),
+            self._store.watch(self._held, self._may_differ.set),
             self._store.on_session(self._on_session),
         ]
         self._task = asyncio.create_task(self._maintain(), name="bookie-registrar")
@@ -280,12 +282,15 @@ class Registrar:
     async def _reconcile(self) -> None:
         """Make the nodes say what is true."""
         session_token = self._store.session_token
-        wanted = self._readonly if self._is_read_only else self._available
+        # Held by an operator it takes no new ledgers; its storage still takes what it is given.
+        is_held = await self._store.get(self._held) is not None
+        is_read_only = self._is_read_only or is_held
+        wanted = self._readonly if is_read_only else self._available
         registration = BookieRegistration(
             name=self._bookie.name,
             incarnation=self._bookie.incarnation,
             address=self._address,
-            read_only=self._is_read_only,
+            read_only=is_read_only,
             rack=self._rack,
             free_bytes=self._space.free_bytes,
             total_bytes=self._space.total_bytes,
@@ -320,7 +325,7 @@ class Registrar:
             self._bookie,
             self._address,
             self._rack,
-            self._is_read_only,
+            is_read_only,
         )
 
     async def _check_cookie(self) -> None:

@@ -130,6 +130,25 @@ class Maintenance:
             await self._delete_cookie(name, incarnation=cookie.incarnation)
         return moved
 
+    async def hold_read_only(self, name: str, *, is_held: bool) -> None:
+        """Keep a bookie from getting new ledgers, also after a restart, or let it have them again.
+
+        It registers as read-only within moments, if it runs; what is being written to it goes on.
+
+        Raises:
+            ConfigurationError: no bookie of that name is known.
+        """
+        if await self._read_cookie(name) is None:
+            raise ConfigurationError(f"name={name!r}: no bookie of that name has a cookie")
+        path = self._services.paths.bookie_held(name)
+        try:
+            if is_held:
+                await self._services.store.create(path, make_parents=True)
+            else:
+                await self._services.store.delete(path, version=ANY_VERSION)
+        except (NodeExistsError, NoNodeError):
+            return  # it is so already
+
     async def release_garbage(self, name: str) -> None:
         """Let a bookie collect what the brake of its garbage collection holds back, once.
 

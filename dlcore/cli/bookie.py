@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -21,6 +22,9 @@ from dlcore.cli.output import Progress, show_done, show_rows, time_text
 if TYPE_CHECKING:
     from dlcore.ledger.metadata.bookies import BookieCookie
     from dlcore.namespace import Namespace
+
+_REGISTRATION_POLL_S = 0.1
+_REGISTRATION_POLLS = 100
 
 
 @click.group("bookie")
@@ -140,6 +144,37 @@ def collect(name: str, *, yes: bool) -> None:
 
     run_async(release)
     show_done(f"bookie {name} will collect what was held back", {"bookie": name})
+
+
+@bookie_group.command("read-only", epilog="Example: dlog bookie read-only bookie-3")
+@click.argument("name")
+@click.option("--off", is_flag=True, help="Let it take new ledgers again.")
+@common_options
+def set_read_only(name: str, *, off: bool) -> None:
+    """Keep the bookie NAME from getting new ledgers, until --off, also over restarts.
+
+    What is being written to it goes on until its segments end, and it serves all that it holds.  A
+    bookie with a full disk is read-only whatever this says.
+    """
+
+    async def hold(namespace: Namespace) -> bool:
+        from dlcore.autorecovery.maintenance import Maintenance
+
+        await Maintenance(namespace.recovery_services).hold_read_only(name, is_held=not off)
+        for _ in range(_REGISTRATION_POLLS):
+            states = [b.read_only for b in await namespace.get_bookies() if b.bookie.name == name]
+            if not states or states == [not off]:
+                return bool(states)
+            await asyncio.sleep(_REGISTRATION_POLL_S)
+        return False
+
+    is_registered = run_async(hold)
+    state = "writable" if off else "read-only"
+    when = "" if is_registered else ", once it is registered and its disk allows it"
+    show_done(
+        f"bookie {name} is {state}{when}",
+        {"bookie": name, "read_only": not off, "registered": is_registered},
+    )
 
 
 async def _count_ledgers_of(namespace: Namespace, name: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,8 @@ import click
 
 if TYPE_CHECKING:
     from click import Context, Parameter
+
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
 
 
 class EpochMs(click.ParamType):  # type: ignore[type-arg]
@@ -35,4 +38,33 @@ class EpochMs(click.ParamType):  # type: ignore[type-arg]
         return int(moment.timestamp() * 1000)
 
 
+class Age(click.ParamType):  # type: ignore[type-arg]
+    """How long ago: a number with s, m, h or d behind it, or forever."""
+
+    name = "age"
+
+    def convert(self, value: object, param: Parameter | None, ctx: Context | None) -> float:
+        """Return the age in seconds."""
+        text = str(value).strip().lower()
+        if text == "forever":
+            return math.inf
+        unit = _UNITS_S.get(text[-1:], 0)
+        try:
+            age_s = float(text[:-1]) * unit
+        except ValueError:
+            age_s = 0
+        if not 0 < age_s < math.inf:
+            self.fail(f"{text!r} is no age: expected one like 7d, 12h, 30m, or forever", param, ctx)
+        return age_s
+
+
+def age_text(age_s: float) -> str:
+    """Return an age for people, in the largest unit that makes it a whole number."""
+    for unit, seconds in reversed(_UNITS_S.items()):
+        if age_s % seconds == 0:
+            return f"{age_s / seconds:g}{unit}"
+    return f"{age_s:g}s"
+
+
 EPOCH_MS = EpochMs()
+AGE_S = Age()

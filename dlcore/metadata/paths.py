@@ -3,6 +3,7 @@
 <root>                                          NamespaceBinding
 <root>/bookies/{available,readonly}/<name>      BookieRegistration, ephemeral
 <root>/bookies/cookies/<name>                   BookieCookie
+<root>/bookies/held/<name>                      exists while an operator holds the bookie read-only
 <root>/bookies/garbage/<name>                   incarnation whose garbage brake was released
 <root>/ledgers/idgen                            the next ledger id, as decimal text
 <root>/ledgers/<high>/<middle>/<low>            LedgerMetadata
@@ -158,6 +159,10 @@ class NamespacePaths:
     def cookie(self, name: str) -> str:
         """Cookie of a bookie."""
         return f"{self.cookies}/{escape(name)}"
+
+    def bookie_held(self, name: str) -> str:
+        """Exists while an operator wants the bookie to be registered as read-only."""
+        return f"{self.root}/bookies/held/{escape(name)}"
 
     def garbage_release(self, name: str) -> str:
         """Lets the brake of a bookie's garbage collection go once."""
