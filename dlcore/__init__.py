@@ -12,6 +12,7 @@ from dlcore.config import LedgerClientConfig, LogConfig, LogSettings, QuorumConf
 from dlcore.errors import DLError
 from dlcore.ids import DLSN, BookieId
 from dlcore.log.metadata.commits import AppendRun, SharedStaging
+from dlcore.log.metadata.names import LogChange, LogChangeKind
 from dlcore.log.reading.scan import (
     CommitResult,
     ExtentView,
@@ -26,6 +27,7 @@ from dlcore.tls import TlsFiles
 
 if TYPE_CHECKING:
     from dlcore.log.manager import DistributedLogManager
+    from dlcore.log.metadata.watching import LogWatch
     from dlcore.log.reading.ranges import LogRange
     from dlcore.log.reading.reader import AsyncLogReader
     from dlcore.log.staging.append import StagedAppend
@@ -45,12 +47,15 @@ __all__ = [
     "DistributedLogManager",
     "ExtentView",
     "LedgerClientConfig",
+    "LogChange",
+    "LogChangeKind",
     "LogConfig",
     "LogRange",
     "LogRecord",
     "LogRecordWithDLSN",
     "LogSettings",
     "LogSnapshot",
+    "LogWatch",
     "Namespace",
     "QuorumConfig",
     "ScanBatch",
@@ -70,6 +75,7 @@ _HEAVY = {
     "AsyncLogWriter": "dlcore.log.writing.writer",
     "DistributedLogManager": "dlcore.log.manager",
     "LogRange": "dlcore.log.reading.ranges",
+    "LogWatch": "dlcore.log.metadata.watching",
     "Namespace": "dlcore.namespace",
     "StagedAppend": "dlcore.log.staging.append",
     "StagingWriter": "dlcore.log.staging.writer",

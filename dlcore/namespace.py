@@ -34,6 +34,7 @@ from dlcore.log.metadata.owner import StagingOwner
 from dlcore.log.metadata.staged import StagedStatus, list_all_staged, settle_abandoned
 from dlcore.log.metadata.store import LogStore
 from dlcore.log.metadata.values import LogMetadata
+from dlcore.log.metadata.watching import LogWatch
 from dlcore.log.reading.snapshot import Finder, LedgerCache
 from dlcore.log.reading.snapshots import LogFollowers
 from dlcore.log.staging.append import StagedAppend, check_identity
@@ -237,6 +238,14 @@ class Namespace:
             after=None if after is None else validate_log_name(after),
             page_size=page_size,
         )
+
+    def watch_logs(self, prefix: str | None = None) -> LogWatch:
+        """Return a watch of all logs, or of those whose names start with `prefix`.
+
+        It tells which logs are created, deleted and renamed, beginning with those there are.
+        """
+        self._require_open()
+        return LogWatch(self._context, (prefix or "").removeprefix("/"))
 
     async def open_log(
         self, name: str, *, config: LogConfig | None = None, create_if_missing: bool = False

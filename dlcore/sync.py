@@ -22,9 +22,11 @@ from dlcore._prefetch import scan
 from dlcore._sync_range import LogRange
 from dlcore._sync_reader import LogReader
 from dlcore._sync_staging import StagedAppend, StagingWriter
+from dlcore._sync_watch import LogWatch
 from dlcore._sync_writer import LogWriter
 from dlcore.log.metadata.commits import AppendRun, SharedStaging
 from dlcore.log.metadata.listing import PAGE_SIZE
+from dlcore.log.metadata.names import LogChange, LogChangeKind
 from dlcore.log.reading.scan import (
     CommitResult,
     ExtentView,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.log.manager import DistributedLogManager as AsyncManager
     from dlcore.log.metadata.segment import LogSegment
+    from dlcore.log.metadata.watching import LogWatch as AsyncLogWatch
     from dlcore.log.reading.ranges import Bound
     from dlcore.records import NotLessThan, RecordPlace
     from dlcore.tls import TlsFiles
@@ -54,9 +57,12 @@ __all__ = [
     "CommitResult",
     "DistributedLogManager",
     "ExtentView",
+    "LogChange",
+    "LogChangeKind",
     "LogRange",
     "LogReader",
     "LogSnapshot",
+    "LogWatch",
     "LogWriter",
     "Namespace",
     "ScanBatch",
@@ -162,6 +168,14 @@ class Namespace(Blocking):
         return iterate(
             self._portal, self._namespace.list_logs(prefix, after=after, page_size=page_size)
         )
+
+    def watch_logs(self, prefix: str | None = None) -> LogWatch:
+        """Return a watch of all logs, or of those whose names start with `prefix`."""
+
+        async def watch() -> AsyncLogWatch:
+            return self._namespace.watch_logs(prefix)
+
+        return LogWatch(self._portal, self._call(watch()))
 
     def open_log(
         self, name: str, *, config: LogConfig | None = None, create_if_missing: bool = False

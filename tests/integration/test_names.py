@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import queue
+
 import pytest
 
-from dlcore import LogRecord
-from dlcore.errors import LogExistsError, LogNotFoundError, OwnershipAcquireFailedError
+from dlcore import LogChange, LogChangeKind, LogRecord
+from dlcore.errors import (
+    AlreadyClosedError,
+    LogExistsError,
+    LogNotFoundError,
+    OwnershipAcquireFailedError,
+)
 from dlcore.sync import open_namespace
 
 
@@ -36,6 +43,43 @@ def test_a_log_is_renamed(namespace_uri: str) -> None:
         assert renamed.name == "names/c"
         assert namespace.get_logs("names/") == ["names/c", "names/taken"]
         renamed.delete()
+
+
+def test_logs_are_watched(namespace_uri: str) -> None:
+    """What another client does is told: to who iterates, takes, or listens."""
+    with open_namespace(namespace_uri) as namespace, open_namespace(namespace_uri) as other:
+        other.create_log("watched/a")
+        heard: queue.Queue[LogChange] = queue.Queue()
+
+        def hear(changes: list[LogChange]) -> None:
+            for change in changes:
+                heard.put(change)
+            raise ValueError("planted: the next changes are told all the same")
+
+        with namespace.watch_logs("watched/") as watch, namespace.watch_logs("watched/") as second:
+            second.listen(hear)
+            assert next(watch).name == "watched/a"
+            assert watch.take(timeout_s=0.1) == []
+            other.rename_log("watched/a", "watched/b")
+            renamed = next(watch)
+            assert (renamed.kind, renamed.old_name) == (LogChangeKind.RENAMED, "watched/a")
+            other.delete_log("watched/b")
+            assert next(watch).kind is LogChangeKind.DELETED
+            other.create_log("watched/c")
+            assert [change.name for change in watch.take()] == ["watched/c"]
+            assert watch.get_names() == ["watched/c"]
+            other.create_log("watched/d")
+            for change in watch:
+                assert change.name == "watched/d"
+                break
+            else:
+                raise AssertionError("the watch ended")
+            told = [heard.get(timeout=30) for _ in range(5)]
+            assert told[0].name == "watched/a"
+            assert told[-1].name == "watched/d"
+        with pytest.raises(AlreadyClosedError):
+            watch.take()
+        assert list(watch) == []
 
 
 def test_logs_are_listed_in_pages(namespace_uri: str) -> None:

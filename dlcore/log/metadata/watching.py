@@ -1,0 +1,199 @@
+"""Watching which logs a namespace has: looks again at what changed, and tells the difference."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from dlcore.errors import AlreadyClosedError, DLError
+from dlcore.log.metadata.listing import read_names
+from dlcore.log.metadata.names import KnownNames, LogChange
+from dlcore.log.metadata.store import persistently
+from dlcore.log.metadata.values import LogHead
+from dlcore.metadata.paths import BUCKETS
+from dlcore.metadata.stored import decode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
+
+    from dlcore.log.context import LogContext
+
+logger = logging.getLogger(__name__)
+
+_BUCKETS_AT_ONCE = 16
+_RETRY_DELAY_S = 1.0
+
+
+class LogWatch:
+    """The changes of a namespace's logs: an async iterator.  Use `Namespace.watch_logs`.
+
+    It begins with the logs that there are, each as created.  From then on each log that is created,
+    deleted or renamed is told, in an order that keeps names unique; what came and went between two
+    looks is not.  After a lost connection or session it looks at everything again and tells the
+    difference, so nothing is missed.
+
+    It knows all names of the namespace, whatever its prefix; a change reads the names of one bucket
+    in 256 again.
+    """
+
+    def __init__(self, context: LogContext, prefix: str) -> None:
+        self._context = context
+        self._prefix = prefix
+        self._known = KnownNames()
+        self._changes: deque[LogChange] = deque()
+        self._due = dict.fromkeys(BUCKETS)  # a set that keeps its order
+        self._wake = asyncio.Event()
+        self._taking = asyncio.Lock()
+        self._end: str | None = None
+        self._listeners: set[asyncio.Task[None]] = set()
+        context.open_objects.add(self)
+        self._unsubscribe = [
+            context.store.watch(context.paths.log_bucket(bucket), partial(self._mark, bucket))
+            for bucket in BUCKETS
+        ]
+
+    def __repr__(self) -> str:
+        return f"<LogWatch {self._context.paths.root} {self._prefix!r}>"
+
+    def _mark(self, bucket: str) -> None:
+        self._due[bucket] = None
+        self._wake.set()
+
+    @property
+    def names(self) -> list[str]:
+        """The sorted names of the logs there are, as far as they were looked at."""
+        return self._known.names(self._prefix)
+
+    async def take(self, *, timeout_s: float | None = None) -> list[LogChange]:
+        """Return the next changes, as many as were found; none if the time is up before.
+
+        Raises:
+            AlreadyClosedError: the watch, or its namespace, was closed.
+            MetadataConnectionError: no answer for longer than a session lives; calling again goes
+                on, and nothing is lost.
+        """
+        try:
+            async with asyncio.timeout(timeout_s), self._taking:
+                while not self._changes:
+                    self._require_open()
+                    if self._due:
+                        await self._look()
+                    else:
+                        self._wake.clear()
+                        await self._wake.wait()
+        except TimeoutError:
+            return []
+        changes = list(self._changes)
+        self._changes.clear()
+        return changes
+
+    def _require_open(self) -> None:
+        if self._end is not None:
+            raise AlreadyClosedError(
+                f"the watch of the logs of {self._context.paths.root} ended: {self._end}"
+            )
+
+    async def _look(self) -> None:
+        """Look at buckets that may have changed; those that were not are looked at again."""
+        left = dict.fromkeys(islice(self._due, _BUCKETS_AT_ONCE))
+        for bucket in left:
+            del self._due[bucket]  # before it is read: a change that comes meanwhile says it again
+        try:
+            looks = await asyncio.gather(*map(self._read, left))
+            for bucket, found in zip(list(left), looks, strict=True):
+                present = await self._present_names(self._known.to_ask(bucket, found))
+                changes = self._known.looked(bucket, found, present)
+                del left[bucket]
+                within = (change.within(self._prefix) for change in changes)
+                self._changes.extend(change for change in within if change is not None)
+        finally:
+            self._due |= left
+
+    async def _read(self, bucket: str) -> dict[str, str]:
+        store, path = self._context.store, self._context.paths.log_bucket(bucket)
+        components = await persistently(partial(store.get_children, path)) or []
+        logs = await read_names(store, [f"{path}/{component}" for component in components])
+        return {log.name: log.log_id for log in logs}
+
+    async def _present_names(self, log_ids: Sequence[str]) -> dict[str, str | None]:
+        """Return what each log is called now, by its head; None if it was deleted."""
+        if not log_ids:
+            return {}
+        paths = [self._context.paths.log_of(log_id).head for log_id in log_ids]
+        nodes = await persistently(partial(self._context.store.get_many, paths))
+        present: dict[str, str | None] = {}
+        for log_id, path, node in zip(log_ids, paths, nodes, strict=True):
+            head = None if node is None else decode(LogHead, node.value, source=path)
+            present[log_id] = None if head is None or head.deleted else head.name
+        return present
+
+    def listen(self, callback: Callable[[list[LogChange]], None]) -> None:
+        """Call `callback` on the event loop with each next changes, until the watch is closed.
+
+        While the metadata store does not answer, it is asked again and again; an error of the
+        callback is logged.
+        """
+        self._require_open()
+        task = asyncio.create_task(self._tell(callback), name=f"log-watch-{self._prefix}")
+        self._listeners.add(task)
+        task.add_done_callback(self._listeners.discard)
+
+    async def _tell(self, callback: Callable[[list[LogChange]], None]) -> None:
+        while True:
+            try:
+                changes = await self.take()
+            except AlreadyClosedError:
+                return
+            except DLError as error:
+                logger.warning("%r goes on: %s: %s", self, type(error).__name__, error)
+                await asyncio.sleep(_RETRY_DELAY_S)
+                continue
+            try:
+                callback(changes)
+            except Exception:
+                logger.exception("%r: its listener failed", self)
+
+    async def abandon(self, reason: str) -> None:
+        """Stop, for a reason that whoever waits is told."""
+        self._end = self._end or reason
+        self._context.open_objects.discard(self)
+        for unsubscribe in self._unsubscribe:
+            unsubscribe()
+        self._unsubscribe = []
+        self._wake.set()
+        for task in self._listeners:
+            task.cancel()
+        await asyncio.gather(*self._listeners, return_exceptions=True)
+
+    async def aclose(self) -> None:
+        """Stop watching; a loop over the changes ends."""
+        await self.abandon("it was closed")
+
+    def __aiter__(self) -> LogWatch:
+        return self
+
+    async def __anext__(self) -> LogChange:
+        try:
+            changes = await self.take()
+        except AlreadyClosedError:
+            if self._end == "it was closed":
+                raise StopAsyncIteration from None
+            raise
+        self._changes.extendleft(reversed(changes[1:]))
+        return changes[0]
+
+    async def __aenter__(self) -> LogWatch:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
