@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import bookies, history, logs, old_log, reading, spark, wire
+from benchmarks import (
+    bookies,
+    history,
+    logs,
+    old_log,
+    reading,
+    record_write,
+    spark,
+    wire,
+)
 from dlcore.sandbox.cluster import Sandbox
 
 if TYPE_CHECKING:
@@ -31,6 +40,7 @@ BENCHMARKS: dict[str, Callable[[Sandbox, Path], list[Figure]]] = {
     "wire_read": wire.wire_read,
     "core_write": logs.core_write,
     "core_read": logs.core_read,
+    "record_write": record_write.record_write,
     "append_latency": logs.append_latency,
     "tail_latency": logs.tail_latency,
     "record_read": reading.record_read,

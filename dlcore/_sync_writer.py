@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import weakref
 from collections import deque
 from typing import TYPE_CHECKING
 
 from dlcore._blocking import Blocking
 from dlcore._portal import fail_exit
+from dlcore.config import RECORD_SIZE_BYTES_MAX
 from dlcore.errors import DLError
+from dlcore.ids import TXID_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -49,9 +53,11 @@ class LogWriter(Blocking):
         self._opened = opened
         self._outbox: deque[pa.RecordBatch] = deque()  # handed over, not yet accepted
         self._last_txid = writer.last_txid
+        self._lowest_txid = max(0, self._last_txid)  # that may follow; too high: look closer
         self._txids: list[int] = []
         self._payloads: list[bytes] = []
         self._buffered_bytes = 0
+        _opened_here.add(self)
 
     @property
     def last_txid(self) -> int:
@@ -60,16 +66,31 @@ class LogWriter(Blocking):
 
     def write(self, record: LogRecord) -> None:
         """Buffer a record; raise at once if its transaction id or size is not acceptable."""
-        from dlcore.log.writing.transmit import checked_payload
-
-        self._portal.check_process()
-        payload = checked_payload(record.txid, record.payload, last_txid=self._last_txid)
-        self._last_txid = record.txid
-        self._txids.append(record.txid)
+        txid, payload = record.txid, record.payload
+        # In this order each step may be taken; nearly every record passes all of them.
+        if (
+            type(txid) is not int
+            or not self._lowest_txid <= txid <= TXID_MAX
+            or type(payload) is not bytes
+            or len(payload) > RECORD_SIZE_BYTES_MAX
+        ):
+            payload = self._checked(record)
+        self._last_txid = self._lowest_txid = txid
+        self._txids.append(txid)
         self._payloads.append(payload)
         self._buffered_bytes += len(payload) + _BUFFERED_RECORD_BYTES
         if self._buffered_bytes >= _BUFFER_BYTES:
             self._hand_over()
+
+    def _checked(self, record: LogRecord) -> bytes:
+        from dlcore.log.writing.transmit import checked_payload
+
+        self._portal.check_process()
+        return checked_payload(record.txid, record.payload, last_txid=self._last_txid)
+
+    def _look_closer(self) -> None:
+        """In a forked child no record is taken: `_checked` says why."""
+        self._lowest_txid = TXID_MAX + 1
 
     def write_bulk(self, records: Iterable[LogRecord]) -> int:
         """Write each of `records`; return how many."""
@@ -89,6 +110,7 @@ class LogWriter(Blocking):
             self._outbox.append(byte_log_batch(batch))
         self._hand_over()
         self._last_txid = max(self._last_txid, self._writer.last_txid)
+        self._lowest_txid = max(0, self._last_txid)
 
     def flush(self) -> None:
         """Transmit what is buffered and wait until it is durable."""
@@ -190,3 +212,14 @@ class LogWriter(Blocking):
             reason,
         )
         fail_exit()
+
+
+_opened_here: weakref.WeakSet[LogWriter] = weakref.WeakSet()
+
+
+def _spoil() -> None:
+    for writer in _opened_here:
+        writer._look_closer()
+
+
+os.register_at_fork(after_in_child=_spoil)

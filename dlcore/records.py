@@ -12,8 +12,7 @@ from dlcore.ids import DLSN
 _SHOWN_PAYLOAD_BYTES = 64
 
 
-@dataclass(frozen=True, slots=True)
-class LogRecord:
+class LogRecord(msgspec.Struct, frozen=True, gc=False):
     """A record to write: its bytes and its transaction id (0 … 2**63-2, never decreasing)."""
 
     txid: int

@@ -18,8 +18,9 @@ from dlcore.log.reading.cursor import FollowExtent, ReadCursor, ReadExtent
 from dlcore.log.reading.fetch import Fetcher
 from dlcore.log.staging.writer import StagingWriter
 from dlcore.log.writing import truncation, writer
-from dlcore.log.writing.append import Acknowledge, LogAppender
+from dlcore.log.writing.append import LogAppender
 from dlcore.log.writing.run import Run
+from dlcore.log.writing.steps import Acknowledge
 from dlcore.log.writing.transmit import Transmitter
 from dlcore.metadata.port import ANY_VERSION, Put
 

@@ -7,14 +7,10 @@ from unittest.mock import patch
 
 from dlcore.log.metadata.changes import SegmentLimits
 from dlcore.log.staging.writer import StagingWriter
-from dlcore.log.writing.append import (
-    CompleteSegment,
-    LogAppender,
-    StartSegment,
-    WriterState,
-)
+from dlcore.log.writing.append import LogAppender, WriterState
 from dlcore.log.writing.ownership import Ownership, OwnershipState, TryLock
 from dlcore.log.writing.run import Run
+from dlcore.log.writing.steps import CompleteSegment, StartSegment
 from dlcore.log.writing.writer import AsyncLogWriter
 from tests.simulation.tested import caught_by
 

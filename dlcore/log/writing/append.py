@@ -49,7 +49,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from dlcore.errors import (
     AlreadyClosedError,
@@ -66,6 +66,21 @@ from dlcore.log.entries.body import ipc_options
 from dlcore.log.metadata.changes import SegmentLimits
 from dlcore.log.metadata.segment import Extent
 from dlcore.log.writing.run import Run
+from dlcore.log.writing.steps import (
+    Acknowledge,
+    AppendEntry,
+    CloseLedger,
+    CompleteSegment,
+    Effect,
+    Ended,
+    Ending,
+    Finish,
+    GiveUp,
+    RecoverLog,
+    Refuse,
+    StartSegment,
+    Step,
+)
 from dlcore.log.writing.transmit import Transmitter, Unwritten
 
 if TYPE_CHECKING:
@@ -97,98 +112,6 @@ class WriterState(enum.Enum):
     FAILED = "failed"
     SEALED = "sealed"
     CLOSED = "closed"
-
-
-class Ending(enum.Enum):
-    """What ends a writer in good order."""
-
-    SEAL = "seal"
-    CLOSE = "close"
-
-
-@dataclass(frozen=True, slots=True)
-class AppendEntry:
-    """Step: once the ledger has capacity, append what `next_entry` returns.
-
-    When it is durable comes `entry_durable`, in order.
-    """
-
-
-@dataclass(frozen=True, slots=True)
-class CloseLedger:
-    """Step: close the ledger of the segment; answer with `ledger_closed`."""
-
-
-@dataclass(frozen=True, slots=True)
-class StartSegment:
-    """Step: plan and apply the next segment's start; answer `segment_started` or `overtaken`."""
-
-    at: VersionedHead
-    closing: Extent | None
-
-
-@dataclass(frozen=True, slots=True)
-class CompleteSegment:
-    """Step: plan and apply the end of our segment; answer with `completed` or `overtaken`.
-
-    It ends the writer, or the log, if it `ends`; else the segment was old and nothing is written.
-    """
-
-    at: VersionedHead
-    closing: Extent | None
-    seal: bool
-    ends: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class RecoverLog:
-    """Step: complete the segment that another left open; answer with `recovered`."""
-
-    at: VersionedHead
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """Step: nothing is left to do; answer with `finished`."""
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """Step: answer with `fail`."""
-
-    error: DLError
-
-
-Step: TypeAlias = (
-    AppendEntry | CloseLedger | StartSegment | CompleteSegment | RecoverLog | Finish | GiveUp
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Acknowledge(Generic[_Ticket]):
-    """Effect: the records of an entry are durable; tell who holds the tickets of its slots."""
-
-    lssn: int
-    entry_id: int
-    tickets: list[tuple[int, _Ticket]]
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse(Generic[_Ticket]):
-    """Effect: tell who holds these tickets the error."""
-
-    tickets: list[_Ticket]
-    error: DLError
-
-
-@dataclass(frozen=True, slots=True)
-class Ended(Generic[_Ticket]):
-    """Effect: the log is sealed, or the writer closed, as this ticket asked for."""
-
-    ticket: _Ticket
-
-
-Effect: TypeAlias = Acknowledge[_Ticket] | Refuse[_Ticket] | Ended[_Ticket]
 
 
 @dataclass(slots=True)
@@ -296,8 +219,17 @@ class LogAppender(Generic[_Ticket]):
 
     def add_record(self, txid: int, payload: bytes, ticket: _Ticket) -> None:
         """Accept a record.  Raises what says why it cannot follow, or nothing can."""
-        self._require_writable()
-        self._transmitter.add_record(txid, payload, ticket)
+        transmitter = self._transmitter
+        # What `_require_writable` looks at, without its calls: this is done for each record.
+        if (
+            self.error is not None
+            or self._ends
+            or self.state is WriterState.CLOSED
+            or self.at.head.sealed
+            or transmitter.pending_bytes > PENDING_BYTES_MAX
+        ):
+            self._require_writable()
+        transmitter.add_record(txid, payload, ticket)
 
     def add_batch(self, batch: pa.RecordBatch, ticket: _Ticket) -> None:
         """Accept a byte log's batch of at least one row, whole or not at all, as `add_record`."""

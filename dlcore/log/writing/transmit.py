@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import pyarrow as pa
 
-from dlcore.config import require
+from dlcore.config import RECORD_SIZE_BYTES_MAX, require
 from dlcore.errors import ConfigurationError
 from dlcore.ids import TXID_MAX
 from dlcore.log.entries.batches import (
@@ -36,6 +36,16 @@ if TYPE_CHECKING:
 _Ticket = TypeVar("_Ticket")
 RECORD_TICKET_BYTES = 256
 """What a record that is written by itself costs in memory beyond its payload."""
+
+
+def is_plain(txid: int, payload: bytes) -> bool:
+    """Return whether a record is acceptable as it is, if its transaction id follows the others."""
+    return (
+        type(payload) is bytes
+        and type(txid) is int
+        and 0 <= txid <= TXID_MAX
+        and len(payload) <= RECORD_SIZE_BYTES_MAX
+    )
 
 
 def checked_payload(txid: int, payload: bytes, *, last_txid: int) -> bytes:
@@ -76,6 +86,8 @@ class Group(Generic[_Ticket]):
     goes_on: bool = False
     """Whether its first rows go on with a batch of which the group before has some."""
     tickets: list[tuple[int, _Ticket]] = field(default_factory=list)
+    run: _Run | None = None
+    """Where a record goes that is written by itself, if the group ends with such records."""
     _parts: list[_Run | pa.RecordBatch] = field(default_factory=list)
 
     def batch(self) -> pa.RecordBatch:
@@ -93,24 +105,19 @@ class Group(Generic[_Ticket]):
             return None
         return part.txids[0], part.payloads[0]
 
-    def _add_record(self, txid: int, payload: bytes) -> None:
-        part = self._parts[-1] if self._parts else None
-        if not isinstance(part, _Run):
-            part = _Run()
-            self._parts.append(part)
-        part.txids.append(txid)
-        part.payloads.append(payload)
-        self._grow(1, txid, len(payload) + RECORD_OVERHEAD_BYTES, RECORD_TICKET_BYTES)
+    def begin_run(self) -> _Run:
+        """Return where records that are written one by one go."""
+        run = self.run = _Run()
+        self._parts.append(run)
+        return run
 
     def _add_batch(self, batch: pa.RecordBatch, last_txid: int, size_bytes: int) -> None:
         self._parts.append(batch)
-        self._grow(batch.num_rows, last_txid, size_bytes, 0)
-
-    def _grow(self, records: int, last_txid: int, size_bytes: int, extra_bytes: int) -> None:
-        self.record_count += records
+        self.run = None
+        self.record_count += batch.num_rows
         self.last_txid = last_txid
         self.size_bytes += size_bytes
-        self.memory_bytes += size_bytes + extra_bytes
+        self.memory_bytes += size_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,15 +181,25 @@ class Transmitter(Generic[_Ticket]):
 
     def add_record(self, txid: int, payload: bytes, ticket: _Ticket | None = None) -> None:
         """Accept one record, or raise what `checked_payload` says against it."""
-        payload = checked_payload(txid, payload, last_txid=self.last_txid)
+        # All in one place: this is done for each record.
+        if not is_plain(txid, payload) or txid < self.last_txid:
+            payload = checked_payload(txid, payload, last_txid=self.last_txid)
         size_bytes = len(payload) + RECORD_OVERHEAD_BYTES
-        group = self._group_for(txid, size_bytes)
-        group._add_record(txid, payload)
-        self.last_txid = txid
-        self.pending_bytes += size_bytes + RECORD_TICKET_BYTES
-        self.queued_bytes += size_bytes
+        group = self._open
+        if group is None or group.size_bytes + size_bytes > self.entry_bytes:
+            group = self._group_for(txid, size_bytes)
+        run = group.run or group.begin_run()
+        run.txids.append(txid)
+        run.payloads.append(payload)
         if ticket is not None:
-            group.tickets.append((group.record_count - 1, ticket))
+            group.tickets.append((group.record_count, ticket))
+        group.record_count += 1
+        group.last_txid = self.last_txid = txid
+        group.size_bytes += size_bytes
+        memory_bytes = size_bytes + RECORD_TICKET_BYTES
+        group.memory_bytes += memory_bytes
+        self.pending_bytes += memory_bytes
+        self.queued_bytes += size_bytes
 
     def add_batch(self, batch: pa.RecordBatch, ticket: _Ticket | None = None) -> None:
         """Accept a byte log's batch of at least one row, cut to entries; for its last row a ticket.

@@ -29,7 +29,9 @@ from dlcore.log.metadata.changes import Change, plan_complete, plan_start
 from dlcore.log.reading.snapshot import LogFollower, find_last_dlsn
 from dlcore.log.recovery import recover_log
 from dlcore.log.upkeep.removal import remove_truncated
-from dlcore.log.writing.append import (
+from dlcore.log.writing.append import LogAppender
+from dlcore.log.writing.settings import SettingsFollower
+from dlcore.log.writing.steps import (
     Acknowledge,
     AppendEntry,
     CloseLedger,
@@ -39,13 +41,11 @@ from dlcore.log.writing.append import (
     Ending,
     Finish,
     GiveUp,
-    LogAppender,
     RecoverLog,
     Refuse,
     StartSegment,
     Step,
 )
-from dlcore.log.writing.settings import SettingsFollower
 from dlcore.log.writing.truncation import first_to_keep, truncate_log
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ class AsyncLogWriter:
         settings: LogSettings,
     ) -> None:
         self._context = context
+        self._loop = asyncio.get_running_loop()
         self._log = log
         self._paths = context.logs.paths_of(log)
         self._lock = lock
@@ -154,7 +155,7 @@ class AsyncLogWriter:
         Raises (nothing more can be written):
             EndOfStreamError, AlreadyClosedError, WriteError.
         """
-        future = _new_future()
+        future: asyncio.Future[DLSN] = self._loop.create_future()
         self._machine.add_record(record.txid, record.payload, future)
         self._wake.set()
         return future
@@ -170,8 +171,8 @@ class AsyncLogWriter:
                 futures.append(self.write(record))
             except DLError as error:
                 refusal = refusal or error
-                futures.append(_new_future())
-                futures[-1].set_exception(error)
+                futures.append(self._loop.create_future())
+                _refuse(futures[-1], error)
         return futures
 
     def write_batch(self, batch: pa.RecordBatch) -> asyncio.Future[DLSN]:
@@ -181,7 +182,7 @@ class AsyncLogWriter:
         """
         if batch.num_rows == 0:
             raise ConfigurationError("a batch without rows has no position")
-        future = _new_future()
+        future: asyncio.Future[DLSN] = self._loop.create_future()
         self._machine.add_batch(byte_log_batch(batch), future)
         self._wake.set()
         return future
@@ -206,7 +207,7 @@ class AsyncLogWriter:
 
         Returns: the last position that this writer wrote, if it wrote anything.
         """
-        barrier = _new_future()
+        barrier: asyncio.Future[DLSN] = self._loop.create_future()
         if not self._machine.flush(barrier):
             return self.last_dlsn
         return await self._answer(barrier)
@@ -263,7 +264,7 @@ class AsyncLogWriter:
         await self._end(Ending.SEAL)
 
     async def _end(self, ending: Ending) -> None:
-        ended = _new_future()
+        ended: asyncio.Future[DLSN] = self._loop.create_future()
         self._machine.end_with(ending, ended)
         await self._answer(ended)
 
@@ -365,7 +366,7 @@ class AsyncLogWriter:
             old_in_s = self._machine.old_in_s(now_ms=self._context.clock.now_ms())
             if old_in_s is not None:
                 delay_s = max(old_in_s, _AGE_LOOKS_EVERY_S_MIN)
-                self._alarm = asyncio.get_running_loop().call_later(delay_s, self._ring)
+                self._alarm = self._loop.call_later(delay_s, self._ring)
 
     def _ring(self) -> None:
         self._alarm = None
@@ -464,13 +465,13 @@ class AsyncLogWriter:
         for effect in effects:
             match effect:
                 case Acknowledge():
+                    lssn, entry_id = effect.lssn, effect.entry_id
                     for slot, future in effect.tickets:
                         if not future.done():  # its caller may have cancelled it
-                            future.set_result(DLSN(effect.lssn, effect.entry_id, slot))
+                            future.set_result(DLSN(lssn, entry_id, slot))
                 case Refuse():
                     for future in effect.tickets:
-                        if not future.done():
-                            future.set_exception(effect.error)
+                        _refuse(future, effect.error)
                 case Ended():
                     if not effect.ticket.done():
                         effect.ticket.set_result(self.last_dlsn or DLSN.INITIAL)
@@ -524,13 +525,8 @@ atexit.register(_report_left_open)
 os.register_at_fork(after_in_child=_left_open.clear)  # they are the parent's
 
 
-def _new_future() -> asyncio.Future[DLSN]:
-    future: asyncio.Future[DLSN] = asyncio.get_running_loop().create_future()
-    # The writer reports a failure in its next call too, so nobody needs to look at each future.
-    future.add_done_callback(_retrieve)
-    return future
-
-
-def _retrieve(future: asyncio.Future[DLSN]) -> None:
-    if not future.cancelled():
-        future.exception()
+def _refuse(future: asyncio.Future[DLSN], error: DLError) -> None:
+    """Fail a future of which nobody need ever ask: the writer's next call tells the error too."""
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # else asyncio would log it as never retrieved

@@ -24,7 +24,8 @@ from dlcore.log.metadata.changes import plan_complete, plan_start, plan_truncate
 from dlcore.log.metadata.segment import Extent
 from dlcore.log.metadata.values import LogHead, LogKey, VersionedHead
 from dlcore.log.writing import append
-from dlcore.log.writing.append import (
+from dlcore.log.writing.append import LogAppender, WriterState
+from dlcore.log.writing.steps import (
     Acknowledge,
     AppendEntry,
     CloseLedger,
@@ -33,16 +34,14 @@ from dlcore.log.writing.append import (
     Ending,
     Finish,
     GiveUp,
-    LogAppender,
     RecoverLog,
     Refuse,
     StartSegment,
-    WriterState,
 )
 from dlcore.metadata.paths import NamespacePaths
 
 if TYPE_CHECKING:
-    from dlcore.log.writing.append import Step
+    from dlcore.log.writing.steps import Step
 
 PATHS = NamespacePaths("/dlog").log_of("log-1")
 EMPTY = VersionedHead(log=LogKey(name="clicks", log_id="log-1"), head=LogHead(), version=0)

@@ -20,7 +20,8 @@ from dlcore.log.entries.body import EntryHeader, decode_entry_header
 from dlcore.log.metadata.changes import plan_complete, plan_start, plan_truncate
 from dlcore.log.metadata.segment import Extent
 from dlcore.log.metadata.values import LogHead, LogKey, VersionedHead
-from dlcore.log.writing.append import (
+from dlcore.log.writing.append import LogAppender, WriterState
+from dlcore.log.writing.steps import (
     Acknowledge,
     AppendEntry,
     CloseLedger,
@@ -29,11 +30,9 @@ from dlcore.log.writing.append import (
     Ending,
     Finish,
     GiveUp,
-    LogAppender,
     RecoverLog,
     Refuse,
     StartSegment,
-    WriterState,
 )
 from dlcore.metadata.paths import NamespacePaths
 
