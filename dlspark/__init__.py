@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from dlcore.clock import SystemClock
 from dlspark.commit import THREAD_PROPERTY
+from dlspark.progress import ProgressListener
 from dlspark.source import DistributedLogDataSource
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-__all__ = ["DistributedLogDataSource", "in_batch", "register"]
+__all__ = ["DistributedLogDataSource", "ProgressListener", "in_batch", "register"]
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceReader,
     InputPartition,
+    Not,
     WriterCommitMessage,
 )
 
@@ -19,9 +21,11 @@ from dlspark.commit import TASK_PROPERTIES, batch_identity
 from dlspark.offsets import DataLoss, LogPosition, LogView
 from dlspark.planning import Stretch
 from dlspark.positions import Edge
+from dlspark.pruning import Comparison, Wanted
 from dlspark.reading import (
     LogSnapshots,
     list_selected,
+    narrow,
     plan_read,
     read_rows,
     report_losses,
@@ -32,9 +36,10 @@ from dlspark.reading import (
 from dlspark.staging import abort_staged, commit_staged, stage_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     import pyarrow as pa
+    from pyspark.sql.datasource import Filter
 
     from dlspark.options import ReadOptions, WriteOptions
     from dlspark.schema import WriteColumns
@@ -50,15 +55,17 @@ class DlogReader(DataSourceReader):
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
+        self._wanted = Wanted()
 
     def partitions(self) -> list[InputPartition]:
-        """Take what the logs hold now, and divide it."""
+        """Take what the logs hold now, and divide what can be wanted of it."""
         address, options = self._options.address, self._options
         logs = list_selected(address, options.logs)
         if not logs:
             raise LogNotFoundError(
                 f"no log in {address} matches logsPattern={options.logs.pattern!r}"
             )
+        logs = [log for log in logs if self._wanted.takes_log(log)]
         source = LogSnapshots(address)
         snapshots = require_all(source.take(logs), address)
         if options.must_reach_start:
@@ -72,7 +79,7 @@ class DlogReader(DataSourceReader):
         ]
         for log, stretch in zip(logs, stretches, strict=True):
             self._check_loss(starts[log], stretch)
-        return plan_read(source, stretches, options)
+        return plan_read(source, narrow(source, stretches, self._wanted), options)
 
     def _check_loss(self, start: LogPosition, stretch: Stretch) -> None:
         view = LogView.of(stretch.snapshot)
@@ -83,6 +90,39 @@ class DlogReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition; runs in a task."""
         return read_rows(partition, self._options)
+
+
+class FilteringDlogReader(DlogReader):
+    """Reads what filters leave; for where Spark hands filters over.
+
+    Elsewhere Spark refuses to read by a class that has `pushFilters`.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Note what can be wanted; Spark evaluates every filter again, so all are returned."""
+        self._wanted = Wanted.of(comparison_of(each) for each in filters)
+        return filters
+
+
+def comparison_of(each: Filter) -> Comparison:
+    """Return one of Spark's filters as a value."""
+    child = each.child if isinstance(each, Not) else each
+    return Comparison(
+        kind=type(child).__name__,
+        column=tuple(getattr(child, "attribute", ())),
+        value=getattr(child, "value", None),
+        is_negated=isinstance(each, Not),
+    )
+
+
+def batch_reader(options: ReadOptions) -> DlogReader:
+    """Return a reader that takes filters where Spark offers them, as its settings say.
+
+    Only the worker that offers them imports that module of its own.
+    """
+    if "pyspark.sql.worker.data_source_pushdown_filters" in sys.modules:
+        return FilteringDlogReader(options)
+    return DlogReader(options)
 
 
 class DlogWriter(DataSourceArrowWriter):

@@ -15,6 +15,7 @@ from dlspark.planning import (
     CountedPartition,
     CountedRange,
     DlogPartition,
+    Stretch,
     plan_counts,
     plan_partitions,
 )
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from dlcore.sync import LogSnapshot, ScanBatch, ScanRange
     from dlspark.offsets import DataLoss
     from dlspark.options import Address, LogSelection, ReadOptions
-    from dlspark.planning import Stretch
+    from dlspark.pruning import Wanted
 
 logger = logging.getLogger(__name__)
 COUNTED_COLUMNS = frozenset({"log", "sequence_id"})
@@ -154,6 +155,22 @@ def report_losses(losses: Iterable[DataLoss], *, fail: bool) -> None:
         if fail:
             raise loss.error(f"{loss}. {_ADVICE_ON_LOSS}")
         logger.warning("data loss: %s; going on, because failOnDataLoss is false", loss)
+
+
+def narrow(source: LogSnapshots, stretches: Sequence[Stretch], wanted: Wanted) -> list[Stretch]:
+    """Return the parts of `stretches` that can hold what is wanted."""
+    starts, ends = wanted.searches()
+    keys = [*starts, *ends]
+    places = iter(source.find([(each.snapshot, key) for each in stretches for key in keys]))
+    narrowed = []
+    for each in stretches:
+        start = max([each.start, *(next(places).dlsn for _ in starts)])
+        end = min([each.end, *(next(places).dlsn for _ in ends)])
+        narrowed += [
+            Stretch(snapshot=each.snapshot, start=low, end=high)
+            for low, high in wanted.cut(each.snapshot, start, end)
+        ]
+    return narrowed
 
 
 def plan_read(

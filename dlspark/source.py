@@ -38,11 +38,11 @@ class DistributedLogDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DlogReader:
         """Return the reader of a batch."""
-        from dlspark.batch import DlogReader
+        from dlspark.batch import batch_reader
 
         options = ReadOptions.parse(self.options, Mode.BATCH)
         check_read_schema(schema, read_schema_of(options.columns))
-        return DlogReader(options)
+        return batch_reader(options)
 
     def streamReader(self, schema: StructType) -> DlogStreamReader:
         """Return the reader of a stream."""

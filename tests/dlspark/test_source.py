@@ -5,20 +5,24 @@ Goal: in this process, what Spark does in processes of its own: parse options, p
 
 from __future__ import annotations
 
+import datetime
 import logging
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
-from pyspark.sql.datasource import InputPartition
+from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, InputPartition, LessThan
 from pyspark.sql.types import StringType, StructField, StructType
 
 from dlcore.errors import AlreadyTruncatedError, ConfigurationError, LogNotFoundError
 from dlcore.ids import DLSN
 from dlcore.records import LogRecord
 from dlcore.sync import open_namespace
+from dlspark.batch import DlogReader, FilteringDlogReader
 from dlspark.commit import AppendIdentity, batch_identity
-from dlspark.options import Address, Mode, WriteOptions
+from dlspark.options import Address, Mode, ReadOptions, WriteOptions
 from dlspark.sessions import close_shared_namespace
 from dlspark.source import DistributedLogDataSource
 from dlspark.staging import abort_staged, commit_staged, stage_rows
@@ -119,6 +123,54 @@ def test_positions_by_log_and_logs_by_pattern(bench: Bench) -> None:
         bench.read(logsPattern="nothing-.*")
     with pytest.raises(LogNotFoundError, match="dlog log create"):
         bench.read(log=f"{bench.log}-missing")
+
+
+def entries_read(bench: Bench, *filters: Any, **options: str) -> tuple[list[int], int]:
+    """Return the numbers of the records that a filtered read gives, and the entries it read."""
+    source = bench.source(log=bench.log, **options)
+    reader = FilteringDlogReader(ReadOptions.parse(source.options, Mode.BATCH))
+    assert list(reader.pushFilters(list(filters))) == list(filters)
+    numbers, entries = [], 0
+    for part in reader.partitions():
+        entries += sum(scan.entry_count for scan in getattr(part, "scans", ()))
+        for batch in reader.read(part):
+            numbers += batch.column("sequence_id").to_pylist()
+    return numbers, entries
+
+
+def test_filters_read_no_entry_outside(bench: Bench) -> None:
+    """Of ten entries of one record each only those that can pass; Spark evaluates filters again."""
+    assert entries_read(bench) == (list(range(10)), 10)
+    txids = GreaterThanOrEqual(("txid",), 3), LessThan(("txid",), 5)
+    assert entries_read(bench, *txids) == ([3, 4], 2)
+    assert entries_read(bench, EqualTo(("sequence_id",), 7)) == ([7], 1)
+    assert entries_read(bench, EqualTo(("dlsn", "lssn"), 2)) == (list(range(5, 10)), 5)
+    with bench.namespace.open_log(bench.log) as log, log.open_reader() as reader:
+        times = [record.timestamp_ms for record in reader.read_bulk(10)]
+    moment = datetime.datetime.fromtimestamp(times[6] / 1000, datetime.UTC)
+    late = [n for n, time_ms in enumerate(times) if time_ms >= times[6]]
+    assert entries_read(bench, GreaterThanOrEqual(("timestamp",), moment)) == (late, len(late))
+    assert entries_read(bench, EqualTo(("log",), "another")) == ([], 0)
+
+
+def test_rows_that_are_counted_read_no_entry(bench: Bench) -> None:
+    """Their log and number follow from metadata, within any bounds and filters."""
+    given = {"columns": "sequence_id,log"}
+    assert entries_read(bench, **given) == (list(range(10)), 0)
+    bounds = given | {"startingTxid": "2", "endingOffsets": "2:3:0"}
+    assert entries_read(bench, **bounds) == (list(range(2, 8)), 0)
+    assert entries_read(bench, GreaterThanOrEqual(("sequence_id",), 8), **given) == ([8, 9], 0)
+
+
+def test_a_class_with_filters_is_used_where_spark_offers_them(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere Spark refuses it; the worker that offers them is known by its module."""
+    source = bench.source(log=bench.log)
+    assert type(source.reader(source.schema())) is DlogReader
+    name = "pyspark.sql.worker.data_source_pushdown_filters"
+    monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    assert type(source.reader(source.schema())) is FilteringDlogReader
 
 
 def test_truncated_records_fail_a_batch_or_are_told(

@@ -1,0 +1,169 @@
+"""What streaming queries do, as they tell it: printed, kept for a plot, and exported."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections import deque
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from dlspark.lag import LagReport, total
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import TextIO
+
+    from pyspark.sql.streaming.listener import (
+        QueryIdleEvent,
+        QueryProgressEvent,
+        QueryStartedEvent,
+        QueryTerminatedEvent,
+        StreamingQueryProgress,
+    )
+
+POINTS_MAX = 10_000
+"""Points kept, the oldest go first: some hours of a query with a batch each second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressPoint:
+    """One progress of one query.
+
+    `records_behind`, `bytes_behind` and `seconds_behind` are None where Spark does not let a source
+    report its latest offset (PySpark 4.1), or none of the query's sources is of dlog.
+    """
+
+    query: str
+    batch_id: int
+    timestamp: str
+    """When the batch began, ISO-8601 in UTC."""
+    input_rows: int
+    input_rows_per_s: float
+    processed_rows_per_s: float
+    batch_ms: int
+    records_behind: int | None = None
+    bytes_behind: int | None = None
+    seconds_behind: float | None = None
+    records_skipped: int = 0
+
+    @classmethod
+    def of(cls, progress: StreamingQueryProgress) -> ProgressPoint:
+        """Return what a progress says."""
+        found = [LagReport.parse(source.latestOffset) for source in progress.sources]
+        reports = {str(n): report for n, report in enumerate(found) if report is not None}
+        behind = total({name: report.behind for name, report in reports.items()})
+        return cls(
+            query=progress.name or str(progress.id),
+            batch_id=progress.batchId,
+            timestamp=progress.timestamp,
+            input_rows=progress.numInputRows,
+            input_rows_per_s=_number(progress.inputRowsPerSecond),
+            processed_rows_per_s=_number(progress.processedRowsPerSecond),
+            batch_ms=progress.batchDuration,
+            records_behind=behind.records if reports else None,
+            bytes_behind=behind.size_bytes if reports else None,
+            seconds_behind=behind.seconds if reports else None,
+            records_skipped=sum(report.skipped_records for report in reports.values()),
+        )
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.timestamp} {self.query} batch {self.batch_id}: {self.input_rows} rows in "
+            f"{self.batch_ms} ms, {self.processed_rows_per_s:.0f} rows/s"
+        )
+        if self.records_behind is not None:
+            text += (
+                f"; behind by {self.records_behind} records, {self.bytes_behind} bytes, "
+                f"{self.seconds_behind:.1f} s"
+            )
+        return text + (f"; skipped {self.records_skipped}" if self.records_skipped else "")
+
+
+def _number(value: float | None) -> float:
+    return 0.0 if value is None or value != value else float(value)  # Spark says NaN for none
+
+
+class ProgressListener(StreamingQueryListener):
+    """Follows the streaming queries of a session: ``spark.streams.addListener(listener)``.
+
+    It prints a line per progress, keeps the last points for a plot, and, where `prometheus_client`
+    is installed, exports the newest of each running query as gauges ``dlog_stream_…``.
+
+    Args:
+        prints: whether to print.
+        points_max: how many points to keep.
+        registry: of `prometheus_client`; its default one if None.
+    """
+
+    def __init__(
+        self, *, prints: bool = True, points_max: int = POINTS_MAX, registry: Any = None
+    ) -> None:
+        self._output: TextIO | None = sys.stdout if prints else None
+        self._points: deque[ProgressPoint] = deque(maxlen=points_max)
+        self._latest: dict[str, ProgressPoint] = {}
+        if importlib.util.find_spec("prometheus_client") is not None:
+            from prometheus_client import REGISTRY
+
+            (registry or REGISTRY).register(_Gauges(self._latest))
+
+    @property
+    def points(self) -> list[ProgressPoint]:
+        """What was told so far, the oldest first; ``pandas.DataFrame(listener.points)`` works."""
+        return list(self._points)
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Do nothing: its first progress says all."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        """Print and keep a progress."""
+        point = ProgressPoint.of(event.progress)
+        self._points.append(point)
+        self._latest[str(event.progress.runId)] = point
+        if self._output is not None:
+            print(point, file=self._output, flush=True)  # what it is for
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """Do nothing: what was told last is still so."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """Export nothing of it any more."""
+        self._latest.pop(str(event.runId), None)
+
+
+class _Gauges:
+    """A collector of `prometheus_client`."""
+
+    def __init__(self, latest: Mapping[str, ProgressPoint]) -> None:
+        self._latest = latest
+
+    def describe(self) -> list[Any]:
+        """Return nothing: several listeners may export under the same names."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the gauges of all queries that run."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        points = [asdict(point) for point in list(self._latest.values())]
+        for name, text in _EXPORTED.items():
+            gauge = GaugeMetricFamily(f"dlog_stream_{name}", text, labels=["query"])
+            for point in points:
+                if point[name] is not None:
+                    gauge.add_metric([point["query"]], point[name])
+            yield gauge
+
+
+_EXPORTED = {
+    "batch_id": "The last micro-batch.",
+    "input_rows": "Rows of the last micro-batch.",
+    "input_rows_per_s": "Rows that arrived, per second.",
+    "processed_rows_per_s": "Rows that were processed, per second.",
+    "batch_ms": "Milliseconds that the last micro-batch took.",
+    "records_behind": "Records that are not read yet.",
+    "bytes_behind": "Bytes that are not read yet.",
+    "seconds_behind": "Seconds between the next record to read and the last one.",
+    "records_skipped": "Lost records that the run skipped.",
+}

@@ -1,0 +1,181 @@
+"""Which records a query can want, by the filters that Spark hands over: a machine without Spark.
+
+Positions, numbers, transaction ids and timestamps never decrease along a log, so a filter on one of
+them is a range of the log, and what lies outside is not read.  Filters only narrow: Spark evaluates
+every one of them again, so what is not understood here costs time and no rows.
+"""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dlcore.ids import DLSN
+from dlcore.records import NotLessThan, RecordField
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from dlcore.sync import LogSnapshot
+
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_MICROSECOND = datetime.timedelta(microseconds=1)
+_SEARCHED = {
+    ("sequence_id",): RecordField.SEQUENCE_ID,
+    ("txid",): RecordField.TXID,
+    ("timestamp",): RecordField.TIMESTAMP_MS,
+}
+_PARTS = (("dlsn", "lssn"), ("dlsn", "entry"), ("dlsn", "slot"))
+
+
+class Comparison(NamedTuple):
+    """A filter: how (the name of Spark's class), which column, and with what."""
+
+    kind: str
+    column: tuple[str, ...]
+    value: Any
+    is_negated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Integers from `low` to `high`, both included; None for no bound."""
+
+    low: int | None = None
+    high: int | None = None
+
+    def meet(self, other: Interval) -> Interval:
+        """Return what is in both."""
+        lows = [bound for bound in (self.low, other.low) if bound is not None]
+        highs = [bound for bound in (self.high, other.high) if bound is not None]
+        return Interval(max(lows, default=None), min(highs, default=None))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is in it."""
+        return self.low is not None and self.high is not None and self.low > self.high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What filters leave."""
+
+    intervals: dict[tuple[str, ...], Interval] = field(default_factory=dict)
+    log_tests: tuple[Callable[[str], bool], ...] = ()
+
+    @classmethod
+    def of(cls, comparisons: Iterable[Comparison]) -> Wanted:
+        """Return what records must be to pass all of `comparisons`."""
+        wanted = cls()
+        for comparison in comparisons:
+            if comparison.column == ("log",):
+                test = _log_test(comparison)
+                if test is not None:
+                    wanted = replace(wanted, log_tests=(*wanted.log_tests, test))
+            elif comparison.column in _SEARCHED or comparison.column in _PARTS:
+                found = _interval(comparison)
+                if found is not None:
+                    met = wanted.intervals.get(comparison.column, Interval()).meet(found)
+                    wanted = replace(wanted, intervals={**wanted.intervals, comparison.column: met})
+        return wanted
+
+    def takes_log(self, log: str) -> bool:
+        """Whether any record of a log can be wanted."""
+        none = any(interval.is_empty for interval in self.intervals.values())
+        return not none and all(test(log) for test in self.log_tests)
+
+    def searches(self) -> tuple[list[NotLessThan], list[NotLessThan]]:
+        """Return what finds where the records begin (the last of these), and where they end."""
+        starts, ends = [], []
+        for column, interval in self.intervals.items():
+            if column in _SEARCHED:
+                if interval.low is not None and interval.low > 0:
+                    starts.append(NotLessThan(_SEARCHED[column], interval.low))
+                if interval.high is not None:
+                    ends.append(NotLessThan(_SEARCHED[column], max(0, interval.high + 1)))
+        return starts, ends
+
+    def cut(self, snapshot: LogSnapshot, start: DLSN, end: DLSN) -> list[tuple[DLSN, DLSN]]:
+        """Return the parts of [start, end) whose positions can be wanted, in order."""
+        segments, entries, slots = (self.intervals.get(part, Interval()) for part in _PARTS)
+        if self.intervals.keys().isdisjoint(_PARTS):
+            return [(start, end)] if start < end else []
+        parts = []
+        for segment in snapshot.segments:
+            if not _holds(segments, segment.lssn) or segment.entry_count == 0:
+                continue
+            first = max(0, entries.low or 0)
+            last = segment.entry_count - 1
+            last = last if entries.high is None else min(last, entries.high)
+            low, high = DLSN(segment.lssn, first, 0), DLSN(segment.lssn, max(0, last + 1), 0)
+            if first == last:
+                low = DLSN(segment.lssn, first, max(0, slots.low or 0))
+                if slots.high is not None:
+                    high = DLSN(segment.lssn, first, max(0, slots.high + 1))
+            low, high = max(low, start), min(high, end)
+            if low < high:
+                parts.append((low, high))
+        return parts
+
+
+def _holds(interval: Interval, value: int) -> bool:
+    return (interval.low is None or value >= interval.low) and (
+        interval.high is None or value <= interval.high
+    )
+
+
+def _log_test(comparison: Comparison) -> Callable[[str], bool] | None:
+    value, is_negated = comparison.value, comparison.is_negated
+    match comparison.kind, value:
+        case (("EqualTo" | "EqualNullSafe"), str()):
+            return lambda log: (log == value) is not is_negated
+        case "In", tuple() | list():
+            return lambda log: (log in value) is not is_negated
+        case "StringStartsWith", str():
+            return lambda log: log.startswith(value) is not is_negated
+        case "StringEndsWith", str():
+            return lambda log: log.endswith(value) is not is_negated
+        case "StringContains", str():
+            return lambda log: (value in log) is not is_negated
+    return None
+
+
+def _interval(comparison: Comparison) -> Interval | None:
+    """Return the interval that a filter asks for; None for one that is not understood."""
+    if comparison.is_negated:
+        return None
+    if comparison.kind == "In" and isinstance(comparison.value, tuple | list):
+        bounds = [_bounds(value) for value in comparison.value if value is not None]
+        known = [each for each in bounds if each is not None]
+        if not known or len(known) < len(bounds):
+            return None
+        return Interval(min(low for low, _ in known), max(high for _, high in known))
+    found = _bounds(comparison.value)
+    if found is None:
+        return None
+    low, high = found  # of a time within a millisecond: the one after it, and the one before
+    match comparison.kind:
+        case "EqualTo" | "EqualNullSafe":
+            return Interval(low, high)
+        case "GreaterThan":
+            return Interval(low=high + 1)
+        case "GreaterThanOrEqual":
+            return Interval(low=low)
+        case "LessThan":
+            return Interval(high=low - 1)
+        case "LessThanOrEqual":
+            return Interval(high=high)
+    return None
+
+
+def _bounds(value: object) -> tuple[int, int] | None:
+    """Return the first integer not below a value and the last one not above it; times in ms."""
+    if isinstance(value, datetime.datetime):
+        if value.tzinfo is None:
+            return None
+        microseconds = (value - _EPOCH) // _MICROSECOND
+        return -(-microseconds // 1000), microseconds // 1000
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value, value
+    return None

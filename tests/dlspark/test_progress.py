@@ -1,0 +1,86 @@
+"""The listener of progresses: what it prints, keeps and exports.
+
+Goal: the numbers that a query tells reach whoever asks.  Method: progresses as Spark hands them
+over, made up; the exporter's own text format.
+"""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from dlspark import ProgressListener
+from dlspark.lag import Lag, LagReport
+
+if TYPE_CHECKING:
+    import pytest
+
+REPORT = LagReport(
+    logs={"clicks": Lag(records=40, size_bytes=4096, seconds=1.5)},
+    ends={"clicks": "3:17:0"},
+    skipped_records=12,
+    losses=1,
+)
+
+
+def progress(name: str | None = "etl", *offsets: str | None, batch_id: int = 7) -> Any:
+    """Return an event as Spark makes it."""
+    return SimpleNamespace(
+        progress=SimpleNamespace(
+            name=name,
+            id="the-id",
+            runId=f"run of {name}",
+            batchId=batch_id,
+            timestamp="2026-05-01T12:00:00.000Z",
+            numInputRows=100,
+            inputRowsPerSecond=float("nan"),
+            processedRowsPerSecond=250.0,
+            batchDuration=400,
+            sources=[SimpleNamespace(latestOffset=offset) for offset in offsets],
+        )
+    )
+
+
+def test_points_are_kept_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """With the lag of all dlog sources of a query; of other sources nothing is known."""
+    listener = ProgressListener(registry=CollectorRegistry())
+    text = json.dumps(REPORT.to_json())
+    listener.onQueryStarted(SimpleNamespace())  # type: ignore[arg-type]
+    listener.onQueryProgress(progress("etl", text, text, '{"clicks": {"0": 5}}'))
+    listener.onQueryIdle(SimpleNamespace())  # type: ignore[arg-type]
+    listener.onQueryProgress(progress(None, None))
+    first, second = listener.points
+    assert (first.records_behind, first.bytes_behind, first.seconds_behind) == (80, 8192, 1.5)
+    assert (first.records_skipped, first.input_rows_per_s) == (24, 0.0)
+    assert (second.query, second.records_behind) == ("the-id", None)
+    printed = "2026-05-01T12:00:00.000Z {} batch 7: 100 rows in 400 ms, 250 rows/s"
+    behind = "; behind by 80 records, 8192 bytes, 1.5 s; skipped 24"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [printed.format("etl") + behind, printed.format("the-id")]
+
+
+def test_no_more_points_are_kept_than_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """The oldest go first; and nothing is printed unless wanted."""
+    listener = ProgressListener(prints=False, points_max=3, registry=CollectorRegistry())
+    for batch_id in range(5):
+        listener.onQueryProgress(progress(batch_id=batch_id))
+    assert [point.batch_id for point in listener.points] == [2, 3, 4]
+    assert capsys.readouterr().out == ""
+
+
+def test_gauges_for_prometheus() -> None:
+    """The newest of each running query; none of one that has ended."""
+    registry = CollectorRegistry()
+    listener = ProgressListener(prints=False, registry=registry)
+    ProgressListener(prints=False, registry=registry)
+    listener.onQueryProgress(progress("etl", json.dumps(REPORT.to_json())))
+    listener.onQueryProgress(progress("other"))
+    text = generate_latest(registry).decode()
+    assert 'dlog_stream_records_behind{query="etl"} 40.0' in text
+    assert 'dlog_stream_records_behind{query="other"}' not in text
+    assert 'dlog_stream_processed_rows_per_s{query="other"} 250.0' in text
+    listener.onQueryTerminated(SimpleNamespace(runId="run of etl"))  # type: ignore[arg-type]
+    assert 'query="etl"' not in generate_latest(registry).decode()
