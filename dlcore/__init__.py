@@ -22,6 +22,7 @@ from dlcore.log.reading.scan import (
     SegmentView,
     StagedExtent,
 )
+from dlcore.log.reading.status import LogStatus
 from dlcore.records import LogRecord, LogRecordWithDLSN
 from dlcore.tls import TlsFiles
 
@@ -55,6 +56,7 @@ __all__ = [
     "LogRecordWithDLSN",
     "LogSettings",
     "LogSnapshot",
+    "LogStatus",
     "LogWatch",
     "Namespace",
     "QuorumConfig",
@@ -86,6 +88,10 @@ _HEAVY = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("distributed-dlog")
     module = _HEAVY.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -32,6 +32,9 @@ class LogRange:
     def __repr__(self) -> str:
         return f"<LogRange {self.extent}>"
 
+    def _repr_html_(self) -> str:
+        return self.extent._repr_html_()
+
     @property
     def extent(self) -> RangeExtent:
         """What it covers."""

@@ -59,6 +59,10 @@ class LogWriter(Blocking):
         self._buffered_bytes = 0
         _opened_here.add(self)
 
+    def __repr__(self) -> str:
+        state = "CLOSED" if self._closed else "OPEN"
+        return f"<LogWriter {self._writer.log_name!r} last_txid={self._last_txid} {state}>"
+
     @property
     def last_txid(self) -> int:
         """The highest transaction id written, -1 if there is none."""

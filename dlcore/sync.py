@@ -36,9 +36,10 @@ from dlcore.log.reading.scan import (
     SegmentView,
     StagedExtent,
 )
+from dlcore.log.reading.status import LogStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
     from dlcore import namespace as aio
     from dlcore.config import LedgerClientConfig, LogConfig, LogSettings
@@ -48,8 +49,9 @@ if TYPE_CHECKING:
     from dlcore.log.manager import DistributedLogManager as AsyncManager
     from dlcore.log.metadata.segment import LogSegment
     from dlcore.log.metadata.watching import LogWatch as AsyncLogWatch
+    from dlcore.log.reading.inspecting import SegmentWatch
     from dlcore.log.reading.ranges import Bound
-    from dlcore.records import NotLessThan, RecordPlace
+    from dlcore.records import LogRecordWithDLSN, NotLessThan, RecordPlace
     from dlcore.tls import TlsFiles
 
 __all__ = [
@@ -62,6 +64,7 @@ __all__ = [
     "LogRange",
     "LogReader",
     "LogSnapshot",
+    "LogStatus",
     "LogWatch",
     "LogWriter",
     "Namespace",
@@ -126,6 +129,9 @@ class Namespace(Blocking):
         await asyncio.gather(*(writer.finish() for writer in list(self._writers)))
         async with asyncio.timeout(_EXIT_CLOSE_S):
             await self._namespace.aclose()
+
+    def __repr__(self) -> str:
+        return repr(self._namespace)
 
     @property
     def uri(self) -> str:
@@ -253,6 +259,9 @@ class DistributedLogManager(Blocking):
         self._manager = manager
         self._writers = writers
 
+    def __repr__(self) -> str:
+        return repr(self._manager)
+
     @property
     def name(self) -> str:
         """The log's name."""
@@ -301,6 +310,38 @@ class DistributedLogManager(Blocking):
     def get_last_txid(self) -> int:
         """Return the transaction id of the last readable record, or raise `LogEmptyError`."""
         return self._call(self._manager.get_last_txid())
+
+    def get_first_record(self) -> LogRecordWithDLSN:
+        """Return the first record that is not truncated, or raise `LogEmptyError`."""
+        return self._call(self._manager.get_first_record())
+
+    def get_last_record(self) -> LogRecordWithDLSN:
+        """Return the last readable record, or raise `LogEmptyError`."""
+        return self._call(self._manager.get_last_record())
+
+    def get_first_txid(self) -> int:
+        """Return the transaction id of the first record, or raise `LogEmptyError`."""
+        return self._call(self._manager.get_first_txid())
+
+    def status(self) -> LogStatus:
+        """Return what the log holds, how it is stored, and who writes it."""
+        return self._call(self._manager.status())
+
+    def watch_segments(self) -> Generator[list[LogSegment], None, None]:
+        """Yield the log's segments: as they are now, and again after each change.
+
+        It waits for the next one; deletion of the log is a `LogNotFoundError`.
+        """
+
+        async def watch() -> SegmentWatch:
+            return self._manager.watch_segments()
+
+        watching = self._call(watch())
+        try:
+            while True:
+                yield self._call(anext(watching))
+        finally:
+            self._call(watching.aclose())
 
     def get_dlsn_not_less_than_txid(self, txid: int) -> DLSN:
         """Return the position of the first record with `txid` or more, or the end of the log."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import TYPE_CHECKING
 
 from dlcore.errors import (
     AlreadyClosedError,
+    EndOfStreamError,
     LogEmptyError,
     LogNotFoundError,
     LogRenamedError,
@@ -16,6 +18,7 @@ from dlcore.errors import (
 from dlcore.ids import DLSN, validate_log_name
 from dlcore.log.metadata.changes import plan_complete, plan_delete, require_unsealed
 from dlcore.log.metadata.store import UNANSWERED
+from dlcore.log.reading.inspecting import SegmentWatch, take_status
 from dlcore.log.reading.opening import ReaderOpener
 from dlcore.log.reading.reader import AsyncLogReader, ReadStart
 from dlcore.log.reading.snapshot import Finder, take_last
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
     from dlcore.log.metadata.values import LogMetadata, VersionedHead
     from dlcore.log.reading.ranges import Bound, LogRange
     from dlcore.log.reading.scan import LogSnapshot
+    from dlcore.log.reading.status import LogStatus
+    from dlcore.records import LogRecordWithDLSN
 
 logger = logging.getLogger(__name__)
 
@@ -180,6 +185,36 @@ class DistributedLogManager:
         snapshot = await take_last(self._context, self._log)
         self._require_records(snapshot)
         return next(s.extents[-1].last_txid for s in reversed(snapshot.segments) if s.extents)
+
+    async def get_first_record(self) -> LogRecordWithDLSN:
+        """Return the first record that is not truncated, or raise `LogEmptyError`."""
+        return await self._record_at(None)
+
+    async def get_last_record(self) -> LogRecordWithDLSN:
+        """Return the last readable record, or raise `LogEmptyError`."""
+        return await self._record_at(await self.get_last_dlsn())
+
+    async def _record_at(self, dlsn: DLSN | None) -> LogRecordWithDLSN:
+        record = None
+        async with await self.open_reader(dlsn=dlsn) as reader:
+            with contextlib.suppress(EndOfStreamError):
+                record = await reader.read_next(until_caught_up=True)
+        if record is None:
+            raise LogEmptyError(f"log {self.name!r} holds no record")
+        return record
+
+    async def get_first_txid(self) -> int:
+        """Return the transaction id of the first record, or raise `LogEmptyError`."""
+        return (await self.get_first_record()).txid
+
+    async def status(self) -> LogStatus:
+        """Return what the log holds, how it is stored, and who writes it."""
+        return await take_status(self._context, self._log, await self.get_snapshot())
+
+    def watch_segments(self) -> SegmentWatch:
+        """Return an async iterator over the log's segments: as they are, and after each change."""
+        self._require_open()
+        return SegmentWatch(self._context, self._log)
 
     async def get_dlsn_not_less_than_txid(self, txid: int) -> DLSN:
         """Return the position of the first record with `txid` or more, or the end of the log."""

@@ -270,6 +270,30 @@ def test_iterating_seeking_and_deadlines(namespace_uri: str) -> None:
                 assert sum(b.num_rows for b in reader.batches(follow=True)) == 3
 
 
+def test_what_is_known_of_a_log(namespace_uri: str) -> None:
+    """Status, first and last record, and segments as they change."""
+    with open_namespace(namespace_uri) as namespace:
+        namespace.create_log("sync/known")
+        assert namespace_uri in repr(namespace)
+        with namespace.open_log("sync/known") as log:
+            watch = log.watch_segments()
+            assert next(watch) == []
+            with log.open_writer() as writer:
+                writer.write_bulk(LogRecord(n, b"x") for n in range(7, 10))
+                writer.commit()
+                status = log.status()
+                assert status.writer is not None
+                assert "last_txid=9" in repr(writer)
+            assert [segment.lssn for segment in next(watch)] == [1]
+            watch.close()
+            assert (status.record_count, status.last_txid, status.sealed) == (3, 9, False)
+            assert (log.get_first_txid(), log.get_first_record().txid) == (7, 7)
+            assert log.get_last_record().dlsn == status.last
+            assert log.status().writer is None
+            assert "sync/known" in repr(log)
+            assert "sync/known" in log.read()._repr_html_()
+
+
 def test_what_a_forked_child_inherited_is_left_to_its_parent(namespace_uri: str) -> None:
     """Closing it there ends neither a writer's buffer nor its lock."""
     with open_namespace(namespace_uri) as namespace:

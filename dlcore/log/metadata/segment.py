@@ -55,7 +55,7 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
         return self.last_entry_id - self.first_entry_id + 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class LogSegment:
     """One segment of a log, with all its extents.  At most the last of them is open.
 
@@ -81,6 +81,13 @@ class LogSegment:
         closed = self.closed_extents
         object.__setattr__(self, "_entry_ends", list(accumulate(e.entry_count for e in closed)))
         object.__setattr__(self, "_record_ends", list(accumulate(e.record_count for e in closed)))
+
+    def __repr__(self) -> str:
+        return (
+            f"<LogSegment {self.lssn} {self.state.name} {self.closed_entry_count:,} entries, "
+            f"{self.closed_record_count:,} records, {len(self.extents):,} extents"
+            f"{', the last one open' if self.has_open_extent else ''}>"
+        )
 
     @property
     def has_open_extent(self) -> bool:

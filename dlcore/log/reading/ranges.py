@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
+from dlcore._html import fields_html
 from dlcore.errors import ConfigurationError
 from dlcore.ids import DLSN
 from dlcore.log.entries.batches import READ_SCHEMA
@@ -67,6 +68,16 @@ class RangeExtent:
         """Whether it holds no record."""
         return self.start >= self.end
 
+    def _repr_html_(self) -> str:
+        return fields_html(
+            f"records of log {self.log}",
+            {
+                "positions": f"{self.start} … {self.end}",
+                "records, about": self.record_count_estimate,
+                "bytes, about": self.size_bytes_estimate,
+            },
+        )
+
     def __str__(self) -> str:
         return (
             f"{self.log!r} from {self.start} to {self.end}, about {self.record_count_estimate:,} "
@@ -89,6 +100,9 @@ class LogRange:
 
     def __repr__(self) -> str:
         return f"<LogRange {self.extent}>"
+
+    def _repr_html_(self) -> str:
+        return self.extent._repr_html_()
 
     @property
     def schema(self) -> pa.Schema:

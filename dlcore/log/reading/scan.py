@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from dlcore._html import rows_html
 from dlcore.config import require
 from dlcore.errors import ConfigurationError
 from dlcore.ids import DLSN, BookieId
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dlcore.ledger.metadata.values import LedgerMetadata
+
+_SHOWN_SEGMENTS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +203,7 @@ class ScanBatch:
         return DLSN(self.lssn, self.entry_id, self.first_slot)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class LogSnapshot:
     """A log's readable records at one moment.
 
@@ -218,6 +221,22 @@ class LogSnapshot:
     sealed: bool = False
     cluster_id: str = ""
     addresses: Mapping[BookieId, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return (
+            f"<LogSnapshot {self.log!r} from {self.first} to {self.end}, "
+            f"{len(self.segments):,} segments{', sealed' if self.sealed else ''}>"
+        )
+
+    def _repr_html_(self) -> str:
+        return rows_html(
+            f"log {self.log} from {self.first} to {self.end}",
+            ("segment", "entries", "records", "bytes", "extents"),
+            (
+                (s.lssn, s.entry_count, s.record_count, s.size_bytes, len(s.extents))
+                for s in self.segments[-_SHOWN_SEGMENTS:]
+            ),
+        )
 
     @property
     def is_empty(self) -> bool:

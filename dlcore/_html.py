@@ -1,0 +1,31 @@
+"""Small HTML tables, for what a notebook shows."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+
+def fields_html(title: str, fields: Mapping[str, object]) -> str:
+    """Return a table of two columns: names and values."""
+    rows = "".join(f"<tr><th>{_text(k)}</th><td>{_text(v)}</td></tr>" for k, v in fields.items())
+    return f"<table><caption>{_text(title)}</caption><tbody>{rows}</tbody></table>"
+
+
+def rows_html(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table with a header."""
+    head = "".join(f"<th>{_text(name)}</th>" for name in header)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{_text(value)}</td>' for value in row)}</tr>" for row in rows
+    )
+    return (
+        f"<table><caption>{_text(title)}</caption><thead><tr>{head}</tr></thead>"
+        f"<tbody>{body}</tbody></table>"
+    )
+
+
+def _text(value: object) -> str:
+    return escape(f"{value:,}" if isinstance(value, int) else str(value))

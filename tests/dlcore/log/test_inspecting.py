@@ -1,0 +1,144 @@
+"""What is known of a log: its first and last record, its status, its segments as they change."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+import dlcore
+from dlcore._html import fields_html, rows_html
+from dlcore.errors import AlreadyClosedError, LogEmptyError, LogNotFoundError
+from dlcore.ids import DLSN
+from dlcore.log.metadata.segment import SegmentState
+from tests.fixtures.memory_namespace import MemoryCluster, on_log, read_all, record
+
+if TYPE_CHECKING:
+    from dlcore.log.manager import DistributedLogManager
+
+
+def test_first_and_last_record() -> None:
+    """Of an empty log, a truncated one, a sealed one, and while it is written."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        for get in (log.get_first_record, log.get_last_record, log.get_first_txid):
+            with pytest.raises(LogEmptyError):
+                await get()
+        writer = await log.open_writer()
+        await writer.write_batch(pa.record_batch({"txid": [3, 4, 5], "payload": [b"x"] * 3}))
+        await writer.commit()
+        assert (await log.get_last_record()).txid == 5
+        await writer.aclose()
+        await log.truncate(DLSN(1, 0, 1))
+        assert await log.get_first_txid() == 4
+        assert (await log.get_first_record()).dlsn == DLSN(1, 0, 1)
+        async with await log.open_writer() as writer:
+            await writer.write(record(9))
+            await writer.mark_end_of_stream()
+        assert [await log.get_first_record(), await log.get_last_record()] == [
+            (await read_all(log))[0],
+            (await read_all(log))[-1],
+        ]
+        await log.truncate((await log.get_snapshot()).end)
+        with pytest.raises(LogEmptyError):
+            await log.get_first_record()
+
+    on_log(body)
+
+
+def test_the_status_of_a_log() -> None:
+    """Everything in one call; of a log that was never written too."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        empty = await log.status()
+        assert (empty.first, empty.last, empty.last_txid, empty.idle_s) == (None, None, None, None)
+        assert (empty.record_count, empty.writer, empty.sealed) == (0, None, False)
+        cluster.clocks["a"].current_ms += 5_000
+        async with await log.open_writer() as writer:
+            await writer.write_batch(pa.record_batch({"txid": [1, 2, 3], "payload": [b"x"] * 3}))
+            await writer.commit()
+            status = await log.status()
+            assert status.writer == "a"
+            assert (status.first, status.last, status.last_txid) == (
+                DLSN.INITIAL, DLSN(1, 0, 2), 3,
+            )  # fmt: skip
+            assert (status.record_count, status.segment_count, status.ledger_count) == (3, 1, 1)
+            assert status.size_bytes > 3
+        await log.truncate(DLSN(1, 0, 2))
+        ledger_id = (await log.get_log_segments())[0].extents[0].ledger_id
+        path = cluster.paths.under_replicated_ledger(ledger_id)
+        await cluster.stores["a"].create(path, make_parents=True)
+        cluster.clocks["a"].current_ms += 2_000
+        status = await log.status()
+        assert (status.record_count, status.under_replicated_ledgers) == (1, 1)
+        assert (status.writer, status.age_s, status.idle_s) == (None, 7.0, 2.0)
+        assert status.created == datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
+        assert "<td>1:0:2 … 1:0:2</td>" in status._repr_html_()
+        assert "<td>3/3/2</td>" in status._repr_html_()
+        assert "never written" in empty._repr_html_()
+        assert "sealed" in replace(status, sealed=True)._repr_html_()
+
+    on_log(body)
+
+
+def test_segments_are_watched() -> None:
+    """The state at once, and after each change; deletion is told; closing ends the waiting."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        watch = log.watch_segments()
+        assert await anext(watch) == []
+        writer = await log.open_writer()
+        waiting = asyncio.create_task(anext(watch))
+        await writer.write(record(1))
+        (segment,) = await waiting
+        assert (segment.lssn, segment.state) == (1, SegmentState.IN_PROGRESS)
+        assert repr(segment).endswith("1 extents, the last one open>")
+        await writer.aclose()
+        (segment,) = await anext(watch)
+        assert segment.state is SegmentState.COMPLETED
+        assert "1 records" in repr(segment)
+        await log.delete()
+        for _ in range(2):
+            with pytest.raises(LogNotFoundError):
+                await anext(watch)
+        assert "OPEN" in repr(watch)
+        await watch.aclose()
+        await cluster.namespaces[0].create_log("other")
+        other = await cluster.namespaces[0].open_log("other")
+        async with other.watch_segments() as watch:
+            async for segments in watch:
+                assert segments == []
+                break
+            waiting = asyncio.create_task(anext(watch))
+            await asyncio.sleep(0)
+            await cluster.namespaces[0].aclose()
+            with pytest.raises(AlreadyClosedError):
+                await waiting
+
+    on_log(body)
+
+
+def test_what_a_notebook_shows() -> None:
+    """Short texts, and tables; nothing that a name could break."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        async with await log.open_writer() as writer:
+            await writer.write(record(1))
+        snapshot = await log.get_snapshot()
+        assert repr(snapshot) == "<LogSnapshot 'clicks' from 1:0:0 to 1:1:0, 1 segments>"
+        assert "<td>1</td>" in snapshot._repr_html_()
+        assert "1:0:0 … 1:1:0" in (await log.read())._repr_html_()
+
+    on_log(body)
+    assert "&lt;b&gt;" in fields_html("<b>", {"a": 1_000})
+    assert "<td>1,000</td>" in rows_html("t", ["a"], [[1_000]])
+
+
+def test_the_version() -> None:
+    """That of the distribution."""
+    assert dlcore.__version__ == version("distributed-dlog")
