@@ -23,6 +23,7 @@ from bookie.space.budget import SpaceReport
 from bookie.storage import LedgerStorage
 from bookie.storage_state import StorageState
 from bookie.upkeep.garbage_collector import GarbageCollector
+from dlcore.background import BackgroundTasks
 from dlcore.config import LedgerClientConfig
 from dlcore.errors import (
     BookieStorageError,
@@ -225,8 +226,11 @@ class BookieServer:
             is_read_only=self.storage.state is StorageState.READ_ONLY,
             patience_s=self._config.session_timeout_s + _REGISTER_PATIENCE_S,
         )
-        task = asyncio.create_task(self._watch_space(registrar, report), name="bookie-space")
-        self._running.push_async_callback(_end, task)
+
+        async def report_space() -> None:
+            self._report_space(registrar, report)
+
+        self._repeat("telling of free space", report_space, _SPACE_INTERVAL_S)
 
     def _report_space(self, registrar: Registrar, report: SpaceReport) -> None:
         stats = self.storage.stats()
@@ -234,14 +238,6 @@ class BookieServer:
         now = asyncio.get_running_loop().time()
         if report.is_due(free_bytes=space.free_bytes, total_bytes=space.total_bytes, now=now):
             registrar.set_space(space)
-
-    async def _watch_space(self, registrar: Registrar, report: SpaceReport) -> None:
-        while True:
-            await asyncio.sleep(_SPACE_INTERVAL_S)
-            try:
-                self._report_space(registrar, report)
-            except DLError as error:
-                logger.warning("free space not known bookie=%s: %s", self.bookie, error)
 
     def _fail(self, error: DLError) -> None:
         logger.error("bookie fails: %s", error)
@@ -258,7 +254,7 @@ class BookieServer:
 
     def _repair(self) -> None:
         registry = BookieRegistry(self._store, self._paths)
-        self._running.callback(registry.close)
+        self._running.push_async_callback(registry.aclose)
         client = WireBookieClient(
             registry.resolve,
             cluster_id=self._cluster_id,
@@ -288,8 +284,9 @@ class BookieServer:
                     # A bug.  Were this to end, the disk would fill up unnoticed.
                     logger.exception("%s failed bookie=%s", what, self.bookie)
 
-        task = asyncio.create_task(repeat(), name=f"bookie {what}")
-        self._running.push_async_callback(_end, task)
+        tasks = BackgroundTasks()
+        tasks.start(repeat(), name=f"bookie {what}")
+        self._running.push_async_callback(tasks.aclose)
 
     async def _compact_once(self) -> None:
         report = await self.storage.compact()
@@ -334,11 +331,6 @@ class BookieServer:
                 report.files_deleted,
                 report.bytes_freed,
             )
-
-
-async def _end(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 def _host_port(host: str, port: int) -> str:

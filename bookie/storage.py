@@ -433,8 +433,7 @@ class LedgerStorage:
             if not self._has_failed:
                 self._settle()
                 await self._log.flush()
-            if self._held.tasks:
-                await asyncio.wait(self._held.tasks)
+            await self._held.comparisons.finish()
         except BookieError as error:
             logger.warning("closing after a failure: %s", error)
         finally:

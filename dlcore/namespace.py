@@ -400,7 +400,7 @@ class Namespace:
         async with AsyncExitStack() as steps:  # from the last to the first, whichever of them fails
             steps.push_async_callback(self._store.aclose)
             steps.push_async_callback(self._bookies.aclose)
-            steps.callback(self._registry.close)
+            steps.push_async_callback(self._registry.aclose)
             steps.push_async_callback(self._ledgers.aclose)
             steps.push_async_callback(self._owner.aclose)
             steps.callback(self._followers.close)

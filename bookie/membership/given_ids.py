@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from dlcore.background import BackgroundTasks, told_to_callers
 from dlcore.errors import BadRequestError, BookieUnavailableError, DLError
 
 if TYPE_CHECKING:
@@ -36,9 +37,10 @@ class GivenIds:
         self._read_next_id = read_next_id
         self._next_id = 0
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
-        self._reading: asyncio.Task[None] | None = None
+        self._reads = BackgroundTasks()
+        self._is_reading = False
         self._next_read_s = 0.0
-        self._writes: set[asyncio.Task[None]] = set()
+        self._writes = BackgroundTasks(told_to_callers)
 
     def covers(self, ledger_id: int) -> bool:
         """Return whether the id is known to be given."""
@@ -53,10 +55,7 @@ class GivenIds:
             await self.check(ledger_id)
             await write()
 
-        task = asyncio.get_running_loop().create_task(wait())
-        self._writes.add(task)
-        task.add_done_callback(self._writes.discard)
-        return task
+        return self._writes.start(wait())
 
     async def check(self, ledger_id: int) -> None:
         """Return once the id is known to be given; those who wait go on in the order they came.
@@ -70,19 +69,17 @@ class GivenIds:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[None] = loop.create_future()
         self._waiting.append((ledger_id, answer))
-        if self._reading is None:
-            self._reading = loop.create_task(self._read_while_asked(), name="bookie given ids")
+        if not self._is_reading:
+            self._is_reading = True
+            self._reads.start(self._read_while_asked(), name="bookie given ids")
         await answer
 
     async def aclose(self) -> None:
         """Read no more; whoever waits is told that nothing is known."""
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.wait([self._reading])
+        await self._reads.aclose()
         self._settle(self._waiting, "the bookie is closing")
         self._waiting = []
-        if self._writes:
-            await asyncio.wait(self._writes)
+        await self._writes.finish()
 
     async def _read_while_asked(self) -> None:
         assert self._read_next_id is not None  # else all are covered
@@ -104,7 +101,7 @@ class GivenIds:
                 self._settle(asked, problem)
         finally:
             self._settle(asked, "the bookie is closing")
-            self._reading = None
+            self._is_reading = False
 
     def _settle(self, asked: list[tuple[int, asyncio.Future[None]]], problem: str) -> None:
         for ledger_id, answer in asked:

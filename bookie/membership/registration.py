@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from bookie.disks.port import DiskSpace
 from bookie.files.format import file_number
+from dlcore.background import BackgroundTasks
 from dlcore.config import DEFAULT_RACK
 from dlcore.errors import (
     ConfigurationError,
@@ -209,7 +210,8 @@ class Registrar:
         self._session_token: str | None = None  # of the session in which the node was made
         self._may_differ = asyncio.Event()
         self._unsubscribe: list[Unsubscribe] = []
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = BackgroundTasks(self._on_defect)
+        self._is_registered = False
 
     async def register(self, *, is_read_only: bool, patience_s: float) -> None:
         """Register for the first time, and keep the registration from then on.
@@ -224,7 +226,8 @@ class Registrar:
             self._store.watch(self._held, self._may_differ.set),
             self._store.on_session(self._on_session),
         ]
-        self._task = asyncio.create_task(self._maintain(), name="bookie-registrar")
+        self._is_registered = True
+        self._tasks.start(self._maintain(), name="bookie-registrar")
 
     async def _register_within(self, patience_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -255,11 +258,13 @@ class Registrar:
         """Remove the registration."""
         for unsubscribe in self._unsubscribe:
             unsubscribe()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        await self._tasks.aclose()
+        if self._is_registered:
+            self._is_registered = False
             await self._unregister()
+
+    def _on_defect(self, error: BaseException) -> None:
+        self._on_conflict(DLError(f"a defect ended the registration: {error!r}"))
 
     def _on_session(self, state: SessionState) -> None:
         logger.info("metadata session state=%s bookie=%s", state.value, self._bookie)

@@ -12,6 +12,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from bookie.space.budget import Claim
+from dlcore.background import BackgroundTasks, told_to_callers
 from dlcore.errors import BadRequestError, BookieStorageError, LedgerFencedError
 from dlcore.wire.digest import frame_check
 
@@ -35,8 +36,8 @@ class HeldEntries:
     def __init__(self, parts: Parts, check_room: CheckRoom) -> None:
         self._parts = parts
         self._check_room = check_room
-        self.tasks: set[asyncio.Task[None]] = set()
-        """Comparisons under way."""
+        self.comparisons = BackgroundTasks(told_to_callers)
+        """Those under way."""
         self._replacements: dict[tuple[int, int], asyncio.Future[None]] = {}
         """Written and not durable yet: until they are, the damaged copies are those found."""
 
@@ -46,12 +47,7 @@ class HeldEntries:
         The future may hold BadRequestError (other bytes are held), LedgerFencedError,
         BookieReadOnlyError, BookieOverloadedError or BookieStorageError.
         """
-        task = asyncio.get_running_loop().create_task(
-            self._add_again(entry, is_recovery=is_recovery)
-        )
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
-        return task
+        return self.comparisons.start(self._add_again(entry, is_recovery=is_recovery))
 
     async def _add_again(self, entry: EntryFrame, *, is_recovery: bool) -> None:
         parts = self._parts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from bookie.files.compaction_choice import LEDGER_BYTES_MAX
 from bookie.files.format import RECORD_HEADER_BYTES
 from bookie.files.index import ENTRY_FOOTER_BYTES, LEDGER_FOOTER_BYTES
 from bookie.space.budget import Claim, SpaceGuard
+from dlcore.background import BackgroundTasks
 from dlcore.config import MIB
 from dlcore.errors import BookieOverloadedError, BookieReadOnlyError, BookieStorageError
 
@@ -48,7 +48,7 @@ class Room:
             free_bytes=disk.space().free_bytes,
             claimed_bytes=log.claimed_bytes,
         )
-        self._holding: asyncio.Task[None] | None = None
+        self._holding = BackgroundTasks()
         self._seen_bytes = log.durable_bytes
         self._due_bytes = 0
 
@@ -93,14 +93,13 @@ class Room:
         self._seen_bytes = self._log.durable_bytes
         writable_bytes = self._guard.writable_bytes(claimed_bytes=claimed)
         self._due_bytes = self._seen_bytes + min(_LOOK_BYTES, writable_bytes // 2)
-        is_busy = self._holding is not None and not self._holding.done()
-        if not is_busy and self._guard.missing_reserve(held_bytes=held, claimed_bytes=claimed):
-            self._holding = asyncio.get_running_loop().create_task(self._hold())
+        is_missing = self._guard.missing_reserve(held_bytes=held, claimed_bytes=claimed)
+        if is_missing and not self._holding:
+            self._holding.start(self._hold(), name="holding back space")
 
     async def aclose(self) -> None:
         """Return when nothing is under way; `look` is not called any more."""
-        if self._holding is not None:
-            await asyncio.wait([self._holding])
+        await self._holding.finish()
 
     async def _hold(self) -> None:
         try:

@@ -50,6 +50,9 @@ class Tidier:
                 await job()
             except DLError as error:
                 logger.warning("%s failed: %s: %s", what, type(error).__name__, error)
+            except Exception:
+                # A bug.  Were this to end, nothing would be tidied any more, and nobody told.
+                logger.exception("%s failed", what)
             finally:
                 self._jobs.task_done()
 

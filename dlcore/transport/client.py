@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from dlcore.background import BackgroundTasks
 from dlcore.backoff import Backoff
 from dlcore.config import ENTRY_SIZE_BYTES_MAX
 from dlcore.errors import (
@@ -306,7 +307,7 @@ class _Peer:
         self._config = config
         self._backoff = Backoff(_RECONNECT_S, _RECONNECT_S_MAX)
         self._connections: dict[Lane, Connection] = {}
-        self._opening: dict[asyncio.Task[None], None] = {}
+        self._opening = BackgroundTasks()
 
     def connection(self, lane: Lane) -> Connection:
         """Return the lane's connection, or start a new one."""
@@ -321,9 +322,7 @@ class _Peer:
             )
             self._connections[lane] = connection
             connection.on_broken = lambda: self._drop(lane)
-            task = asyncio.create_task(self._open(connection), name=f"connect {self._bookie}")
-            self._opening[task] = None
-            task.add_done_callback(lambda done: self._opening.pop(done, None))
+            self._opening.start(self._open(connection), name=f"connecting to {self._bookie}")
         return connection
 
     async def aclose(self) -> None:
@@ -331,10 +330,7 @@ class _Peer:
         connections = list(self._connections.values())
         for connection in connections:
             connection.fail(BookieUnavailableError(f"{self._bookie}: the client was closed"))
-        tasks = list(self._opening)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._opening.aclose()
         for connection in connections:
             await connection.closed
 

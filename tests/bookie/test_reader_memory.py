@@ -63,7 +63,7 @@ def test_readers_that_stand_still_cost_their_windows(
             paths = NamespacePaths(zookeeper_root)
             await LedgerStore(store, paths).new_ledger_id()  # a range of them
             registry = BookieRegistry(store, paths)
-            stack.callback(registry.close)
+            stack.push_async_callback(registry.aclose)
             cluster_id = (await read_binding(store, paths)).cluster_id
             client = WireBookieClient(registry.resolve, cluster_id=cluster_id, config=CLIENT)
             stack.push_async_callback(client.aclose)

@@ -474,3 +474,30 @@ def test_another_incarnation_under_the_name_is_waited_out_or_refused() -> None:
         await store.aclose()
 
     run(scenario())
+
+
+def test_a_defect_of_the_registrar_ends_the_bookie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would keep it registered any more, and nobody would know."""
+
+    async def scenario() -> None:
+        tree, store, _ = await connect()
+        await make_cookie(store)
+        one = Registered(tree)
+        await one.registrar.register(is_read_only=False, patience_s=0)
+
+        async def planted(_: Registrar) -> None:
+            raise ZeroDivisionError("planted")
+
+        monkeypatch.setattr(Registrar, "_reconcile", planted)
+        one.registrar.set_read_only(is_read_only=True)
+
+        async def has_stopped() -> bool:
+            return bool(one.conflicts)
+
+        await until_async(has_stopped)
+        assert "ZeroDivisionError('planted')" in str(one.conflicts[0])
+        await one.registrar.aclose()
+        await one.store.aclose()
+        await store.aclose()
+
+    run(scenario())

@@ -94,7 +94,7 @@ async def cluster_of(servers: str, root: str, directory: Path) -> AsyncIterator[
         stack.push_async_callback(store.aclose)
         paths = NamespacePaths(root)
         registry = BookieRegistry(store, paths)
-        stack.callback(registry.close)
+        stack.push_async_callback(registry.aclose)
         cluster_id = (await read_binding(store, paths)).cluster_id
         config = LedgerClientConfig()
         bookies = WireBookieClient(registry.resolve, cluster_id=cluster_id, config=config)

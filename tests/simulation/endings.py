@@ -23,5 +23,4 @@ def kill(registrar: Registrar) -> None:
     """End a registrar whose process is dead: nothing is unregistered."""
     for unsubscribe in registrar._unsubscribe:
         unsubscribe()
-    if registrar._task is not None:
-        registrar._task.cancel()
+    registrar._tasks.cancel()

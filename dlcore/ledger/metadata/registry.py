@@ -7,6 +7,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dlcore.background import BackgroundTasks, told_to_callers
 from dlcore.config import DEFAULT_RACK
 from dlcore.errors import (
     BookieUnavailableError,
@@ -62,6 +63,7 @@ class BookieRegistry:
         self._changes = 0
         self._all: dict[BookieId, str] | None = None  # while the list has not changed
         self._reading: asyncio.Task[dict[BookieId, str]] | None = None
+        self._reads = BackgroundTasks(told_to_callers)  # who may have left
         self._unsubscribes: list[Unsubscribe] = []
 
     async def get_bookies(self) -> list[BookieInfo]:
@@ -91,9 +93,7 @@ class BookieRegistry:
         if self._all is None:
             self._watch()
             if self._reading is None:
-                self._reading = asyncio.create_task(self._read_all(), name="bookie-addresses")
-                # Who asked may have left: then nobody is told of an error.
-                self._reading.add_done_callback(lambda task: task.cancelled() or task.exception())
+                self._reading = self._reads.start(self._read_all(), name="bookie-addresses")
             return await asyncio.shield(self._reading)
         return self._all
 
@@ -140,10 +140,11 @@ class BookieRegistry:
             self._fresh.add(bookie)
         return registration
 
-    def close(self) -> None:
-        """Stop watching the list of bookies."""
+    async def aclose(self) -> None:
+        """Stop watching the list of bookies.  Idempotent."""
         while self._unsubscribes:
             self._unsubscribes.pop()()
+        await self._reads.aclose()
 
     async def _look_up(self, bookie: BookieId) -> BookieRegistration:
         paths = (

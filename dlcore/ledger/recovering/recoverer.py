@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from msgspec.structs import replace
 
+from dlcore.background import BackgroundTasks
 from dlcore.errors import (
     BookieUnavailableError,
     DLError,
@@ -127,8 +128,8 @@ class _Recoverer:
         self._writer: AppendDriver | None = None
         self._start = -1
         self._loop = asyncio.get_running_loop()
-        self._tasks: dict[asyncio.Task[None], None] = {}  # a set that keeps its order
         self._outcome: asyncio.Future[int] = self._loop.create_future()
+        self._tasks = BackgroundTasks(self._fail)  # a defect: recovery must not wait for ever
 
     @property
     def recovered_metadata(self) -> LedgerMetadata:
@@ -147,10 +148,7 @@ class _Recoverer:
 
     async def aclose(self) -> None:
         """Stop all requests."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.aclose()
         if self._writer is not None:
             await self._writer.aclose()
         if not self._outcome.cancel() and not self._outcome.cancelled():
@@ -212,14 +210,7 @@ class _Recoverer:
         async def run() -> None:
             self._perform(await work)
 
-        task = self._loop.create_task(run())
-        self._tasks[task] = None
-        task.add_done_callback(self._on_task_done)
-
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.pop(task, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._fail(error)  # a defect: recovery must not wait for ever
+        self._tasks.start(run())
 
     async def _fence(self, effect: FenceBookie) -> Sequence[Effect]:
         try:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, assert_never
 
+from dlcore.background import BackgroundTasks
 from dlcore.backoff import Backoff
 from dlcore.errors import (
     BadRequestError,
@@ -31,7 +32,7 @@ from dlcore.ledger.writing.append import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Sequence
 
     from dlcore.ids import BookieId
     from dlcore.ledger.metadata.values import LedgerMetadata
@@ -79,7 +80,7 @@ class AppendDriver:
         self._patience_s = services.config.add_timeout_s
         self._is_recovery = is_recovery
         self._is_closed = False
-        self._tasks: dict[asyncio.Task[None], None] = {}  # a set that keeps its order
+        self._tasks = BackgroundTasks(self._on_task_failed)
         self._waiters: list[asyncio.Future[None]] = []
         self._placer = services.placer
         self._search = ReplacementSearch(services.placer.health.adds)
@@ -96,11 +97,11 @@ class AppendDriver:
                 case CompleteAdds(first_entry_id, last_entry_id):
                     self._on_confirmed(first_entry_id, last_entry_id)
                 case FindReplacements():
-                    self._spawn(self._find_replacements())
+                    self._tasks.start(self._find_replacements())
                 case RetryReplacements():
                     self._retry_later(effect)
                 case StoreMetadata():
-                    self._spawn(self._store_change(effect.metadata))
+                    self._tasks.start(self._store_change(effect.metadata))
                 case FailAdds():
                     self._on_failed(effect.error)
                 case _:
@@ -126,10 +127,7 @@ class AppendDriver:
         if self._retry_timer is not None:
             self._retry_timer.cancel()
             self._retry_timer = None
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.aclose()
         self.notify()
 
     def _send(
@@ -206,16 +204,7 @@ class AppendDriver:
         if self._waiters:
             self.notify()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
-        self._tasks[task] = None
-        task.add_done_callback(self._on_task_done)
-
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.pop(task, None)
-        error = None if task.cancelled() else task.exception()
-        if error is None:
-            return
+    def _on_task_failed(self, error: BaseException) -> None:
         # What it was to do is done by nobody: whoever waits for that must not wait for ever.
         if isinstance(error, DLError):
             self._advance(self.appender.fail(error))

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from dlcore.background import BackgroundTasks
 from dlcore.errors import DLError, NodeExistsError, NoNodeError
 from dlcore.log.metadata.store import persistently
 from dlcore.metadata.port import Create, Delete, SessionState
@@ -30,7 +31,7 @@ class StagingOwner:
         self.path = context.paths.staging_owner(self.token)
         self._session = ""
         self._turn = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._renewals = BackgroundTasks()
         self._unsubscribe = self._store.on_session(self._session_changed)
         self._used = False
 
@@ -62,9 +63,7 @@ class StagingOwner:
 
     def _session_changed(self, state: SessionState) -> None:
         if state is SessionState.CONNECTED and self._used:
-            task = asyncio.create_task(self._renew(), name="staging-owner")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._renewals.start(self._renew(), name="renewing the staging owner")
 
     async def _renew(self) -> None:
         try:
@@ -75,6 +74,4 @@ class StagingOwner:
     async def aclose(self) -> None:
         """Stop renewing; the node goes with the session."""
         self._unsubscribe()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._renewals.aclose()

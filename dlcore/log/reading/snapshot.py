@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from dlcore.background import BackgroundTasks, told_to_callers
 from dlcore.errors import LedgerNotFoundError
 from dlcore.ids import DLSN
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
@@ -48,7 +49,7 @@ class LedgerCache:
         self._known: OrderedDict[int, tuple[LedgerMetadata, int]] = OrderedDict()
         self._wanted: dict[int, int] = {}
         self._reading: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()  # those who asked may have left
+        self._reads = BackgroundTasks(told_to_callers)  # who may have left
 
     async def read(self, wanted: Mapping[int, int]) -> dict[int, LedgerMetadata]:
         """Return the metadata of each ledger, of which entries up to the given one are committed.
@@ -64,20 +65,13 @@ class LedgerCache:
             for ledger_id, last in missing.items():
                 self._wanted[ledger_id] = max(last, self._wanted.get(ledger_id, last))
             if self._reading is None:
-                self._reading = asyncio.create_task(self._read_wanted(), name="ledger-cache")
-                self._tasks.add(self._reading)
-                self._reading.add_done_callback(self._forget)
+                self._reading = self._reads.start(self._read_wanted(), name="ledger-cache")
             await asyncio.shield(self._reading)
         for ledger_id in missing:
             if ledger_id not in self._known:
                 raise LedgerNotFoundError(f"ledger {ledger_id} does not exist")
             found[ledger_id] = self._known[ledger_id][0]
         return found
-
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # told to those who still wait for it
 
     def _reaches(self, ledger_id: int, last_entry_id: int) -> bool:
         known = self._known.get(ledger_id)

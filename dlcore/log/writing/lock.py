@@ -7,6 +7,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, assert_never
 
+from dlcore.background import BackgroundTasks
 from dlcore.errors import (
     AlreadyClosedError,
     DLError,
@@ -53,7 +54,7 @@ logger = logging.getLogger(__name__)
 _GUARDED_ATTEMPTS_MAX = 100
 _RELEASE_WAIT_S = 5.0
 """Without an answer of the metadata store, whoever releases a lock does not wait longer."""
-_deletions: set[asyncio.Task[None]] = set()
+_deletions = BackgroundTasks()
 """Locks that are released in the background; each ends when its store is closed, or sooner."""
 
 
@@ -236,9 +237,7 @@ class WriterLock:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         if self._ownership.has_attempted:
-            deletion = asyncio.create_task(self._delete_own_node(), name=f"release-{self._name}")
-            _deletions.add(deletion)
-            deletion.add_done_callback(_deletions.discard)
+            deletion = _deletions.start(self._delete_own_node(), name=f"release-{self._name}")
             await asyncio.wait({deletion}, timeout=_RELEASE_WAIT_S)
 
     async def _delete_own_node(self) -> None:

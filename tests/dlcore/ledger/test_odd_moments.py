@@ -117,7 +117,7 @@ def test_a_list_of_bookies_that_changes_while_it_is_read_is_read_again(
         assert not registry._all
         assert {each.name for each in await registry.get_addresses()} == {"B", "C", "D"}
         assert registry._all
-        registry.close()
+        await registry.aclose()
         await store.aclose()
 
     run(scenario)

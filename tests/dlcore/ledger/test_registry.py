@@ -52,7 +52,7 @@ def play(scenario: Callable[[MemoryTree, MemoryStore, BookieRegistry], Awaitable
         await store.create(PATHS.bookies_readonly)
         registry = BookieRegistry(store, PATHS)
         await scenario(tree, store, registry)
-        registry.close()
+        await registry.aclose()
 
     run(main())
 

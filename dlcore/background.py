@@ -1,0 +1,67 @@
+"""Tasks that outlive the call which starts them: kept, their failures told, awaited at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class BackgroundTasks:
+    """The tasks of one owner, who closes them.
+
+    A task that fails is no secret: `on_failure` is called with its error from the event loop, or
+    the error is logged as the defect that it is.  Those who await a task learn of it all the same.
+    """
+
+    def __init__(self, on_failure: Callable[[BaseException], None] | None = None) -> None:
+        self._on_failure = on_failure
+        self._tasks: dict[asyncio.Task[Any], None] = {}  # a set that keeps its order
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def start(self, work: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
+        """Run `work` in a task of its own, which `name` names where it fails."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks[task] = None
+        task.add_done_callback(self._on_done)
+        return task
+
+    def _on_done(self, task: asyncio.Task[Any]) -> None:
+        del self._tasks[task]
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        if self._on_failure is not None:
+            self._on_failure(error)
+        else:
+            logger.error("%s failed", task.get_name(), exc_info=error)
+
+    async def finish(self) -> None:
+        """Return when all tasks have ended by themselves."""
+        while self._tasks:
+            await asyncio.wait(list(self._tasks))
+
+    async def aclose(self) -> None:
+        """Cancel what still runs, and return when it has ended.  Idempotent."""
+        while self._tasks:
+            self.cancel()
+            await asyncio.wait(list(self._tasks))
+
+    def cancel(self) -> None:
+        """Cancel what runs, and wait for nothing."""
+        for task in self._tasks:
+            task.cancel()
+
+
+def told_to_callers(error: BaseException) -> None:
+    """Leave `error` to those who await the task: for tasks that are somebody's answer."""
+    logger.debug("told to callers: %r", error)

@@ -1,0 +1,115 @@
+"""Tasks that nobody awaits: none is lost, none fails in silence."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dlcore.background import BackgroundTasks, told_to_callers
+from dlcore.log.tidying import Tidier
+from tests.fixtures.aio import run
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+
+async def _fail() -> None:
+    await asyncio.sleep(0)
+    raise ZeroDivisionError("planted")
+
+
+async def _forever(started: list[int], ended: list[int]) -> None:
+    started.append(1)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await asyncio.sleep(0)  # an end takes its time
+        ended.append(1)
+
+
+def test_a_failure_is_logged_or_told_and_awaiters_learn_of_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """By the task's name, with its trace."""
+
+    async def scenario() -> None:
+        logged = BackgroundTasks()
+        task = logged.start(_fail(), name="counting sheep")
+        with pytest.raises(ZeroDivisionError):
+            await task
+        assert "counting sheep failed" in caplog.text
+        assert "ZeroDivisionError: planted" in caplog.text
+        told: list[BaseException] = []
+        owner = BackgroundTasks(told.append)
+        owner.start(_fail())
+        await owner.finish()
+        assert [str(each) for each in told] == ["planted"]
+        caplog.clear()
+        with caplog.at_level(logging.INFO), pytest.raises(ZeroDivisionError):
+            await BackgroundTasks(told_to_callers).start(_fail())
+        assert not caplog.records
+
+    run(scenario())
+
+
+def test_closing_cancels_and_awaits_all_also_those_that_are_started_meanwhile() -> None:
+    """What is closed twice, or was never used, closes too."""
+
+    async def scenario() -> None:
+        started: list[int] = []
+        ended: list[int] = []
+        owner = BackgroundTasks()
+
+        async def starts_another(other: Coroutine[None, None, None]) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                owner.start(other)
+                await asyncio.sleep(0)
+
+        owner.start(_forever(started, ended))
+        owner.start(starts_another(_forever(started, ended)))
+        await asyncio.sleep(0)
+        assert len(owner) == 2
+        await owner.aclose()
+        assert len(started) == len(ended) == 2
+        assert not owner
+        await owner.aclose()
+
+    run(scenario())
+
+
+def test_finishing_lets_all_end_by_themselves() -> None:
+    """None is cancelled."""
+
+    async def scenario() -> None:
+        owner = BackgroundTasks()
+        tasks = [owner.start(asyncio.sleep(0, each)) for each in (1, 2)]
+        await owner.finish()
+        assert [each.result() for each in tasks] == [1, 2]
+
+    run(scenario())
+
+
+def test_a_defect_of_one_job_keeps_no_other_from_being_tidied(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is logged, and the next job is done."""
+
+    async def scenario() -> None:
+        tidier, done = Tidier(), []
+
+        async def job() -> None:
+            done.append(1)
+
+        await tidier.submit("the first job", _fail)
+        await tidier.submit("the second", job)
+        await tidier.settled()
+        await tidier.aclose()
+        assert done == [1]
+        assert "the first job failed" in caplog.text
+
+    run(scenario())
