@@ -227,11 +227,12 @@ class LedgerStorage:
         if known is None or known.is_deleted or last_add_confirmed > known.last_add_confirmed:
             self._check_room(0, Claim.RECOVERY)
         has_moved = self._ledger(ledger_id).note_lac(last_add_confirmed)
+        if has_moved:
+            self._followers.wake(ledger_id)
         self._timers.call_later(self._config.lac_delay_s, self._log.wake)
-        if not has_moved:
-            return self._log.watch()  # known already, but perhaps from a record on its way
-        self._followers.wake(ledger_id)
-        return self._log.append_lac(ledger_id, last_add_confirmed)
+        if has_moved:
+            return self._log.append_lac(ledger_id, last_add_confirmed)
+        return self._log.watch()  # known already, but perhaps from a record on its way
 
     async def read_lac(self, ledger_id: int, *, fence: bool) -> int:
         """Return the highest LAC known, -1 for none; with `fence`, fence first and durably.
@@ -310,10 +311,11 @@ class LedgerStorage:
         self._check_open()
         state = self._ledgers.get(ledger_id)
         fenced = state is not None and state.is_fence_durable
+        if (newest := self._reader.read_newest(ledger_id, first_entry_id)) is not None:
+            return FollowUpdate([newest], first_entry_id, fenced)
         many = await self._reader.read_confirmed(ledger_id, first_entry_id, bytes_max=bytes_max)
         if many is not None:
-            last = first_entry_id + len(many) - 1
-            return FollowUpdate(frames=many, last_add_confirmed=last, fenced=fenced)
+            return FollowUpdate(many, first_entry_id + len(many) - 1, fenced)
         locations, confirmed = self._reader.find_confirmed(
             ledger_id, first_entry_id, bytes_max=bytes_max
         )
@@ -361,7 +363,7 @@ class LedgerStorage:
         return self._state
 
     def on_state(self, callback: Callable[[StorageState], None]) -> None:
-        """Call `callback` at every change of `state`, from the event loop."""
+        """Call `callback` at every change of `state`."""
         self._state_callbacks.append(callback)
 
     async def collect_garbage(

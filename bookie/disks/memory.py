@@ -464,6 +464,15 @@ class MemoryFile:
             buffer[:] = data[: len(buffer)]
             data = data[len(buffer) :]
 
+    def read_recent(self, offset: int, size: int) -> memoryview | None:
+        """Return a copy of `size` bytes, if nothing is wrong with them."""
+        if self._disk.read_error is not None:
+            return None  # it is for a read of the device
+        try:
+            return self.read_now(offset, size)
+        except BookieStorageError:
+            return None
+
     def read_now(self, offset: int, size: int) -> memoryview:
         """Return a copy of exactly `size` bytes."""
         self._check_open()

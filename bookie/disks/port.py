@@ -89,6 +89,10 @@ class DiskFile(Protocol):
         """Fill at most 1,024 buffers, one after the other; a shorter file is an error as above."""
         ...
 
+    def read_recent(self, offset: int, size: int) -> memoryview | None:
+        """Return exactly `size` bytes if they are in memory; None: `read` them."""
+        ...
+
     def read_now(self, offset: int, size: int) -> memoryview:
         """Return exactly `size` bytes, waiting for the device: for what is small and mostly cached.
 

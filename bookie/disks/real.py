@@ -7,19 +7,16 @@ are read with `preadv` and not through a mapping, because a bad sector under a m
 process.
 
 An append is one write past the page cache (O_DIRECT, RWF_DSYNC) from a ring, see recent_bytes.py,
-into space that was allocated ahead, or into the blocks of a recycled file: then no sync writes the
-file's size or extents through the file system's journal.  The write begins with the block that
-the last one left partly filled, so what was acknowledged in it is written again as it was; a
-device that writes sectors whole or not at all keeps it, as it must when the page cache writes a
-partial page twice.  Behind the end the last block is zeros.  `python -m benchmarks.disk_write`
-shows that this is the best way at every size, and that padding each append to a block is no faster.
+into space that was allocated ahead, or into the blocks of a recycled file: then no sync goes
+through the file system's journal.  The write begins with the block that the last one left partly
+filled, so what was acknowledged in it is written again as it was; a device that writes sectors
+whole or not at all keeps it.  Behind the end the last block is zeros.  `python -m
+benchmarks.disk_write` shows that this is the best way at every size.
 
 Reads of other parts of such a file go through the page cache.  The kernel drops the cached pages of
 a range before and after a direct write to it, none of them is ever dirty, and what is behind the
-durable end is not asked for; the block that is written again comes from the ring.  Whether all this
-works here (some file systems have no O_DIRECT, no fallocate, or caches of their own) is tried out
-at the start, on a file made for it; else appends go through the page cache, into a file that
-grows.
+durable end is not asked for; the block that is written again comes from the ring.  Where that does
+not work (it is tried out at the start) appends go through the page cache, into a file that grows.
 """
 
 from __future__ import annotations
@@ -188,6 +185,12 @@ class RealFile:
             self._uses -= 1
             self._close_when_unused()
 
+    def read_recent(self, offset: int, size: int) -> memoryview | None:
+        """Return exactly `size` bytes if they are in memory."""
+        data = memoryview(bytearray(size))
+        is_here = self._recent is not None and self._recent.read_into(offset, [data])
+        return data.toreadonly() if is_here else None
+
     def read_now(self, offset: int, size: int) -> memoryview:
         """Return exactly `size` bytes, waiting for the device."""
         if self._is_closed:
@@ -335,13 +338,8 @@ class RealDisk:
         self._spares = {
             path: path.stat().st_size for path in self._directory.glob(f"*{_SPARE_SUFFIX}")
         }
-        self.can_allocate, self.is_direct = capabilities(self._directory)
-        logger.info(
-            "directory=%s can_allocate=%s is_direct=%s",
-            self._directory,
-            self.can_allocate,
-            self.is_direct,
-        )
+        self.can_allocate, self.is_direct = found = capabilities(self._directory)
+        logger.info("directory=%s can_allocate=%s is_direct=%s", directory, *found)
 
     def space(self) -> DiskSpace:
         """Return free and total space; what is allocated ahead or kept for recycling is free."""

@@ -27,14 +27,14 @@ from bookie.files.format import (
 )
 from bookie.files.index import LedgerEntries, SealedIndex, read_footer
 from bookie.files.listed_ranges import RangePage, joined_ranges
+from bookie.files.read_runs import decode_at, read_run, runs_of
 from dlcore.errors import (
     BookieStorageError,
-    DigestMismatchError,
     NoSuchEntryError,
     NoSuchLedgerError,
 )
 from dlcore.ids import INVALID_ENTRY_ID
-from dlcore.wire.digest import EntryFrame, decode_frame, is_sound
+from dlcore.wire.digest import EntryFrame, is_sound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -44,9 +44,6 @@ if TYPE_CHECKING:
     from bookie.ledger_state import LedgerState
     from dlcore.wire.frames import FrameRun
 
-_GAP_BYTES_MAX = 16 * 1024
-"""Frames this close in a file are read together: copying a gap is cheaper than another call."""
-_RUN_BYTES_MAX = 4 * 1024 * 1024
 _ENTRY_ID_MAX = 2**63 - 1
 _NO_IDS = np.array([], np.int64)
 _LISTED_COUNT = 16_384
@@ -242,6 +239,27 @@ class EntryReader:
             return None
         is_whole = run.frames_bytes > bytes_max // 2 or run.entry_ids[-1] == wanted[-1]
         return await self._read_all(ledger_id, run) if is_whole else None
+
+    def read_newest(self, ledger_id: int, entry_id: int) -> memoryview | None:
+        """Return the verified frame of an entry if it is the last confirmed one, and in memory.
+
+        None: it is not durable, or was stored before another one of the ledger, or long ago.
+        """
+        state = self._ledgers.get(ledger_id)
+        if state is None or state.last_add_confirmed != entry_id:
+            return None
+        index = self._log.unsealed_indexes()[-1]
+        entries = index.entries(ledger_id)
+        if entries is None or not len(entries.entry_ids) or entries.entry_ids[-1] != entry_id:
+            return None
+        file = self._log.file(index.number)
+        offset, size = int(entries.offsets[-1]), int(entries.sizes[-1])
+        if file is None or not self._log.is_durable_at(index.number, offset):
+            return None
+        data = file.read_recent(offset, size)
+        location = Location(entry_id, index.number, offset, size, ledger_id)
+        is_intact = data is not None and isinstance(decode_at(data, location), EntryFrame)
+        return data if is_intact else None
 
     async def _read_all(self, ledger_id: int, run: EntryRun) -> FrameRun | None:
         """Return the verified frames of a run that is durable; None if not all can be had."""
@@ -537,52 +555,3 @@ class EntryReader:
     def _footer_is_damaged(self, number: int, reason: str) -> BookieStorageError:
         self._damage.note_footer(number)
         return BookieStorageError(f"the footer of {file_name(number)} is damaged{reason}")
-
-
-async def read_run(
-    file: DiskFile, run: Sequence[Location]
-) -> list[EntryFrame | BookieStorageError]:
-    """Return the verified frame at each place of a run, or what is wrong with it.
-
-    If they cannot be read in one go they are read one by one, to tell the bad from the good.
-    """
-    start = run[0].offset
-    try:
-        data = await file.read(start, run[-1].offset + run[-1].size - start)
-    except BookieStorageError as error:
-        if len(run) == 1:
-            return [error]
-        return [each for location in run for each in await read_run(file, [location])]
-    return [_decode(data[location.offset - start :][: location.size], location) for location in run]
-
-
-def _decode(frame: memoryview, location: Location) -> EntryFrame | BookieStorageError:
-    """Return the frame verified as the entry at `location`, or what is wrong with it."""
-    try:
-        return decode_frame(frame, ledger_id=location.ledger_id, entry_id=location.entry_id)
-    except DigestMismatchError as error:
-        return BookieStorageError(
-            f"entry {location.ledger_id}:{location.entry_id} is damaged at offset "
-            f"{location.offset} of {file_name(location.file_number)}: {error}"
-        )
-
-
-def runs_of(locations: Sequence[Location]) -> Iterator[list[Location]]:
-    """Group neighbours in one file that are read in one go."""
-    run: list[Location] = []
-    for location in locations:
-        if run and not _belongs(location, run):
-            yield run
-            run = []
-        run.append(location)
-    if run:
-        yield run
-
-
-def _belongs(location: Location, run: list[Location]) -> bool:
-    last_end = run[-1].offset + run[-1].size
-    return (
-        location.file_number == run[0].file_number
-        and last_end <= location.offset <= last_end + _GAP_BYTES_MAX
-        and location.offset + location.size - run[0].offset <= _RUN_BYTES_MAX
-    )

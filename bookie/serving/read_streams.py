@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from dlcore.wire.messages import Chunk, Follow, ReadEntries, Update
@@ -109,7 +108,7 @@ class FollowStream:
             return None
         self.has_news = self.has_news or self._storage.may_tell_more(self._ledger_id, update)
         self._next_entry_id = max(self._next_entry_id, update.last_add_confirmed + 1)
-        self._told = replace(update, frames=())  # they are not kept for a reader who waits
+        self._told = update._replace(frames=())  # they are not kept for a reader who waits
         return Update(self.request_id, update.frames, update.last_add_confirmed, update.fenced)
 
     def close(self) -> None:

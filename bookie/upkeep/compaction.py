@@ -35,8 +35,8 @@ import numpy as np
 
 from bookie.files.compaction_choice import LEDGER_BYTES_MAX, FileLoad, choose_next
 from bookie.files.entry_log import Location
-from bookie.files.entry_reader import read_run, runs_of
 from bookie.files.format import RECORD_HEADER_BYTES, file_name
+from bookie.files.read_runs import read_run, runs_of
 from dlcore.errors import BookieStorageError
 from dlcore.wire.digest import EntryFrame
 

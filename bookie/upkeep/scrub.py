@@ -24,7 +24,6 @@ import numpy as np
 
 from bookie.disks.port import write_with_room
 from bookie.files.entry_log import Location
-from bookie.files.entry_reader import read_run
 from bookie.files.format import (
     RECORD_HEADER_BYTES,
     FileHeader,
@@ -32,6 +31,7 @@ from bookie.files.format import (
     file_name,
 )
 from bookie.files.index import FileIndex, encode_footer_record
+from bookie.files.read_runs import read_run
 from bookie.files.records import IntactRecords
 from bookie.files.replay import read_header
 from dlcore.errors import BookieStorageError

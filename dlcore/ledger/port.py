@@ -8,7 +8,7 @@ An answer about an entry has three values.  *Yes* is a returned frame; *proven n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import asyncio
@@ -26,8 +26,7 @@ class EntryRange:
     last_entry_id: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FollowUpdate:
+class FollowUpdate(NamedTuple):
     """What a followed bookie pushes: entries it holds up to its known LAC, in entry order.
 
     Entries that the bookie does not hold (striping, replicas that missed an add) are left out;

@@ -12,6 +12,7 @@ from bookie.serving.read_streams import FollowStream
 from dlcore.errors import BookieStorageError, BookieUnavailableError
 from dlcore.wire.frames import FrameRun
 from dlcore.wire.messages import Follow, Update
+from tests.fixtures.aio import until
 from tests.fixtures.storage import follow, make_frame, open_storage
 
 if TYPE_CHECKING:
@@ -118,6 +119,30 @@ def test_an_entry_that_is_not_durable_yet_holds_the_update_back() -> None:
             assert ([*update.frames], update.last_add_confirmed) == ([make_frame(1, 1)], 1)
             assert slow.done()
             await updates.aclose()
+
+    asyncio.run(main())
+
+
+def test_an_entry_that_is_written_and_not_synced_is_told_to_nobody() -> None:
+    """Goal: the newest entry, which is looked for first and in memory, waits for its sync too."""
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        async with open_storage(disk) as storage:
+            await storage.add_entry(make_frame(1, 0))
+            steps = disk.steps
+            disk.latency_s = lambda: 0.02
+            slow = storage.add_entry(make_frame(1, 1))
+            storage.write_lac(1, 1)
+            await until(lambda: disk.steps == steps + 2)
+            early = await storage.follow_chunk(1, first_entry_id=1, told=None, bytes_max=1_000)
+            assert not slow.done()
+            assert early is not None
+            assert ([*early.frames], early.last_add_confirmed) == ([], 0)
+            await slow
+            late = await storage.follow_chunk(1, first_entry_id=1, told=early, bytes_max=1_000)
+            assert late is not None
+            assert ([*late.frames], late.last_add_confirmed) == ([make_frame(1, 1)], 1)
 
     asyncio.run(main())
 

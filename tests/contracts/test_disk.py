@@ -63,6 +63,23 @@ def test_created_content_and_appends_are_there_for_the_next_owner(open_disk: Ope
     run(open_disk, read)
 
 
+def test_what_was_appended_just_now_may_be_had_without_waiting(open_disk: OpenDisk) -> None:
+    """Goal: it is whole and right, or to be waited for; what is behind the end never comes."""
+
+    async def test(disk: Disk) -> None:
+        file = await disk.create("a", [b"head"])
+        await file.append([b"x" * 5000, b"end"])
+        recent = file.read_recent(5002, 5)
+        assert recent is not None
+        assert bytes(recent) == b"xxend"
+        assert file.read_recent(5002, 5000) is None
+        assert bytes(file.read_recent(0, 4) or b"head") == b"head"
+        file.close()
+        assert bytes(disk.open("a").read_recent(5002, 5) or b"xxend") == b"xxend"
+
+    run(open_disk, test)
+
+
 def test_reading_beyond_the_end_is_an_error(open_disk: OpenDisk) -> None:
     """Goal: a short file never gives fewer bytes than asked for."""
 

@@ -1,0 +1,70 @@
+"""Entries at known places: neighbours are read together, and each is verified by itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bookie.files.format import file_name
+from dlcore.errors import BookieStorageError, DigestMismatchError
+from dlcore.wire.digest import EntryFrame, decode_frame
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from bookie.disks.port import DiskFile
+    from bookie.files.entry_log import Location
+
+_GAP_BYTES_MAX = 16 * 1024
+"""Frames this close in a file are read together: copying a gap is cheaper than another call."""
+_RUN_BYTES_MAX = 4 * 1024 * 1024
+
+
+async def read_run(
+    file: DiskFile, run: Sequence[Location]
+) -> list[EntryFrame | BookieStorageError]:
+    """Return the verified frame at each place of a run, or what is wrong with it.
+
+    If they cannot be read in one go they are read one by one, to tell the bad from the good.
+    """
+    start = run[0].offset
+    try:
+        data = await file.read(start, run[-1].offset + run[-1].size - start)
+    except BookieStorageError as error:
+        if len(run) == 1:
+            return [error]
+        return [each for location in run for each in await read_run(file, [location])]
+    return [
+        decode_at(data[location.offset - start :][: location.size], location) for location in run
+    ]
+
+
+def decode_at(frame: memoryview, location: Location) -> EntryFrame | BookieStorageError:
+    """Return the frame verified as the entry at `location`, or what is wrong with it."""
+    try:
+        return decode_frame(frame, ledger_id=location.ledger_id, entry_id=location.entry_id)
+    except DigestMismatchError as error:
+        return BookieStorageError(
+            f"entry {location.ledger_id}:{location.entry_id} is damaged at offset "
+            f"{location.offset} of {file_name(location.file_number)}: {error}"
+        )
+
+
+def runs_of(locations: Sequence[Location]) -> Iterator[list[Location]]:
+    """Group neighbours in one file that are read in one go."""
+    run: list[Location] = []
+    for location in locations:
+        if run and not _belongs(location, run):
+            yield run
+            run = []
+        run.append(location)
+    if run:
+        yield run
+
+
+def _belongs(location: Location, run: list[Location]) -> bool:
+    last_end = run[-1].offset + run[-1].size
+    return (
+        location.file_number == run[0].file_number
+        and last_end <= location.offset <= last_end + _GAP_BYTES_MAX
+        and location.offset + location.size - run[0].offset <= _RUN_BYTES_MAX
+    )
