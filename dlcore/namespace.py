@@ -12,7 +12,7 @@ import os
 import random
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING, Any
 
 from dlcore.autorecovery.services import RecoveryServices
@@ -29,6 +29,7 @@ from dlcore.ledger.metadata.registry import BookieInfo, BookieRegistry
 from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.log.context import LogContext
 from dlcore.log.manager import DistributedLogManager
+from dlcore.log.metadata.commits import CommitStatus
 from dlcore.log.metadata.listing import PAGE_SIZE, list_pages
 from dlcore.log.metadata.owner import StagingOwner
 from dlcore.log.metadata.staged import StagedStatus, list_all_staged, settle_abandoned
@@ -41,8 +42,8 @@ from dlcore.log.staging.append import StagedAppend, check_identity
 from dlcore.log.staging.writer import StagingWriter
 from dlcore.log.tidying import Tidier
 from dlcore.log.upkeep.config import UpkeepConfig
-from dlcore.log.upkeep.worker import LogUpkeep, sweep_commits
-from dlcore.metadata.paths import NamespacePaths, parse_uri
+from dlcore.log.upkeep.worker import LogUpkeep, commit_records, sweep_commits
+from dlcore.metadata.paths import NamespacePaths, parse_uri, unescape
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -384,6 +385,34 @@ class Namespace:
         """Return the metadata of a ledger, or raise `LedgerNotFoundError`."""
         self._require_open()
         return (await self._ledger_store.read(ledger_id)).metadata
+
+    async def list_ledgers(self, *, first: int = 0, count: int = 1000) -> list[LedgerMetadata]:
+        """Return the metadata of up to `count` ledgers with ids from `first` on, ascending."""
+        self._require_open()
+        ids: list[int] = []
+        async with aclosing(self._ledger_store.list_ledgers(first=first)) as found:
+            async for ledger_id in found:
+                ids.append(ledger_id)
+                if len(ids) == count:
+                    break
+        stored = await self._ledger_store.read_many(ids)
+        ledgers = [each.metadata for each in stored if each is not None]
+        if ids and not ledgers:  # all of them were deleted meanwhile
+            return await self.list_ledgers(first=ids[-1] + 1, count=count)
+        return ledgers
+
+    async def list_commits(self) -> list[CommitStatus]:
+        """Return the last commit of each appender whose record is kept, in no order."""
+        self._require_open()
+        return [
+            CommitStatus(
+                identity=unescape(path.rpartition("/")[2]),
+                version=record.version,
+                appends=record.committed,
+                committed_ms=record.committed_ms,
+            )
+            async for path, _, record in commit_records(self._context)
+        ]
 
     def _require_open(self) -> None:
         if self._closed:

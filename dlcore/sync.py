@@ -24,7 +24,7 @@ from dlcore._sync_reader import LogReader
 from dlcore._sync_staging import StagedAppend, StagingWriter
 from dlcore._sync_watch import LogWatch
 from dlcore._sync_writer import LogWriter
-from dlcore.log.metadata.commits import AppendRun, SharedStaging
+from dlcore.log.metadata.commits import AppendRun, CommitStatus, SharedStaging
 from dlcore.log.metadata.listing import PAGE_SIZE
 from dlcore.log.metadata.names import LogChange, LogChangeKind
 from dlcore.log.reading.scan import (
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AppendRun",
     "CommitResult",
+    "CommitStatus",
     "DistributedLogManager",
     "ExtentView",
     "LogChange",
@@ -247,6 +248,14 @@ class Namespace(Blocking):
     def get_ledger(self, ledger_id: int) -> LedgerMetadata:
         """Return the metadata of a ledger."""
         return self._call(self._namespace.get_ledger(ledger_id))
+
+    def list_ledgers(self, *, first: int = 0, count: int = 1000) -> list[LedgerMetadata]:
+        """Return the metadata of up to `count` ledgers with ids from `first` on, ascending."""
+        return self._call(self._namespace.list_ledgers(first=first, count=count))
+
+    def list_commits(self) -> list[CommitStatus]:
+        """Return the last commit of each appender whose record is kept, in no order."""
+        return self._call(self._namespace.list_commits())
 
 
 class DistributedLogManager(Blocking):

@@ -9,12 +9,13 @@ in a process that Spark forks from.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
 from typing import TYPE_CHECKING
 
-from dlcore.errors import DLError, LogNotFoundError
+from dlcore.errors import DLError, LogExistsError, LogNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from dlspark.commit import AppendIdentity
     from dlspark.options import Address
 
+logger = logging.getLogger(__name__)
 WRITER_IDLE_NS_MAX = 600 * 10**9
 """A staging writer unused for so long is closed: its query has stopped, or rests.  A process keeps
 one for each streaming query that it writes for, whatever its targets and batches."""
@@ -72,18 +74,34 @@ def close_shared_namespace(address: Address) -> None:
         namespace.close()
 
 
-def require_log(address: Address, log: str) -> None:
-    """Raise `LogNotFoundError` unless `log` exists; a log once found is not looked up again."""
+def require_log(address: Address, log: str, *, create: bool = False) -> None:
+    """Raise `LogNotFoundError` unless `log` exists, or else create it if that is wanted.
+
+    A log once found is not looked up again.
+    """
     if (address, log) in _kept.known_logs:
         return
-    if not open_shared_namespace(address).log_exists(log):
-        raise LogNotFoundError(describe_missing(log, address))
+    namespace = open_shared_namespace(address)
+    if not namespace.log_exists(log):
+        if not create:
+            raise LogNotFoundError(describe_missing(log, address))
+        with contextlib.suppress(LogExistsError):  # another was quicker
+            namespace.create_log(log)
+            logger.info("log=%s created, for the option createLog is true", log)
     _kept.known_logs.add((address, log))
+
+
+def forget_log(address: Address, log: str) -> None:
+    """Look up a log again when it is needed next."""
+    _kept.known_logs.discard((address, log))
 
 
 def describe_missing(log: str, address: Address) -> str:
     """Return what to tell who names a log that does not exist."""
-    return f"there is no log {log!r} in {address}; create it with: dlog log create {log}"
+    return (
+        f"there is no log {log!r} in {address}; create it with: dlog log create {log}, or let a "
+        "write create it with the option createLog"
+    )
 
 
 @contextlib.contextmanager

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSource, DataSourceReader
 
 from dlcore.errors import ConfigurationError
-from dlspark.options import Mode, ReadOptions, WriteOptions
+from dlspark.options import MetadataOptions, Mode, ReadOptions, WriteOptions
 from dlspark.schema import check_read_schema, check_write_schema, read_schema_of
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from dlspark.batch import DlogReader, DlogWriter
+    from dlspark.batch import DlogWriter
     from dlspark.stream import DlogStreamReader, DlogStreamWriter
 
 
@@ -34,10 +34,21 @@ class DistributedLogDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the schema of a read, after a first check of the options."""
+        metadata = MetadataOptions.parse(self.options)
+        if metadata is not None:
+            from dlspark.metadata import schema_of
+
+            return schema_of(metadata.table)
         return read_schema_of(ReadOptions.parse(self.options, Mode.LOAD).columns)
 
-    def reader(self, schema: StructType) -> DlogReader:
+    def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch."""
+        metadata = MetadataOptions.parse(self.options)
+        if metadata is not None:
+            from dlspark.metadata import MetadataReader, schema_of
+
+            check_read_schema(schema, schema_of(metadata.table))
+            return MetadataReader(metadata)
         from dlspark.batch import batch_reader
 
         options = ReadOptions.parse(self.options, Mode.BATCH)
@@ -65,7 +76,7 @@ class DistributedLogDataSource(DataSource):
         options = WriteOptions.parse(self.options, Mode.BATCH)
         columns = check_write_schema(schema, needs_log=options.log is None)
         if options.log is not None:
-            require_log(options.address, options.log)
+            require_log(options.address, options.log, create=options.create_log)
         return DlogWriter(options, columns)
 
     def streamWriter(
@@ -85,5 +96,5 @@ class DistributedLogDataSource(DataSource):
         options = WriteOptions.parse(self.options, Mode.STREAM)
         columns = check_write_schema(schema, needs_log=options.log is None)
         if options.log is not None:
-            require_log(options.address, options.log)
+            require_log(options.address, options.log, create=options.create_log)
         return DlogStreamWriter(options, columns)

@@ -20,7 +20,12 @@ from dlcore.errors import (
 )
 from dlspark.arrow import batches_by_log
 from dlspark.commit import AppendIdentity, StagedTask, join_messages
-from dlspark.sessions import open_shared_namespace, require_log, staging_writer
+from dlspark.sessions import (
+    forget_log,
+    open_shared_namespace,
+    require_log,
+    staging_writer,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -53,10 +58,14 @@ def stage_rows(
     with staging_writer(options.address, append) as writer, _advice_on_txids():
         for batch in batches:
             parts = list(batches_by_log(batch, columns, log=options.log))
+            if options.create_log:
+                for log, _ in parts:
+                    require_log(options.address, log, create=True)
             try:
                 writer.write_batches(parts)
             except LogNotFoundError:
                 for log, _ in parts:
+                    forget_log(options.address, log)
                     require_log(options.address, log)  # tells how to create the missing one
                 raise
         return StagedTask(append=append, partition_id=partition_id, extents=writer.stage())

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, InputPartition, LessThan
 from pyspark.sql.types import StringType, StructField, StructType
@@ -23,6 +24,7 @@ from dlcore.sync import open_namespace
 from dlspark.batch import DlogReader, FilteringDlogReader
 from dlspark.commit import AppendIdentity, batch_identity
 from dlspark.options import Address, Mode, ReadOptions, WriteOptions
+from dlspark.schema import check_write_schema
 from dlspark.sessions import close_shared_namespace
 from dlspark.source import DistributedLogDataSource
 from dlspark.staging import abort_staged, commit_staged, stage_rows
@@ -59,7 +61,7 @@ class Bench:
     def read(self, **options: str) -> list[int]:
         """Return the transaction ids that a batch read of the log gives."""
         source = self.source(**options)
-        reader = source.reader(source.schema())
+        reader: Any = source.reader(source.schema())
         parts = reader.partitions()
         return [
             txid
@@ -245,6 +247,36 @@ def test_writers_are_made_for_logs_that_exist_and_to_append(bench: Bench, kind: 
         make(VALUES, log=f"{bench.log}-missing")
     with pytest.raises(ConfigurationError, match="value"):
         make(StructType([StructField("other", StringType())]), log=bench.log)
+
+
+@pytest.mark.parametrize("kind", ["writer", "streamWriter"])
+def test_create_log_makes_the_log_that_is_named(bench: Bench, kind: str) -> None:
+    """Before a task runs; one that is there is left as it is."""
+    new = f"{bench.log}-{kind}"
+    for log in (new, new, bench.log):
+        source = bench.source(log=log, createLog="true")
+        assert getattr(source, kind)(VALUES, overwrite=False) is not None
+        assert bench.namespace.log_exists(log)
+    assert len(bench.payloads()) == 10
+
+
+def test_create_log_makes_the_logs_that_rows_name(bench: Bench) -> None:
+    """By the task that meets them first; without the option the error tells of it."""
+    names = [f"{bench.log}/{letter}" for letter in "ab"]
+    rows = pa.record_batch({"value": [b"1", b"2", b"3"], "log": [*names, names[0]]})
+    columns = check_write_schema(TO_LOGS, needs_log=True)
+
+    def write(**more: str) -> None:
+        options = WriteOptions.parse({"uri": bench.uri, **more}, Mode.BATCH)
+        append = batch_identity(options, {}, token=uuid4().hex)
+        staged = stage_rows([rows], options=options, columns=columns, append=append, partition_id=0)
+        commit_staged([staged], options=options)
+
+    with pytest.raises(LogNotFoundError, match=r"dlog log create .* option createLog"):
+        write()
+    write(createLog="true")
+    assert len(bench.read(log=names[0], columns="txid")) == 2
+    assert len(bench.read(log=names[1])) == 1
 
 
 def test_a_write_of_no_rows_and_one_that_fails(bench: Bench) -> None:

@@ -33,7 +33,7 @@ from dlcore.metadata.port import (
 from dlcore.metadata.stored import decode, encode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from dlcore.metadata.paths import NamespacePaths
 
@@ -205,7 +205,7 @@ class LedgerStore:
                     raise
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    async def list_ledgers(self, *, first: int = 0) -> AsyncIterator[int]:
+    async def list_ledgers(self, *, first: int = 0) -> AsyncGenerator[int, None]:
         """Yield the ids of ledgers from `first` on, ascending; each list is read when reached."""
         id_of = self._paths.ledger_id_of
         ledgers = self._paths.ledgers

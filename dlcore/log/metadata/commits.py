@@ -56,6 +56,16 @@ class AppendRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CommitStatus:
+    """The last commit of an appender: its identity, the version, how many appends of it, when."""
+
+    identity: str
+    version: int
+    appends: int
+    committed_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SharedStaging:
     """Where appends of several identities find what was staged for all of them, in shared ledgers.
 

@@ -214,13 +214,26 @@ class LogUpkeep:
 
 async def sweep_commits(context: LogContext, *, before_ms: int) -> int:
     """Delete the records of commits made before a time; return how many."""
+    count = 0
+    async for path, version, record in commit_records(context):
+        if record.committed_ms < before_ms:
+            # Changed or gone meanwhile: it is not old, or another sweep was here.
+            with contextlib.suppress(MetadataVersionError, NoNodeError):
+                await context.store.delete(path, version=version)
+                count += 1
+    return count
+
+
+async def commit_records(
+    context: LogContext,
+) -> AsyncGenerator[tuple[str, int, CommitRecord], None]:
+    """Yield the path, the version and the value of every record of a commit, some at a time."""
 
     async def paths_below(bucket: str) -> list[str]:
         parent = f"{context.paths.commits}/{bucket}"
         names = await persistently(lambda: context.store.get_children(parent))
         return [f"{parent}/{name}" for name in names or ()]
 
-    count = 0
     for first in range(0, len(BUCKETS), _BUCKETS_AT_ONCE):
         buckets = BUCKETS[first : first + _BUCKETS_AT_ONCE]
         lists = await asyncio.gather(*map(paths_below, buckets))
@@ -229,12 +242,5 @@ async def sweep_commits(context: LogContext, *, before_ms: int) -> int:
             paths = found[start : start + _RECORDS_AT_ONCE]
             nodes = await persistently(lambda paths=paths: context.store.get_many(paths))  # type: ignore[misc]
             for path, node in zip(paths, nodes, strict=True):
-                if node is None:
-                    continue
-                record = decode(CommitRecord, node.value, source=path)
-                if record.committed_ms < before_ms:
-                    # Changed or gone meanwhile: it is not old, or another sweep was here.
-                    with contextlib.suppress(MetadataVersionError, NoNodeError):
-                        await context.store.delete(path, version=node.version)
-                        count += 1
-    return count
+                if node is not None:
+                    yield path, node.version, decode(CommitRecord, node.value, source=path)
