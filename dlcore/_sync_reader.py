@@ -47,6 +47,20 @@ class LogReader(Blocking):
         """Where it reads on: each record below was returned, was truncated, or is not wanted."""
         return self._rows[0].position if self._rows else self._position
 
+    @property
+    def committed(self) -> DLSN | None:
+        """The position stored for its subscriber; None if it reads for none."""
+        return self._reader.committed
+
+    def commit(self, position: DLSN | None = None) -> DLSN:
+        """Store where its subscriber goes on, the reader's position if none is given; return it.
+
+        Raises:
+            SubscriptionMovedError: another reader took the subscription over.
+            ConfigurationError: it was opened without a subscriber.
+        """
+        return self._call(self._reader.commit(position or self.position))
+
     def seek(
         self,
         *,

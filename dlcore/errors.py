@@ -48,6 +48,7 @@ is set); ``retriable`` says whether the same call may succeed later without a ch
         ├── AlreadyTruncatedError
         ├── OwnershipAcquireFailedError
         ├── OverCapacityError
+        ├── SubscriptionMovedError      another reader has the stored position now
         ├── WriteError                  the writer failed earlier and refuses further writes
         ├── WriteCancelledError         a write queued behind one that failed
         ├── InvalidEntryError           an entry's body is not what a log writer writes
@@ -344,6 +345,12 @@ class OverCapacityError(LogError):
 
     code = 517
     retriable = True
+
+
+class SubscriptionMovedError(LogError):
+    """A stored position is somebody else's now: taken over, moved or deleted."""
+
+    code = 549
 
 
 class WriteError(LogError):

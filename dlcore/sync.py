@@ -293,12 +293,41 @@ class DistributedLogManager(Blocking):
         dlsn: DLSN | None = None,
         txid: int | None = None,
         timestamp_ms: int | None = None,
+        subscriber: str | None = None,
     ) -> LogReader:
-        """Open a reader at a position; at the first readable record if none is given."""
+        """Open a reader at a position; at the first readable record if none is given.
+
+        For a `subscriber` it starts at the position that is stored for him, and is his only one.
+        """
         reader = self._call(
-            self._manager.open_reader(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms)
+            self._manager.open_reader(
+                dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms, subscriber=subscriber
+            )
         )
         return LogReader(self._portal, reader)
+
+    def get_subscriptions(self) -> dict[str, DLSN]:
+        """Return the positions that are stored for subscribers: of the next record each reads."""
+        return self._call(self._manager.get_subscriptions())
+
+    def move_subscription(
+        self,
+        subscriber: str,
+        *,
+        dlsn: DLSN | None = None,
+        txid: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> DLSN:
+        """Store where a subscriber that has no reader goes on, forward or back, and return it."""
+        return self._call(
+            self._manager.move_subscription(
+                subscriber, dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms
+            )
+        )
+
+    def delete_subscription(self, subscriber: str) -> bool:
+        """Forget a subscriber that has no reader; return whether there was one."""
+        return self._call(self._manager.delete_subscription(subscriber))
 
     def read(self, start: Bound | None = None, end: Bound | None = None) -> LogRange:
         """Return the records in [start, end), as batches, tables, frames, or an Arrow stream.

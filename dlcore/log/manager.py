@@ -22,6 +22,11 @@ from dlcore.log.reading.inspecting import SegmentWatch, take_status
 from dlcore.log.reading.opening import ReaderOpener
 from dlcore.log.reading.reader import AsyncLogReader, ReadStart
 from dlcore.log.reading.snapshot import Finder, take_last
+from dlcore.log.reading.subscriptions import (
+    delete_subscription,
+    list_subscriptions,
+    move_subscription,
+)
 from dlcore.log.recovery import recover_log
 from dlcore.log.upkeep.removal import remove_deleted, remove_truncated
 from dlcore.log.writing.lock import WriterLock
@@ -112,6 +117,7 @@ class DistributedLogManager:
         dlsn: DLSN | None = None,
         txid: int | None = None,
         timestamp_ms: int | None = None,
+        subscriber: str | None = None,
     ) -> AsyncLogReader:
         """Open a reader.
 
@@ -121,14 +127,46 @@ class DistributedLogManager:
                 one that is not truncated.  A position beyond the end waits for its record.
             txid: the first record with this transaction id or a higher one.
             timestamp_ms: the first record written at that time or later, in epoch milliseconds.
+            subscriber: for whom it reads: it starts at the position that is stored for him, unless
+                another is given, stores one with `commit`, and is the only reader that does.
 
         Raises:
-            AlreadyTruncatedError: `dlsn` was truncated away.
-            ConfigurationError: more than one of them is given.
+            AlreadyTruncatedError: `dlsn`, or the stored position, was truncated away.
+            ConfigurationError: more than one position is given.
+            OwnershipAcquireFailedError: the subscriber had another reader for `lock_timeout_s`.
         """
         start = ReadStart(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms)
         self._require_open()
-        return await self._readers.open_reader(start)
+        return await self._readers.open_reader(start, subscriber=subscriber)
+
+    async def get_subscriptions(self) -> dict[str, DLSN]:
+        """Return the positions that are stored for subscribers: of the next record each reads."""
+        self._require_open()
+        return await list_subscriptions(self._context, self._log)
+
+    async def move_subscription(
+        self,
+        subscriber: str,
+        *,
+        dlsn: DLSN | None = None,
+        txid: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> DLSN:
+        """Store where a subscriber goes on, forward or back, and return it; nobody reads for him.
+
+        Raises:
+            OwnershipAcquireFailedError: he has a reader, which can `seek` and `commit`.
+        """
+        self._require_open()
+        start = ReadStart(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms)
+        position = await self._readers.position_of(start)
+        await move_subscription(self._context, self._log, subscriber, position)
+        return position
+
+    async def delete_subscription(self, subscriber: str) -> bool:
+        """Forget a subscriber that has no reader; return whether there was one."""
+        self._require_open()
+        return await delete_subscription(self._context, self._log, subscriber)
 
     async def read(self, start: Bound | None = None, end: Bound | None = None) -> LogRange:
         """Return the records from `start` up to but not including `end`, to be read at once.

@@ -14,6 +14,8 @@
                                                 the log's only compare-and-set token
     …/lock                                      LockHolder, ephemeral: the log's writer
     …/settings                                  StoredSettings, of a log that has some
+    …/subscribers/<escaped id>                  Subscription: a position kept for a reader
+    …/subscribers/<escaped id>/lock             LockHolder, ephemeral: that reader
     …/<LSSN>                                    SegmentEnd; empty until the segment is completed
     …/<LSSN>/<number>                           Chunk: older extents, written once, then only merged
 <root>/deleted/<log id>                         a deleted log whose data is still being removed
@@ -369,6 +371,19 @@ class LogPaths:
     def settings(self) -> str:
         """What the log says of itself to its writers."""
         return f"{self.head}/settings"
+
+    @property
+    def subscribers(self) -> str:
+        """Parent of the positions that are kept for readers."""
+        return f"{self.head}/subscribers"
+
+    def subscriber(self, subscriber: str) -> str:
+        """One of them."""
+        return f"{self.subscribers}/{escape(subscriber)}"
+
+    def subscriber_lock(self, subscriber: str) -> str:
+        """Ephemeral node of the reader that may move it."""
+        return f"{self.subscriber(subscriber)}/lock"
 
     def segment(self, lssn: int) -> str:
         """One segment that has chunks or is completed."""

@@ -17,6 +17,7 @@ from dlcore.errors import (
     EndOfStreamError,
     LogEmptyError,
     LogNotFoundError,
+    OwnershipAcquireFailedError,
     TransactionIdOutOfOrderError,
     WriteError,
 )
@@ -292,6 +293,33 @@ def test_what_is_known_of_a_log(namespace_uri: str) -> None:
             assert log.status().writer is None
             assert "sync/known" in repr(log)
             assert "sync/known" in log.read()._repr_html_()
+
+
+def test_subscribers_of_a_log(namespace_uri: str) -> None:
+    """A position that the log keeps, for one reader at a time; it outlives the namespace."""
+    with open_namespace(namespace_uri) as namespace:
+        namespace.create_log("sync/subscribed")
+        with namespace.open_log("sync/subscribed") as log:
+            with log.open_writer() as writer:
+                writer.write_bulk(LogRecord(n, b"x") for n in range(10))
+            reader = log.open_reader(subscriber="s")
+            for record in reader:
+                if record.txid == 3:
+                    break
+            assert reader.commit() == reader.committed == record.dlsn.next_slot()
+            hasty = namespace.open_log("sync/subscribed", config=LogConfig(lock_timeout_s=0))
+            with pytest.raises(OwnershipAcquireFailedError):
+                hasty.open_reader(subscriber="s")
+    with open_namespace(namespace_uri) as namespace, namespace.open_log("sync/subscribed") as log:
+        assert log.get_subscriptions() == {"s": record.dlsn.next_slot()}
+        with log.open_reader(subscriber="s") as reader:
+            assert [r.txid for r in reader] == [4, 5, 6, 7, 8, 9]
+        log.move_subscription("s", txid=8)
+        with log.open_reader(subscriber="s") as reader:
+            assert [r.txid for r in reader] == [8, 9]
+        assert log.delete_subscription("s")
+        assert log.get_subscriptions() == {}
+        log.delete()
 
 
 def test_what_a_forked_child_inherited_is_left_to_its_parent(namespace_uri: str) -> None:

@@ -12,6 +12,7 @@ from dlcore.log.reading.fetch import SEGMENTS_AHEAD, Fetcher
 from dlcore.log.reading.ranges import LogRange, RangeExtent, position_of
 from dlcore.log.reading.reader import AsyncLogReader, Fetching, ReadStart
 from dlcore.log.reading.snapshot import Finder, LogFollower
+from dlcore.log.reading.subscriptions import SubscriptionHold
 
 if TYPE_CHECKING:
     from dlcore.config import LogConfig
@@ -29,10 +30,35 @@ class ReaderOpener:
         self._config = config
         self.follower = LogFollower(context, log)
 
-    async def open_reader(self, start: ReadStart) -> AsyncLogReader:
-        """Open a reader."""
+    async def open_reader(
+        self, start: ReadStart, *, subscriber: str | None = None
+    ) -> AsyncLogReader:
+        """Open a reader; for a subscriber at its stored position, unless another is given."""
+        if subscriber is None:
+            return await self._open(start, None)
+        hold = SubscriptionHold(self._context, self._log, subscriber)
+        await hold.take(timeout_s=self._config.lock_timeout_s)
+        try:
+            return await self._open(
+                ReadStart(dlsn=hold.position) if start == ReadStart() else start, hold
+            )
+        except BaseException:
+            await hold.release()
+            raise
+
+    async def _open(self, start: ReadStart, hold: SubscriptionHold | None) -> AsyncLogReader:
         fetching = await self._fetch_from(start)
-        return AsyncLogReader(self._context, self._log.name, self._fetch_from, start, fetching)
+        return AsyncLogReader(
+            self._context, self._log.name, self._fetch_from, start, fetching, hold
+        )
+
+    async def position_of(self, start: ReadStart) -> DLSN:
+        """Return the position that a start means now."""
+        if start.txid is not None:
+            return await (await self.finder()).not_less_than_txid(start.txid)
+        if start.timestamp_ms is not None:
+            return await (await self.finder()).not_less_than_timestamp(start.timestamp_ms)
+        return start.dlsn or DLSN.INITIAL
 
     async def open_range(self, start: Bound | None, end: Bound | None) -> LogRange:
         """Return the records in [start, end) of what is readable now."""
@@ -60,13 +86,9 @@ class ReaderOpener:
         return Finder(self._context, await self.follower.take())
 
     async def _fetch_from(self, start: ReadStart) -> Fetching:
-        dlsn = start.dlsn
-        is_explicit = dlsn is not None and dlsn > DLSN.INITIAL
-        if start.txid is not None:
-            dlsn = await (await self.finder()).not_less_than_txid(start.txid)
-        elif start.timestamp_ms is not None:
-            dlsn = await (await self.finder()).not_less_than_timestamp(start.timestamp_ms)
-        cursor = ReadCursor(self._log.name, dlsn or DLSN.INITIAL, skips_truncated=not is_explicit)
+        is_explicit = start.dlsn is not None and start.dlsn > DLSN.INITIAL
+        position = await self.position_of(start)
+        cursor = ReadCursor(self._log.name, position, skips_truncated=not is_explicit)
         history = LogHistory(self._context.logs, self._log)
         state = await history.read(from_lssn=cursor.position.lssn, count=SEGMENTS_AHEAD)
         beginning = cursor.copy()

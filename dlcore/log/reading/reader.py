@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dlcore.ids import DLSN
     from dlcore.log.context import LogContext
     from dlcore.log.reading.fetch import FetchedEntry, Fetcher
+    from dlcore.log.reading.subscriptions import SubscriptionHold
 
 logger = logging.getLogger(__name__)
 
@@ -66,10 +67,12 @@ class AsyncLogReader:
         fetch_from: Callable[[ReadStart], Awaitable[Fetching]],
         start: ReadStart,
         fetching: Fetching,
+        hold: SubscriptionHold | None = None,
     ) -> None:
         self._context = context
         self._name = name
         self._fetch_from = fetch_from
+        self._hold = hold
         self._fetcher, self._position = fetching
         self._start: ReadStart | None = start
         self._rows: EntryRows | None = None
@@ -90,6 +93,28 @@ class AsyncLogReader:
     def position(self) -> DLSN:
         """Where it reads on: each record below was returned, was truncated, or is not wanted."""
         return self._position if self._rows is None else self._rows.position
+
+    @property
+    def committed(self) -> DLSN | None:
+        """The position stored for its subscriber; None if it reads for none."""
+        return None if self._hold is None else self._hold.position
+
+    async def commit(self, position: DLSN | None = None) -> DLSN:
+        """Store where its subscriber goes on, the reader's position if none is given; return it.
+
+        Raises:
+            SubscriptionMovedError: another reader took the subscription over.
+            ConfigurationError: it was opened without a subscriber.
+        """
+        self._require_open()
+        if self._hold is None:
+            raise ConfigurationError(
+                f"the reader of log {self._name!r} has no subscriber: open_reader(subscriber=…)"
+            )
+        position = position or self.position
+        await self._hold.ensure_locked()
+        await self._hold.commit(position)
+        return position
 
     async def seek(
         self,
@@ -251,6 +276,8 @@ class AsyncLogReader:
     async def _fill(self, *, non_blocking: bool, until_caught_up: bool) -> EntryRows | None:
         """Return rows that have one left; None if there are none and the caller does not wait."""
         self._require_open()
+        if self._hold is not None:
+            await self._hold.ensure_locked()
         while self._rows is None or not self._rows.rows_left:
             entry = self._fetcher.take()
             if entry is not None:
@@ -298,6 +325,8 @@ class AsyncLogReader:
         self._drop_rows()
         self._context.open_objects.discard(self)
         await self._fetcher.aclose()
+        if self._hold is not None:
+            await self._hold.release()
 
     async def abandon(self, reason: str) -> None:
         """Stop reading, by which nothing is lost."""

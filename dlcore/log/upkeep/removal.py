@@ -34,6 +34,7 @@ from dlcore.metadata.stored import decode
 
 if TYPE_CHECKING:
     from dlcore.log.context import LogContext
+    from dlcore.metadata.paths import LogPaths
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ async def remove_deleted(context: LogContext, log: LogKey) -> None:
         try:
             while pieces := await _next_pieces(context, at):
                 at = await _remove(context, at, pieces)
+            await _remove_subscriptions(context, paths)
             settings = await context.store.get(paths.settings)
             await context.store.multi(
                 [
@@ -88,6 +90,18 @@ async def remove_deleted(context: LogContext, log: LogKey) -> None:
             return
         except (MetadataVersionError, NoNodeError, *UNANSWERED) as error:
             logger.info("removing deleted log=%s goes on: %s", log.name, error)
+
+
+async def _remove_subscriptions(context: LogContext, paths: LogPaths) -> None:
+    """Remove the positions kept for readers, and the locks of those who have not noticed yet."""
+    names = await context.store.get_children(paths.subscribers, fresh=True)
+    if names is None:
+        return
+    for name in names:
+        path = f"{paths.subscribers}/{name}"
+        children = await context.store.get_children(path, fresh=True) or []
+        await context.store.multi([*(Delete(f"{path}/{each}") for each in children), Delete(path)])
+    await context.store.delete(paths.subscribers)
 
 
 async def _remove(context: LogContext, at: VersionedHead, pieces: list[Piece]) -> VersionedHead:

@@ -1,0 +1,303 @@
+"""Positions that a log keeps for applications, each for one reader at a time.
+
+A subscription is a node below the log's head: a position, and the token of whoever may move it.  A
+reader takes its lock, and writes its own token into it, so that whoever held it before finds its
+compare-and-set lost, also if its session, and with it the lock, is gone and it does not know yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from dlcore.errors import (
+    ConfigurationError,
+    DLError,
+    MetadataConnectionError,
+    MetadataVersionError,
+    NodeExistsError,
+    NoNodeError,
+    OverCapacityError,
+    OwnershipAcquireFailedError,
+    SubscriptionMovedError,
+)
+from dlcore.ids import DLSN
+from dlcore.log.metadata.store import UNANSWERED, persistently
+from dlcore.log.metadata.values import LockHolder
+from dlcore.metadata.paths import unescape
+from dlcore.metadata.port import ANY_VERSION, Delete, SessionState
+from dlcore.metadata.stored import LAYOUT, Count, Number, decode, encode
+
+if TYPE_CHECKING:
+    from dlcore.log.context import LogContext
+    from dlcore.log.metadata.values import LogKey
+    from dlcore.metadata.port import Versioned
+
+logger = logging.getLogger(__name__)
+
+SUBSCRIPTIONS_MAX = 1_000
+"""Of one log."""
+_ID_BYTES_MAX = 200
+_RETRY_S = 0.1
+_TRIES_MAX = 50
+_RELEASE_WAIT_S = 5.0
+
+
+class Subscription(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored position: that of the next record to read; `token` names who may move it."""
+
+    layout: int = LAYOUT
+    position: tuple[Number, Count, Count] = (1, 0, 0)
+    reader: str = ""
+    token: str = ""
+    moved_ms: Count = 0
+
+    @property
+    def dlsn(self) -> DLSN:
+        """The position."""
+        return DLSN(*self.position)
+
+
+async def list_subscriptions(context: LogContext, log: LogKey) -> dict[str, DLSN]:
+    """Return the stored positions by subscriber, sorted."""
+    await context.logs.read(log)  # raises if it is gone
+    paths = context.logs.paths_of(log)
+    names = await persistently(lambda: context.store.get_children(paths.subscribers, fresh=True))
+    subscribers = sorted(map(unescape, names or []))
+    nodes = await persistently(
+        lambda: context.store.get_many([paths.subscriber(each) for each in subscribers])
+    )
+    return {
+        subscriber: decode(Subscription, node.value, source=paths.subscriber(subscriber)).dlsn
+        for subscriber, node in zip(subscribers, nodes, strict=True)
+        if node is not None
+    }
+
+
+class SubscriptionHold:
+    """A subscription of a log, from `take` to `release` for this holder alone."""
+
+    def __init__(self, context: LogContext, log: LogKey, subscriber: str) -> None:
+        if not 0 < len(subscriber.encode()) <= _ID_BYTES_MAX:
+            raise ConfigurationError(
+                f"subscriber={subscriber!r}: expected 1 … {_ID_BYTES_MAX} bytes of text"
+            )
+        self._context = context
+        self._store = context.store
+        self._log = log
+        self._subscriber = subscriber
+        paths = context.logs.paths_of(log)
+        self._parent, self._path = paths.subscribers, paths.subscriber(subscriber)
+        self._lock_path = paths.subscriber_lock(subscriber)
+        self._token = context.clock.new_token()
+        self._stored = Subscription()
+        self._version = -1
+        self._is_locked = False
+        self._unsubscribe = self._store.on_session(self._session_changed)
+
+    def __repr__(self) -> str:
+        return f"<SubscriptionHold {self._subscriber!r} of {self._log.name!r} at {self.position}>"
+
+    @property
+    def position(self) -> DLSN:
+        """The stored position."""
+        return self._stored.dlsn
+
+    def _session_changed(self, state: SessionState) -> None:
+        if state is SessionState.EXPIRED:
+            self._is_locked = False
+
+    async def take(self, *, timeout_s: float) -> None:
+        """Make the subscription if there is none, and lock it, waiting for another holder.
+
+        Raises:
+            OwnershipAcquireFailedError: another reader held it for `timeout_s`.
+            LogNotFoundError: the log is gone.
+            OverCapacityError: the log has `SUBSCRIPTIONS_MAX` others.
+        """
+        try:
+            await self._make()
+            await self._lock(timeout_s=timeout_s)
+            await self._take_over()
+        except BaseException:
+            await self.release()
+            raise
+
+    async def ensure_locked(self) -> None:
+        """Lock it again after the session was lost.
+
+        Raises:
+            OwnershipAcquireFailedError, SubscriptionMovedError: another reader has it, or had it.
+            MetadataConnectionError: there is no answer; it may be tried again.
+        """
+        if self._is_locked:
+            return
+        await self._lock(timeout_s=0)
+        node = await self._read()
+        if node is None or node.version != self._version:
+            await self.release()
+            raise self._moved()
+
+    async def commit(self, position: DLSN) -> None:
+        """Store a position, unless somebody else has taken the subscription.
+
+        Raises:
+            SubscriptionMovedError: somebody has.
+            MetadataConnectionError: there is no answer; it may be tried again.
+        """
+        stored = Subscription(
+            position=(position.lssn, position.entry_id, position.slot_id),
+            reader=self._context.client_id,
+            token=self._token,
+            moved_ms=self._context.clock.now_ms(),
+        )
+        for _ in range(_TRIES_MAX):
+            try:
+                version = await self._store.put(self._path, encode(stored), version=self._version)
+            except UNANSWERED:
+                node = await self._read()
+                if node is not None and node.version == self._version:
+                    await asyncio.sleep(_RETRY_S)
+                    continue
+                if node is None or node.value != encode(stored):
+                    raise self._moved() from None
+                version = node.version
+            except (MetadataVersionError, NoNodeError) as error:
+                raise self._moved() from error
+            self._stored, self._version = stored, version
+            return
+        raise MetadataConnectionError(
+            f"log {self._log.name!r}: the metadata store did not answer to the position of "
+            f"subscriber {self._subscriber!r}"
+        )
+
+    async def delete(self) -> None:
+        """Remove the subscription; it must be locked."""
+        await self._store.multi([Delete(self._lock_path), Delete(self._path, self._version)])
+        self._is_locked = False
+
+    async def release(self) -> None:
+        """Let others have it; harmless when it is not held."""
+        self._unsubscribe()
+        if not self._is_locked:
+            return
+        self._is_locked = False
+        try:
+            async with asyncio.timeout(_RELEASE_WAIT_S):
+                if await self._holder() == self._token:
+                    await self._store.delete(self._lock_path, version=ANY_VERSION)
+        except (DLError, TimeoutError) as error:
+            logger.info("%r: its lock goes with the session: %r", self, error)
+
+    async def _make(self) -> None:
+        if await self._read() is not None:
+            return
+        others = await persistently(lambda: self._store.get_children(self._parent, fresh=True))
+        if len(others or ()) >= SUBSCRIPTIONS_MAX:
+            raise OverCapacityError(
+                f"log {self._log.name!r} has {len(others or ())} subscriptions, it can have "
+                f"{SUBSCRIPTIONS_MAX}: delete some"
+            )
+        for path, value in ((self._parent, b""), (self._path, encode(Subscription()))):
+            try:
+                await persistently(lambda p=path, v=value: self._store.create(p, v))  # type: ignore[misc]
+            except NodeExistsError:
+                continue
+            except NoNodeError:
+                await self._context.logs.read(self._log)  # raises if the log is gone
+                raise
+
+    async def _read(self) -> Versioned | None:
+        return await persistently(lambda: self._store.get(self._path, fresh=True))
+
+    async def _holder(self) -> str | None:
+        """Return the token of whoever has the lock."""
+        node = await persistently(lambda: self._store.get(self._lock_path, fresh=True))
+        if node is None:
+            return None
+        return decode(LockHolder, node.value, source=self._lock_path).token
+
+    async def _lock(self, *, timeout_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        changed = asyncio.Event()
+        unwatch = self._store.watch(self._lock_path, changed.set, children=False)
+        try:
+            while not await self._try_lock():
+                if loop.time() >= deadline:
+                    raise OwnershipAcquireFailedError(
+                        f"log {self._log.name!r}: another reader has subscriber "
+                        f"{self._subscriber!r}"
+                    )
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        await changed.wait()
+                        changed.clear()
+                except TimeoutError:
+                    continue  # one more look
+        finally:
+            unwatch()
+
+    async def _try_lock(self) -> bool:
+        holder = LockHolder(owner=self._context.client_id, token=self._token)
+        while not self._is_locked:
+            try:
+                await self._store.create(self._lock_path, encode(holder), ephemeral=True)
+            except (NodeExistsError, *UNANSWERED):
+                found = await self._holder()
+                if found not in (None, self._token):
+                    return False
+                self._is_locked = found == self._token  # else it is free, by now or still
+            except NoNodeError:
+                raise self._moved() from None
+            else:
+                self._is_locked = True
+        return True
+
+    async def _take_over(self) -> None:
+        """Write our token, so that whoever had it before can move it no more."""
+        while True:
+            node = await self._read()
+            if node is None:
+                raise self._moved()
+            self._stored = decode(Subscription, node.value, source=self._path)
+            self._version = node.version
+            try:
+                await self.commit(self.position)
+            except SubscriptionMovedError:
+                continue  # by one that had it before
+            return
+
+    def _moved(self) -> SubscriptionMovedError:
+        return SubscriptionMovedError(
+            f"log {self._log.name!r}: subscriber {self._subscriber!r} was taken over, moved or "
+            "deleted by somebody else"
+        )
+
+
+async def move_subscription(
+    context: LogContext, log: LogKey, subscriber: str, position: DLSN
+) -> None:
+    """Set a subscription's position, forward or back, while nobody reads by it."""
+    hold = SubscriptionHold(context, log, subscriber)
+    await hold.take(timeout_s=0)
+    try:
+        await hold.commit(position)
+    finally:
+        await hold.release()
+
+
+async def delete_subscription(context: LogContext, log: LogKey, subscriber: str) -> bool:
+    """Remove a subscription that nobody reads by; return whether there was one."""
+    if subscriber not in await list_subscriptions(context, log):
+        return False
+    hold = SubscriptionHold(context, log, subscriber)
+    await hold.take(timeout_s=0)
+    try:
+        await hold.delete()
+    finally:
+        await hold.release()
+    return True
