@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -23,12 +24,21 @@ if TYPE_CHECKING:
 
     from dlcore.clock import Clock
     from dlcore.config import LedgerClientConfig, QuorumConfig
+    from dlcore.ids import BookieId
     from dlcore.ledger.metadata.registry import BookieRegistry
     from dlcore.ledger.metadata.store import LedgerStore
     from dlcore.ledger.port import BookieClient
     from dlcore.metadata.port import Op
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerPlace:
+    """Where a ledger can be created: an id that nobody else gets, and bookies of one moment."""
+
+    ledger_id: int
+    bookies: tuple[BookieId, ...]
 
 
 class LedgerClient:
@@ -76,22 +86,10 @@ class LedgerClient:
         """
         return self._services().placer
 
-    async def create_ledger(
-        self,
-        quorum: QuorumConfig,
-        *,
-        custom: Mapping[str, str] = MappingProxyType({}),
-        extra_ops: Callable[[int], Sequence[Op]] | None = None,
-    ) -> LedgerWriter:
-        """Create a ledger on writable bookies that the placer chooses, and return its writer.
+    async def find_place(self, quorum: QuorumConfig) -> LedgerPlace:
+        """Return an id and an ensemble for a ledger that is created soon, or never.
 
-        The operations that `extra_ops` returns for the new ledger's id join the creating
-        transaction.
-
-        Raises:
-            NotEnoughBookiesError: fewer writable bookies are registered than the ensemble needs, or
-                in fewer racks than the client is told to enforce.
-            MetadataError: of the store, or of the first of the extra operations that failed.
+        Raises: as `create_ledger`.
         """
         services = self._services()
         bookies, ledger_id = await asyncio.gather(
@@ -103,16 +101,41 @@ class LedgerClient:
             raise bookies
         if isinstance(ledger_id, BaseException):
             raise ledger_id
+        return LedgerPlace(ledger_id, bookies)
+
+    async def create_ledger(
+        self,
+        quorum: QuorumConfig,
+        *,
+        custom: Mapping[str, str] = MappingProxyType({}),
+        extra_ops: Callable[[int], Sequence[Op]] | None = None,
+        place: LedgerPlace | None = None,
+    ) -> LedgerWriter:
+        """Create a ledger on writable bookies that the placer chooses, and return its writer.
+
+        With a `place` that was found before, that is one transaction and nothing else.
+
+        The operations that `extra_ops` returns for the new ledger's id join the creating
+        transaction.
+
+        Raises:
+            NotEnoughBookiesError: fewer writable bookies are registered than the ensemble needs, or
+                in fewer racks than the client is told to enforce.
+            MetadataError: of the store, or of the first of the extra operations that failed.
+        """
+        services = self._services()
+        if place is None:
+            place = await self.find_place(quorum)
         metadata = LedgerMetadata(
-            ledger_id=ledger_id,
+            ledger_id=place.ledger_id,
             quorum=quorum,
             state=LedgerState.OPEN,
-            ensembles=(Ensemble(0, bookies),),
+            ensembles=(Ensemble(0, place.bookies),),
             token=self._clock.new_token(),
             created_ms=self._clock.now_ms(),
             custom=dict(custom),
         )
-        ops = extra_ops(ledger_id) if extra_ops is not None else ()
+        ops = extra_ops(place.ledger_id) if extra_ops is not None else ()
         versioned = await services.ledgers.create(metadata, extra_ops=ops)
         writer = LedgerWriter(versioned, services, on_end=self._writers.discard)
         self._writers.add(writer)

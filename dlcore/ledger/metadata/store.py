@@ -190,6 +190,10 @@ class LedgerStore:
                     raise
         raise AssertionError("unreachable: the last attempt returns or raises")
 
+    def put(self, metadata: LedgerMetadata, *, version: int) -> Op:
+        """Return what compares and sets the ledger's metadata, for a transaction of others."""
+        return Put(self._paths.ledger(metadata.ledger_id), encode(metadata), version)
+
     async def delete(self, ledger_id: int, *, version: int = ANY_VERSION) -> None:
         """Delete the ledger's metadata; bookies drop its entries some time later."""
         path = self._paths.ledger(ledger_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -29,9 +30,10 @@ from dlcore.ledger.writing.lac import LacPublisher
 from dlcore.wire.digest import FRAME_BYTES, BytesLike
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from dlcore.ledger.services import LedgerServices
+    from dlcore.metadata.port import Op
 
 logger = logging.getLogger(__name__)
 
@@ -243,22 +245,51 @@ class LedgerWriter:
         self._is_closing = True
         async with self._close_lock:
             if self._closed is None:
-                try:
-                    self._closed = await self._settle()
-                except (LedgerFencedError, LedgerClosedError, LedgerNotFoundError) as error:
-                    await self._stop(error)  # nothing is left to do here, or to try again
-                    raise
-                await self._stop(LedgerClosedError(f"ledger {self.ledger_id} is closed"))
+                async with self._stopped_if_taken():
+                    await self._settle()
+                    closed = await self._store_end()
+                await self.was_closed(closed)
+            assert self._closed is not None
             return self._closed
 
-    async def _settle(self) -> LedgerMetadata:
-        """Wait until nothing changes any more, then store the end."""
+    async def prepare_close(self) -> tuple[LedgerMetadata, Op]:
+        """Wait for what was appended; return the closed ledger, and what stores it.
+
+        The operation is for a transaction of the caller's.  Once that was applied comes
+        `was_closed`; where it was not, `close` finds out what became of the ledger.
+
+        Raises:
+            LedgerFencedError, LedgerClosedError: somebody else took it over.
+        """
+        self._is_closing = True
+        async with self._close_lock, self._stopped_if_taken():
+            await self._settle()
+            closed = self._appender.metadata.closed(
+                last_entry_id=self._appender.last_add_confirmed,
+                length_bytes=self._appender.confirmed_bytes,
+            )
+            return closed, self._services.ledgers.put(closed, version=self._driver.version)
+
+    async def was_closed(self, metadata: LedgerMetadata) -> None:
+        """Stop, since the metadata store holds this end of the ledger."""
+        self._closed = metadata
+        await self._stop(LedgerClosedError(f"ledger {self.ledger_id} is closed"))
+
+    @asynccontextmanager
+    async def _stopped_if_taken(self) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        except (LedgerFencedError, LedgerClosedError, LedgerNotFoundError) as error:
+            await self._stop(error)  # nothing is left to do here, or to try again
+            raise
+
+    async def _settle(self) -> None:
+        """Wait until nothing changes any more."""
         self._raise_if_taken_over()
         await self._driver.wait_until(lambda: self._appender.is_idle or self._is_over)
         self._appender.seal()
         await self._driver.wait_until(lambda: not self._appender.is_changing or self._is_over)
         self._raise_if_taken_over()
-        return await self._store_end()
 
     async def abandon(self) -> None:
         """Stop without closing the ledger, as a crash would: recovery decides about its end."""

@@ -98,6 +98,8 @@ _Ticket = TypeVar("_Ticket")
 PENDING_BYTES_MAX = 128 * 1024 * 1024
 """Beyond this a write is refused with `OverCapacityError`."""
 _START_ATTEMPTS_MAX = 20
+_NEARLY_FULL = 0.75
+"""With this share of its size or age a segment is to be completed soon."""
 
 
 class WriterState(enum.Enum):
@@ -296,6 +298,14 @@ class LogAppender(Generic[_Ticket]):
         if self.state is not WriterState.OPEN or segment is None or not segment.run.entry_count:
             return None
         return max(0, segment.started_ms + self._limits.age_max_ms - now_ms) / 1000
+
+    def is_nearly_full(self, *, now_ms: int) -> bool:
+        """Return whether our segment is to be completed soon, if it is written to as until now."""
+        segment = self._segment
+        return segment is not None and self._limits.is_reached(
+            size_bytes=int(segment.run.size_bytes / _NEARLY_FULL),
+            age_ms=int((now_ms - segment.started_ms) / _NEARLY_FULL),
+        )
 
     def _is_old(self, now_ms: int) -> bool:
         """Return whether nothing is written to a segment that has reached its age."""

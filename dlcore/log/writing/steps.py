@@ -31,7 +31,10 @@ class AppendEntry:
 
 @dataclass(frozen=True, slots=True)
 class CloseLedger:
-    """Step: close the ledger of the segment; answer with `ledger_closed`."""
+    """Step: append nothing more to the ledger of the segment; answer with `ledger_closed`.
+
+    It is closed in the transaction of the change that follows, which is so the only one of a roll.
+    """
 
 
 @dataclass(frozen=True, slots=True)

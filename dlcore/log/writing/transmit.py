@@ -38,16 +38,6 @@ RECORD_TICKET_BYTES = 256
 """What a record that is written by itself costs in memory beyond its payload."""
 
 
-def is_plain(txid: int, payload: bytes) -> bool:
-    """Return whether a record is acceptable as it is, if its transaction id follows the others."""
-    return (
-        type(payload) is bytes
-        and type(txid) is int
-        and 0 <= txid <= TXID_MAX
-        and len(payload) <= RECORD_SIZE_BYTES_MAX
-    )
-
-
 def checked_payload(txid: int, payload: bytes, *, last_txid: int) -> bytes:
     """Return the payload, as bytes that nobody can change while the record waits to be sent.
 
@@ -182,7 +172,13 @@ class Transmitter(Generic[_Ticket]):
     def add_record(self, txid: int, payload: bytes, ticket: _Ticket | None = None) -> None:
         """Accept one record, or raise what `checked_payload` says against it."""
         # All in one place: this is done for each record.
-        if not is_plain(txid, payload) or txid < self.last_txid:
+        if (
+            type(payload) is not bytes
+            or type(txid) is not int
+            or not self.last_txid <= txid <= TXID_MAX
+            or txid < 0
+            or len(payload) > RECORD_SIZE_BYTES_MAX
+        ):
             payload = checked_payload(txid, payload, last_txid=self.last_txid)
         size_bytes = len(payload) + RECORD_OVERHEAD_BYTES
         group = self._open

@@ -11,6 +11,7 @@ import atexit
 import logging
 import os
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
 
 from dlcore.errors import (
@@ -55,11 +56,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dlcore.config import LogConfig, LogSettings
+    from dlcore.ledger.client import LedgerPlace
+    from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.ledger.writing.writer import LedgerWriter
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.values import LogMetadata, VersionedHead
     from dlcore.log.writing.lock import WriterLock
     from dlcore.log.writing.transmit import Unwritten
+    from dlcore.metadata.port import Op
     from dlcore.records import LogRecord
 
 logger = logging.getLogger(__name__)
@@ -67,6 +71,8 @@ logger = logging.getLogger(__name__)
 PENDING_BYTES_SOFT = 32 * 1024 * 1024
 """`wait_for_capacity` waits while more than this is not acknowledged."""
 _AGE_LOOKS_EVERY_S_MIN = 0.01
+_PLACE_AGE_MS_MAX = 30_000
+"""Bookies that were chosen so long ago may be others by now."""
 _OVERTAKEN = (MetadataVersionError, NodeExistsError, NoNodeError)
 
 
@@ -96,8 +102,13 @@ class AsyncLogWriter:
             at, config.with_settings(settings)
         )
         self._ledger: LedgerWriter | None = None  # of the segment that is ours
+        self._closing: tuple[LedgerMetadata, Op] | None = None  # how it ends, once nothing follows
+        self._place: LedgerPlace | None = None  # of the next ledger
+        self._placed_ms = 0
+        self._placing: asyncio.Task[None] | None = None
         self._changing = asyncio.Lock()  # one change of the log's metadata at a time
         self._wake = asyncio.Event()
+        self._is_asleep = False  # the pump waits for that, and looks at nothing by itself
         self._capacity = asyncio.Event()
         self._alarm: asyncio.TimerHandle | None = None  # rings when the segment is old
         self._pump_task = asyncio.create_task(self._run(), name=f"log-writer-{log.name}")
@@ -157,7 +168,8 @@ class AsyncLogWriter:
         """
         future: asyncio.Future[DLSN] = self._loop.create_future()
         self._machine.add_record(record.txid, record.payload, future)
-        self._wake.set()
+        if self._is_asleep:
+            self._wake.set()
         return future
 
     def write_bulk(self, records: Iterable[LogRecord]) -> list[asyncio.Future[DLSN]]:
@@ -323,6 +335,8 @@ class AsyncLogWriter:
         ledger, self._ledger = self._ledger, None
         self._settings.close()
         self._stop_alarm()
+        if self._placing is not None:
+            self._placing.cancel()
         try:
             if ledger is not None:
                 await ledger.abandon()
@@ -358,7 +372,9 @@ class AsyncLogWriter:
                 except DLError as error:
                     self._fail(error)
             self._look_at_age()
+            self._is_asleep = True
             await self._wake.wait()
+            self._is_asleep = False
 
     def _look_at_age(self) -> None:
         """Wake up when the segment is old: it is completed then, also if nothing is written."""
@@ -393,6 +409,25 @@ class AsyncLogWriter:
         body = self._machine.next_entry(now_ms=self._context.clock.now_ms())
         if body is not None:
             ledger.submit(body, self._answered)
+            self._look_for_place()
+
+    def _look_for_place(self) -> None:
+        """Find out in time where the next ledger goes, so that a roll is one round trip."""
+        now_ms = self._context.clock.now_ms()
+        if self._placing is not None or not self._machine.is_nearly_full(now_ms=now_ms):
+            return
+        if self._place is None or now_ms - self._placed_ms > _PLACE_AGE_MS_MAX:
+            self._placed_ms = now_ms
+            self._placing = asyncio.create_task(self._find_place())
+
+    async def _find_place(self) -> None:
+        try:
+            self._place = await self._context.ledgers.find_place(self._log.quorum)
+        except DLError as error:
+            # The roll looks again, and fails if there is none then.
+            logger.info("log=%s: no place for its next ledger yet: %s", self.log_name, error)
+        finally:
+            self._placing = None
 
     def _answered(self, error: DLError | None) -> None:
         if error is None:
@@ -406,14 +441,15 @@ class AsyncLogWriter:
         match step:
             case CloseLedger():
                 assert self._ledger is not None
-                end = await self._ledger.close()
-                self._ledger = None
+                self._closing = await self._ledger.prepare_close()
+                end = self._closing[0]
                 machine.ledger_closed(last_entry_id=end.last_entry_id, size_bytes=end.length_bytes)
             case StartSegment() | CompleteSegment():
                 try:
                     await self._apply(step)
                 except _OVERTAKEN as error:
                     logger.info("log=%s changed under its writer: %s", self.log_name, error)
+                    await self._close_ledger()
                     at = await self._context.logs.read(self._log)
                     self._perform(machine.overtaken(at))
             case RecoverLog():
@@ -438,7 +474,9 @@ class AsyncLogWriter:
             closing=step.closing,
             seal=step.seal,
         )
-        after = await self._context.logs.apply(change)
+        closing = self._closing_ops()
+        after = await self._context.logs.apply(replace(change, ops=(*change.ops, *closing)))
+        await self._ledger_was_closed(closing)
         self._perform(self._machine.completed(after, ends=step.ends))
 
     async def _start(self, step: StartSegment) -> None:
@@ -449,15 +487,41 @@ class AsyncLogWriter:
                 self._paths, at, ledger_id=ledger_id, now_ms=now_ms, closing=step.closing
             )
 
-        ledger = self._ledger = await self._context.ledgers.create_ledger(
+        closing = self._closing_ops()
+        place, self._place = self._place, None
+        if now_ms - self._placed_ms > _PLACE_AGE_MS_MAX:
+            place = None
+        ledger = await self._context.ledgers.create_ledger(
             self._log.quorum,
             custom={"log": at.name, "log_id": at.log.log_id},
-            extra_ops=lambda ledger_id: plan(ledger_id).ops,
+            extra_ops=lambda ledger_id: (*plan(ledger_id).ops, *closing),
+            place=place,
         )
+        await self._ledger_was_closed(closing)
+        self._ledger = ledger
         after = plan(ledger.ledger_id).after
         self._machine.segment_started(ledger.ledger_id, after, now_ms=now_ms)
         lssn = after.head.max_lssn
         logger.info("started log=%s segment=%d ledger=%d", at.name, lssn, ledger.ledger_id)
+
+    def _closing_ops(self) -> tuple[Op, ...]:
+        """Return what closes the ledger of the segment that ends."""
+        return () if self._closing is None else (self._closing[1],)
+
+    async def _ledger_was_closed(self, closing: tuple[Op, ...]) -> None:
+        if closing:
+            assert self._ledger is not None
+            assert self._closing is not None
+            ledger, self._ledger = self._ledger, None
+            (end, _), self._closing = self._closing, None
+            await ledger.was_closed(end)
+
+    async def _close_ledger(self) -> None:
+        """Close the ledger by itself, since the change that was to close it was overtaken."""
+        if self._closing is not None:
+            assert self._ledger is not None
+            await self._ledger.close()
+            self._ledger = self._closing = None
 
     # Answers, ownership and failure
 
