@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dlcore.log.reading.reader import AsyncLogReader
     from dlcore.log.staging.append import StagedAppend
     from dlcore.log.staging.writer import StagingWriter
+    from dlcore.log.streams import AsyncAppendOnlyStreamReader, AsyncAppendOnlyStreamWriter
     from dlcore.log.writing.writer import AsyncLogWriter
     from dlcore.namespace import Namespace, open_namespace
     from dlcore.scanning import scan
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 __all__ = [
     "DLSN",
     "AppendRun",
+    "AsyncAppendOnlyStreamReader",
+    "AsyncAppendOnlyStreamWriter",
     "AsyncLogReader",
     "AsyncLogWriter",
     "BookieId",
@@ -73,6 +76,8 @@ __all__ = [
 ]
 
 _HEAVY = {
+    "AsyncAppendOnlyStreamReader": "dlcore.log.streams",
+    "AsyncAppendOnlyStreamWriter": "dlcore.log.streams",
     "AsyncLogReader": "dlcore.log.reading.reader",
     "AsyncLogWriter": "dlcore.log.writing.writer",
     "DistributedLogManager": "dlcore.log.manager",

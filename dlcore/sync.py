@@ -22,6 +22,7 @@ from dlcore._prefetch import scan
 from dlcore._sync_range import LogRange
 from dlcore._sync_reader import LogReader
 from dlcore._sync_staging import StagedAppend, StagingWriter
+from dlcore._sync_stream import AppendOnlyStreamReader, AppendOnlyStreamWriter
 from dlcore._sync_watch import LogWatch
 from dlcore._sync_writer import LogWriter
 from dlcore.log.metadata.commits import AppendRun, CommitStatus, SharedStaging
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
     from dlcore.tls import TlsFiles
 
 __all__ = [
+    "AppendOnlyStreamReader",
+    "AppendOnlyStreamWriter",
     "AppendRun",
     "CommitResult",
     "CommitStatus",
@@ -336,6 +339,15 @@ class DistributedLogManager(Blocking):
         one it is the first record that is not truncated, or the end of what is readable now.
         """
         return LogRange(self._portal, self._call(self._manager.read(start, end)))
+
+    def open_stream_writer(self) -> AppendOnlyStreamWriter:
+        """Open the log's writer as a binary file, which begins where the bytes of the log end."""
+        return AppendOnlyStreamWriter(self.open_writer())
+
+    def open_stream_reader(self, position: int | None = None) -> AppendOnlyStreamReader:
+        """Open the log's bytes as a binary file, at `position` or at the first byte there is."""
+        reader = self._call(self._manager.open_stream_reader(position))
+        return AppendOnlyStreamReader(self._portal, reader)
 
     def get_first_dlsn(self) -> DLSN:
         """Return the position of the first record, or raise `LogEmptyError`."""

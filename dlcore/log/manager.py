@@ -28,6 +28,7 @@ from dlcore.log.reading.subscriptions import (
     move_subscription,
 )
 from dlcore.log.recovery import recover_log
+from dlcore.log.streams import AsyncAppendOnlyStreamReader, AsyncAppendOnlyStreamWriter
 from dlcore.log.upkeep.removal import remove_deleted, remove_truncated
 from dlcore.log.writing.lock import WriterLock
 from dlcore.log.writing.renaming import rename_log
@@ -182,6 +183,41 @@ class DistributedLogManager:
         """
         self._require_open()
         return await self._readers.open_range(start, end)
+
+    async def open_stream_writer(self) -> AsyncAppendOnlyStreamWriter:
+        """Open the log's writer as one of bytes; it begins where the bytes of the log end.
+
+        Raises: as `open_writer`.
+        """
+        return AsyncAppendOnlyStreamWriter(await self.open_writer())
+
+    async def open_stream_reader(self, position: int | None = None) -> AsyncAppendOnlyStreamReader:
+        """Open a reader of the log's bytes.
+
+        Args:
+            position: the first byte wanted, perhaps past the end; None: the first one that is not
+                truncated.
+        """
+        reader = await self.open_reader()
+        stream = AsyncAppendOnlyStreamReader(reader, 0, self._get_stream_end)
+        try:
+            if position is None:
+                await stream.start_at_first()
+            else:
+                await stream.seek(position)
+        except BaseException:
+            await stream.aclose()
+            raise
+        return stream
+
+    async def _get_stream_end(self) -> tuple[int, bool]:
+        """Return where the readable bytes end, and whether none can follow."""
+        self._require_open()
+        snapshot = await take_last(self._context, self._log)
+        ends = [segment.extents[-1].last_txid for segment in snapshot.segments if segment.extents]
+        if not ends:  # of an empty log, or one that is truncated to its end
+            ends = [max(0, (await self._read()).head.max_txid)]
+        return ends[-1], snapshot.sealed
 
     # What is known
 

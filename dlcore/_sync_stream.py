@@ -1,0 +1,153 @@
+"""A log as a binary file: raw streams, to which `io` adds buffers and text."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+from dlcore.records import LogRecord
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+    from dlcore._portal import Portal
+    from dlcore._sync_writer import LogWriter
+    from dlcore.log.streams import AsyncAppendOnlyStreamReader
+
+
+class AppendOnlyStreamWriter(io.RawIOBase):
+    """Appends bytes to a stream, as a file that is open for writing.  Not thread-safe.
+
+    `write` buffers; `flush` and `close` wait until all of it is durable and visible.  One that is
+    not closed is closed with its namespace, or at exit, never by being forgotten.
+    """
+
+    def __init__(self, writer: LogWriter) -> None:
+        super().__init__()
+        self._writer = writer
+        self._position = self._end = max(writer.last_txid, 0)
+
+    def __del__(self) -> None:
+        """Do not close it, as `io` would: nobody knows in which thread."""
+
+    @property
+    def position(self) -> int:
+        """Where the durable bytes end, as of the last flush."""
+        return self._position
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return where the next bytes go."""
+        return self._end
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Accept all of `data`; return how many bytes.  Raises as `LogWriter.write`."""
+        self._require_open()
+        from dlcore.log.entries.stream import cut
+
+        view = memoryview(data).cast("B")
+        for end, chunk in cut(view, self._end):
+            self._writer.write(LogRecord(end, chunk))
+            self._end = end
+        return len(view)
+
+    def flush(self) -> None:
+        """Wait until all that was written is durable and visible."""
+        self._require_open()
+        if self._position != self._end:
+            self._writer.commit()
+            self._position = self._end
+
+    def mark_end_of_stream(self) -> None:
+        """Flush and seal the stream: no byte can follow."""
+        self._require_open()
+        self._writer.mark_end_of_stream()
+        self._position = self._end
+
+    def abort(self) -> None:
+        """Close it without flushing, as a crash would; what was flushed stays."""
+        self._end = self._position
+        self._writer.abort()
+        self.close()
+
+    def close(self) -> None:
+        """Flush, and release the log; harmless when it is closed."""
+        try:
+            super().close()
+        finally:
+            self._writer.close()
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise ValueError("I/O operation on closed file")
+
+
+class AppendOnlyStreamReader(io.RawIOBase):
+    """Reads the bytes of a stream, as a file that is open for reading.  Not thread-safe.
+
+    At the end nothing is read, and more once it was written; `has_ended` tells that nothing more
+    will come, for the stream is sealed.
+    """
+
+    def __init__(self, portal: Portal, reader: AsyncAppendOnlyStreamReader) -> None:
+        super().__init__()
+        self._portal = portal
+        self._reader = reader
+
+    def __del__(self) -> None:
+        """Do not close it, as `io` would: nobody knows in which thread."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the end of a sealed stream was met: all of it was read."""
+        return self._reader.has_ended
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return the position of the next byte."""
+        return self._reader.tell()
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """Read into `buffer` as many bytes as are at hand; return how many, 0 at the end."""
+        self._require_open()
+        return self._portal.call(self._reader.readinto(buffer))
+
+    def readall(self) -> bytes:
+        """Return all bytes that are readable."""
+        self._require_open()
+        return self._portal.call(self._reader.read())
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Go to a position, forward or back, perhaps past the end; return it."""
+        self._require_open()
+        return self._portal.call(self._reader.seek(offset, whence))
+
+    def skip_to(self, position: int) -> bool:
+        """Go to a position if it is readable, or the end; else stay and return False.
+
+        Raises:
+            EndOfStreamError: the stream is sealed and ends before.
+        """
+        self._require_open()
+        return self._portal.call(self._reader.skip_to(position))
+
+    def close(self) -> None:
+        """Stop reading; harmless when it is closed."""
+        if not self.closed:
+            super().close()
+            if not self._portal.is_inherited:
+                self._portal.call(self._reader.aclose())
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise ValueError("I/O operation on closed file")

@@ -1,0 +1,262 @@
+"""A log as a stream of bytes: appended to and read as a file is.
+
+See `entries/stream.py` for how bytes lie in records.  No failure makes a gap: a new writer begins
+where the durable bytes end, whatever the one before it was told of its last writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from dlcore.config import require
+from dlcore.errors import AlreadyTruncatedError, EndOfStreamError, UnexpectedError
+from dlcore.ids import TXID_MAX
+from dlcore.log.entries.stream import bytes_of, cut
+from dlcore.records import LogRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from types import TracebackType
+
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+    from dlcore.ids import DLSN
+    from dlcore.log.reading.reader import AsyncLogReader
+    from dlcore.log.writing.writer import AsyncLogWriter
+
+
+class AsyncAppendOnlyStreamWriter:
+    """Appends bytes to a stream.  Use `DistributedLogManager.open_stream_writer`."""
+
+    def __init__(self, writer: AsyncLogWriter) -> None:
+        self._writer = writer
+        self._position = self._end = max(writer.last_txid, 0)
+
+    def __repr__(self) -> str:
+        return f"<AsyncAppendOnlyStreamWriter {self._writer.log_name!r} at {self._position}>"
+
+    @property
+    def position(self) -> int:
+        """Where the durable bytes end: it moves once bytes are acknowledged."""
+        return self._position
+
+    def tell(self) -> int:
+        """Return where the next bytes go: the position once all that was written is durable."""
+        return self._end
+
+    def write(self, data: ReadableBuffer) -> asyncio.Future[int]:
+        """Accept bytes; return the future of the position after them, completed once durable.
+
+        Raises: as `AsyncLogWriter.write`.
+        """
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        records = list(cut(memoryview(data).cast("B"), self._end))
+        if not records:
+            answer.set_result(self._position)
+            return answer
+        if len(records) == 1:
+            written = self._writer.write(LogRecord(*records[0]))
+        else:
+            txids, payloads = zip(*records, strict=True)
+            batch = pa.record_batch({"txid": pa.array(txids, pa.int64()), "payload": payloads})
+            written = self._writer.write_batch(batch)
+        self._end = records[-1][0]
+        written.add_done_callback(partial(self._acknowledged, self._end, answer))
+        return answer
+
+    def _acknowledged(
+        self, end: int, answer: asyncio.Future[int], written: asyncio.Future[DLSN]
+    ) -> None:
+        error = written.exception()
+        if error is None:
+            self._position = max(self._position, end)
+        if answer.cancelled():
+            return
+        if error is None:
+            answer.set_result(end)
+        else:
+            answer.set_exception(error)
+            answer.exception()  # the writer tells the next caller, who may not wait for this one
+
+    async def flush(self) -> int:
+        """Wait until all that was written is durable and visible; return the position."""
+        end = self._end
+        await self._writer.commit()
+        self._position = max(self._position, end)
+        return self._position
+
+    async def mark_end_of_stream(self) -> None:
+        """Flush and seal the stream: no byte can follow."""
+        end = self._end
+        await self._writer.mark_end_of_stream()
+        self._position = max(self._position, end)
+
+    async def abort(self) -> None:
+        """Stop at once, as a crash would; what was acknowledged stays."""
+        await self._writer.abort()
+
+    async def aclose(self) -> None:
+        """Flush, and release the log; harmless when it is closed."""
+        await self._writer.aclose()
+
+    async def __aenter__(self) -> AsyncAppendOnlyStreamWriter:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._writer.__aexit__(kind, error, traceback)
+
+
+class AsyncAppendOnlyStreamReader:
+    """Reads the bytes of a stream.  Use `DistributedLogManager.open_stream_reader`.
+
+    As of a file that grows, reading at the end returns nothing, and later more.  At the end of a
+    sealed stream nothing more will come: `has_ended` tells.
+    """
+
+    def __init__(
+        self,
+        reader: AsyncLogReader,
+        position: int,
+        read_end: Callable[[], Awaitable[tuple[int, bool]]],
+    ) -> None:
+        self._reader = reader
+        self._read_end = read_end
+        self._position = position
+        self._begin = position
+        self._data = memoryview(b"")  # from `_begin` on
+        self._has_ended = False
+
+    def __repr__(self) -> str:
+        return f"<AsyncAppendOnlyStreamReader {self._reader.log_name!r} at {self._position}>"
+
+    def tell(self) -> int:
+        """Return the position of the next byte."""
+        return self._position
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the end of a sealed stream was met: all of it was read."""
+        return self._has_ended
+
+    async def start_at_first(self) -> None:
+        """Go to the first byte that is not truncated, or to where the first will be."""
+        if await self._take(anywhere=True):
+            self._position = self._begin
+        else:
+            self._position = self._begin = (await self._read_end())[0]
+
+    async def read(self, size: int = -1) -> bytes:
+        """Return up to `size` bytes, all that are readable if it is negative; fewer at the end.
+
+        Raises:
+            AlreadyTruncatedError: the bytes at the position are gone.
+            UnexpectedError: the log is no byte stream.
+            LogNotFoundError, MetadataConnectionError, BookieUnavailableError: as `AsyncLogReader`.
+        """
+        parts = []
+        left = size if size >= 0 else TXID_MAX
+        while left and (part := await self._next(left)):
+            parts.append(bytes(part))
+            left -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def readinto(self, buffer: WriteableBuffer) -> int:
+        """Read into `buffer` as many bytes as are at hand; return how many, 0 at the end."""
+        view = memoryview(buffer).cast("B")
+        part = await self._next(len(view)) if view else b""
+        view[: len(part)] = part
+        return len(part)
+
+    async def _next(self, size: int) -> memoryview:
+        """Return up to `size` bytes that lie together; none at the end."""
+        while self._position >= self._begin + len(self._data):
+            if not await self._take():
+                return memoryview(b"")
+        start = self._position - self._begin
+        part = self._data[start : start + size]
+        self._position += len(part)
+        return part
+
+    async def _take(self, *, anywhere: bool = False) -> bool:
+        """Take over the next bytes of the log; return False if there are none now."""
+        try:
+            batch = await self._reader.read_batch(until_caught_up=True)
+        except EndOfStreamError:
+            self._has_ended = True
+            return False
+        if batch is None:
+            return False
+        begin, data = bytes_of(batch, self._reader.log_name)
+        known = self._begin + len(self._data)
+        if len(self._data) and begin < known:
+            raise UnexpectedError(
+                f"log {self._reader.log_name!r} is no byte stream: byte {begin} follows byte "
+                f"{known - 1}"
+            )
+        if begin > self._position and not anywhere:
+            raise AlreadyTruncatedError(
+                f"stream {self._reader.log_name!r}: bytes {self._position} … {begin - 1} were "
+                "truncated"
+            )
+        self._begin, self._data = begin, data
+        return True
+
+    async def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a position, forward or back, perhaps past the end; return it."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position}.get(whence)
+        if base is None:
+            base = (await self._read_end())[0]
+        position = base + offset
+        require(
+            condition=0 <= position < TXID_MAX,
+            key="position",
+            value=position,
+            rule=f"expected 0 … {TXID_MAX - 1}",
+        )
+        if not self._begin <= position <= self._begin + len(self._data):
+            await self._reader.seek(txid=position + 1)
+            self._begin, self._data = position, memoryview(b"")
+        self._position = position
+        self._has_ended = False
+        return position
+
+    async def skip_to(self, position: int) -> bool:
+        """Go to a position if it is readable, or the end; else stay and return False.
+
+        Raises:
+            EndOfStreamError: the stream is sealed and ends before.
+        """
+        end, is_sealed = await self._read_end()
+        if position <= end:
+            await self.seek(position)
+            return True
+        if is_sealed:
+            raise EndOfStreamError(
+                f"stream {self._reader.log_name!r} is sealed and ends at {end}, before {position}"
+            )
+        return False
+
+    async def aclose(self) -> None:
+        """Stop reading."""
+        await self._reader.aclose()
+
+    async def __aenter__(self) -> AsyncAppendOnlyStreamReader:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
