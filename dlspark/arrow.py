@@ -141,7 +141,7 @@ def _joined(parts: list[ScanBatch], column: str) -> pa.Array:
 def batches_by_log(
     batch: pa.RecordBatch, columns: WriteColumns, *, log: str | None
 ) -> list[tuple[str, pa.RecordBatch]]:
-    """Return what to write to which log: the columns ``payload`` and, if there is one, ``txid``.
+    """Return what to write to which log: the columns ``payload`` and, if rows have one, ``txid``.
 
     All of it goes to `log` if that is given, else each row where its ``log`` says, in order.
 
@@ -151,9 +151,11 @@ def batches_by_log(
     if batch.num_rows == 0:
         return []
     arrays = [_required(batch, "value").cast(pa.binary())]
-    if columns.has_txid:
+    # SQL's INSERT fills columns that it does not name with nulls: then none of the rows has one.
+    has_txid = columns.has_txid and batch.column("txid").null_count < batch.num_rows
+    if has_txid:
         arrays.insert(0, _required(batch, "txid"))
-    schema = WRITE_SCHEMA_WITH_TXID if columns.has_txid else WRITE_SCHEMA
+    schema = WRITE_SCHEMA_WITH_TXID if has_txid else WRITE_SCHEMA
     rows = pa.RecordBatch.from_arrays(arrays, schema=schema)
     if log is not None:
         return [(log, rows)]

@@ -54,6 +54,7 @@ _LIMITS = ("maxRecordsPerTrigger", "maxBytesPerTrigger", "minRecordsPerTrigger",
 _TLS_KEYS = ("tlsCa", "tlsCert", "tlsKey")
 _ADDED_BY_SPARK = frozenset({"checkpointlocation", "queryname"})  # reach streaming sinks
 _CATALOG_PREFIX = "option."
+_CATALOG_KEY = "provider"  # a property of every table of Spark's catalog
 _WORDS = {
     Use.BATCH_WRITE: "writing",
     Use.STREAM_WRITE: "writing",
@@ -134,7 +135,8 @@ class MetadataOptions:
         Raises:
             ConfigurationError: an option is unknown, wrong, missing, or contradicts another.
         """
-        if not any(key.lower() == "metadata" for key in options):
+        names = {key.lower().removeprefix(_CATALOG_PREFIX) for key in options}
+        if "metadata" not in names:
             return None
         table = _Table(options, Use.METADATA)
         return cls(
@@ -240,33 +242,37 @@ class WriteOptions:
 class _Table:
     """Options by their canonical key; refuses unknown ones when built.
 
-    A table of Spark's catalog hands each of its options over twice, once behind ``option.``, and
-    has one set of them for reading and writing: there those for the other are passed over.
+    A table of Spark's catalog hands over its options behind ``option.``, among properties of its
+    own, which say nothing here, and options of a single read or write, which come first.  It has
+    one set of them for reading and writing: there those for the other are passed over.
     """
 
     def __init__(self, options: Mapping[str, str], *uses: Use) -> None:
+        self._values: dict[str, str] = {}
         keys = names_for(*uses)
         canonical = {key.lower(): key for key in keys}
-        others = {option.name.lower(): option for option in OPTIONS}
-        self._values: dict[str, str] = {}
+        everywhere = {option.name.lower() for option in OPTIONS}
+        given = {key.lower(): value for key, value in options.items()}
         of_catalog = {
-            key.lower().removeprefix(_CATALOG_PREFIX)
-            for key in options
-            if key.lower().startswith(_CATALOG_PREFIX)
+            key.removeprefix(_CATALOG_PREFIX): value
+            for key, value in given.items()
+            if key.startswith(_CATALOG_PREFIX)
         }
-        for given, value in options.items():
-            lowered = given.lower()
-            if lowered in canonical:
-                self._values[canonical[lowered]] = value
-            elif lowered == "path":
+        if of_catalog or _CATALOG_KEY in given:
+            known = {key: value for key, value in given.items() if key in everywhere}
+            options = {**of_catalog, **known}
+            canonical |= dict.fromkeys(everywhere - canonical.keys(), "")
+        for key, value in options.items():
+            name = canonical.get(key.lower())
+            if name:
+                self._values[name] = value
+            elif key.lower() == "path":
                 raise ConfigurationError(
                     f"a dlog source has no path, not {value!r}: name the log with "
                     f'.option("log", {value!r}) and call load(), save() or start() without argument'
                 )
-            elif lowered in of_catalog and lowered in others:
-                continue
-            elif not lowered.startswith(_CATALOG_PREFIX) and lowered not in _ADDED_BY_SPARK:
-                raise ConfigurationError(_describe_unknown(given, value, keys))
+            elif name is None and key.lower() not in _ADDED_BY_SPARK:
+                raise ConfigurationError(_describe_unknown(key, value, keys))
 
     def get(self, key: str) -> str | None:
         """Return the text of an option."""

@@ -72,8 +72,9 @@ def check_read_schema(schema: StructType, expected: StructType) -> None:
     else:
         difference = f"{len(schema.fields)} columns instead of {len(expected.fields)}"
     raise ConfigurationError(
-        f"the schema of a dlog read is fixed, leave .schema(...) out, and choose columns with the "
-        f"option columns: {difference}; expected {expected.simpleString()}"
+        "the schema of a dlog read is fixed: leave .schema(...) out, and the columns of CREATE "
+        f"TABLE, and choose columns with the option columns; {difference}; expected "
+        f"{expected.simpleString()}"
     )
 
 

@@ -397,16 +397,28 @@ def test_metadata_tables() -> None:
         MetadataOptions.parse({"uri": URI, "metadata": "logs", "minPartitions": "2"})
 
 
-def test_options_of_a_catalog_table_come_twice() -> None:
-    """Once behind ``option.``; a table is read and written with one set of them."""
-    table = LOG | {"option.uri": URI, "option.log": "clicks"}
-    assert ReadOptions.parse(table, Mode.BATCH).logs == LogSelection(names=("clicks",))
-    both = table | {"startingtxid": "5", "option.startingtxid": "5", "option.createlog": "true"}
-    both["createlog"] = "true"
-    assert ReadOptions.parse(both, Mode.BATCH).start == TxidBound(5)
-    assert WriteOptions.parse(both, Mode.BATCH).create_log
-    with pytest.raises(ConfigurationError, match="unknown option startngtxid"):
-        ReadOptions.parse(table | {"startngtxid": "5", "option.startngtxid": "5"}, Mode.BATCH)
+def test_options_of_a_catalog_table() -> None:
+    """Behind ``option.``, among the table's properties; for reading and writing alike."""
+    table = {
+        "provider": "dlog",
+        "comment": "made by hand",
+        "option.uri": URI,
+        "option.log": "clicks",
+        "option.startingTxid": "5",
+        "option.createLog": "true",
+    }
+    assert ReadOptions.parse(table, Mode.BATCH).start == TxidBound(5)
+    assert WriteOptions.parse(table, Mode.BATCH).create_log
+    dynamic = table | {"startingtxid": "7"}
+    assert ReadOptions.parse(dynamic, Mode.BATCH).start == TxidBound(7)
+    with pytest.raises(ConfigurationError, match=r"unknown option startngtxid.*startingTxid\?"):
+        ReadOptions.parse(table | {"option.startngtxid": "5"}, Mode.BATCH)
+    metadata = MetadataOptions.parse(
+        {"provider": "dlog", "option.uri": URI, "option.metadata": "logs"}
+    )
+    assert metadata is not None
+    with pytest.raises(ConfigurationError, match="option uri is missing"):
+        ReadOptions.parse({"provider": "dlog", "log": "clicks"}, Mode.BATCH)
 
 
 def test_every_option_of_the_table_is_known_to_the_parser() -> None:

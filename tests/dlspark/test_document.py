@@ -1,0 +1,31 @@
+"""The pages for users of Spark say what the code does.
+
+Goal: no option without its row, no row without its option.  Method: the tables of docs/spark.md are
+made anew and compared; the names of Kafka's options are looked for in docs/kafka.md.
+"""
+
+from __future__ import annotations
+
+import re
+
+from dlspark.option_table import KAFKA_NAMES, KAFKA_ONLY, OPTIONS
+from tests.spark_document import DOCUMENT, render
+
+
+def test_the_tables_are_those_of_the_code() -> None:
+    """``python -m tests.spark_document`` writes them."""
+    text = DOCUMENT.read_text(encoding="utf-8")
+    assert render(text) == text
+    rows = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
+    assert {option.name for option in OPTIONS} <= rows
+
+
+def test_every_name_of_kafkas_source_has_its_row() -> None:
+    """And what stands beside it is an option of ours."""
+    text = (DOCUMENT.parent / "kafka.md").read_text(encoding="utf-8")
+    names = {option.name for option in OPTIONS}
+    for name, ours in KAFKA_NAMES.items():
+        assert re.search(rf"^\| `{re.escape(name)}` \|", text, re.MULTILINE), name
+        assert set(ours.split(" or ")) <= names
+    for name in KAFKA_ONLY:
+        assert f"`{name}`" in text, name
