@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 ROUNDS = 5
 
@@ -29,20 +29,34 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One measured figure; `value` and `limit` have the same unit."""
+    """One measured figure; `value` and `limit` have the same unit.
+
+    Where there are several limits, `limits` has them by name, and `limit` is the strictest.
+    """
 
     name: str
     unit: str
     value: float
     limit: float
     target: Target
+    limits: Mapping[str, float] = field(default_factory=dict)
+    cpu_s_per_gb: Mapping[str, float] = field(default_factory=dict)
+    """Of user data, by who computed."""
 
     @property
     def ratio(self) -> float:
         """The value as a share, or as a multiple, of its limit."""
         return self.value / self.limit
 
-    def as_json(self) -> dict[str, str | float]:
+    @property
+    def notes(self) -> list[str]:
+        """What a table has no columns for."""
+        parts = [f"{name} {limit:,.1f} {self.unit}" for name, limit in self.limits.items()]
+        notes = [f"{self.name}: limits {', '.join(parts)}"] if parts else []
+        parts = [f"{name} {seconds:.1f}" for name, seconds in self.cpu_s_per_gb.items()]
+        return [*notes, f"{self.name}: CPU s/GB {', '.join(parts)}"] if parts else notes
+
+    def as_json(self) -> dict[str, object]:
         """Return what goes to results.json."""
         return {
             "name": self.name,
@@ -50,6 +64,8 @@ class Figure:
             "value": self.value,
             "limit": self.limit,
             "ratio": self.ratio,
+            "limits": dict(self.limits),
+            "cpu_s_per_gb": dict(self.cpu_s_per_gb),
         }
 
 
@@ -59,23 +75,32 @@ def measure(
     unit: str,
     target: Target,
     value: Callable[[], float],
-    limit: Callable[[], float],
+    limit: Callable[[], float] | Mapping[str, Callable[[], float]],
     rounds: int = ROUNDS,
 ) -> Figure:
-    """Measure `limit` and `value` in turn, so that what slows the machine slows both.
+    """Measure `limit`, or each of several, and `value` in turn: what slows the machine slows all.
 
-    Each is called once before, to warm up, and that call is not counted.
+    Each is called once before, to warm up, and that call is not counted.  Of several limits the
+    strictest counts.
     """
-    limit()
-    value()
-    limits, values = [], []
-    for _ in range(rounds):
-        limits.append(limit())
+    named = {"": limit} if callable(limit) else dict(limit)
+    runs: dict[str, list[float]] = {which: [] for which in named}
+    values = []
+    for number in range(rounds + 1):
+        for which, measured in named.items():
+            runs[which].append(measured())
         values.append(value())
+        if number == 0:
+            values.clear()
+            for found in runs.values():
+                found.clear()
+    limits = {which: statistics.median(found) for which, found in runs.items()}
+    strictest = min if target.is_rate else max
     return Figure(
         name=name,
         unit=unit,
         value=statistics.median(values),
-        limit=statistics.median(limits),
+        limit=strictest(limits.values()),
         target=target,
+        limits={} if callable(limit) else limits,
     )

@@ -11,12 +11,13 @@ import sys
 import time
 from collections import deque
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
 import crc32c
 
 from benchmarks.bare_server import CACHED_BYTES, Ask, BareClient
+from bookie.disks.real import RealDisk
 from bookie.files.format import RECORD_HEADER_BYTES
 
 if TYPE_CHECKING:
@@ -24,9 +25,12 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from bookie.disks.real import RealFile
+
 MIB = 1024 * 1024
 _BLOCK = os.urandom(MIB)
 _BLOCKS_IN_FLIGHT = 8
+_BLOCKS_PER_APPEND = 4
 _CHUNKS_AHEAD = 2
 _CHUNKS_KEPT = 8
 _FILE_HEADER_BYTES = struct.Struct(">12xI")
@@ -34,23 +38,30 @@ _RECORD_MAGIC = b"\xb1\x0c"
 _PAYLOAD_BYTES = struct.Struct(">4xI")
 
 
-def disk_rate(folder: Path, size_bytes: int) -> float:
-    """Return MB/s of writing a new file of `size_bytes` in order, with one fdatasync at the end.
+async def disk_rate(folder: Path, *, total_bytes: int, files: int) -> float:
+    """Return MB/s of writing so much to each of several files at once, as bookies do it.
 
-    The file stays until `folder` goes, as a log's files do.  Space that was just freed is another
-    matter: virtual disks and their caches take it several times faster.
+    Each on a `RealDisk` of its own, each append durable before the next one.  The files stay until
+    `folder` goes, as a log's files do.  Space that was just freed is another matter: virtual disks
+    and their caches take it several times faster.
     """
-    path = folder / f"raw-{uuid4().hex}"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-    try:
-        started = time.perf_counter()
-        for _ in range(size_bytes // MIB):
-            os.write(descriptor, _BLOCK)
-        os.fdatasync(descriptor)
-        seconds = time.perf_counter() - started
-    finally:
-        os.close(descriptor)
-    return size_bytes / 1e6 / seconds
+    folders = [folder / f"raw-{uuid4().hex}" for _ in range(files)]
+    for each in folders:
+        each.mkdir()
+    disks = [RealDisk(each) for each in folders]
+    opened = [await disk.create("raw", []) for disk in disks]
+
+    async def append_all(file: RealFile) -> None:
+        for _ in range(total_bytes // (_BLOCKS_PER_APPEND * MIB)):
+            await file.append([_BLOCK] * _BLOCKS_PER_APPEND)
+
+    started = time.perf_counter()
+    await asyncio.gather(*map(append_all, opened))
+    seconds = time.perf_counter() - started
+    for file, disk in zip(opened, disks, strict=True):
+        file.close()
+        await disk.aclose()
+    return total_bytes / 1e6 / seconds
 
 
 def disk_read_s(path: Path) -> float:
@@ -76,9 +87,16 @@ def bare_replay_s(path: Path) -> float:
     return time.perf_counter() - started
 
 
+class Server(NamedTuple):
+    """A server process: where it listens, ``host:port``, and its id."""
+
+    address: str
+    pid: int
+
+
 @contextmanager
-def served(module: str, folder: Path) -> Iterator[str]:
-    """Run a server, a process of its own; yield its address."""
+def served(module: str, folder: Path) -> Iterator[Server]:
+    """Run a server, a process of its own."""
     folder.mkdir(exist_ok=True)
     command = [sys.executable, "-m", module, str(folder)]
     with subprocess.Popen(
@@ -86,21 +104,21 @@ def served(module: str, folder: Path) -> Iterator[str]:
     ) as process:
         try:
             assert process.stdout is not None
-            yield f"127.0.0.1:{int(process.stdout.readline())}"
+            yield Server(f"127.0.0.1:{int(process.stdout.readline())}", process.pid)
         finally:
             assert process.stdin is not None
             process.stdin.close()
-            process.wait(timeout=30)
+            process.wait()
 
 
-def bare_server(folder: Path) -> AbstractContextManager[str]:
-    """Run the bare server; yield its address."""
+def bare_server(folder: Path) -> AbstractContextManager[Server]:
+    """Run the bare server."""
     return served("benchmarks.bare_server", folder)
 
 
-async def bare_write_rate(addresses: Sequence[str], *, total_bytes: int) -> float:
+async def bare_write_rate(servers: Sequence[Server], *, total_bytes: int) -> float:
     """Return MB/s of sending the same bytes to each of the servers, which sum and write them."""
-    clients = [await BareClient.connect(address) for address in addresses]
+    clients = [await BareClient.connect(server.address) for server in servers]
     waiting: deque[asyncio.Future[list[memoryview]]] = deque()
     started = time.perf_counter()
     for _ in range(total_bytes // MIB):

@@ -6,7 +6,8 @@ import asyncio
 import os
 import statistics
 import time
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -32,7 +33,14 @@ from dlcore.records import LogRecord
 from dlcore.sync import open_namespace
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import (
+        AsyncIterator,
+        Callable,
+        Coroutine,
+        Iterable,
+        Iterator,
+        Sequence,
+    )
 
     from dlcore.log.manager import DistributedLogManager
     from dlcore.log.reading.reader import AsyncLogReader
@@ -93,32 +101,70 @@ def drop_log(uri: str, name: str) -> None:
         namespace.delete_log(name)
 
 
+class CpuCost:
+    """What this process, and servers beside it, compute while something is measured."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._pids = pids
+        self._rounds: list[tuple[float, float]] = []
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count what is computed meanwhile, as one round."""
+        client_s, servers_s = time.process_time(), cpu_of(self._pids)
+        yield
+        self._rounds.append((time.process_time() - client_s, cpu_of(self._pids) - servers_s))
+
+    def per_gb(self) -> tuple[float, float]:
+        """Return seconds per GB of `WRITE_BYTES` a round: here, and in the servers."""
+        counted = self._rounds[1:]  # the first one was the warming up
+        client_s, servers_s = (statistics.median(side) for side in zip(*counted, strict=True))
+        return client_s / (WRITE_BYTES / 1e9), servers_s / (WRITE_BYTES / 1e9)
+
+
+@contextmanager
+def write_limits(folder: Path) -> Iterator[tuple[dict[str, Callable[[], float]], CpuCost]]:
+    """Run what writes of `WRITE_BYTES` are measured beside; yield limits, and what they compute.
+
+    The disk's, written as bookies do; and that of bare servers, one per copy, which sum the same
+    bytes and write them.
+    """
+    with ExitStack() as stack:
+        servers = [stack.enter_context(bare_server(folder / f"bare-{i}")) for i in range(COPIES)]
+        cost = CpuCost([server.pid for server in servers])
+
+        def by_servers() -> float:
+            with cost.counted():
+                return run(bare_write_rate(servers, total_bytes=WRITE_BYTES))
+
+        def by_disk() -> float:
+            return run(disk_rate(folder, total_bytes=WRITE_BYTES, files=COPIES))
+
+        yield {"disk": by_disk, "bare servers": by_servers}, cost
+
+
 def core_write(sandbox: Sandbox, folder: Path) -> list[Figure]:
-    """1 KB records through one writer, beside the disk's rate divided by the copies, or, where that
-    is lower, that of bare servers, one per copy, which sum and write the same bytes.
+    """1 KB records through one writer, beside what the disk takes of three bookies, or, where that
+    is lower, bare servers, one per copy, which sum and write the same bytes.
     """
     batches = record_batches(total_bytes=WRITE_BYTES, record_bytes=RECORD_BYTES)
-    cpu: list[float] = []
+    cost = CpuCost([bookie.pid for bookie in sandbox.bookies])
 
     def value() -> float:
-        before = cpu_s(sandbox)
-        name, seconds = write_log(sandbox.uri, batches)
-        cpu.append(cpu_s(sandbox) - before)
+        with cost.counted():
+            name, seconds = write_log(sandbox.uri, batches)
         drop_log(sandbox.uri, name)
         return WRITE_BYTES / 1e6 / seconds
 
-    with ExitStack() as stack:
-        servers = [stack.enter_context(bare_server(folder / f"bare-{i}")) for i in range(COPIES)]
+    with write_limits(folder) as (limits, bare_cost):
         figure = measure(
             name="core_write",
             unit="MB/s",
             target=Target(ratio=0.75, is_rate=True),
             value=value,
-            limit=lambda: min(
-                disk_rate(folder, WRITE_BYTES * COPIES) / COPIES,
-                run(bare_write_rate(servers, total_bytes=WRITE_BYTES)),
-            ),
+            limit=limits,
         )
+    (client, bookies), (bare_client, servers) = cost.per_gb(), bare_cost.per_gb()
     memory = Figure(
         name="bookie_peak_memory",
         unit="MB",
@@ -126,7 +172,16 @@ def core_write(sandbox: Sandbox, folder: Path) -> list[Figure]:
         limit=float(MEMORY_MB_MAX),
         target=Target(ratio=1.0, is_rate=False),
     )
-    return [figure, _cpu_figure("core_write_cpu", cpu, limit=GRPC_WRITE_CPU_S), memory]
+    computed = replace(
+        _cpu_figure("core_write_cpu", client + bookies, limit=GRPC_WRITE_CPU_S),
+        cpu_s_per_gb={
+            "client": client,
+            "bookies": bookies,
+            "client of bare servers": bare_client,
+            "bare servers": servers,
+        },
+    )
+    return [figure, computed, memory]
 
 
 def core_read(sandbox: Sandbox, folder: Path) -> list[Figure]:
@@ -137,13 +192,13 @@ def core_read(sandbox: Sandbox, folder: Path) -> list[Figure]:
     batches = record_batches(total_bytes=WRITE_BYTES, record_bytes=RECORD_BYTES)
     log, _ = write_log(sandbox.uri, batches)
     del batches
-    cpu: list[float] = []
+    cost = CpuCost([bookie.pid for bookie in sandbox.bookies])
 
     def value() -> float:
         with open_namespace(sandbox.uri) as namespace, namespace.open_log(log) as manager:
-            started, before = time.perf_counter(), cpu_s(sandbox)
-            read_to_its_end(manager)
-            cpu.append(cpu_s(sandbox) - before)
+            started = time.perf_counter()
+            with cost.counted():
+                read_to_its_end(manager)
             return WRITE_BYTES / 1e6 / (time.perf_counter() - started)
 
     with bare_server(folder) as server:
@@ -156,12 +211,14 @@ def core_read(sandbox: Sandbox, folder: Path) -> list[Figure]:
                 limit=limit,
             )
             for name, limit in (
-                ("core_read", lambda: run(bare_read_rate(server, total_bytes=WRITE_BYTES))),
-                ("core_read_summed", lambda: run(summed_read_rate(server, is_summed=True))),
+                ("core_read", lambda: run(bare_read_rate(server.address, total_bytes=WRITE_BYTES))),
+                ("core_read_summed", lambda: run(summed_read_rate(server.address, is_summed=True))),
             )
         ]
     drop_log(sandbox.uri, log)
-    return [*figures, _cpu_figure("core_read_cpu", cpu, limit=GRPC_READ_CPU_S)]
+    client, bookies = cost.per_gb()
+    computed = _cpu_figure("core_read_cpu", client + bookies, limit=GRPC_READ_CPU_S)
+    return [*figures, replace(computed, cpu_s_per_gb={"client": client, "bookies": bookies})]
 
 
 def read_to_its_end(log: BlockingLogManager) -> None:
@@ -174,24 +231,24 @@ def read_to_its_end(log: BlockingLogManager) -> None:
             count -= batch.num_rows
 
 
-def _cpu_figure(name: str, cpu: list[float], *, limit: float) -> Figure:
+def _cpu_figure(name: str, value: float, *, limit: float) -> Figure:
     return Figure(
         name=name,
         unit="s/GB",
-        value=statistics.median(cpu[1:]) / (WRITE_BYTES / 1e9),  # the first one was the warming up
+        value=value,
         limit=limit,
         target=Target(ratio=0.5, is_rate=False),
     )
 
 
-def cpu_s(sandbox: Sandbox) -> float:
-    """Return the CPU seconds that this process and the bookies have used, in user and kernel."""
+def cpu_of(pids: Iterable[int]) -> float:
+    """Return the CPU seconds that processes have used, in user and kernel."""
     ticks = 0
-    for bookie in sandbox.bookies:
+    for pid in pids:
         # Behind the name, which is in brackets, field 14 is the user's time and 15 the kernel's.
-        fields = Path(f"/proc/{bookie.pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         ticks += int(fields[11]) + int(fields[12])
-    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def peak_memory_mb(pid: int) -> float:
@@ -286,7 +343,7 @@ def _beside_bare_call(
     ratio_max: float,
 ) -> list[Figure]:
     """Measure a latency beside a bare framed round trip that carries as much."""
-    with bare_server(folder) as address:
+    with bare_server(folder) as server:
         figure = measure(
             name=name,
             unit="ms",
@@ -294,7 +351,7 @@ def _beside_bare_call(
             value=lambda: run(latency_ms()),
             limit=lambda: run(
                 round_trip_ms(
-                    address, durable=durable, size_bytes=RECORD_BYTES, count=_LATENCY_COUNT
+                    server.address, durable=durable, size_bytes=RECORD_BYTES, count=_LATENCY_COUNT
                 )
             ),
         )

@@ -1,5 +1,8 @@
 """Runs the benchmarks on a cluster of their own, prints a table, writes benchmarks/results.json.
 
+Before and after each it looks how busy other programs keep the machine, and says so: then the times
+are not the machine's, while ratios and CPU seconds still say something.
+
 `python -m benchmarks.main [--only NAME] [--data-dir FOLDER]`.  The data folder should be on
 the disk that is meant: by default `artifacts/`, since a temporary folder may be in memory.
 """
@@ -9,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,12 +32,14 @@ from benchmarks import (
 from dlcore.sandbox.cluster import Sandbox
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from benchmarks.figures import Figure
 
 BOOKIES = 3
 _TABLE_WIDTH = 100
+_LOOK_S = 1.0
+_BUSY_SHARE = 0.1
 RESULTS = Path("benchmarks/results.json")
 BENCHMARKS: dict[str, Callable[[Sandbox, Path], list[Figure]]] = {
     "wire_add": wire.wire_add,
@@ -74,13 +80,75 @@ def main() -> None:
     names = [arguments.only] if arguments.only else [n for n in BENCHMARKS if n not in LONG]
     arguments.data_dir.mkdir(parents=True, exist_ok=True)
     console = Console(highlight=False, soft_wrap=True, width=_TABLE_WIDTH)
+    times = Times(arguments.data_dir / "bench-times.json")
+    console.print(f"{len(names)} benchmarks, {times.expected(names)}")
+    results: list[dict[str, object]] = []
     figures: list[Figure] = []
-    for name in names:
-        console.print(f"{name}: {BENCHMARKS[name].__doc__}")
-        figures += run(name, arguments.data_dir)
-    RESULTS.write_text(json.dumps([figure.as_json() for figure in figures], indent=2) + "\n")
+    others = others_share()
+    for number, name in enumerate(names, 1):
+        console.print(f"{number}/{len(names)} {name}, {times.expected([name])}: {_text_of(name)}")
+        started = time.monotonic()
+        found = run(name, arguments.data_dir)
+        times.note(name, time.monotonic() - started)
+        others = max(others, after := others_share())
+        console.print(f"    took {times.seconds[name]:.0f} s{_told(others)}")
+        figures += found
+        results += [figure.as_json() | {"others_share_of_cpu": others} for figure in found]
+        RESULTS.write_text(json.dumps(results, indent=2) + "\n")
+        others = after
     console.print(table_of(figures))
+    for figure in figures:
+        for note in figure.notes:
+            console.print(note)
     console.print(f"written to {RESULTS}")
+
+
+def _text_of(name: str) -> str:
+    return " ".join((BENCHMARKS[name].__doc__ or "").split())
+
+
+def _told(others: float) -> str:
+    if others < _BUSY_SHARE:
+        return ""
+    return (
+        f"; THE MACHINE WAS BUSY: other programs took {others:.0%} of its CPU, so doubt the times"
+    )
+
+
+class Times:
+    """How long each benchmark took on this machine, kept from run to run."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.seconds: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
+
+    def note(self, name: str, seconds: float) -> None:
+        """Keep how long one took."""
+        self.seconds[name] = round(seconds, 1)
+        self._path.write_text(json.dumps(self.seconds, indent=2) + "\n")
+
+    def expected(self, names: Sequence[str]) -> str:
+        """Return how long these will take, as far as they ran before."""
+        known = [name for name in names if name in self.seconds]
+        if not known:
+            return "never run on this machine"
+        text = f"about {sum(self.seconds[name] for name in known):.0f} s by their last runs"
+        unknown = len(names) - len(known)
+        return f"{text}, and {unknown} that never ran here" if unknown else text
+
+
+def others_share() -> float:
+    """Return which share of the machine's CPU is taken for a second, while nothing of ours runs."""
+    busy, total = _cpu_ticks()
+    time.sleep(_LOOK_S)
+    busy_later, total_later = _cpu_ticks()
+    return (busy_later - busy) / max(1, total_later - total)
+
+
+def _cpu_ticks() -> tuple[int, int]:
+    # user, nice, system, idle, waiting for the disk, and so on; guests are in the first two.
+    fields = list(map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]))
+    return sum(fields) - fields[3] - fields[4], sum(fields)
 
 
 def run(name: str, data_dir: Path) -> list[Figure]:

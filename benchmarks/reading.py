@@ -130,7 +130,7 @@ def read_ahead(sandbox: Sandbox, folder: Path) -> list[Figure]:
             unit="MB/s",
             target=Target(ratio=0.6, is_rate=True),
             value=value,
-            limit=lambda: run(bare_read_rate(server, total_bytes=WRITE_BYTES)),
+            limit=lambda: run(bare_read_rate(server.address, total_bytes=WRITE_BYTES)),
         )
     drop_log(sandbox.uri, log)
     return [figure]

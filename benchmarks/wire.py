@@ -55,14 +55,20 @@ def wire_add(_sandbox: Sandbox, folder: Path) -> list[Figure]:
                 ledger_id = next(ledger_ids)
                 return run(
                     _add_rate(
-                        bookie, ledger_id=ledger_id, size=size, count=count, in_flight=in_flight
+                        bookie.address,
+                        ledger_id=ledger_id,
+                        size=size,
+                        count=count,
+                        in_flight=in_flight,
                     )
                 )
 
             def limit(
                 kind: Ask, bodies: Sequence[bytes], in_flight: int = in_flight
             ) -> Callable[[], float]:
-                return lambda: run(bare_add_rate(bare, kind, bodies=bodies, in_flight=in_flight))
+                return lambda: run(
+                    bare_add_rate(bare.address, kind, bodies=bodies, in_flight=in_flight)
+                )
 
             figures += [
                 _beside(f"wire_add_{name}", value, limit(Ask.TAKE, same)),
@@ -80,21 +86,25 @@ def wire_read(_sandbox: Sandbox, folder: Path) -> list[Figure]:
     with bare_server(folder) as bare, served("benchmarks.wire_server", folder / "bookie") as bookie:
         for ledger_id, (name, (size, _, in_flight)) in enumerate(_SIZES.items(), 1):
             count = _READ_BYTES // size
-            run(_add_rate(bookie, ledger_id=ledger_id, size=size, count=count, in_flight=in_flight))
+            run(
+                _add_rate(
+                    bookie.address, ledger_id=ledger_id, size=size, count=count, in_flight=in_flight
+                )
+            )
 
             def value(ledger_id: int = ledger_id, count: int = count, size: int = size) -> float:
-                return run(_read_rate(bookie, ledger_id=ledger_id, size=size, count=count))
+                return run(_read_rate(bookie.address, ledger_id=ledger_id, size=size, count=count))
 
             figures += [
                 _beside(
                     f"wire_read_{name}",
                     value,
-                    lambda: run(bare_read_rate(bare, total_bytes=_READ_BYTES)),
+                    lambda: run(bare_read_rate(bare.address, total_bytes=_READ_BYTES)),
                 ),
                 _beside(
                     f"wire_read_{name}_summed",
                     value,
-                    lambda: run(summed_read_rate(bare, is_summed=False)),
+                    lambda: run(summed_read_rate(bare.address, is_summed=False)),
                 ),
             ]
     return figures
