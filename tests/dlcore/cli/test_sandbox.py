@@ -215,7 +215,7 @@ def test_without_zookeeper_the_sandbox_ends_with_an_error(
             if str(folder).encode() in line
         ]
         os.kill(found, signal.SIGKILL)
-        watcher.wait_for(partial(watcher.has_told, "error: "))
+        watcher.wait_for(partial(watcher.has_told, '"error": '))
 
     options = ("--no-autorecovery", "--data-dir", str(folder))
     exit_code, watcher = watched(capfd, kill_zookeeper, *options)
