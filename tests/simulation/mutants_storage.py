@@ -24,17 +24,21 @@ if TYPE_CHECKING:
 @contextlib.contextmanager
 def group_commit_acknowledges_the_next_batch() -> Iterator[None]:
     """Section 4.2: what collects while a batch is synced is answered together with it."""
-    write_batch = EntryLog._write_batch
+    note_durable = EntryLog._note_durable
 
-    async def generous(self: EntryLog, batch: Batch) -> None:
-        await write_batch(self, batch)
+    def generous(self: EntryLog, batch: Batch) -> None:
+        note_durable(self, batch)
         for waiting in list(self._batches)[:1]:
-            for future in waiting.futures:
-                if not future.done():
-                    future.set_result(None)
+            _answer(waiting)
 
-    with patch.object(EntryLog, "_write_batch", generous):
+    with patch.object(EntryLog, "_note_durable", generous):
         yield
+
+
+def _answer(batch: Batch) -> None:
+    for future in batch.futures:
+        if not future.done():
+            future.set_result(None)
 
 
 @contextlib.contextmanager
@@ -43,9 +47,7 @@ def a_batch_is_answered_before_its_sync() -> Iterator[None]:
     write_batch = EntryLog._write_batch
 
     async def hasty(self: EntryLog, batch: Batch) -> None:
-        for future in batch.futures:
-            if not future.done():
-                future.set_result(None)
+        _answer(batch)
         await write_batch(self, batch)
 
     with patch.object(EntryLog, "_write_batch", hasty):
@@ -128,7 +130,7 @@ def an_add_again_is_answered_unread() -> Iterator[None]:
 @contextlib.contextmanager
 def a_failed_log_goes_on() -> Iterator[None]:
     """Section 4.2: after a write that failed the next batch is written all the same."""
-    write_batch = EntryLog._write_batch
+    write_batch, write_now = EntryLog._write_batch, EntryLog._write_now
 
     async def stubborn(self: EntryLog, batch: Batch) -> None:
         try:
@@ -136,11 +138,21 @@ def a_failed_log_goes_on() -> Iterator[None]:
         except BookieStorageError:
             self._writing = None
             self.pending_bytes -= batch.size
-            for future in batch.futures:
-                if not future.done():
-                    future.set_result(None)
+            _answer(batch)
 
-    with patch.object(EntryLog, "_write_batch", stubborn):
+    def stubborn_now(self: EntryLog, batch: Batch) -> bool:
+        try:
+            return write_now(self, batch)
+        except BookieStorageError:
+            self._batches.popleft()
+            self.pending_bytes -= batch.size
+            _answer(batch)
+            return True
+
+    with (
+        patch.object(EntryLog, "_write_batch", stubborn),
+        patch.object(EntryLog, "_write_now", stubborn_now),
+    ):
         yield
 
 

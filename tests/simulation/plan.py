@@ -63,6 +63,8 @@ class BookieSettings:
     """How often a look of garbage collection misses a ledger that is there."""
     has_wire: bool
     """Whether requests travel on connections, or each by itself."""
+    quick_share: float
+    """How often a disk takes an append at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +87,8 @@ class Plan:
     writers: int
     has_wire: bool
     """Whether requests travel on connections, byte by byte, or each by itself."""
+    quick_share: float = 0.0
+    """How often a disk takes an append at once, while its bookie waits."""
     has_logs: bool = False
     """Whether there are logs, and processes that use them, in place of ledgers and their writers;
     see `logs.py`."""
@@ -101,6 +105,7 @@ class Plan:
 
 _WIRE_SHARE = 0.5
 _LOGS_SHARE = 0.08
+_QUICK_SHARES = (0.0, 0.0, 0.9)
 
 
 def draw_plan(rng: random.Random) -> Plan:
@@ -136,7 +141,9 @@ def draw_plan(rng: random.Random) -> Plan:
         writers=rng.choice((1, 1, 2)),
         has_wire=fate.random() < _WIRE_SHARE,
     )
-    return with_logs(plan) if fate.random() < _LOGS_SHARE else plan
+    if fate.random() < _LOGS_SHARE:
+        plan = with_logs(plan)
+    return replace(plan, quick_share=fate.choice(_QUICK_SHARES))
 
 
 def with_logs(plan: Plan) -> Plan:

@@ -132,6 +132,7 @@ class World:
             maintenance_interval_s=plan.maintenance_interval_s,
             hiding_chance=plan.hiding_chance,
             has_wire=plan.has_wire,
+            quick_share=plan.quick_share,
         )
         for number in range(plan.quorum.ensemble_size + plan.spare_bookies):
             slow = 50.0 if rng.random() < 0.25 else 1.0
