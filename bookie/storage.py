@@ -15,12 +15,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from bookie.files.damage import DamageLog
-from bookie.files.entry_log import EntryLog, EntryLogEvents
+from bookie.files.entry_log import EntryLog
 from bookie.files.entry_reader import EntryReader
 from bookie.files.format import owner_digest
 from bookie.files.listed_ranges import ListedRanges
 from bookie.files.replay import open_entry_log
 from bookie.files.sealed_files import SealedFiles
+from bookie.files.unsealed import EntryLogEvents
 from bookie.followers import Followers
 from bookie.ledger_state import LedgerState, note_sealed
 from bookie.membership.given_ids import GivenIds
@@ -363,7 +364,7 @@ class LedgerStorage:
         return self._state
 
     def on_state(self, callback: Callable[[StorageState], None]) -> None:
-        """Call `callback` at every change of `state`."""
+        """Call `callback` at each change of `state`."""
         self._state_callbacks.append(callback)
 
     async def collect_garbage(
@@ -477,7 +478,6 @@ class LedgerStorage:
         return durable
 
     def _is_given(self, ledger_id: int) -> bool:
-        """Whether the ledger is known here, or its id is known to be given."""
         return ledger_id in self._ledgers or self._given_ids.covers(ledger_id)
 
     def _check_room(self, size: int, claim: Claim) -> None:

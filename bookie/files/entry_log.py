@@ -40,7 +40,7 @@ from bookie.files.format import (
 )
 from bookie.files.index import FileIndex, encode_footer_record
 from bookie.files.replay import NOTE_BYTES, WritePosition, note_newest
-from bookie.files.unsealed import Batch, UnsealedFile
+from bookie.files.unsealed import Batch, EntryLogEvents, UnsealedFile
 from dlcore.errors import BookieStorageError, BookieUnavailableError
 from dlcore.wire.digest import frame_check
 
@@ -74,19 +74,6 @@ class Location(NamedTuple):
     ledger_id: int
 
 
-class EntryLogEvents(NamedTuple):
-    """Whom the log tells, on the event loop."""
-
-    on_durable: Callable[[set[int]], None]
-    """A batch with records of these ledgers is durable."""
-    on_sealed: Callable[[FileIndex, DiskFile, WritePosition], Awaitable[None]]
-    """A file got its footer at that position; once this is over it is a sealed one."""
-    on_failed: Callable[[BookieError], None]
-    """Nothing will become durable any more."""
-    on_stalled: Callable[[bool], None]
-    """The disk has no room for the next write, or has it again."""
-
-
 class EntryLog:
     """Records in, durability out; one event loop, and one task that runs `run`."""
 
@@ -116,6 +103,7 @@ class EntryLog:
         self._wakeup = asyncio.Event()
         self._is_due = False  # the short way is taken in the next turn of the loop
         self._is_waiting = False  # the task has something to do
+        self._handovers: dict[asyncio.Task[None], None] = {}
         self._failure: BookieError | None = None
         self._owed_footer_bytes = 0
         """Of the files that are full and not sealed yet."""
@@ -369,6 +357,8 @@ class EntryLog:
             self._fail(error)
         finally:
             self._fail(BookieUnavailableError("the bookie's storage was closed"))
+            for task in self._handovers:
+                task.cancel()
 
     def end_waiting(self) -> None:
         """Fail, rather than wait, when the disk has no room from now on."""
@@ -569,10 +559,21 @@ class EntryLog:
         size = sum(len(part) for part in footer)
         await self._persist(size, partial(full.file.append, footer))
         await full.file.truncate(full.file.size)
-        await self._events.on_sealed(full.index, full.file, position)
-        del self._unsealed[full.index.number]
         self._owed_footer_bytes -= full.index.footer_bytes
-        full.file.close()
+        task = self._loop.create_task(self._hand_over(full, full.file))
+        self._handovers[task] = None
+        task.add_done_callback(self._handed_over)
+
+    async def _hand_over(self, full: UnsealedFile, file: DiskFile) -> None:
+        """Let the file be known as a sealed one; with very many ledgers no add waits for that."""
+        await self._events.on_sealed(full.index, file, full.position)
+        del self._unsealed[full.index.number]
+        file.close()
+
+    def _handed_over(self, task: asyncio.Task[None]) -> None:
+        del self._handovers[task]
+        if not task.cancelled():
+            task.result()
 
     def _fail(self, error: BookieError) -> None:
         if self._failure is not None:

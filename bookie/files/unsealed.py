@@ -1,13 +1,15 @@
-"""What an entry log has that is not sealed: files without a footer, and batches on their way."""
+"""What an entry log has that is not sealed, files without a footer and batches on their way; and
+whom it tells of what becomes of them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from dlcore.errors import BookieStorageError
+from dlcore.errors import BookieError, BookieStorageError
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Awaitable, Callable
 
     from bookie.disks.port import DiskFile
     from bookie.files.index import FileIndex
@@ -32,6 +34,20 @@ class Batch:
         """Refuse a file that does not end where the batch begins."""
         if file.size != self.offset:
             raise BookieStorageError(f"{file.name} has {file.size} bytes, expected {self.offset}")
+
+
+class EntryLogEvents(NamedTuple):
+    """Whom the log tells, on the event loop."""
+
+    on_durable: Callable[[set[int]], None]
+    """A batch with records of these ledgers is durable."""
+    on_sealed: Callable[[FileIndex, DiskFile, WritePosition], Awaitable[None]]
+    """A file got its footer at that position; once this is over it is a sealed one.  Meanwhile the
+    log goes on."""
+    on_failed: Callable[[BookieError], None]
+    """Nothing will become durable any more."""
+    on_stalled: Callable[[bool], None]
+    """The disk has no room for the next write, or has it again."""
 
 
 class UnsealedFile:

@@ -1,0 +1,36 @@
+"""Files that are full become sealed ones, whatever else goes on."""
+
+from __future__ import annotations
+
+import asyncio
+
+from bookie.disks.disk import MemoryDisk
+from bookie.files import sealed_files as sealed_files_module
+from tests.fixtures.aio import until
+from tests.fixtures.storage import make_frame, open_storage, small_config
+
+
+def test_adds_do_not_wait_until_all_ledgers_of_a_sealed_file_know_of_it() -> None:
+    """Goal: a file of very many ledgers, which takes long, does not hold up the next one.
+
+    Method: what comes behind the file is durable while that is not over, and all is found then,
+    before and after.
+    """
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        count = 5 * sealed_files_module._LEDGERS_AT_A_TIME
+        config = small_config(file_entries_max=count, file_bytes_max=2**30)
+        async with open_storage(disk, config) as storage:
+            frames = [make_frame(ledger_id, 0) for ledger_id in range(count)]
+            await asyncio.gather(*map(storage.add_entry, frames))
+            await storage.add_entry(make_frame(count, 0))
+            assert storage._files.numbers() == []
+            assert await storage.read_entry(count - 1, 0, fence=False) == frames[-1]
+            await until(lambda: storage._files.numbers() == [1])
+            assert await storage.read_entry(0, 0, fence=False) == frames[0]
+            assert await storage.read_entry(count, 0, fence=False) == make_frame(count, 0)
+        async with open_storage(disk, config) as storage:
+            assert await storage.read_entry(count - 1, 0, fence=False) == frames[-1]
+
+    asyncio.run(main())
