@@ -19,7 +19,6 @@ from dlcore.autorecovery.services import RecoveryServices
 from dlcore.clock import Clock, SystemClock
 from dlcore.config import LedgerClientConfig, LogConfig, LogSettings
 from dlcore.errors import (
-    AlreadyClosedError,
     LogExistsError,
     LogNotFoundError,
 )
@@ -27,7 +26,7 @@ from dlcore.ids import DLSN, validate_log_name
 from dlcore.ledger.client import LedgerClient
 from dlcore.ledger.metadata.registry import BookieInfo, BookieRegistry
 from dlcore.ledger.metadata.store import LedgerStore
-from dlcore.log.context import LogContext
+from dlcore.log.context import Lifetime, LogContext
 from dlcore.log.manager import DistributedLogManager
 from dlcore.log.metadata.commits import CommitStatus
 from dlcore.log.metadata.listing import PAGE_SIZE, list_pages
@@ -112,10 +111,10 @@ class Namespace:
             config=config,
             client_id=client_id,
             cluster_id=cluster_id,
+            lifetime=Lifetime(uri),
         )
         self._owner = StagingOwner(self._context)
         self._followers = LogFollowers(self._context)
-        self._closed = False
 
     def __repr__(self) -> str:
         return f"<Namespace {self._uri}>"
@@ -415,17 +414,16 @@ class Namespace:
         ]
 
     def _require_open(self) -> None:
-        if self._closed:
-            raise AlreadyClosedError(f"the namespace {self._uri} is closed")
+        self._context.lifetime.require_open()
 
     async def aclose(self) -> None:
         """Close every connection; writers and readers of the namespace stop working.
 
         A writer that is still open is abandoned, and what it had not written is logged as an error.
         """
-        if self._closed:
+        if self._context.lifetime.has_ended:
             return
-        self._closed = True
+        self._context.lifetime.has_ended = True
         async with AsyncExitStack() as steps:  # from the last to the first, whichever of them fails
             steps.push_async_callback(self._store.aclose)
             steps.push_async_callback(self._bookies.aclose)

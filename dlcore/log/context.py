@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from dlcore.errors import AlreadyClosedError
+
 if TYPE_CHECKING:
     import random
 
@@ -28,6 +30,19 @@ class Abandonable(Protocol):
         ...
 
 
+class Lifetime:
+    """Whether the namespace is open, for everything that was opened on it."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        self.has_ended = False
+
+    def require_open(self) -> None:
+        """Raise `AlreadyClosedError` once the namespace is closed."""
+        if self.has_ended:
+            raise AlreadyClosedError(f"the namespace {self._uri} is closed")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogContext:
     """Adapters and defaults; nothing here belongs to one log."""
@@ -45,5 +60,6 @@ class LogContext:
     config: LogConfig
     client_id: str
     cluster_id: str
+    lifetime: Lifetime
     open_objects: set[Abandonable] = field(default_factory=set)
     """Writers and readers at work, which the namespace stops when it is closed."""

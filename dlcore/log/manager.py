@@ -74,6 +74,7 @@ class DistributedLogManager:
         return self._log.log_id
 
     def _require_open(self) -> None:
+        self._context.lifetime.require_open()
         if self._closed:
             raise AlreadyClosedError(f"the manager of log {self.name!r} is closed")
 
@@ -105,6 +106,7 @@ class DistributedLogManager:
         return AsyncLogWriter(self._context, self._log, at, lock, self._config, settings)
 
     async def _acquire(self, *, timeout_s: float | None = None) -> WriterLock:
+        self._require_open()
         context = self._context
         lock = WriterLock(context.logs, self._log, client_id=context.client_id, clock=context.clock)
         if timeout_s is None:

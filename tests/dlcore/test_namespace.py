@@ -6,6 +6,7 @@ import asyncio
 import random
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 from dlcore.config import LedgerClientConfig, LogConfig, QuorumConfig
@@ -72,9 +73,20 @@ def test_bad_names_are_refused(name: str) -> None:
     """By every call that takes one."""
 
     async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
-        for call in (namespace.create_log, namespace.open_log, namespace.log_exists):
+        await namespace.create_log("clicks")
+        for call in (
+            namespace.create_log,
+            namespace.open_log,
+            namespace.log_exists,
+            namespace.delete_log,
+            lambda name: namespace.rename_log(name, "visits"),
+            lambda name: namespace.rename_log("clicks", name),
+            lambda name: anext(namespace.list_logs(after=name)),
+            lambda name: namespace.get_snapshots([name]),
+        ):
             with pytest.raises(InvalidLogNameError):
                 await call(name)
+        assert await namespace.get_logs() == ["clicks"]
 
     on_namespace(body)
 
@@ -317,3 +329,87 @@ def test_a_new_log_is_listed_beside_a_server_that_lags() -> None:
             await cluster.aclose()
 
     asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_after_the_namespace_is_closed_everything_fails_fast_with_one_error() -> None:
+    """Whatever was opened on it, and whoever calls: nobody waits, nobody is told of its parts."""
+
+    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+        await namespace.create_log("clicks")
+        log = await namespace.open_log("clicks")
+        async with await log.open_writer() as writer:
+            await writer.write(LogRecord(1, b"a"))
+        reader, stream = await log.open_reader(), await log.open_stream_reader()
+        append = await namespace.begin_append("job", 1)
+        staging = await namespace.open_staging_writer(identity="job")
+        watch = namespace.watch_logs()
+        batch = pa.record_batch({"payload": [b"a"]})
+        await append.write_batch("clicks", batch)
+        await staging.write_batch("clicks", batch)
+
+        async def next_page() -> list[str]:
+            return await anext(namespace.list_logs())
+
+        async def watch_again() -> None:
+            namespace.watch_logs()
+
+        calls: list[Callable[[], Awaitable[object]]] = [
+            lambda: namespace.create_log("orders"),
+            lambda: namespace.delete_log("clicks"),
+            lambda: namespace.rename_log("clicks", "visits"),
+            lambda: namespace.log_exists("clicks"),
+            lambda: namespace.open_log("clicks", create_if_missing=True),
+            lambda: namespace.get_snapshots(["clicks"]),
+            lambda: namespace.begin_append("job", 2),
+            lambda: namespace.open_staging_writer(identity="job"),
+            namespace.get_logs,
+            next_page,
+            watch_again,
+            namespace.list_staged,
+            namespace.get_bookies,
+            lambda: namespace.get_ledger(1),
+            lambda: namespace.clean_staging(leftovers_age_s=1, commits_age_s=1),
+            log.open_writer,
+            log.open_reader,
+            log.open_stream_writer,
+            log.open_stream_reader,
+            log.read,
+            log.get_snapshot,
+            log.get_first_dlsn,
+            log.get_last_dlsn,
+            log.get_last_txid,
+            log.get_log_record_count,
+            log.get_log_segments,
+            log.get_first_active_dlsn,
+            log.is_end_of_stream_marked,
+            log.get_settings,
+            lambda: log.update_settings(compression="lz4"),
+            lambda: log.get_dlsn_not_less_than_txid(1),
+            lambda: log.get_dlsn_not_less_than_timestamp(1),
+            log.recover,
+            lambda: log.truncate(DLSN(1, 0, 1)),
+            lambda: log.purge_logs_older_than(1),
+            log.mark_end_of_stream,
+            lambda: log.rename("visits"),
+            log.delete,
+            reader.read_next,
+            lambda: reader.seek(txid=1),
+            stream.read,
+            lambda: stream.seek(9),
+            lambda: append.write_batch("clicks", batch),
+            append.commit,
+            append.abort,
+            lambda: staging.write_batch("clicks", batch),
+            staging.stage,
+            watch.take,
+        ]
+        await namespace.aclose()
+        for call in calls:
+            with pytest.raises(AlreadyClosedError, match=r"closed") as caught:
+                async with asyncio.timeout(1):
+                    await call()
+            assert "metadata store" not in str(caught.value)
+        for each in (log, reader, stream, append, staging, watch, namespace):
+            await each.aclose()
+
+    on_namespace(body)

@@ -435,6 +435,7 @@ class StagedAppend:
         """
         self._aborted = True
         await self.aclose()
+        self._context.lifetime.require_open()
         if not self._round:
             ledger_ids = sorted({extent.ledger_id for extent in extents or ()})
             for node in (await read_staged(self._context, ledger_ids)).values():
@@ -467,6 +468,7 @@ class StagedAppend:
             logger.warning("the record of append %s stays: %s", self._identity, error)
 
     def _require_alive(self) -> None:
+        self._context.lifetime.require_open()
         if self._aborted:
             raise AppendAbortedError(
                 f"append {self._identity!r} version {self._version} was aborted"

@@ -322,6 +322,7 @@ class StagingWriter:
         self._require_usable()
 
     def _require_usable(self) -> None:
+        self._context.lifetime.require_open()
         if self._error is not None:
             raise WriteError(
                 f"staging for {self._identity!r} failed: {type(self._error).__name__}: "
@@ -338,6 +339,8 @@ class StagingWriter:
         if self._closed:
             return
         self._closed = True
+        if self._context.lifetime.has_ended:
+            return  # its ledgers were abandoned, and are settled as a dead process's are
         for lane in self._lanes.values():
             await self._finish(lane)
         nodes = await read_staged(self._context, sorted(self._staged))
