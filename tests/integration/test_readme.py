@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.ports import free_ports
+
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 240
 
@@ -20,12 +22,17 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark]
 def test_the_blocks_of_the_readme_run_as_they_stand(tmp_path: Path) -> None:
     """One shell with its sandbox, and the Python blocks in it, one after the other."""
     (tmp_path / ".venv").symlink_to(sys.prefix)
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    # The ports of its sandbox may be taken here: those after another one are not.
+    base_port = str(free_ports(4))
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").replace("2181", base_port)
     blocks = re.findall(r"^```(bash|python)\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
     assert [kind for kind, _ in blocks] == ["bash", "python", "python"]
+    others = re.findall(r"^```(?!bash|python)(.*)$", readme, re.MULTILINE)
+    assert others == [""] * (len(blocks) + 2)  # the ends of these, and one block of make targets
     script = ["set -eu -o pipefail"]
     for kind, text in blocks:
-        script.append(text if kind == "bash" else f".venv/bin/python - <<'END'\n{text}END")
+        bare = "env --unset=DLOG_URI .venv/bin/python"  # each may be pasted by itself
+        script.append(text if kind == "bash" else f"{bare} - <<'END'\n{text}END")
     script.append(".venv/bin/dlog log count clicks; .venv/bin/dlog log count copy; echo done")
     environment = {key: value for key, value in os.environ.items() if key != "DLOG_URI"}
     with (

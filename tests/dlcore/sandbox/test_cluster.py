@@ -26,6 +26,7 @@ from dlcore.sandbox.cluster import _python_path
 from dlcore.sandbox.process import HOST
 from tests.fixtures.aio import run
 from tests.fixtures.lengths import sample
+from tests.fixtures.ports import free_ports
 from tests.fixtures.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -191,22 +192,6 @@ def test_a_taken_folder_is_refused_by_name(tmp_path: Path) -> None:
     file.touch()
     with pytest.raises(ConfigurationError, match=f"cannot use the folder {file}"):
         Sandbox(1, data_dir=file).start()
-
-
-def free_ports(count: int) -> int:
-    """Return the first of `count` ports in a row that are free at the moment."""
-    for base in range(20_000 + os.getpid() % 10_000, 60_000, count):
-        sockets = [socket.socket() for _ in range(count)]
-        try:
-            for offset, each in enumerate(sockets):
-                each.bind((HOST, base + offset))
-        except OSError:
-            continue
-        finally:
-            for each in sockets:
-                each.close()
-        return base
-    raise AssertionError("no free ports")
 
 
 def test_ports_follow_the_base_port_and_taken_ones_are_named(tmp_path: Path) -> None:
