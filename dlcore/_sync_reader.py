@@ -48,6 +48,11 @@ class LogReader(Blocking):
         return self._rows[0].position if self._rows else self._position
 
     @property
+    def broken_entries(self) -> int:
+        """How many entries were left out because they are broken, if that was asked for."""
+        return self._reader.broken_entries
+
+    @property
     def committed(self) -> DLSN | None:
         """The position stored for its subscriber; None if it reads for none."""
         return self._reader.committed

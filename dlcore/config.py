@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -159,6 +160,10 @@ class LogConfig:
     """Bytes a reader keeps fetched ahead of its caller."""
     read_unavailable_timeout_s: float = 30.0
     """A reader that waits for a record fails after so long without ZooKeeper or any bookie."""
+    reader_idle_warn_s: float = 120.0
+    """After so long without a record a waiting reader says so and looks at the log afresh."""
+    reader_idle_error_s: float = math.inf
+    """After so long without a record it fails with `ReaderIdleError`; by default never."""
 
     def with_settings(self, settings: LogSettings) -> LogConfig:
         """Return the configuration for a log with these settings, which come first."""
@@ -183,6 +188,8 @@ class LogConfig:
             "segment_age_max_s",
             "read_ahead_bytes",
             "read_unavailable_timeout_s",
+            "reader_idle_warn_s",
+            "reader_idle_error_s",
         ):
             value = getattr(self, key)
             require(condition=value > 0, key=key, value=value, rule="expected a number > 0")

@@ -47,6 +47,7 @@ is set); ``retriable`` says whether the same call may succeed later without a ch
         ├── EndOfStreamError
         ├── AlreadyTruncatedError
         ├── OwnershipAcquireFailedError
+        ├── ReaderIdleError             no record for longer than the reader was told to wait
         ├── OverCapacityError
         ├── SubscriptionMovedError      another reader has the stored position now
         ├── WriteError                  the writer failed earlier and refuses further writes
@@ -257,10 +258,17 @@ class LedgerRecoveryError(LedgerError):
 
 
 class LedgerReadError(LedgerError):
-    """No replica could give an entry that must exist."""
+    """No replica could give an entry that must exist.
+
+    ``is_damaged``: each of them holds it, and none undamaged; trying again will not help.
+    """
 
     code = 725
     retriable = True
+
+    def __init__(self, message: str, *, is_damaged: bool = False) -> None:
+        super().__init__(message)
+        self.is_damaged = is_damaged
 
 
 class NotEnoughBookiesError(LedgerError):
@@ -344,6 +352,13 @@ class OverCapacityError(LogError):
     """A limit on outstanding work is reached."""
 
     code = 517
+    retriable = True
+
+
+class ReaderIdleError(LogError):
+    """A reader heard of no record for `LogConfig.reader_idle_error_s`; it can be called again."""
+
+    code = 550
     retriable = True
 
 

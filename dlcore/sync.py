@@ -297,14 +297,23 @@ class DistributedLogManager(Blocking):
         txid: int | None = None,
         timestamp_ms: int | None = None,
         subscriber: str | None = None,
+        skip_broken_entries: bool = False,
+        ignore_truncation: bool = False,
     ) -> LogReader:
         """Open a reader at a position; at the first readable record if none is given.
 
         For a `subscriber` it starts at the position that is stored for him, and is his only one.
+        With `skip_broken_entries` it leaves out what no replica holds undamaged, and counts it;
+        with `ignore_truncation` it reads what is truncated and still stored.
         """
         reader = self._call(
             self._manager.open_reader(
-                dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms, subscriber=subscriber
+                dlsn=dlsn,
+                txid=txid,
+                timestamp_ms=timestamp_ms,
+                subscriber=subscriber,
+                skip_broken_entries=skip_broken_entries,
+                ignore_truncation=ignore_truncation,
             )
         )
         return LogReader(self._portal, reader)

@@ -121,6 +121,8 @@ class DistributedLogManager:
         txid: int | None = None,
         timestamp_ms: int | None = None,
         subscriber: str | None = None,
+        skip_broken_entries: bool = False,
+        ignore_truncation: bool = False,
     ) -> AsyncLogReader:
         """Open a reader.
 
@@ -132,6 +134,9 @@ class DistributedLogManager:
             timestamp_ms: the first record written at that time or later, in epoch milliseconds.
             subscriber: for whom it reads: it starts at the position that is stored for him, unless
                 another is given, stores one with `commit`, and is the only reader that does.
+            skip_broken_entries: leave out entries of which no replica is undamaged, and count them
+                in `broken_entries`; otherwise they are an error.
+            ignore_truncation: read also what is truncated, as long as its segment is stored.
 
         Raises:
             AlreadyTruncatedError: `dlsn`, or the stored position, was truncated away.
@@ -140,7 +145,12 @@ class DistributedLogManager:
         """
         start = ReadStart(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms)
         self._require_open()
-        return await self._readers.open_reader(start, subscriber=subscriber)
+        return await self._readers.open_reader(
+            start,
+            subscriber=subscriber,
+            skip_broken_entries=skip_broken_entries,
+            ignore_truncation=ignore_truncation,
+        )
 
     async def get_subscriptions(self) -> dict[str, DLSN]:
         """Return the positions that are stored for subscribers: of the next record each reads."""

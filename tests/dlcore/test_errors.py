@@ -70,6 +70,7 @@ def test_only_errors_that_may_pass_by_themselves_are_retriable() -> None:
         "MetadataSessionExpiredError",
         "NotEnoughBookiesError",
         "OverCapacityError",
+        "ReaderIdleError",
     }
 
 

@@ -18,6 +18,7 @@ from dlcore.errors import (
     LogEmptyError,
     LogNotFoundError,
     OwnershipAcquireFailedError,
+    ReaderIdleError,
     TransactionIdOutOfOrderError,
     WriteError,
 )
@@ -320,6 +321,26 @@ def test_subscribers_of_a_log(namespace_uri: str) -> None:
         assert log.delete_subscription("s")
         assert log.get_subscriptions() == {}
         log.delete()
+
+
+def test_idle_readers_and_truncated_records(namespace_uri: str) -> None:
+    """A reader that follows gives up in time; what is truncated is read as long as it is stored."""
+    with open_namespace(namespace_uri) as namespace:
+        namespace.create_log("sync/idle")
+        config = LogConfig(reader_idle_error_s=0.2)
+        with namespace.open_log("sync/idle", config=config) as log:
+            with log.open_writer() as writer:
+                for txid in range(4):
+                    writer.write(LogRecord(txid, b"x"))
+                    writer.flush()
+            log.truncate(DLSN(1, 2, 0))
+            assert [r.txid for r in log.open_reader()] == [2, 3]
+            with log.open_reader(ignore_truncation=True, skip_broken_entries=True) as reader:
+                records = reader.records(follow=True)
+                assert [next(records).txid for _ in range(4)] == [0, 1, 2, 3]
+                with pytest.raises(ReaderIdleError):
+                    next(records)
+                assert reader.broken_entries == 0
 
 
 def test_what_a_forked_child_inherited_is_left_to_its_parent(namespace_uri: str) -> None:

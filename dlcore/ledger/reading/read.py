@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from dlcore.errors import DLError, LedgerReadError
+from dlcore.errors import BookieStorageError, DigestMismatchError, DLError, LedgerReadError
 from dlcore.ledger.metadata.quorum import write_set
 
 if TYPE_CHECKING:
@@ -139,7 +139,11 @@ class ReadLane:
             FailRead(
                 error=LedgerReadError(
                     f"ledger {self._ledger_id}: no replica gave entry {self.next_entry_id}: "
-                    f"{answers}"
+                    f"{answers}",
+                    is_damaged=all(
+                        isinstance(error, DigestMismatchError | BookieStorageError)
+                        for error in self._answers.values()
+                    ),
                 )
             )
         ]

@@ -42,8 +42,9 @@ class _Chunked:
 class LogHistory:
     """Reads the states of one log, each time only what is new."""
 
-    def __init__(self, logs: LogStore, log: LogKey) -> None:
+    def __init__(self, logs: LogStore, log: LogKey, *, keeps_truncated: bool = False) -> None:
         self._logs = logs
+        self._keeps_truncated = keeps_truncated  # segments that are truncated and still stored
         self._log = log
         self._paths = logs.paths_of(log)
         self._segments: dict[int, LogSegment] = {}
@@ -87,9 +88,15 @@ class LogHistory:
             else:
                 return state
 
-    @staticmethod
-    def _reaches(state: LogState, from_lssn: int, count: int | None) -> bool:
-        wanted = max(from_lssn, _first_lssn(state.head))
+    def _first_lssn(self, head: LogHead) -> int:
+        """Return the first segment that is worth reading."""
+        first = head.first_lssn + (1 if head.first_chunk else 0)  # this one is being removed
+        if not self._keeps_truncated:
+            first = max(head.first_lssn, head.first_active[0])
+        return min(first, head.max_lssn + 1)
+
+    def _reaches(self, state: LogState, from_lssn: int, count: int | None) -> bool:
+        wanted = max(from_lssn, self._first_lssn(state.head))
         known = state.known_lssn
         if known is not None and (count is None or wanted > known):
             return False
@@ -114,7 +121,7 @@ class LogHistory:
     async def _assemble(self, at: VersionedHead, from_lssn: int, count: int | None) -> LogState:
         head = at.head
         self._heed_merges(head)
-        first = max(from_lssn, _first_lssn(head))
+        first = max(from_lssn, self._first_lssn(head))
         last = head.max_lssn if head.segment is None else head.max_lssn - 1
         known = None if count is None or first + count > last else first + count - 1
         last = last if known is None else known
@@ -180,8 +187,3 @@ class LogHistory:
             raise ChunkMissingError(f"the chunks of segment {lssn} are not those of its head")
         self._chunks[lssn] = _Chunked(count, extents)
         return extents
-
-
-def _first_lssn(head: LogHead) -> int:
-    """Return the first segment that is worth reading: those before it are wholly truncated."""
-    return min(max(head.first_lssn, head.first_active[0]), head.max_lssn + 1)

@@ -8,6 +8,7 @@ carry the next number.  A reader that has delivered entries of a segment never f
 from __future__ import annotations
 
 import copy
+import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -61,16 +62,24 @@ class EndOfStream:
 Step: TypeAlias = ReadExtent | FollowExtent | LearnSegments | WaitForChange | EndOfStream
 
 
+class TruncationRule(enum.Enum):
+    """What becomes of records that are truncated before they were read."""
+
+    REFUSE = "an error"
+    SKIP = "left out"
+    IGNORE = "read, as long as they are stored"
+
+
 class ReadCursor:
     """A reader's position, and the rules by which it moves.
 
-    With `skips_truncated` records that are truncated before they were read are left out; otherwise
-    they are an `AlreadyTruncatedError`.
+    Records that are truncated before they were read are an `AlreadyTruncatedError`, left out, or
+    read as long as their segment is there.
     """
 
-    def __init__(self, log: str, position: DLSN, *, skips_truncated: bool) -> None:
+    def __init__(self, log: str, position: DLSN, *, truncated: TruncationRule) -> None:
         self._log = log
-        self._skips_truncated = skips_truncated
+        self._truncated = truncated
         self._has_delivered = False  # in the segment of the position
         self._next_sequence_id: int | None = None  # known once an entry was delivered
         self.position = position
@@ -107,9 +116,11 @@ class ReadCursor:
 
     def _pass_truncated(self, state: LogState) -> None:
         first = state.first_active
+        if self._truncated is TruncationRule.IGNORE and state.segments:
+            first = min(first, max(state.segments[0].start, self.position))
         if self.position >= first:
             return
-        if not self._skips_truncated and not self._has_read_up_to(first, state):
+        if self._truncated is TruncationRule.REFUSE and not self._has_read_up_to(first, state):
             raise AlreadyTruncatedError(
                 f"log {self._log!r}: position {self.position} was truncated away, "
                 f"the first one left is {first}"
@@ -154,6 +165,13 @@ class ReadCursor:
                 f"but entry {self.position.entry_id - 1} of it was read"
             )
         return WaitForChange() if segment.state is SegmentState.IN_PROGRESS else None
+
+    def skip(self, step: ReadExtent | FollowExtent) -> None:
+        """Move past the next entry of `step`, which is not delivered."""
+        assert step.lssn == self.position.lssn
+        self.position = DLSN(step.lssn, self.position.entry_id + 1, 0)
+        self._next_sequence_id = None
+        self._has_delivered = True
 
     def deliver(
         self,

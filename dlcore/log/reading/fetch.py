@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -12,9 +13,11 @@ from typing import TYPE_CHECKING, assert_never
 from dlcore.errors import (
     BookieUnavailableError,
     DLError,
+    InvalidEntryError,
     LedgerNotFoundError,
     LedgerReadError,
     MetadataConnectionError,
+    ReaderIdleError,
     UnexpectedError,
 )
 from dlcore.log.entries.body import EntryHeader, decode_entry_header
@@ -26,6 +29,7 @@ from dlcore.log.reading.cursor import (
     ReadExtent,
     WaitForChange,
 )
+from dlcore.log.reading.idle import IdleStep, IdleWatch
 from dlcore.metadata.port import SessionState
 from dlcore.records import EntryPlace
 
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.history import LogHistory
     from dlcore.log.metadata.values import LogState
+    from dlcore.log.reading.broken import BrokenEntries
     from dlcore.wire.digest import EntryFrame
 
 logger = logging.getLogger(__name__)
@@ -71,8 +76,11 @@ class Fetcher:
         state: LogState,
         cursor: ReadCursor,
         config: LogConfig,
+        broken: BrokenEntries,
     ) -> None:
         self._context = context
+        self._broken = broken
+        self._idle = IdleWatch(warn_s=config.reader_idle_warn_s, error_s=config.reader_idle_error_s)
         self._history = history
         self._state = state
         self._cursor = cursor
@@ -115,6 +123,7 @@ class Fetcher:
                 `read_unavailable_timeout_s`; it may be waited for again.
         """
         began, times_idle = self._loop.time(), self._times_idle
+        self._idle.waits(began)
         while not (
             self._entries
             or self.error
@@ -130,13 +139,42 @@ class Fetcher:
             )
             if deadline is not None and self._loop.time() >= deadline:
                 raise self._unavailable()
+            self._heed_idleness()
+            wake_at = (
+                self._idle.deadline if deadline is None else min(deadline, self._idle.deadline)
+            )
             self._news.clear()
-            timer = None if deadline is None else self._loop.call_at(deadline, self._news.set)
+            timer = None if wake_at == math.inf else self._loop.call_at(wake_at, self._news.set)
             try:
                 await self._news.wait()
             finally:
                 if timer is not None:
                     timer.cancel()
+
+    def _heed_idleness(self) -> None:
+        now = self._loop.time()
+        idle_s = self._idle.idle_s(now)
+        step = self._idle.due(now)
+        if step is IdleStep.FAIL:
+            raise ReaderIdleError(
+                f"log {self._state.name!r}: no record came for {idle_s:.3g} s at "
+                f"{self._cursor.position}"
+            )
+        if step is IdleStep.LOOK:
+            logger.warning(
+                "log=%s: a reader at %s heard of no record for %.3g s, and looks again",
+                self._state.name,
+                self._cursor.position,
+                idle_s,
+            )
+            self._changed.set()
+
+    def fail(self, error: DLError) -> None:
+        """Fetch nothing more; what follows the entry that was taken last is not delivered."""
+        self._task.cancel()
+        self._entries.clear()
+        self._buffered_bytes = 0
+        self._fail(error)
 
     def _silent_since(self) -> float | None:
         """Return since when ZooKeeper, or the bookies that are followed, may have been gone."""
@@ -240,8 +278,12 @@ class Fetcher:
                     self._news.set()
                 case _:
                     assert_never(step)
-        except (LedgerNotFoundError, LedgerReadError):
+        except (LedgerNotFoundError, LedgerReadError) as error:
             self._reader = None
+            if isinstance(error, LedgerReadError) and error.is_damaged:
+                assert isinstance(step, ReadExtent | FollowExtent)
+                self._skip(step, error)
+                return
             before = self._state
             await self._refresh()
             if self._state.version == before.version:
@@ -335,7 +377,11 @@ class Fetcher:
 
     def _deliver(self, step: ReadExtent | FollowExtent, frame: EntryFrame) -> None:
         """Buffer an entry and move the cursor past it: at once, so cancelling loses nothing."""
-        header = decode_entry_header(frame.body)
+        try:
+            header = decode_entry_header(frame.body)
+        except InvalidEntryError as error:
+            self._skip(step, error)
+            return
         first_slot = self._cursor.position.slot_id
         entry_id, sequence_id = self._cursor.deliver(
             step,
@@ -357,6 +403,14 @@ class Fetcher:
             header=header,
             body=frame.body,
         )
+        self._idle.received()
         self._entries.append(entry)
         self._buffered_bytes += frame.body.nbytes
+        self._news.set()
+
+    def _skip(self, step: ReadExtent | FollowExtent, error: DLError) -> None:
+        """Leave out the next entry, which is broken, or raise `error`."""
+        position = self._cursor.position
+        self._broken.meet(position.lssn, position.entry_id, error)
+        self._cursor.skip(step)
         self._news.set()

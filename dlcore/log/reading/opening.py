@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dlcore.errors import AlreadyTruncatedError
 from dlcore.ids import DLSN
 from dlcore.log.metadata.history import LogHistory
-from dlcore.log.reading.cursor import ReadCursor
+from dlcore.log.reading.broken import BrokenEntries
+from dlcore.log.reading.cursor import ReadCursor, TruncationRule
 from dlcore.log.reading.fetch import SEGMENTS_AHEAD, Fetcher
 from dlcore.log.reading.ranges import LogRange, RangeExtent, position_of
 from dlcore.log.reading.reader import AsyncLogReader, Fetching, ReadStart
@@ -31,25 +33,29 @@ class ReaderOpener:
         self.follower = LogFollower(context, log)
 
     async def open_reader(
-        self, start: ReadStart, *, subscriber: str | None = None
+        self,
+        start: ReadStart,
+        *,
+        subscriber: str | None = None,
+        skip_broken_entries: bool = False,
+        ignore_truncation: bool = False,
     ) -> AsyncLogReader:
         """Open a reader; for a subscriber at its stored position, unless another is given."""
-        if subscriber is None:
-            return await self._open(start, None)
-        hold = SubscriptionHold(self._context, self._log, subscriber)
-        await hold.take(timeout_s=self._config.lock_timeout_s)
+        broken = BrokenEntries(self._log.name, skip=skip_broken_entries)
+        fetch_from = partial(self._fetch_from, broken=broken, ignore_truncation=ignore_truncation)
+        hold = None
+        if subscriber is not None:
+            hold = SubscriptionHold(self._context, self._log, subscriber)
+            await hold.take(timeout_s=self._config.lock_timeout_s)
+            start = ReadStart(dlsn=hold.position) if start == ReadStart() else start
         try:
-            return await self._open(
-                ReadStart(dlsn=hold.position) if start == ReadStart() else start, hold
-            )
+            fetching = await fetch_from(start)
         except BaseException:
-            await hold.release()
+            if hold is not None:
+                await hold.release()
             raise
-
-    async def _open(self, start: ReadStart, hold: SubscriptionHold | None) -> AsyncLogReader:
-        fetching = await self._fetch_from(start)
         return AsyncLogReader(
-            self._context, self._log.name, self._fetch_from, start, fetching, hold
+            self._context, self._log.name, fetch_from, start, fetching, broken, hold
         )
 
     async def position_of(self, start: ReadStart) -> DLSN:
@@ -85,13 +91,17 @@ class ReaderOpener:
         """Return what finds positions in the log as it is now."""
         return Finder(self._context, await self.follower.take())
 
-    async def _fetch_from(self, start: ReadStart) -> Fetching:
+    async def _fetch_from(
+        self, start: ReadStart, *, broken: BrokenEntries, ignore_truncation: bool
+    ) -> Fetching:
         is_explicit = start.dlsn is not None and start.dlsn > DLSN.INITIAL
-        position = await self.position_of(start)
-        cursor = ReadCursor(self._log.name, position, skips_truncated=not is_explicit)
-        history = LogHistory(self._context.logs, self._log)
+        rule = TruncationRule.REFUSE if is_explicit else TruncationRule.SKIP
+        if ignore_truncation:
+            rule = TruncationRule.IGNORE
+        cursor = ReadCursor(self._log.name, await self.position_of(start), truncated=rule)
+        history = LogHistory(self._context.logs, self._log, keeps_truncated=ignore_truncation)
         state = await history.read(from_lssn=cursor.position.lssn, count=SEGMENTS_AHEAD)
         beginning = cursor.copy()
         beginning.plan(state)  # raises if the position was truncated
-        fetcher = Fetcher(self._context, history, state, cursor, self._config)
+        fetcher = Fetcher(self._context, history, state, cursor, self._config, broken)
         return Fetching(fetcher, beginning.position)

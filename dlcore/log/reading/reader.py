@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from dlcore.errors import AlreadyClosedError, ConfigurationError, DLError, EndOfStreamError
+from dlcore.errors import (
+    AlreadyClosedError,
+    ConfigurationError,
+    DLError,
+    EndOfStreamError,
+    InvalidEntryError,
+)
 from dlcore.log.entries.batches import first_row_not_less
 from dlcore.log.entries.body import ENTRY_HEADER_BYTES, decode_entry_batch, with_txid
 from dlcore.log.entries.lone_record import LONE_RECORD_FORMAT
@@ -23,6 +29,7 @@ if TYPE_CHECKING:
 
     from dlcore.ids import DLSN
     from dlcore.log.context import LogContext
+    from dlcore.log.reading.broken import BrokenEntries
     from dlcore.log.reading.fetch import FetchedEntry, Fetcher
     from dlcore.log.reading.subscriptions import SubscriptionHold
 
@@ -67,11 +74,13 @@ class AsyncLogReader:
         fetch_from: Callable[[ReadStart], Awaitable[Fetching]],
         start: ReadStart,
         fetching: Fetching,
+        broken: BrokenEntries,
         hold: SubscriptionHold | None = None,
     ) -> None:
         self._context = context
         self._name = name
         self._fetch_from = fetch_from
+        self._broken = broken
         self._hold = hold
         self._fetcher, self._position = fetching
         self._start: ReadStart | None = start
@@ -93,6 +102,11 @@ class AsyncLogReader:
     def position(self) -> DLSN:
         """Where it reads on: each record below was returned, was truncated, or is not wanted."""
         return self._position if self._rows is None else self._rows.position
+
+    @property
+    def broken_entries(self) -> int:
+        """How many entries were left out because they are broken, if that was asked for."""
+        return self._broken.count
 
     @property
     def committed(self) -> DLSN | None:
@@ -179,6 +193,8 @@ class AsyncLogReader:
             LogNotFoundError: the log was deleted.
             MetadataConnectionError, BookieUnavailableError: for `read_unavailable_timeout_s` it
                 waited while ZooKeeper or all bookies were gone; it can be called again.
+            ReaderIdleError: no record came for `reader_idle_error_s`; it can be called again.
+            LedgerReadError, InvalidEntryError: an entry is missing, or broken.
         """
         async with self._turn:
             rows = await self._fill(non_blocking=non_blocking, until_caught_up=until_caught_up)
@@ -281,7 +297,7 @@ class AsyncLogReader:
         while self._rows is None or not self._rows.rows_left:
             entry = self._fetcher.take()
             if entry is not None:
-                self._rows, self._position = self._decode(entry), entry.place.end
+                self._rows, self._position = self._decode_unbroken(entry), entry.place.end
                 continue
             if self._fetcher.error is not None:
                 raise self._fetcher.error
@@ -292,6 +308,17 @@ class AsyncLogReader:
             await self._fetcher.wait()
             self._require_open()
         return self._rows
+
+    def _decode_unbroken(self, entry: FetchedEntry) -> EntryRows | None:
+        try:
+            return self._decode(entry)
+        except InvalidEntryError as error:
+            try:
+                self._broken.meet(entry.place.lssn, entry.place.entry_id, error)
+            except InvalidEntryError:
+                self._fetcher.fail(error)  # nothing behind it is read as if it were not there
+                raise
+            return None
 
     def _decode(self, entry: FetchedEntry) -> EntryRows | None:
         start = self._start

@@ -24,6 +24,7 @@ from dlcore.log.reading.cursor import (
     LearnSegments,
     ReadCursor,
     ReadExtent,
+    TruncationRule,
     WaitForChange,
 )
 from tests.fixtures.log_states import PATHS, Tree, final, removable, staged, written
@@ -36,7 +37,8 @@ LIMITS = SegmentLimits(size_bytes_max=150, age_max_ms=1000)
 
 def cursor_at(position: DLSN, *, skips_truncated: bool = True) -> ReadCursor:
     """Return a cursor that has read nothing."""
-    return ReadCursor("clicks", position, skips_truncated=skips_truncated)
+    rule = TruncationRule.SKIP if skips_truncated else TruncationRule.REFUSE
+    return ReadCursor("clicks", position, truncated=rule)
 
 
 def deliver_all(cursor: ReadCursor, step: ReadExtent) -> None:

@@ -1,0 +1,37 @@
+"""How a reader treats entries that no replica gives undamaged."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dlcore.errors import DLError
+
+logger = logging.getLogger(__name__)
+
+
+class BrokenEntries:
+    """Entries that no replica gives undamaged: an error, or left out and counted if that is asked.
+
+    Those that are missing, or whose bookies do not answer, are an error always.
+    """
+
+    def __init__(self, log: str, *, skip: bool) -> None:
+        self._log = log
+        self._skip = skip
+        self.count = 0
+
+    def meet(self, lssn: int, entry_id: int, error: DLError) -> None:
+        """Count a broken entry that is left out; raise `error` if none is."""
+        if not self._skip:
+            raise error
+        self.count += 1
+        logger.warning(
+            "log=%s: broken entry %d:%d is left out, %d so far: %s",
+            self._log,
+            lssn,
+            entry_id,
+            self.count,
+            error,
+        )
