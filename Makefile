@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 SEEDS ?= 2000
 SEEDS_MAX ?= 3000
 SECONDS ?= 600
-WORKERS ?= 2
+WORKERS ?= 4
 ONLY ?=
 ARGS ?=
 
@@ -32,6 +32,7 @@ demo: $(STAMP) ## Run the main job on real data: cluster, write, stream, kill a 
 
 ##@ Prove
 
+# More workers than cores: many tests wait for processes, sessions and time-outs.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS)
 
 test: $(STAMP) ## Run the tests, of long sweeps a sample, on WORKERS=n. ARGS="-k name" goes to pytest.

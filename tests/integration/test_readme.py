@@ -16,7 +16,7 @@ from tests.fixtures.ports import free_ports
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 240
 
-pytestmark = [pytest.mark.integration, pytest.mark.spark]
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(600)]
 
 
 def test_the_blocks_of_the_readme_run_as_they_stand(tmp_path: Path) -> None:

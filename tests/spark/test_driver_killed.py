@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tests.fixtures.spark import LogBench
 
-pytestmark = [pytest.mark.spark, pytest.mark.integration]
+pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.timeout(900)]
 TIMEOUT_S = 180
 
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from dlcore.sandbox.cluster import Sandbox
 
-pytestmark = [pytest.mark.spark, pytest.mark.integration]
-TIMEOUT_S = 250
+pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.timeout(600)]
+TIMEOUT_S = 550
 PROGRAM = """
 import multiprocessing, os, threading
 from pathlib import Path
