@@ -26,10 +26,10 @@ from bookie.followers import Followers
 from bookie.ledger_state import LedgerState, note_sealed
 from bookie.membership.given_ids import GivenIds
 from bookie.membership.limits import check_frame, check_id, check_range, may_add_run
-from bookie.parts import Parts
 from bookie.space.budget import Claim
 from bookie.space.held_entries import HeldEntries
 from bookie.space.room import LOOK_DELAY_S, Room, run_room_bytes
+from bookie.storage_core import StorageCore
 from bookie.storage_state import StorageState, StorageStats, stats_of
 from bookie.upkeep.rounds import Upkeep
 from bookie.upkeep.timers import Timers
@@ -143,11 +143,11 @@ class LedgerStorage:
         for summary in opened.index.summaries():
             self._ledger(summary.ledger_id).note_summary(summary)
         self._room = Room(disk, self._log, config)
-        parts = Parts(disk, self._log, self._reader, self._files, self._ledgers, self.damage)
-        self._parts = parts
-        self._held = HeldEntries(parts, self._check_room)
+        core = StorageCore(disk, self._log, self._reader, self._files, self._ledgers, self.damage)
+        self._core = core
+        self._held = HeldEntries(core, self._check_room)
         self._upkeep = Upkeep(
-            parts, config, owner=owner, clock=clock, is_full=lambda: self._room.is_read_only
+            core, config, owner=owner, clock=clock, is_full=lambda: self._room.is_read_only
         )
         self._followers = Followers(asyncio.get_running_loop().call_soon)
         self._timers = Timers()
@@ -355,7 +355,7 @@ class LedgerStorage:
     def stats(self) -> StorageStats:
         """Return counts and space."""
         return stats_of(
-            self._parts, is_read_only=self._room.is_read_only, has_failed=self._has_failed
+            self._core, is_read_only=self._room.is_read_only, has_failed=self._has_failed
         )
 
     @property

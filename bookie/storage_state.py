@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bookie.parts import Parts
+    from bookie.storage_core import StorageCore
 
 
 class StorageState(Enum):
@@ -34,16 +34,16 @@ class StorageStats:
     """Since the start."""
 
 
-def stats_of(parts: Parts, *, is_read_only: bool, has_failed: bool) -> StorageStats:
-    """Return what the parts of a storage say of it."""
-    space = parts.disk.space()
+def stats_of(core: StorageCore, *, is_read_only: bool, has_failed: bool) -> StorageStats:
+    """Return what a storage says of it."""
+    space = core.disk.space()
     return StorageStats(
-        ledger_count=len(parts.ledgers),
-        stored_bytes=parts.files.stored_bytes + parts.log.written_bytes,
+        ledger_count=len(core.ledgers),
+        stored_bytes=core.files.stored_bytes + core.log.written_bytes,
         disk_free_bytes=space.free_bytes,
         disk_total_bytes=space.total_bytes,
         is_read_only=is_read_only,
         failed=has_failed,
-        damaged_entry_count=parts.damage.entry_count,
-        repaired_entry_count=parts.damage.repaired_count,
+        damaged_entry_count=core.damage.entry_count,
+        repaired_entry_count=core.damage.repaired_count,
     )

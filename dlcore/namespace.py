@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING, Any
 
-from dlcore.autorecovery.services import RecoveryServices
+from dlcore.autorecovery.context import RecoveryContext
 from dlcore.clock import Clock, SystemClock
 from dlcore.config import LedgerClientConfig, LogConfig, LogSettings
 from dlcore.errors import (
@@ -90,7 +90,7 @@ class Namespace:
         self._registry = registry or BookieRegistry(store, paths)
         self._ledger_store = LedgerStore(store, paths)
         self._ledgers = LedgerClient(
-            ledgers=self._ledger_store,
+            ledger_store=self._ledger_store,
             registry=self._registry,
             bookies=bookies,
             config=client_config,
@@ -130,16 +130,16 @@ class Namespace:
         return self._ledgers
 
     @property
-    def recovery_services(self) -> RecoveryServices:
+    def recovery_context(self) -> RecoveryContext:
         """The ports of the namespace, for auto-recovery and maintenance; it closes them."""
         context = self._context
-        return RecoveryServices(
+        return RecoveryContext(
             store=self._store,
             paths=context.paths,
-            ledgers=self._ledger_store,
+            ledger_store=self._ledger_store,
             registry=self._registry,
             bookies=self._bookies,
-            client=self._ledgers,
+            ledgers=self._ledgers,
             client_config=self._client_config,
             clock=context.clock,
             rng=context.rng,

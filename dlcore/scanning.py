@@ -58,7 +58,7 @@ class ScanClients:
                 self._resolve, cluster_id=cluster_id, config=self._config, tls=self._tls
             )
             client = LedgerClient(
-                ledgers=None,
+                ledger_store=None,
                 registry=None,
                 bookies=bookies,
                 config=self._config,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from bookie.files.entry_log import Location
-    from bookie.parts import Parts
+    from bookie.storage_core import StorageCore
     from dlcore.wire.digest import EntryFrame
 
     class CheckRoom(Protocol):
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 class HeldEntries:
     """Compares entries that are added with those that are held."""
 
-    def __init__(self, parts: Parts, check_room: CheckRoom) -> None:
-        self._parts = parts
+    def __init__(self, core: StorageCore, check_room: CheckRoom) -> None:
+        self._core = core
         self._check_room = check_room
         self.comparisons = BackgroundTasks(told_to_callers)
         """Those under way."""
@@ -50,29 +50,29 @@ class HeldEntries:
         return self.comparisons.start(self._add_again(entry, is_recovery=is_recovery))
 
     async def _add_again(self, entry: EntryFrame, *, is_recovery: bool) -> None:
-        parts = self._parts
+        core = self._core
         while True:
-            held = parts.reader.find(entry.ledger_id, entry.entry_id)
+            held = core.reader.find(entry.ledger_id, entry.entry_id)
             if held is None:
                 raise BookieStorageError(
                     f"entry {entry.ledger_id}:{entry.entry_id} was dropped as garbage meanwhile"
                 )
-            if not parts.log.is_durable(held):
-                await parts.log.flush()
+            if not core.log.is_durable(held):
+                await core.log.flush()
             frame = await self._read(held)
             if frame is not None:
                 break
-            checksum = await parts.reader.stated_checksum(held)
+            checksum = await core.reader.stated_checksum(held)
             if checksum is not None and checksum != frame_check(entry.data):
                 break
             replacement = self._replacements.get((entry.ledger_id, entry.entry_id))
             if replacement is not None:
                 await asyncio.wait([replacement])
-            elif parts.reader.find(entry.ledger_id, entry.entry_id) == held:
+            elif core.reader.find(entry.ledger_id, entry.entry_id) == held:
                 await self._replace(entry, is_recovery=is_recovery)
                 return
         if frame is not None:
-            parts.damage.forget_entry(entry.ledger_id, entry.entry_id, is_repaired=False)
+            core.damage.forget_entry(entry.ledger_id, entry.entry_id, is_repaired=False)
         if frame is None or frame != memoryview(entry.data):
             raise BadRequestError(
                 f"entry {entry.ledger_id}:{entry.entry_id} is held with other bytes"
@@ -82,7 +82,7 @@ class HeldEntries:
         """Return the held frame, None if it is damaged: one failure to read it proves nothing."""
         for _ in range(2):
             try:
-                (frame,) = await self._parts.reader.read([held])
+                (frame,) = await self._core.reader.read([held])
             except BookieStorageError:
                 continue
             return frame
@@ -90,14 +90,14 @@ class HeldEntries:
 
     async def _replace(self, entry: EntryFrame, *, is_recovery: bool) -> None:
         """Write the entry again; nothing was waited for since it was found damaged."""
-        parts = self._parts
-        parts.log.check()
-        state = parts.ledgers[entry.ledger_id]
+        core = self._core
+        core.log.check()
+        state = core.ledgers[entry.ledger_id]
         if not state.accepts(is_recovery=is_recovery):
             raise LedgerFencedError(f"ledger {entry.ledger_id} is fenced")
         self._check_room(len(entry.data), Claim.RECOVERY if is_recovery else Claim.ADD)
         key = entry.ledger_id, entry.entry_id
-        self._replacements[key] = durable = parts.log.append_entry(entry)
+        self._replacements[key] = durable = core.log.append_entry(entry)
         state.is_deleted = False
         state.note_entry(entry.entry_id, entry.last_add_confirmed)
 
@@ -107,4 +107,4 @@ class HeldEntries:
 
         durable.add_done_callback(on_done)
         await asyncio.shield(durable)
-        parts.damage.forget_entry(entry.ledger_id, entry.entry_id, is_repaired=True)
+        core.damage.forget_entry(entry.ledger_id, entry.entry_id, is_repaired=True)

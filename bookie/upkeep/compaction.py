@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from bookie.config import CompactionConfig
     from bookie.disks.port import DiskFile
     from bookie.files.index import EntryColumns, LedgerEntries, SealedIndex
-    from bookie.parts import Parts
+    from bookie.storage_core import StorageCore
 
 logger = logging.getLogger(__name__)
 _CHUNK_BYTES = 256 * 1024
@@ -99,13 +99,13 @@ class Compactor:
 
     def __init__(
         self,
-        parts: Parts,
+        core: StorageCore,
         config: CompactionConfig,
         *,
         room_bytes: Callable[[], int],
         is_full: Callable[[], bool],
     ) -> None:
-        self._parts = parts
+        self._core = core
         self._config = config
         self._room_bytes = room_bytes
         self._is_full = is_full
@@ -117,7 +117,7 @@ class Compactor:
             BookieError: the log failed.
         """
         report = CompactionReport()
-        newest = max(self._parts.files.numbers(), default=0)
+        newest = max(self._core.files.numbers(), default=0)
         tried: set[int] = set()
         while (load := await self._choose(newest, tried, report)) is not None:
             tried.add(load.number)
@@ -126,7 +126,7 @@ class Compactor:
             except _Abandoned as reason:
                 logger.info("not compacted file=%s: %s", file_name(load.number), reason)
             except BookieStorageError as error:
-                self._parts.log.check()
+                self._core.log.check()
                 logger.warning("left alone file=%s: %s", file_name(load.number), error)
                 report.files_left_alone.append(load.number)
         return report
@@ -138,10 +138,10 @@ class Compactor:
         share = self._config.below_live_share
         if self._is_full():
             share = max(share, self._config.full_below_live_share)
-        damaged = self._parts.damage.files_of_entries() | self._parts.damage.footers
+        damaged = self._core.damage.files_of_entries() | self._core.damage.footers
         loads = [
             load
-            for load in await self._parts.files.loads()
+            for load in await self._core.files.loads()
             if load.number <= newest and load.number not in tried
         ]
         intact = [load for load in loads if load.number not in damaged]
@@ -160,19 +160,19 @@ class Compactor:
 
     async def _compact(self, load: FileLoad, report: CompactionReport) -> None:
         number = load.number
-        footer = await self._parts.reader.read_footer(number)
+        footer = await self._core.reader.read_footer(number)
         if footer is None:
             raise _Abandoned("it was dropped meanwhile")
-        await self._parts.log.flush()  # what is newer and counts must be durable
+        await self._core.log.flush()  # what is newer and counts must be durable
         needed = await self._needed(number, footer)
         await self._copy_entries(load, needed, report)
         await self._copy_states(footer, needed)
-        await self._parts.log.flush()
-        if number not in self._parts.files:
+        await self._core.log.flush()
+        if number not in self._core.files:
             raise _Abandoned("it was dropped meanwhile")
-        if any(self._parts.is_live(ledger_id) for ledger_id in needed.left_out):
+        if any(self._core.is_live(ledger_id) for ledger_id in needed.left_out):
             raise _Abandoned("a ledger that had been deleted is in use again")
-        dropped = await self._parts.files.drop([number], footer.ledger_ids())
+        dropped = await self._core.files.drop([number], footer.ledger_ids())
         report.files_compacted += 1
         report.bytes_freed += sum(dropped.values())
 
@@ -188,7 +188,7 @@ class Compactor:
         for position, (ledger_id, rows) in enumerate(ledgers):
             if position % _LEDGERS_AT_A_TIME == 0:
                 await asyncio.sleep(0)
-            if not self._parts.is_live(ledger_id):
+            if not self._core.is_live(ledger_id):
                 left_out.add(ledger_id)
                 continue
             entry_ids = columns.entry_ids[rows]
@@ -198,7 +198,7 @@ class Compactor:
             is_needed[rows][:-1] = entry_ids[:-1] != entry_ids[1:]  # the last copy counts
             for entries in self._unsealed_copies(ledger_id, entry_ids):
                 is_superseded[rows] |= np.isin(entry_ids, np.array(entries.entry_ids))
-            state = self._parts.ledgers[ledger_id]
+            state = self._core.ledgers[ledger_id]
             for _, newer in state.files_between(int(entry_ids[0]), int(entry_ids[-1])):
                 if newer > number:
                     newer_files.setdefault(newer, array("I")).append(position)
@@ -217,7 +217,7 @@ class Compactor:
         self, ledger_id: int, entry_ids: NDArray[np.int64]
     ) -> Iterator[LedgerEntries]:
         """Return what the files being written hold of the ledger, if it may be `entry_ids`."""
-        for index in self._parts.log.unsealed_indexes():
+        for index in self._core.log.unsealed_indexes():
             entries = index.entries(ledger_id)
             if entries is None or not len(entries.entry_ids):
                 continue
@@ -233,7 +233,7 @@ class Compactor:
     ) -> None:
         """Note which of the entries of `ledgers`, each with its rows, a newer file holds, too."""
         try:
-            footer = await self._parts.reader.read_footer(newer)
+            footer = await self._core.reader.read_footer(newer)
         except BookieStorageError:
             return  # a copy that cannot be found counts for nothing
         if footer is None:
@@ -256,13 +256,13 @@ class Compactor:
             BookieStorageError: some of it is damaged.
             _Abandoned: there is no room any more, or no file.
         """
-        file = self._parts.disk.open(file_name(load.number))
+        file = self._core.disk.open(file_name(load.number))
         try:
             damaged = 0
             lost = await self._lost_copies(load.number, needed)
             for chunk in _chunks(load.number, needed.columns, np.concatenate((lost, needed.rows))):
                 size = sum(RECORD_HEADER_BYTES + location.size for location in chunk)
-                if load.number not in self._parts.files:
+                if load.number not in self._core.files:
                     raise _Abandoned("it was dropped meanwhile")
                 if self._room_bytes() < size + load.footer_bytes:
                     raise _Abandoned("the disk filled up meanwhile")
@@ -286,7 +286,7 @@ class Compactor:
             for location, found in zip(run, await read_run(file, run), strict=True):
                 if isinstance(found, EntryFrame):
                     good.append(found)
-                elif self._parts.reader.note_damaged(location):
+                elif self._core.reader.note_damaged(location):
                     damaged += 1
         return good, damaged
 
@@ -295,13 +295,13 @@ class Compactor:
     ) -> None:
         """Make copies, durably."""
         for frame in frames:
-            if self._parts.is_live(frame.ledger_id):
-                self._parts.log.copy_entry(frame)
+            if self._core.is_live(frame.ledger_id):
+                self._core.log.copy_entry(frame)
                 report.bytes_copied += RECORD_HEADER_BYTES + len(frame.data)
             else:
                 needed.left_out.add(frame.ledger_id)
-        await self._parts.log.flush()
-        self._parts.damage.forget_copied((frame.ledger_id, frame.entry_id) for frame in frames)
+        await self._core.log.flush()
+        self._core.damage.forget_copied((frame.ledger_id, frame.entry_id) for frame in frames)
 
     async def _lost_copies(self, number: int, needed: _Needed) -> NDArray[np.int64]:
         """Return the rows whose newer copies cannot be read: these are needed after all."""
@@ -312,10 +312,10 @@ class Compactor:
             for row, location in zip(
                 part.tolist(), _locations(number, needed.columns, part), strict=True
             ):
-                newer = self._parts.reader.find(location.ledger_id, location.entry_id)
+                newer = self._core.reader.find(location.ledger_id, location.entry_id)
                 try:
                     if newer is not None:
-                        await self._parts.reader.read([newer])
+                        await self._core.reader.read([newer])
                 except BookieStorageError:
                     lost.append(row)
             size = int(needed.columns.sizes[part].sum(dtype=np.int64))
@@ -327,22 +327,22 @@ class Compactor:
         count = len(footer.ledger_ids())
         for position, summary in enumerate(footer.summaries()):
             if position % _LEDGERS_AT_A_TIME == 0:
-                await self._parts.log.flush()
+                await self._core.log.flush()
                 await asyncio.sleep(0)
                 next_count = min(_LEDGERS_AT_A_TIME, count - position)
                 if self._room_bytes() < next_count * LEDGER_BYTES_MAX:
                     raise _Abandoned("the disk filled up meanwhile")
             ledger_id = summary.ledger_id
-            if not self._parts.is_live(ledger_id):
+            if not self._core.is_live(ledger_id):
                 needed.left_out.add(ledger_id)
                 continue
-            unsealed = self._parts.log.unsealed_indexes()
+            unsealed = self._core.log.unsealed_indexes()
             if summary.fenced and not any(each.is_fenced(ledger_id) for each in unsealed):
-                self._parts.log.append_fence(ledger_id)
+                self._core.log.append_fence(ledger_id)
             if summary.last_add_confirmed > max(
                 each.last_add_confirmed(ledger_id) for each in unsealed
             ):
-                self._parts.log.copy_lac(ledger_id, summary.last_add_confirmed)
+                self._core.log.copy_lac(ledger_id, summary.last_add_confirmed)
 
 
 def _locations(number: int, columns: EntryColumns, rows: NDArray[np.int64]) -> Iterator[Location]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from bookie.config import StorageConfig
-    from bookie.parts import Parts
+    from bookie.storage_core import StorageCore
     from dlcore.clock import Clock
 
 logger = logging.getLogger(__name__)
@@ -35,21 +35,21 @@ class Upkeep:
 
     def __init__(
         self,
-        parts: Parts,
+        core: StorageCore,
         config: StorageConfig,
         *,
         owner: bytes,
         clock: Clock,
         is_full: Callable[[], bool],
     ) -> None:
-        self._parts = parts
+        self._core = core
         self._config = config
         self._clock = clock
         self._judge = GarbageJudge(config.garbage)
         self._compactor = Compactor(
-            parts, config.compact, room_bytes=self._room_for_copies, is_full=is_full
+            core, config.compact, room_bytes=self._room_for_copies, is_full=is_full
         )
-        self._scrubber = Scrubber(parts, config.scrub, owner=owner)
+        self._scrubber = Scrubber(core, config.scrub, owner=owner)
         self._garbage_lock = asyncio.Lock()
         self._compaction_lock = asyncio.Lock()
         self._scrub_lock = asyncio.Lock()
@@ -62,9 +62,9 @@ class Upkeep:
         is_released: bool,
     ) -> GarbageReport:
         """Ask about every ledger, and drop files whose ledgers are all proven unneeded."""
-        ledgers = self._parts.ledgers
+        ledgers = self._core.ledgers
         async with self._garbage_lock:
-            seen = sorted(each for each in ledgers if self._parts.is_live(each))
+            seen = sorted(each for each in ledgers if self._core.is_live(each))
             looks_deleted = [each for each in seen if await is_unneeded(each)]
             verdict = self._judge.judge(
                 seen=seen,
@@ -77,11 +77,11 @@ class Upkeep:
             deleted = set()
             for ledger_id in sorted(verdict.deleted):
                 async with confirm(ledger_id) as is_certain:
-                    if is_certain and self._parts.is_live(ledger_id):
+                    if is_certain and self._core.is_live(ledger_id):
                         ledgers[ledger_id].is_deleted = True
                         deleted.add(ledger_id)
-            self._parts.damage.forget_ledgers(deleted)
-            dropped = await self._parts.files.drop_dead()
+            self._core.damage.forget_ledgers(deleted)
+            dropped = await self._core.files.drop_dead()
         return GarbageReport(
             ledgers_seen=len(seen),
             ledgers_deleted=len(deleted),
@@ -97,7 +97,7 @@ class Upkeep:
         entries in them are found no more.
         """
         async with self._compaction_lock:
-            self._parts.log.check()
+            self._core.log.check()
             await self._scrubber.mend_footers()
             return await self._compactor.run()
 
@@ -108,5 +108,5 @@ class Upkeep:
 
     def _room_for_copies(self) -> int:
         """Return the bytes that compaction may write now: the reserve's, down to its floor."""
-        free_bytes = self._parts.disk.space().free_bytes - self._parts.log.claimed_bytes
+        free_bytes = self._core.disk.space().free_bytes - self._core.log.claimed_bytes
         return free_bytes - self._config.compact.floor_bytes

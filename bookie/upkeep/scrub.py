@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from bookie.config import ScrubConfig
     from bookie.disks.port import DiskFile
     from bookie.files.index import EntryColumns
-    from bookie.parts import Parts
+    from bookie.storage_core import StorageCore
 
 logger = logging.getLogger(__name__)
 _CHUNK_BYTES = 256 * 1024
@@ -86,12 +86,12 @@ class Scrubber:
 
     def __init__(
         self,
-        parts: Parts,
+        core: StorageCore,
         config: ScrubConfig,
         *,
         owner: bytes,
     ) -> None:
-        self._parts = parts
+        self._core = core
         self._config = config
         self._owner = owner
         self._footer_lock = asyncio.Lock()
@@ -99,15 +99,15 @@ class Scrubber:
 
     async def mend_footers(self) -> None:
         """Make footers again that are known to be damaged, as far as their records are intact."""
-        for number in sorted(self._parts.damage.footers):
+        for number in sorted(self._core.damage.footers):
             await self._scrub_file(number, ScrubReport(), self._scrub_sealed)
 
     async def run(self) -> ScrubReport:
         """Read every file there is now, once."""
         report = ScrubReport()
-        for number in self._parts.files.numbers():
+        for number in self._core.files.numbers():
             await self._scrub_file(number, report, self._scrub_sealed)
-        for index in self._parts.log.unsealed_indexes():
+        for index in self._core.log.unsealed_indexes():
             await self._scrub_file(index.number, report, self._scrub_unsealed)
         return report
 
@@ -118,9 +118,9 @@ class Scrubber:
         scrub: Callable[[int, DiskFile, ScrubReport], Awaitable[bool]],
     ) -> None:
         try:
-            file = self._parts.disk.open(file_name(number))
+            file = self._core.disk.open(file_name(number))
         except BookieStorageError as error:
-            if number in self._parts.files:
+            if number in self._core.files:
                 logger.error("cannot scrub file=%s: %s", file_name(number), error)  # noqa: TRY400
                 report.damaged_files.append(number)
             return
@@ -138,19 +138,19 @@ class Scrubber:
 
     async def _scrub_sealed(self, number: int, file: DiskFile, report: ScrubReport) -> bool:
         """Return whether header and footer are whole (or the file is gone)."""
-        place = self._parts.reader.place(number)
+        place = self._core.reader.place(number)
         if place is None:
             return True
         header = await self._header(number, file)
         footer = None
         try:
-            footer = await self._parts.reader.read_footer(number)
+            footer = await self._core.reader.read_footer(number)
         except BookieStorageError as error:
             logger.warning("scrubbing: %s", error)
-        if number not in self._parts.files:
+        if number not in self._core.files:
             return True
         if footer is not None:
-            self._parts.damage.footer_is_whole(number)
+            self._core.damage.footer_is_whole(number)
         columns = None if footer is None else footer.columns()
         start = header.size if header is not None else _first_record(columns, place.offset)
         part = _Part(
@@ -164,7 +164,7 @@ class Scrubber:
         await self._scrub_records(file, part, report)
         if part.index is not None and report.damaged_records == damaged:
             async with self._footer_lock:
-                if number in self._parts.damage.footers:
+                if number in self._core.damage.footers:
                     await self._make_footer_again(file, part, part.index, report)
         return footer is not None and header is not None
 
@@ -173,13 +173,13 @@ class Scrubber:
             view = await read_header(file)
             return decode_file_header(view, number=number, owner=self._owner)
         except BookieStorageError as error:
-            if number in self._parts.files:
+            if number in self._core.files:
                 logger.warning("scrubbing: %s", error)
-                self._parts.damage.note_header(number)
+                self._core.damage.note_header(number)
             return None
 
     async def _scrub_unsealed(self, number: int, file: DiskFile, report: ScrubReport) -> bool:
-        part = self._parts.log.durable_part(number)
+        part = self._core.log.durable_part(number)
         if part is None:
             return True
         header, end, index = part
@@ -204,7 +204,7 @@ class Scrubber:
                 logger.warning("scrubbing: %s", error)
                 position = await self._scrub_unreadable(file, part, position, size, report)
                 continue
-            stop, cut_bytes = await self._parts.disk.compute(_walk, part, data, position)
+            stop, cut_bytes = await self._core.disk.compute(_walk, part, data, position)
             report.bytes_read += stop - position
             if not cut_bytes and stop < part.end:
                 report.damaged_records += 1
@@ -234,7 +234,7 @@ class Scrubber:
         """Note the damaged record at `position`; return where the next known one begins."""
         number = part.header.number
         logger.error("the record at offset %d of %s is damaged", position, file_name(number))
-        self._parts.log.roll_from(number)
+        self._core.log.roll_from(number)
         columns = part.columns()
         if columns is None:
             return part.end
@@ -244,8 +244,8 @@ class Scrubber:
         return int(min(starts[starts > position], default=part.end))
 
     def _note_damaged(self, location: Location) -> None:
-        if self._parts.is_live(location.ledger_id):
-            self._parts.reader.note_damaged(location)
+        if self._core.is_live(location.ledger_id):
+            self._core.reader.note_damaged(location)
 
     # Footers
 
@@ -255,27 +255,27 @@ class Scrubber:
         """Write the footer that the records give, which are all intact."""
         number = part.header.number
         try:
-            buffers = await self._parts.disk.compute(
+            buffers = await self._core.disk.compute(
                 encode_footer_record,
                 index,
                 part.header,
                 offset=part.end,
                 sequence=part.record_count,
             )
-            if number not in self._parts.files:
+            if number not in self._core.files:
                 return
             footer = b"".join(buffers)
             if file.size != part.end + len(footer):
                 await file.truncate(part.end)
             rewrite = partial(file.rewrite, part.end, footer)
-            await write_with_room(self._parts.disk, len(footer), rewrite)
-            self._parts.reader.let_go(number)
-            await self._parts.reader.read_footer(number)
+            await write_with_room(self._core.disk, len(footer), rewrite)
+            self._core.reader.let_go(number)
+            await self._core.reader.read_footer(number)
         except BookieStorageError as error:
             logger.warning("cannot make the footer of %s again: %s", file_name(number), error)
             return
         logger.warning("made the footer of %s again", file_name(number))
-        self._parts.damage.footer_is_whole(number)
+        self._core.damage.footer_is_whole(number)
         report.footers_made_again += 1
 
 

@@ -13,7 +13,7 @@ from dlcore.autorecovery.audit import BookieAudit, lost_members
 from dlcore.autorecovery.check import check_ledger
 from dlcore.autorecovery.listing import CheckProgress
 from dlcore.autorecovery.replicas import ask_replicas, known_bookies, members_of
-from dlcore.autorecovery.shift import run_together
+from dlcore.autorecovery.runner import run_together
 from dlcore.errors import CorruptMetadataError, LedgerNotFoundError
 from dlcore.ledger.metadata.values import LedgerState
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection
 
     from dlcore.autorecovery.config import AutoRecoveryConfig
+    from dlcore.autorecovery.context import RecoveryContext
     from dlcore.autorecovery.listing import RepairList
-    from dlcore.autorecovery.services import RecoveryServices
     from dlcore.ids import BookieId
     from dlcore.ledger.metadata.values import LedgerMetadata
 
@@ -37,17 +37,17 @@ _NOTED_EVERY_S = 10.0
 
 
 class Auditor:
-    """One term in office; `on_publish` is called after ledgers were put on the list."""
+    """One term in role; `on_publish` is called after ledgers were put on the list."""
 
     def __init__(
         self,
-        services: RecoveryServices,
+        context: RecoveryContext,
         repairs: RepairList,
         config: AutoRecoveryConfig,
         *,
         on_publish: Callable[[], None],
     ) -> None:
-        self._services = services
+        self._context = context
         self._repairs = repairs
         self._config = config
         self._on_publish = on_publish
@@ -67,7 +67,7 @@ class Auditor:
 
     async def _audit_bookies(self) -> None:
         changed = asyncio.Event()
-        store, paths = self._services.store, self._services.paths
+        store, paths = self._context.store, self._context.paths
         unsubscribes = [
             store.watch(path, changed.set)
             for path in (paths.bookies_available, paths.bookies_readonly)
@@ -102,8 +102,8 @@ class Auditor:
         return max(due_s, _LOOK_S_MIN)
 
     async def _look(self) -> tuple[tuple[BookieId, ...], float | None]:
-        registered = [info.bookie for info in await self._services.registry.get_bookies()]
-        cookies = await known_bookies(self._services)
+        registered = [info.bookie for info in await self._context.registry.get_bookies()]
+        cookies = await known_bookies(self._context)
         result = self._audit.look(
             known={*cookies, *self._members}, registered=registered, now=self._loop.time()
         )
@@ -127,9 +127,9 @@ class Auditor:
 
     async def _ledgers(self, *, first: int = 0) -> AsyncIterator[LedgerMetadata]:
         """Yield every ledger from `first` on; one that cannot be read hides no other."""
-        async for ledger_id in self._services.ledgers.list_ledgers(first=first):
+        async for ledger_id in self._context.ledger_store.list_ledgers(first=first):
             try:
-                stored = await self._services.ledgers.read(ledger_id)
+                stored = await self._context.ledger_store.read(ledger_id)
             except LedgerNotFoundError:
                 continue
             except CorruptMetadataError as error:
@@ -147,7 +147,7 @@ class Auditor:
         if last is None:
             return 0.0
         # A clock that went back must not put the next check off for ever.
-        age_s = max(self._services.clock.now_ms() - last.finished_ms, 0) / 1000
+        age_s = max(self._context.clock.now_ms() - last.finished_ms, 0) / 1000
         return max(self._config.check_interval_s - age_s, 0.0)
 
     async def _check_all(self) -> None:
@@ -156,7 +156,7 @@ class Auditor:
         Raises:
             MetadataError: the store failed, or another auditor is at it.
         """
-        repairs, clock = self._repairs, self._services.clock
+        repairs, clock = self._repairs, self._context.clock
         progress = await repairs.begin_check(age_ms_max=self._config.check_interval_s * 1000)
         run = progress.run
         logger.info("full replica check begins ledger=%d", run.next_ledger_id)
@@ -167,7 +167,7 @@ class Auditor:
             await asyncio.sleep(1 / self._config.check_ledgers_per_s)
             if self._loop.time() >= listed_at + _REGISTERED_FOR_S:
                 listed_at = self._loop.time()
-                infos = await self._services.registry.get_bookies()
+                infos = await self._context.registry.get_bookies()
                 registered = [info.bookie for info in infos]
             is_missing, is_unknown = await self._check_one(metadata, registered)
             if is_missing:
@@ -196,7 +196,7 @@ class Auditor:
         self, metadata: LedgerMetadata, registered: Collection[BookieId]
     ) -> tuple[bool, bool]:
         """Return whether entries are missing, and whether some bookie did not answer."""
-        answers = await ask_replicas(self._services, metadata, registered=registered)
+        answers = await ask_replicas(self._context, metadata, registered=registered)
         final = [each for each in check_ledger(metadata, answers) if each.fragment.is_final]
         is_abandoned = metadata.state is LedgerState.IN_RECOVERY
         return (

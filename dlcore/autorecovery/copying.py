@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from dlcore.autorecovery.config import AutoRecoveryConfig
+    from dlcore.autorecovery.context import RecoveryContext
     from dlcore.autorecovery.plan import CopyLane
-    from dlcore.autorecovery.services import RecoveryServices
     from dlcore.ids import BookieId
 
 _OVERLOAD_PAUSE_S = 0.05
@@ -47,9 +47,9 @@ class Throttle:
 class EntryCopier:
     """Copies lanes of entries, at one pace for all ledgers."""
 
-    def __init__(self, services: RecoveryServices, config: AutoRecoveryConfig) -> None:
-        self._bookies = services.bookies
-        self._client_config = services.client_config
+    def __init__(self, context: RecoveryContext, config: AutoRecoveryConfig) -> None:
+        self._bookies = context.bookies
+        self._client_config = context.client_config
         self._in_flight_max = config.copy_bytes_in_flight
         self._throttle = Throttle(bytes_per_s=config.copy_bytes_per_s)
 

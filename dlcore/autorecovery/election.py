@@ -1,4 +1,4 @@
-"""One auditor at a time, as far as that can be known: an ephemeral node is the office.
+"""One auditor at a time, as far as that can be known: an ephemeral node is the role.
 
 Two that believe to hold it do no harm: all that they write is compared-and-set, or may be written
 twice.
@@ -11,8 +11,8 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
-from dlcore.autorecovery.shift import run_together
-from dlcore.autorecovery.values import Office
+from dlcore.autorecovery.runner import run_together
+from dlcore.autorecovery.values import ElectedAuditor
 from dlcore.errors import MetadataConnectionError, MetadataError, NodeExistsError, NoNodeError
 from dlcore.metadata.stored import decode, encode
 
@@ -27,19 +27,21 @@ logger = logging.getLogger(__name__)
 
 
 class Election:
-    """Holds the auditor's office for one process, or waits for it."""
+    """Holds the auditor's role for one process, or waits for it."""
 
-    def __init__(self, store: MetadataStore, paths: NamespacePaths, office: Office) -> None:
+    def __init__(
+        self, store: MetadataStore, paths: NamespacePaths, candidate: ElectedAuditor
+    ) -> None:
         self._store = store
         self._path = paths.auditor
-        self._office = office
+        self._candidate = candidate
 
-    async def serve(self, duty: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Wait for the office and do `duty` in it, until it fails or the office is lost.
+    async def serve(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Wait for the role and do `work` in it, until it fails or the role is lost.
 
         Raises:
             MetadataError: the store failed.
-            DLError: of `duty`.
+            DLError: of `work`.
         """
         changed = asyncio.Event()
         unsubscribe = self._store.watch(self._path, changed.set)
@@ -47,8 +49,8 @@ class Election:
             while not await self._take():
                 await changed.wait()
                 changed.clear()
-            logger.info("auditor: %s", self._office.owner)
-            await run_together(duty(), self._wait_until_lost(changed))
+            logger.info("auditor: %s", self._candidate.owner)
+            await run_together(work(), self._wait_until_lost(changed))
         finally:
             unsubscribe()
             await self._leave()
@@ -57,7 +59,7 @@ class Election:
         """Try to create the node; the one that is there says whose it is."""
         try:
             await self._store.create(
-                self._path, encode(self._office), ephemeral=True, make_parents=True
+                self._path, encode(self._candidate), ephemeral=True, make_parents=True
             )
         except NodeExistsError:
             return await self._is_ours()
@@ -70,13 +72,13 @@ class Election:
         node = await self._store.get(self._path)
         if node is None:
             return False
-        return decode(Office, node.value, source=self._path).token == self._office.token
+        return decode(ElectedAuditor, node.value, source=self._path).token == self._candidate.token
 
     async def _wait_until_lost(self, changed: asyncio.Event) -> None:
         while await self._is_ours():
             await changed.wait()
             changed.clear()
-        logger.warning("auditor: %s lost the office", self._office.owner)
+        logger.warning("auditor: %s lost the role", self._candidate.owner)
 
     async def _leave(self) -> None:
         """Remove the node if it is ours; without an answer it goes with the session."""

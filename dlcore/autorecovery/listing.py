@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from dlcore.autorecovery.values import Office, ReplicaCheckRun, UnderReplicatedLedger
+from dlcore.autorecovery.values import ElectedAuditor, ReplicaCheckRun, UnderReplicatedLedger
 from dlcore.errors import (
     CorruptMetadataError,
     MetadataConnectionError,
@@ -191,11 +191,11 @@ class RepairList:
             else:
                 await self._store.delete(path)
 
-    async def read_auditor(self) -> Office | None:
+    async def read_auditor(self) -> ElectedAuditor | None:
         """Return who is the auditor."""
         path = self._paths.auditor
         node = await self._store.get(path)
-        return None if node is None else decode(Office, node.value, source=path)
+        return None if node is None else decode(ElectedAuditor, node.value, source=path)
 
     async def read_last_check(self) -> ReplicaCheckRun | None:
         """Return the last full replica check that came to its end."""

@@ -26,8 +26,8 @@ from dlcore.metadata.stored import decode
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from dlcore.autorecovery.services import RecoveryServices
-    from dlcore.autorecovery.values import Office, ReplicaCheckRun, UnderReplicatedLedger
+    from dlcore.autorecovery.context import RecoveryContext
+    from dlcore.autorecovery.values import ElectedAuditor, ReplicaCheckRun, UnderReplicatedLedger
     from dlcore.ids import BookieId
     from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.metadata.port import Op
@@ -42,7 +42,7 @@ _REASONS_SOUGHT_MAX = 100
 class RecoveryStatus:
     """What auto-recovery is at; `ledgers` lack replicas, ascending by id."""
 
-    auditor: Office | None
+    auditor: ElectedAuditor | None
     is_paused: bool
     ledgers: tuple[UnderReplicatedLedger, ...]
     last_check: ReplicaCheckRun | None
@@ -51,13 +51,13 @@ class RecoveryStatus:
 class Maintenance:
     """Operations on the replicas of one namespace."""
 
-    def __init__(self, services: RecoveryServices) -> None:
-        self._services = services
-        self._repairs = RepairList(services.store, services.paths, services.clock)
+    def __init__(self, context: RecoveryContext) -> None:
+        self._context = context
+        self._repairs = RepairList(context.store, context.paths, context.clock)
 
     async def read_status(self) -> RecoveryStatus:
         """Return what auto-recovery is at."""
-        await self._services.store.sync(self._services.paths.root)
+        await self._context.store.sync(self._context.paths.root)
         ledgers: list[UnderReplicatedLedger] = []
         async for ledger_id in self._repairs.ledger_ids():
             listed = await self._repairs.read(ledger_id)
@@ -76,7 +76,7 @@ class Maintenance:
 
     async def recover_ledger(self, ledger_id: int) -> LedgerMetadata:
         """Fence the ledger's writer and close it; see `LedgerClient.recover_ledger`."""
-        return await self._services.client.recover_ledger(ledger_id)
+        return await self._context.ledgers.recover_ledger(ledger_id)
 
     async def check_ledger(self, ledger_id: int) -> tuple[LedgerMetadata, list[ReplicaCheck]]:
         """Ask each bookie of each ensemble whether it holds what it should.
@@ -87,12 +87,12 @@ class Maintenance:
             LedgerNotFoundError: there is no such ledger.
             LedgerReadError: too few bookies told its LAC.
         """
-        reader = await self._services.client.open_ledger(ledger_id)
+        reader = await self._context.ledgers.open_ledger(ledger_id)
         lac = await reader.read_last_add_confirmed()
         metadata = reader.metadata
-        infos = await self._services.registry.get_bookies()
+        infos = await self._context.registry.get_bookies()
         answers = await ask_replicas(
-            self._services, metadata, registered={info.bookie for info in infos}
+            self._context, metadata, registered={info.bookie for info in infos}
         )
         return metadata, check_ledger(metadata, answers, last_add_confirmed=lac)
 
@@ -140,12 +140,12 @@ class Maintenance:
         """
         if await self._read_cookie(name) is None:
             raise ConfigurationError(f"name={name!r}: no bookie of that name has a cookie")
-        path = self._services.paths.bookie_held(name)
+        path = self._context.paths.bookie_held(name)
         try:
             if is_held:
-                await self._services.store.create(path, make_parents=True)
+                await self._context.store.create(path, make_parents=True)
             else:
-                await self._services.store.delete(path, version=ANY_VERSION)
+                await self._context.store.delete(path, version=ANY_VERSION)
         except (NodeExistsError, NoNodeError):
             return  # it is so already
 
@@ -158,15 +158,15 @@ class Maintenance:
         cookie = await self._read_cookie(name)
         if cookie is None:
             raise ConfigurationError(f"name={name!r}: no bookie of that name has a cookie")
-        path = self._services.paths.garbage_release(name)
+        path = self._context.paths.garbage_release(name)
         value = cookie.incarnation.encode()
         try:
-            await self._services.store.create(path, value, make_parents=True)
+            await self._context.store.create(path, value, make_parents=True)
         except NodeExistsError:
-            await self._services.store.put(path, value, version=ANY_VERSION)
+            await self._context.store.put(path, value, version=ANY_VERSION)
 
     async def _require_stopped(self, name: str) -> None:
-        for info in await self._services.registry.get_bookies():
+        for info in await self._context.registry.get_bookies():
             if info.bookie.name == name:
                 raise DecommissionError(
                     f"bookie {name} is registered at {info.address}: stop it first, and wait until "
@@ -174,8 +174,8 @@ class Maintenance:
                 )
 
     async def _read_cookie(self, name: str) -> BookieCookie | None:
-        path = self._services.paths.cookie(name)
-        node = await self._services.store.get(path, fresh=True)
+        path = self._context.paths.cookie(name)
+        node = await self._context.store.get(path, fresh=True)
         return None if node is None else decode(BookieCookie, node.value, source=path)
 
     async def _delete_cookie(self, name: str, *, incarnation: str) -> None:
@@ -188,7 +188,7 @@ class Maintenance:
                 f"bookie {name} was set up anew as another incarnation, {found.incarnation}, while "
                 f"{incarnation} was decommissioned: its cookie stays"
             )
-        store, paths = self._services.store, self._services.paths
+        store, paths = self._context.store, self._context.paths
         places = (paths.bookie_available(name), paths.bookie_readonly(name))
         # Registrations that can be made are not there; a transaction cannot ask in another way.
         proof: list[Op] = [each for path in places for each in (Create(path), Delete(path))]
@@ -206,7 +206,7 @@ class Maintenance:
 
     async def list_cookies(self) -> list[BookieCookie]:
         """Return the cookies of all bookies that the cluster knows, by name."""
-        store, paths = self._services.store, self._services.paths
+        store, paths = self._context.store, self._context.paths
         names = await store.get_children(paths.cookies) or []
         nodes = await store.get_many([f"{paths.cookies}/{name}" for name in names])
         found = [decode(BookieCookie, node.value, source=paths.cookies) for node in nodes if node]
@@ -235,8 +235,8 @@ class Maintenance:
         """
         found: dict[int, tuple[BookieId, ...]] = {}
         looked_at = 0
-        await self._services.store.sync(self._services.paths.ledgers)
-        async for ledger_id in self._services.ledgers.list_ledgers():
+        await self._context.store.sync(self._context.paths.ledgers)
+        async for ledger_id in self._context.ledger_store.list_ledgers():
             members = await self._members_named(ledger_id, name)
             if members:
                 found[ledger_id] = members
@@ -246,7 +246,7 @@ class Maintenance:
 
     async def _members_named(self, ledger_id: int, name: str) -> tuple[BookieId, ...]:
         try:
-            stored = await self._services.ledgers.read(ledger_id)
+            stored = await self._context.ledger_store.read(ledger_id)
         except LedgerNotFoundError:
             return ()
         return tuple(sorted(b for b in members_of(stored.metadata) if b.name == name))

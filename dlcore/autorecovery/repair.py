@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from dlcore.autorecovery.check import Answer
     from dlcore.autorecovery.config import AutoRecoveryConfig
+    from dlcore.autorecovery.context import RecoveryContext
     from dlcore.autorecovery.listing import ListedLedger
-    from dlcore.autorecovery.services import RecoveryServices
     from dlcore.ids import BookieId
     from dlcore.ledger.metadata.registry import BookieInfo
     from dlcore.ledger.metadata.values import LedgerMetadata
@@ -90,10 +90,10 @@ class _Grace:
 class LedgerRepairer:
     """Repairs ledgers, one call each; remembers since when a writer keeps a lost bookie."""
 
-    def __init__(self, services: RecoveryServices, config: AutoRecoveryConfig) -> None:
-        self._services = services
+    def __init__(self, context: RecoveryContext, config: AutoRecoveryConfig) -> None:
+        self._context = context
         self._config = config
-        self._copier = EntryCopier(services, config)
+        self._copier = EntryCopier(context, config)
         self._loop = asyncio.get_running_loop()
         self._graces: dict[int, _Grace] = {}  # by ledger
         self._chosen: dict[tuple[int, int, BookieId], BookieId] = {}  # whom a copy was begun for
@@ -112,16 +112,16 @@ class LedgerRepairer:
                 decision = await self._decide(listed)
                 if decision is None:
                     break
-                turn, plan = decision
-                turn.lock = lock
-                await self._perform(turn, plan)
+                current, plan = decision
+                current.lock = lock
+                await self._perform(current, plan)
             except LedgerNotFoundError:
                 break  # deleted: there is nothing to keep
-            if not turn.has_progressed:
+            if not current.has_progressed:
                 return Outcome(
-                    reason="; ".join(turn.problems),
-                    retry_s=turn.retry_s,
-                    missing=tuple(sorted(turn.lost)),
+                    reason="; ".join(current.problems),
+                    retry_s=current.retry_s,
+                    missing=tuple(sorted(current.lost)),
                 )
         else:
             return Outcome(reason=f"it is not whole after {_ROUNDS_MAX} rounds")
@@ -140,133 +140,137 @@ class LedgerRepairer:
     async def _decide(self, listed: ListedLedger) -> tuple[_Round, RepairPlan] | None:
         """Plan by what is there now; None if nothing is missing."""
         ledger_id = listed.entry.ledger_id
-        stored = await self._services.ledgers.read(ledger_id, fresh=True)
-        infos = await self._services.registry.get_bookies()
+        stored = await self._context.ledger_store.read(ledger_id, fresh=True)
+        infos = await self._context.registry.get_bookies()
         registered = {info.bookie for info in infos}
-        turn = _Round(
+        current = _Round(
             metadata=stored.metadata,
             infos=infos,
             # Who is back is not lost any more, and who vanished just now is the auditor's to judge.
             lost=frozenset(each for each in listed.entry.missing if each not in registered),
-            answers=await ask_replicas(self._services, stored.metadata, registered=registered),
+            answers=await ask_replicas(self._context, stored.metadata, registered=registered),
         )
-        plan = plan_repair(turn.metadata, lost=turn.lost, answers=turn.answers)
+        plan = plan_repair(current.metadata, lost=current.lost, answers=current.answers)
         if plan.is_done:
             return None
         if not registered:
-            turn.problems.append("no bookie is registered")
-            return turn, RepairPlan(
+            current.problems.append("no bookie is registered")
+            return current, RepairPlan(
                 replaces=(), refills=(), lost_in_tail=(), is_in_recovery=False, unknown=()
             )
-        return turn, plan
+        return current, plan
 
-    async def _perform(self, turn: _Round, plan: RepairPlan) -> None:
-        turn.problems += plan.unknown
+    async def _perform(self, current: _Round, plan: RepairPlan) -> None:
+        current.problems += plan.unknown
         for refill in plan.refills:
-            await self._attempt(turn, self._refill(turn, refill))
+            await self._attempt(current, self._refill(current, refill))
         for replace in plan.replaces:
-            await self._attempt(turn, self._replace(turn, replace))
+            await self._attempt(current, self._replace(current, replace))
         if plan.lost_in_tail or plan.is_in_recovery:
-            await self._attempt(turn, self._end_tail(turn, plan))
+            await self._attempt(current, self._end_tail(current, plan))
         else:
-            self._graces.pop(turn.metadata.ledger_id, None)
+            self._graces.pop(current.metadata.ledger_id, None)
 
-    async def _attempt(self, turn: _Round, step: Coroutine[Any, Any, bool]) -> None:
+    async def _attempt(self, current: _Round, step: Coroutine[Any, Any, bool]) -> None:
         """Do one step; one that cannot be done holds up no other."""
         try:
-            turn.has_progressed |= await step
+            current.has_progressed |= await step
         except LedgerNotFoundError:
             raise
         except (BookieError, LedgerError) as error:
-            logger.info("repair ledger=%d: %s", turn.metadata.ledger_id, error)
+            logger.info("repair ledger=%d: %s", current.metadata.ledger_id, error)
             # An empty reason would mean that nothing is left to do.
-            turn.problems.append(str(error) or type(error).__name__)
+            current.problems.append(str(error) or type(error).__name__)
 
-    async def _refill(self, turn: _Round, refill: Refill) -> bool:
-        await self._copy(turn, refill.fragment, ranges=refill.ranges, target=refill.bookie)
+    async def _refill(self, current: _Round, refill: Refill) -> bool:
+        await self._copy(current, refill.fragment, ranges=refill.ranges, target=refill.bookie)
         logger.info(
             "refilled ledger=%d first_entry=%d bookie=%s ranges=%d",
-            turn.metadata.ledger_id,
+            current.metadata.ledger_id,
             refill.fragment.first_entry_id,
             refill.bookie,
             len(refill.ranges),
         )
         return True  # the next round sees whether it holds them
 
-    async def _replace(self, turn: _Round, replace: Replace) -> bool:
+    async def _replace(self, current: _Round, replace: Replace) -> bool:
         """Copy a lost bookie's part to another one and put that in its place."""
-        key = (turn.metadata.ledger_id, replace.fragment.first_entry_id, replace.old)
-        new = self._choose(turn, replace, begun=self._chosen.get(key))
+        key = (current.metadata.ledger_id, replace.fragment.first_entry_id, replace.old)
+        new = self._choose(current, replace, begun=self._chosen.get(key))
         self._chosen[key] = new
         try:
-            await self._bring(turn, replace, new)
+            await self._bring(current, replace, new)
         except LedgerReadError:
             raise  # a matter of the sources
         except (BookieError, LedgerError):
             self._chosen.pop(key, None)  # another one may do better
             raise
-        if await self._swap(turn.metadata.ledger_id, replace, new, turn.lock):
+        if await self._swap(current.metadata.ledger_id, replace, new, current.lock):
             self._chosen.pop(key, None)
         return True  # also if somebody else changed it: then the next round decides anew
 
-    async def _bring(self, turn: _Round, replace: Replace, new: BookieId) -> None:
+    async def _bring(self, current: _Round, replace: Replace, new: BookieId) -> None:
         """Return when `new` has proved to hold all that belongs to the place."""
         # What an earlier attempt brought there need not be copied again.
-        missing = await self._missing_on(new, turn.metadata, replace.fragment, replace.position)
+        missing = await self._missing_on(new, current.metadata, replace.fragment, replace.position)
         if missing:
-            await self._copy(turn, replace.fragment, ranges=missing, target=new)
-            missing = await self._missing_on(new, turn.metadata, replace.fragment, replace.position)
+            await self._copy(current, replace.fragment, ranges=missing, target=new)
+            missing = await self._missing_on(
+                new, current.metadata, replace.fragment, replace.position
+            )
         if missing:
             raise NotEnoughBookiesError(
                 f"{new} acknowledged the entries of {replace.old} but does not hold entry "
                 f"{missing[0].first_entry_id}"
             )
 
-    def _choose(self, turn: _Round, replace: Replace, *, begun: BookieId | None) -> BookieId:
+    def _choose(self, current: _Round, replace: Replace, *, begun: BookieId | None) -> BookieId:
         """Return who takes the place: the one that a copy was begun for, if it still can."""
         members = replace.fragment.ensemble.bookies
         candidates = [
-            info.bookie for info in turn.infos if not info.read_only and info.bookie not in members
+            info.bookie
+            for info in current.infos
+            if not info.read_only and info.bookie not in members
         ]
         if begun is not None and begun in candidates:
             return begun
-        chosen = self._services.client.placer.choose_replacements(
-            turn.infos,
+        chosen = self._context.ledgers.placer.choose_replacements(
+            current.infos,
             ensemble=members,
             positions=[replace.position],
-            quorum=turn.metadata.quorum,
+            quorum=current.metadata.quorum,
         )
         if not chosen:
-            raise _nobody(turn, replace.old, members)
+            raise _nobody(current, replace.old, members)
         return chosen[replace.position]
 
     async def _missing_on(
         self, bookie: BookieId, metadata: LedgerMetadata, fragment: Fragment, position: int
     ) -> tuple[EntryRange, ...]:
-        answer = await ask_replica(self._services, bookie, metadata.ledger_id)
+        answer = await ask_replica(self._context, bookie, metadata.ledger_id)
         if not isinstance(answer, Held):
             raise NotEnoughBookiesError(f"{bookie} cannot take entries: {answer.reason}")
         return missing_ranges(metadata.quorum, fragment, position, answer.ranges)
 
     async def _copy(
-        self, turn: _Round, fragment: Fragment, *, ranges: Sequence[EntryRange], target: BookieId
+        self, current: _Round, fragment: Fragment, *, ranges: Sequence[EntryRange], target: BookieId
     ) -> None:
         lanes = copy_lanes(
-            turn.metadata.quorum,
+            current.metadata.quorum,
             fragment,
             ranges=ranges,
             target=target,
-            lost=turn.lost,
-            answers=turn.answers,
+            lost=current.lost,
+            answers=current.answers,
         )
         for lane in lanes:
-            await self._copier.copy(turn.metadata.ledger_id, lane, target=target)
+            await self._copier.copy(current.metadata.ledger_id, lane, target=target)
 
     async def _swap(self, ledger_id: int, replace: Replace, new: BookieId, lock: str) -> bool:
         """Compare-and-set the ensemble; False if what was copied does not fit what is there now."""
         first = replace.fragment.first_entry_id
         while True:
-            stored = await self._services.ledgers.read(ledger_id, fresh=True)
+            stored = await self._context.ledger_store.read(ledger_id, fresh=True)
             found = next(
                 (each for each in fragments_of(stored.metadata) if each.first_entry_id == first),
                 None,
@@ -279,13 +283,15 @@ class LedgerRepairer:
                 or new in found.ensemble.bookies
             ):
                 return False
-            infos = await self._services.registry.get_bookies()
+            infos = await self._context.registry.get_bookies()
             if any(info.bookie == replace.old for info in infos):
                 return False  # it is back, with all that it held
             changed = stored.metadata.with_replaced(first_entry_id=first, old=replace.old, new=new)
             guards = [Check(lock, LOCK_VERSION)] if lock else []
             try:
-                await self._services.ledgers.write(changed, version=stored.version, guards=guards)
+                await self._context.ledger_store.write(
+                    changed, version=stored.version, guards=guards
+                )
             except (MetadataVersionError, LedgerNotFoundError):
                 if lock:
                     await self._check_lock(lock)
@@ -301,27 +307,27 @@ class LedgerRepairer:
 
     async def _check_lock(self, lock: str) -> None:
         """Raise if the lock is not a repair's any more."""
-        node = await self._services.store.get(lock, fresh=True)
+        node = await self._context.store.get(lock, fresh=True)
         if node is None or node.version != LOCK_VERSION:
             raise NotEnoughBookiesError(
                 f"the lock {lock} was lost while entries were copied: what the new member proved "
                 "to hold may be gone"
             )
 
-    async def _end_tail(self, turn: _Round, plan: RepairPlan) -> bool:
+    async def _end_tail(self, current: _Round, plan: RepairPlan) -> bool:
         """Recover a ledger whose end is in nobody's hands, after the grace.
 
         Its writer may still replace the lost bookie, or its recoverer finish, until then.
         """
-        metadata = turn.metadata
+        metadata = current.metadata
         if metadata.state is LedgerState.OPEN:
-            self._check_successor(turn, plan.lost_in_tail)
+            self._check_successor(current, plan.lost_in_tail)
         left_s = self._grace_left_s(metadata, plan.lost_in_tail)
         lost = ", ".join(map(str, plan.lost_in_tail))
         what = f"{lost} lost" if lost else "recovery begun"
         if left_s > 0:
-            turn.retry_s = left_s
-            turn.problems.append(
+            current.retry_s = left_s
+            current.problems.append(
                 f"the ledger is {metadata.state.name} with {what}: it is recovered in "
                 f"{left_s:.0f} s unless its owner does it"
             )
@@ -329,17 +335,17 @@ class LedgerRepairer:
         if metadata.state is LedgerState.OPEN and not await self._is_still_kept(plan, metadata):
             return True  # the next round sees what its writer did
         logger.info("recovering ledger=%d: %s", metadata.ledger_id, what)
-        await self._services.client.recover_ledger(metadata.ledger_id)
+        await self._context.ledgers.recover_ledger(metadata.ledger_id)
         return True
 
     async def _is_still_kept(self, plan: RepairPlan, metadata: LedgerMetadata) -> bool:
         """Whether the writer keeps the same lost bookies even now: copies may have taken long."""
-        stored = await self._services.ledgers.read(metadata.ledger_id, fresh=True)
+        stored = await self._context.ledger_store.read(metadata.ledger_id, fresh=True)
         if stored.metadata.state is not metadata.state:
             return False
         if stored.metadata.last_ensemble != metadata.last_ensemble:
             return False
-        registered = {info.bookie for info in await self._services.registry.get_bookies()}
+        registered = {info.bookie for info in await self._context.registry.get_bookies()}
         return registered.isdisjoint(plan.lost_in_tail)
 
     def _grace_left_s(self, metadata: LedgerMetadata, lost: Sequence[BookieId]) -> float:
@@ -354,19 +360,19 @@ class LedgerRepairer:
         self._graces[metadata.ledger_id] = _Grace(tail, since)
         return min(since.values()) + self._config.open_ledger_grace_s - now
 
-    def _check_successor(self, turn: _Round, lost: Sequence[BookieId]) -> None:
+    def _check_successor(self, current: _Round, lost: Sequence[BookieId]) -> None:
         """Fence no writer who could not replace the lost bookies: it may go on without them.
 
         The grace begins when there is somebody to take their place.
         """
-        members = turn.metadata.last_ensemble.bookies
-        if not any(not i.read_only and i.bookie not in members for i in turn.infos):
-            self._graces.pop(turn.metadata.ledger_id, None)
-            raise _nobody(turn, lost[0], members)
+        members = current.metadata.last_ensemble.bookies
+        if not any(not i.read_only and i.bookie not in members for i in current.infos):
+            self._graces.pop(current.metadata.ledger_id, None)
+            raise _nobody(current, lost[0], members)
 
 
-def _nobody(turn: _Round, lost: BookieId, members: Sequence[BookieId]) -> DLError:
-    writable = [info.bookie for info in turn.infos if not info.read_only]
+def _nobody(current: _Round, lost: BookieId, members: Sequence[BookieId]) -> DLError:
+    writable = [info.bookie for info in current.infos if not info.read_only]
     where = (
         "all of them in the ensemble; start another one"
         if set(members).issuperset(writable)

@@ -14,16 +14,16 @@ from dlcore.metadata.stored import decode
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from dlcore.autorecovery.services import RecoveryServices
+    from dlcore.autorecovery.context import RecoveryContext
     from dlcore.ids import BookieId
     from dlcore.ledger.metadata.values import LedgerMetadata
 
 logger = logging.getLogger(__name__)
 
 
-async def known_bookies(services: RecoveryServices) -> list[BookieId]:
+async def known_bookies(context: RecoveryContext) -> list[BookieId]:
     """Return every bookie that has a cookie, in order."""
-    store, directory = services.store, services.paths.cookies
+    store, directory = context.store, context.paths.cookies
     found: list[BookieId] = []
     for name in await store.get_children(directory) or ():
         path = f"{directory}/{name}"
@@ -43,13 +43,13 @@ def members_of(metadata: LedgerMetadata) -> set[BookieId]:
 
 
 async def ask_replicas(
-    services: RecoveryServices, metadata: LedgerMetadata, *, registered: Collection[BookieId]
+    context: RecoveryContext, metadata: LedgerMetadata, *, registered: Collection[BookieId]
 ) -> dict[BookieId, Answer]:
     """Return what each member of the ledger says it holds; who is not registered is not asked."""
     members = sorted(members_of(metadata))
     answers = await asyncio.gather(
         *(
-            ask_replica(services, each, metadata.ledger_id)
+            ask_replica(context, each, metadata.ledger_id)
             if each in registered
             else _not_registered()
             for each in members
@@ -58,12 +58,12 @@ async def ask_replicas(
     return dict(zip(members, answers, strict=True))
 
 
-async def ask_replica(services: RecoveryServices, bookie: BookieId, ledger_id: int) -> Answer:
+async def ask_replica(context: RecoveryContext, bookie: BookieId, ledger_id: int) -> Answer:
     """Return what a bookie says it holds of a ledger."""
-    timeout_s = services.client_config.read_timeout_s
+    timeout_s = context.client_config.read_timeout_s
     try:
         async with asyncio.timeout(timeout_s):
-            return Held(await services.bookies.list_entries(bookie, ledger_id=ledger_id))
+            return Held(await context.bookies.list_entries(bookie, ledger_id=ledger_id))
     except NoSuchLedgerError:
         return Held(())
     except TimeoutError:

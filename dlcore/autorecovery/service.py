@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from dlcore.autorecovery.auditor import Auditor
 from dlcore.autorecovery.election import Election
 from dlcore.autorecovery.listing import RepairList
-from dlcore.autorecovery.shift import Shift
-from dlcore.autorecovery.values import Office
+from dlcore.autorecovery.runner import PausableRunner
+from dlcore.autorecovery.values import ElectedAuditor
 from dlcore.autorecovery.worker import Worker
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from dlcore.autorecovery.config import AutoRecoveryConfig
-    from dlcore.autorecovery.services import RecoveryServices
+    from dlcore.autorecovery.context import RecoveryContext
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class AutoRecovery:
     """Runs on one event loop; the ports stay their opener's.
 
     Args:
-        services: the ports, the clock and the source of chance.
+        context: the ports, the clock and the source of chance.
         config: when and how much.
         owner: how the auditor calls itself, for people.
         also: other works to run beside, paused and begun again like its own.
@@ -39,22 +39,22 @@ class AutoRecovery:
 
     def __init__(
         self,
-        services: RecoveryServices,
+        context: RecoveryContext,
         *,
         config: AutoRecoveryConfig,
         owner: str,
         also: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
     ) -> None:
-        self._services = services
+        self._context = context
         self._config = config
-        self._office = Office(owner=owner, token=services.clock.new_token())
+        self._candidate = ElectedAuditor(owner=owner, token=context.clock.new_token())
         self._also = also
-        self._repairs = RepairList(services.store, services.paths, services.clock)
+        self._repairs = RepairList(context.store, context.paths, context.clock)
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
 
     def __repr__(self) -> str:
-        return f"<AutoRecovery {self._office.owner}>"
+        return f"<AutoRecovery {self._candidate.owner}>"
 
     async def run(self) -> None:
         """Audit and repair until cancelled or closed.
@@ -74,20 +74,20 @@ class AutoRecovery:
             self._task.result()
 
     async def _run(self) -> None:
-        services, config = self._services, self._config
-        worker = Worker(services, self._repairs, config, token=self._office.token)
-        election = Election(services.store, services.paths, self._office)
+        context, config = self._context, self._config
+        worker = Worker(context, self._repairs, config, token=self._candidate.token)
+        election = Election(context.store, context.paths, self._candidate)
 
         async def audit() -> None:
             await election.serve(
-                Auditor(services, self._repairs, config, on_publish=worker.look_now).run
+                Auditor(context, self._repairs, config, on_publish=worker.look_now).run
             )
 
-        shift = Shift(services.store, services.paths, self._repairs)
-        await shift.run([audit, worker.run, *self._also])
+        runner = PausableRunner(context.store, context.paths, self._repairs)
+        await runner.run([audit, worker.run, *self._also])
 
     async def aclose(self) -> None:
-        """Stop, giving up the office and all locks.  Idempotent."""
+        """Stop, giving up the role and all locks.  Idempotent."""
         self._is_closed = True
         if self._task is not None:
             self._task.cancel()

@@ -25,7 +25,7 @@ class UnderReplicatedLedger(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class Office(msgspec.Struct, frozen=True, kw_only=True):
+class ElectedAuditor(msgspec.Struct, frozen=True, kw_only=True):
     """Who is the auditor: for people (host:pid), and exactly."""
 
     layout: int = LAYOUT

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from dlcore.autorecovery.config import AutoRecoveryConfig
+    from dlcore.autorecovery.context import RecoveryContext
     from dlcore.autorecovery.listing import RepairList
-    from dlcore.autorecovery.services import RecoveryServices
 
 logger = logging.getLogger(__name__)
 
@@ -29,18 +29,18 @@ class Worker:
 
     def __init__(
         self,
-        services: RecoveryServices,
+        context: RecoveryContext,
         repairs: RepairList,
         config: AutoRecoveryConfig,
         *,
         token: str,
     ) -> None:
-        self._services = services
+        self._context = context
         self._repairs = repairs
         self._config = config
         self._token = token
         self._loop = asyncio.get_running_loop()
-        self._repairer = LedgerRepairer(services, config)
+        self._repairer = LedgerRepairer(context, config)
         self._retries: dict[int, Backoff] = {}
         self._wake = asyncio.Event()
 
@@ -60,8 +60,8 @@ class Worker:
         queue: deque[int] = deque()
         self._repairer.forget_graces()
         look_at = self._loop.time()
-        unsubscribe = self._services.store.watch(
-            self._services.paths.bookies_available, self.look_now
+        unsubscribe = self._context.store.watch(
+            self._context.paths.bookies_available, self.look_now
         )
         try:
             while True:
@@ -108,7 +108,7 @@ class Worker:
             if each not in active
             and (each not in self._retries or self._retries[each].due_s <= now)
         ]
-        self._services.rng.shuffle(due)  # several workers begin at different ends
+        self._context.rng.shuffle(due)  # several workers begin at different ends
         return due
 
     async def _repair_one(self, ledger_id: int) -> None:
@@ -131,7 +131,7 @@ class Worker:
         if listed is None:
             return
         try:
-            lock = self._services.paths.repair_lock(ledger_id)
+            lock = self._context.paths.repair_lock(ledger_id)
             outcome = await self._repairer.repair(listed, lock=lock)
         except CorruptMetadataError as error:
             outcome = Outcome(reason=str(error))

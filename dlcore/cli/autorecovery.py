@@ -117,7 +117,7 @@ async def _serve(
         loop.add_signal_handler(number, stop.set)
     async with await open_namespace(uri, tls=tls) as namespace:
         service = AutoRecovery(
-            namespace.recovery_services,
+            namespace.recovery_context,
             config=config,
             owner=f"{socket.gethostname()}:{os.getpid()}",
             also=[namespace.upkeep(upkeep).run],
@@ -138,7 +138,7 @@ def show_status() -> None:
     from dlcore.autorecovery.maintenance import Maintenance
 
     async def read(namespace: Namespace) -> RecoveryStatus:
-        return await Maintenance(namespace.recovery_services).read_status()
+        return await Maintenance(namespace.recovery_context).read_status()
 
     status = run_async(read)
     last = status.last_check
@@ -178,7 +178,7 @@ def pause(*, off: bool) -> None:
     from dlcore.autorecovery.maintenance import Maintenance
 
     async def write(namespace: Namespace) -> None:
-        await Maintenance(namespace.recovery_services).set_paused(is_paused=not off)
+        await Maintenance(namespace.recovery_context).set_paused(is_paused=not off)
 
     run_async(write)
     done = "goes on" if off else "is paused, until dlog autorecovery pause --off"

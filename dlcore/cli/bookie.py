@@ -114,7 +114,7 @@ def decommission(name: str, timeout_s: float, *, yes: bool) -> None:
     )
 
     async def move(namespace: Namespace) -> int:
-        return await Maintenance(namespace.recovery_services).decommission(
+        return await Maintenance(namespace.recovery_context).decommission(
             name, timeout_s=timeout_s, report=lambda text: click.echo(text, err=True)
         )
 
@@ -140,7 +140,7 @@ def collect(name: str, *, yes: bool) -> None:
     ask(f"Drop what bookie {name} holds of ledgers without metadata", yes=yes)
 
     async def release(namespace: Namespace) -> None:
-        await Maintenance(namespace.recovery_services).release_garbage(name)
+        await Maintenance(namespace.recovery_context).release_garbage(name)
 
     run_async(release)
     show_done(f"bookie {name} will collect what was held back", {"bookie": name})
@@ -160,7 +160,7 @@ def set_read_only(name: str, *, off: bool) -> None:
     async def hold(namespace: Namespace) -> bool:
         from dlcore.autorecovery.maintenance import Maintenance
 
-        await Maintenance(namespace.recovery_services).hold_read_only(name, is_held=not off)
+        await Maintenance(namespace.recovery_context).hold_read_only(name, is_held=not off)
         for _ in range(_REGISTRATION_POLLS):
             states = [b.read_only for b in await namespace.get_bookies() if b.bookie.name == name]
             if not states or states == [not off]:
@@ -182,7 +182,7 @@ async def _count_ledgers_of(namespace: Namespace, name: str) -> int:
 
     progress = Progress("ledgers looked at")
     try:
-        maintenance = Maintenance(namespace.recovery_services)
+        maintenance = Maintenance(namespace.recovery_context)
         return len(await maintenance.ledgers_of(name, report=progress.tell))
     finally:
         progress.end()
@@ -202,7 +202,7 @@ def list_cookies() -> None:
     async def read(namespace: Namespace) -> list[dict[str, object]]:
         from dlcore.autorecovery.maintenance import Maintenance
 
-        cookies = await Maintenance(namespace.recovery_services).list_cookies()
+        cookies = await Maintenance(namespace.recovery_context).list_cookies()
         registered = {info.bookie for info in await namespace.get_bookies()}
         return [_cookie_row(cookie, cookie.bookie in registered) for cookie in cookies]
 
@@ -244,7 +244,7 @@ def delete_cookie(name: str, *, yes: bool) -> None:
     async def delete(namespace: Namespace) -> str:
         from dlcore.autorecovery.maintenance import Maintenance
 
-        return await Maintenance(namespace.recovery_services).delete_cookie(name)
+        return await Maintenance(namespace.recovery_context).delete_cookie(name)
 
     incarnation = run_async(delete)
     show_done(

@@ -54,7 +54,7 @@ def list_ledgers(first: int, count: int | None) -> None:
     """List the ledgers, ascending by id: state, quorums, length, and what they are for."""
 
     async def read(namespace: Namespace) -> list[dict[str, object]]:
-        store, rows = namespace.recovery_services.ledgers, []
+        store, rows = namespace.recovery_context.ledger_store, []
         async for ledger_id in store.list_ledgers(first=first):
             with contextlib.suppress(LedgerNotFoundError):  # deleted since
                 rows.append(_ledger_row((await store.read(ledger_id)).metadata))
@@ -100,7 +100,7 @@ def read_entries(ledger_id: int, first: int, last: int | None, *, raw: bool) -> 
         click.echo(_ENTRY_LINE.format("entry", "bytes", "lac", "records", "txids"))
 
     async def read(namespace: Namespace) -> None:
-        reader = await namespace.recovery_services.client.open_ledger(ledger_id)
+        reader = await namespace.recovery_context.ledgers.open_ledger(ledger_id)
         end = await reader.read_last_add_confirmed()
         async for frames in reader.read(first, end if last is None else last):
             for frame in frames:
@@ -190,7 +190,7 @@ async def _audit(namespace: Namespace) -> LedgerAudit:
 async def _delete_ledgers(namespace: Namespace, ledger_ids: Sequence[int]) -> None:
     for ledger_id in ledger_ids:
         with contextlib.suppress(LedgerNotFoundError):  # by somebody else
-            await namespace.recovery_services.ledgers.delete(ledger_id)
+            await namespace.recovery_context.ledger_store.delete(ledger_id)
 
 
 @ledger_group.command("show", epilog="Example: dlog ledger show 17")
@@ -234,7 +234,7 @@ def recover_ledger(ledger_id: int) -> None:
     from dlcore.autorecovery.maintenance import Maintenance
 
     async def recover(namespace: Namespace) -> LedgerMetadata:
-        return await Maintenance(namespace.recovery_services).recover_ledger(ledger_id)
+        return await Maintenance(namespace.recovery_context).recover_ledger(ledger_id)
 
     metadata = run_async(recover)
     show_done(
@@ -259,7 +259,7 @@ def check_ledger(ledger_id: int) -> None:
     from dlcore.autorecovery.maintenance import Maintenance, is_replicated
 
     async def check(namespace: Namespace) -> tuple[LedgerMetadata, list[ReplicaCheck]]:
-        return await Maintenance(namespace.recovery_services).check_ledger(ledger_id)
+        return await Maintenance(namespace.recovery_context).check_ledger(ledger_id)
 
     metadata, checks = run_async(check)
     rows = [_check_row(each) for each in checks]

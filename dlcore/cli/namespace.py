@@ -88,7 +88,7 @@ def show_namespace() -> None:
     """Show the namespace: its cluster, how many logs it has, its bookies and their room."""
 
     async def read(namespace: Namespace) -> dict[str, object]:
-        services = namespace.recovery_services
+        context = namespace.recovery_context
         bookies = await namespace.get_bookies()
         free = sum(bookie.free_bytes for bookie in bookies)
         return {
@@ -99,7 +99,7 @@ def show_namespace() -> None:
             "bookies_read_only": sum(bookie.read_only for bookie in bookies),
             "free": bytes_text(free),
             "free_bytes": free,
-            "next_ledger": await services.ledgers.next_ledger_id(),
+            "next_ledger": await context.ledger_store.next_ledger_id(),
         }
 
     show_fields(run_async(read))

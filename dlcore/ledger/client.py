@@ -10,12 +10,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from dlcore.errors import AlreadyClosedError, ConfigurationError
+from dlcore.ledger.context import LedgerContext
 from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
 from dlcore.ledger.placing.health import BookieHealth, Conduct
 from dlcore.ledger.placing.placer import Placer
 from dlcore.ledger.reading.reader import LedgerReader
-from dlcore.ledger.recovering.recoverer import recover
-from dlcore.ledger.services import LedgerServices
+from dlcore.ledger.recovering.recovery_driver import recover
 from dlcore.ledger.writing.writer import LedgerWriter
 
 if TYPE_CHECKING:
@@ -44,21 +44,21 @@ class LedgerPlace:
 class LedgerClient:
     """All ledgers of one namespace; used on one event loop.
 
-    Without `ledgers` and `registry` it reads ledgers whose metadata it is handed, and nothing else.
+    Without `ledger_store` and `registry` it only reads ledgers whose metadata it is handed.
     The ports are their opener's to close.
     """
 
     def __init__(
         self,
         *,
-        ledgers: LedgerStore | None,
+        ledger_store: LedgerStore | None,
         registry: BookieRegistry | None,
         bookies: BookieClient,
         config: LedgerClientConfig,
         clock: Clock,
         rng: random.Random,
     ) -> None:
-        self._ledgers = ledgers
+        self._ledger_store = ledger_store
         self._bookies = bookies
         self._config = config
         self._clock = clock
@@ -84,17 +84,17 @@ class LedgerClient:
         Raises:
             ConfigurationError: the client has no metadata store.
         """
-        return self._services().placer
+        return self._context().placer
 
     async def find_place(self, quorum: QuorumConfig) -> LedgerPlace:
         """Return an id and an ensemble for a ledger that is created soon, or never.
 
         Raises: as `create_ledger`.
         """
-        services = self._services()
+        context = self._context()
         bookies, ledger_id = await asyncio.gather(
-            services.placer.choose_ensemble(quorum),
-            services.ledgers.new_ledger_id(),
+            context.placer.choose_ensemble(quorum),
+            context.ledger_store.new_ledger_id(),
             return_exceptions=True,  # a failure leaves none of the two at work
         )
         if isinstance(bookies, BaseException):
@@ -123,7 +123,7 @@ class LedgerClient:
                 in fewer racks than the client is told to enforce.
             MetadataError: of the store, or of the first of the extra operations that failed.
         """
-        services = self._services()
+        context = self._context()
         if place is None:
             place = await self.find_place(quorum)
         metadata = LedgerMetadata(
@@ -136,8 +136,8 @@ class LedgerClient:
             custom=dict(custom),
         )
         ops = extra_ops(place.ledger_id) if extra_ops is not None else ()
-        versioned = await services.ledgers.create(metadata, extra_ops=ops)
-        writer = LedgerWriter(versioned, services, on_end=self._writers.discard)
+        versioned = await context.ledger_store.create(metadata, extra_ops=ops)
+        writer = LedgerWriter(versioned, context, on_end=self._writers.discard)
         self._writers.add(writer)
         return writer
 
@@ -147,7 +147,7 @@ class LedgerClient:
         Raises:
             LedgerNotFoundError: there is no such ledger.
         """
-        versioned = await self._services().ledgers.read(ledger_id)
+        versioned = await self._context().ledger_store.read(ledger_id)
         return self.open_ledger_of(versioned.metadata)
 
     def open_ledger_of(self, metadata: LedgerMetadata) -> LedgerReader:
@@ -159,7 +159,7 @@ class LedgerClient:
         return LedgerReader(
             metadata,
             bookies=self._bookies,
-            ledgers=self._ledgers,
+            ledger_store=self._ledger_store,
             config=self._config,
             health=self._health,
         )
@@ -174,10 +174,10 @@ class LedgerClient:
             LedgerNotFoundError: there is no such ledger.
             MetadataError: the metadata store failed.
         """
-        services = self._services()
+        context = self._context()
         task = self._recoveries.get(ledger_id)
         if task is None:
-            task = asyncio.get_running_loop().create_task(recover(ledger_id, services))
+            task = asyncio.get_running_loop().create_task(recover(ledger_id, context))
             self._recoveries[ledger_id] = task
             task.add_done_callback(partial(self._on_recovered, ledger_id))
         # Several callers may wait for one recovery; one that is cancelled does not end it.
@@ -195,7 +195,7 @@ class LedgerClient:
         Raises:
             LedgerNotFoundError: there is no such ledger.
         """
-        await self._services().ledgers.delete(ledger_id)
+        await self._context().ledger_store.delete(ledger_id)
 
     async def aclose(self) -> None:
         """Abandon writers and recoveries that are still at work.  Idempotent."""
@@ -207,12 +207,12 @@ class LedgerClient:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _services(self) -> LedgerServices:
+    def _context(self) -> LedgerContext:
         self._require_open()
-        if self._ledgers is None or self._placer is None:
+        if self._ledger_store is None or self._placer is None:
             raise ConfigurationError("this ledger client has no metadata store: it can only read")
-        return LedgerServices(
-            ledgers=self._ledgers,
+        return LedgerContext(
+            ledger_store=self._ledger_store,
             placer=self._placer,
             bookies=self._bookies,
             config=self._config,

@@ -99,7 +99,7 @@ async def cluster_of(servers: str, root: str, directory: Path) -> AsyncIterator[
         config = LedgerClientConfig()
         bookies = WireBookieClient(registry.resolve, cluster_id=cluster_id, config=config)
         client = LedgerClient(
-            ledgers=LedgerStore(store, paths),
+            ledger_store=LedgerStore(store, paths),
             registry=registry,
             bookies=bookies,
             config=config,

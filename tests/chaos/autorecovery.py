@@ -116,8 +116,8 @@ async def run(name: str, uri: str) -> None:
         try:
             async with await open_namespace(uri) as namespace:
                 also = (namespace.upkeep(UPKEEP).run, partial(ask_for_merging, namespace._context))
-                services = namespace.recovery_services
-                await AutoRecovery(services, config=CONFIG, owner=name, also=also).run()
+                context = namespace.recovery_context
+                await AutoRecovery(context, config=CONFIG, owner=name, also=also).run()
         except DLError:
             logger.exception("auto-recovery of %s begins again", name)
             await asyncio.sleep(0.5)

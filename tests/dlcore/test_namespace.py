@@ -228,7 +228,7 @@ class PlannedClients(ScanClients):
     def client_of(self, cluster_id: str, addresses: Mapping[BookieId, str]) -> LedgerClient:
         """Return a client that reaches nobody."""
         return LedgerClient(
-            ledgers=None,
+            ledger_store=None,
             registry=None,
             bookies=MemoryBookieClient([]),
             config=LedgerClientConfig(),

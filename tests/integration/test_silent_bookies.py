@@ -125,7 +125,7 @@ def test_a_half_open_connection_is_noticed_and_replaced(
                 return addresses[here]
 
             ledgers = LedgerClient(
-                ledgers=LedgerStore(store, PATHS),
+                ledger_store=LedgerStore(store, PATHS),
                 registry=BookieRegistry(store, PATHS),
                 bookies=WireBookieClient(resolve, cluster_id=CLUSTER_ID, config=CLIENT),
                 config=CLIENT,

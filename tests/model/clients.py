@@ -24,7 +24,7 @@ from dlcore.errors import (
 from dlcore.ids import BookieId
 from dlcore.ledger.metadata.store import VersionedLedger
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
-from dlcore.ledger.recovering import recoverer as recoverer_module
+from dlcore.ledger.recovering import recovery_driver as recoverer_module
 from dlcore.ledger.recovering.recovery import (
     AbortRecovery,
     EndLedger,
@@ -41,7 +41,7 @@ from dlcore.ledger.writing.append import (
     SendAdd,
     StoreMetadata,
 )
-from dlcore.ledger.writing.driver import AppendDriver
+from dlcore.ledger.writing.append_driver import AppendDriver
 from dlcore.ledger.writing.writer import LedgerWriter
 from dlcore.wire.digest import decode_frame
 from tests.model.bookie import LEDGER_ID, Message
@@ -134,11 +134,11 @@ class _Script:
 class _Driver(AppendDriver):
     """The driver's dealings with the metadata store, without its tasks, timers and connections."""
 
-    def __init__(self, appender: LedgerAppender, services: Any, *, version: int) -> None:
+    def __init__(self, appender: LedgerAppender, context: Any, *, version: int) -> None:
         self.appender = appender
         self.version = version
         self.effects: Sequence[Any] = ()
-        self._services = services
+        self._context = context
         self._loop = _TIMELESS
 
     def _advance(self, effects: Sequence[Any]) -> None:
@@ -148,9 +148,9 @@ class _Driver(AppendDriver):
 class _Closer(LedgerWriter):
     """The writer's dealings with the metadata store at its close."""
 
-    def __init__(self, appender: LedgerAppender, services: Any, *, version: int) -> None:
+    def __init__(self, appender: LedgerAppender, context: Any, *, version: int) -> None:
         self._appender = appender
-        self._services = services
+        self._context = context
         self._driver: Any = SimpleNamespace(version=version, perform=lambda _: None)
         self._loop = _TIMELESS
 
@@ -305,13 +305,13 @@ class _Client:
             return ()
         raise AssertionError("a driver waited for what is no answer of the metadata store")
 
-    def _converse(self, name: str, services: Any, *values: Any) -> Coroutine[Any, Any, Any]:
+    def _converse(self, name: str, context: Any, *values: Any) -> Coroutine[Any, Any, Any]:
         assert name == "change"
-        return self._change(services, *values)
+        return self._change(context, *values)
 
-    async def _change(self, services: Any, planned: LedgerMetadata) -> Sequence[Any]:
+    async def _change(self, context: Any, planned: LedgerMetadata) -> Sequence[Any]:
         assert self.appender is not None
-        driver = _Driver(self.appender, services, version=self.version)
+        driver = _Driver(self.appender, context, version=self.version)
         await driver._store_change(planned)
         self.version = driver.version
         return driver.effects
@@ -358,11 +358,11 @@ class Writer(_Client):
         if isinstance(error, LedgerFencedError | LedgerClosedError):
             self.is_over = True
 
-    def _converse(self, name: str, services: Any, *values: Any) -> Coroutine[Any, Any, Any]:
+    def _converse(self, name: str, context: Any, *values: Any) -> Coroutine[Any, Any, Any]:
         if name == "close":
             assert self.appender is not None
-            return _Closer(self.appender, services, version=self.version)._store_end()
-        return super()._converse(name, services, *values)
+            return _Closer(self.appender, context, version=self.version)._store_end()
+        return super()._converse(name, context, *values)
 
     def _conclude(self, name: str, result: Any) -> Sequence[Message]:
         if name == "close":
@@ -473,9 +473,9 @@ class Recoverer(_Client):
     def _on_failed(self, error: DLError) -> None:
         self.is_over = True
 
-    def _converse(self, name: str, services: Any, *values: Any) -> Coroutine[Any, Any, Any]:
+    def _converse(self, name: str, context: Any, *values: Any) -> Coroutine[Any, Any, Any]:
         if name == "enter":
-            return recoverer_module._enter_recovery(LEDGER_ID, services)
+            return recoverer_module._enter_recovery(LEDGER_ID, context)
         if name == "end":
             pinned, recovered, last_entry_id = values
             return recoverer_module._store_end(
@@ -483,9 +483,9 @@ class Recoverer(_Client):
                 recovered=recovered,
                 last_entry_id=last_entry_id,
                 length_bytes=last_entry_id + 1,
-                services=services,
+                context=context,
             )
-        return super()._converse(name, services, *values)
+        return super()._converse(name, context, *values)
 
     def _conclude(self, name: str, result: Any) -> Sequence[Message]:
         if name == "change":

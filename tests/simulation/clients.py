@@ -206,7 +206,7 @@ class SimClient:
         self.registry = BookieRegistry(self.store, paths)
         self.ledger_store = LedgerStore(self.store, paths)
         self.ledgers = LedgerClient(
-            ledgers=self.ledger_store,
+            ledger_store=self.ledger_store,
             registry=self.registry,
             bookies=bookies,
             config=self.config,

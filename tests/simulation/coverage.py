@@ -17,7 +17,7 @@ from unittest.mock import patch
 from bookie.ledger_state import LedgerState
 from bookie.storage import LedgerStorage
 from dlcore.errors import DLError
-from dlcore.ledger.reading.read import ReadLane
+from dlcore.ledger.reading.range_read import ReadLane
 from dlcore.ledger.recovering.recovery import LedgerRecovery
 from dlcore.ledger.writing.append import LedgerAppender
 from dlcore.log.writing.append import LogAppender

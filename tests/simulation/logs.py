@@ -119,7 +119,7 @@ class _Scanning(ScanClients):
         self._process = process
         client = process.client
         self._reading = LedgerClient(
-            ledgers=None,
+            ledger_store=None,
             registry=None,
             bookies=client.bookies,
             config=client.config,

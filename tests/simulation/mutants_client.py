@@ -25,10 +25,13 @@ from dlcore.errors import (
 )
 from dlcore.ledger.metadata.quorum import write_set
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
-from dlcore.ledger.reading.range_read import RangeRead
-from dlcore.ledger.recovering import recoverer as recoverer_module, recovery as recovery_module
-from dlcore.ledger.recovering.recoverer import _Recoverer
+from dlcore.ledger.reading.range_read_driver import RangeRead
+from dlcore.ledger.recovering import (
+    recovery as recovery_module,
+    recovery_driver as recoverer_module,
+)
 from dlcore.ledger.recovering.recovery import LedgerRecovery
+from dlcore.ledger.recovering.recovery_driver import _Recoverer
 from dlcore.ledger.writing import append as append_module
 from dlcore.ledger.writing.append import CompleteAdds, Effect, LedgerAppender
 from dlcore.ledger.writing.writer import LedgerWriter
@@ -40,8 +43,8 @@ if TYPE_CHECKING:
 
     from dlcore.config import QuorumConfig
     from dlcore.ids import BookieId
+    from dlcore.ledger.context import LedgerContext
     from dlcore.ledger.metadata.store import VersionedLedger
-    from dlcore.ledger.services import LedgerServices
     from dlcore.wire.digest import EntryFrame
     from dlcore.wire.frames import FrameParts
 
@@ -104,17 +107,17 @@ def recovery_stores_its_ensembles() -> Iterator[None]:
         recovered: LedgerMetadata,
         last_entry_id: int,
         length_bytes: int,
-        services: LedgerServices,
+        context: LedgerContext,
     ) -> LedgerMetadata:
         while True:
-            stored = await services.ledgers.read(recovered.ledger_id)
+            stored = await context.ledger_store.read(recovered.ledger_id)
             if stored.metadata.state is LedgerState.CLOSED:
                 return stored.metadata
             closed = replace(stored.metadata, ensembles=recovered.ensembles).closed(
                 last_entry_id=last_entry_id, length_bytes=length_bytes
             )
             with contextlib.suppress(MetadataVersionError):
-                await services.ledgers.write(closed, version=stored.version)
+                await context.ledger_store.write(closed, version=stored.version)
                 return closed
 
     with (

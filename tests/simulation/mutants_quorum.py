@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _WRITE_SET_USERS = (
     "dlcore.ledger.writing.append",
     "dlcore.ledger.recovering.recovery",
-    "dlcore.ledger.reading.read",
+    "dlcore.ledger.reading.range_read",
     "dlcore.autorecovery.plan",
     "bookie.membership.repair",
 )

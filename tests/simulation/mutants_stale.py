@@ -28,7 +28,7 @@ def a_repair_writes_without_a_version() -> Iterator[None]:
         return await self._store.put(path, encode(metadata), version=ANY_VERSION)
 
     async def swap_blindly(self: LedgerRepairer, *about: Any) -> bool:
-        ledgers = self._services.ledgers
+        ledgers = self._context.ledger_store
         with patch.object(ledgers, "write", blind.__get__(ledgers)):
             return await swap(self, *about)
 

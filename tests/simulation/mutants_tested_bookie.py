@@ -258,7 +258,7 @@ def one_failed_read_is_damage() -> Iterator[None]:
         from dlcore.errors import BookieStorageError
 
         try:
-            (frame,) = await self._parts.reader.read([held])
+            (frame,) = await self._core.reader.read([held])
         except BookieStorageError:
             return None
         return frame

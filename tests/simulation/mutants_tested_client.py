@@ -17,12 +17,12 @@ from dlcore.ledger.placing.health import Conduct
 from dlcore.ledger.placing.placement import Topology, _Filling
 from dlcore.ledger.placing.placer import Placer
 from dlcore.ledger.reading.follower import LedgerFollower
-from dlcore.ledger.reading.range_read import RangeRead
-from dlcore.ledger.reading.read import ReadLane
+from dlcore.ledger.reading.range_read import ReadLane
+from dlcore.ledger.reading.range_read_driver import RangeRead
 from dlcore.ledger.reading.reader import LedgerReader
-from dlcore.ledger.recovering import recoverer as recoverer_module
+from dlcore.ledger.recovering import recovery_driver as recoverer_module
 from dlcore.ledger.recovering.recovery import LedgerRecovery
-from dlcore.ledger.writing import driver as append_driver_module
+from dlcore.ledger.writing import append_driver as append_driver_module
 from dlcore.ledger.writing.append import LedgerAppender
 from dlcore.ledger.writing.lac import LacPublisher
 from dlcore.ledger.writing.writer import LedgerWriter
@@ -290,7 +290,7 @@ def an_overloaded_bookie_is_replaced() -> Iterator[None]:
     class Never(Exception):
         """Nothing is this."""
 
-    with patch("dlcore.ledger.writing.driver.BookieOverloadedError", Never):
+    with patch("dlcore.ledger.writing.append_driver.BookieOverloadedError", Never):
         yield
 
 

@@ -22,9 +22,9 @@ from dlcore.autorecovery.election import Election
 from dlcore.autorecovery.listing import RepairList
 from dlcore.autorecovery.maintenance import Maintenance
 from dlcore.autorecovery.repair import LedgerRepairer
-from dlcore.autorecovery.shift import Shift
+from dlcore.autorecovery.runner import PausableRunner
 from dlcore.ledger.metadata.store import VersionedLedger
-from dlcore.ledger.recovering import recoverer as recoverer_module
+from dlcore.ledger.recovering import recovery_driver as recoverer_module
 from dlcore.ledger.writing.writer import LedgerWriter
 from dlcore.metadata.port import ANY_VERSION, SessionState
 from tests.simulation.tested import caught_by
@@ -45,7 +45,7 @@ def a_repair_fences_a_writer_whose_bookie_came_back() -> Iterator[None]:
     """
 
     async def is_still_kept(self: LedgerRepairer, plan: Any, metadata: LedgerMetadata) -> bool:
-        stored = await self._services.ledgers.read(metadata.ledger_id, fresh=True)
+        stored = await self._context.ledger_store.read(metadata.ledger_id, fresh=True)
         return stored.metadata.last_ensemble == metadata.last_ensemble
 
     with patch.object(LedgerRepairer, "_is_still_kept", is_still_kept):
@@ -95,7 +95,7 @@ def a_closing_writer_undoes_a_swap() -> Iterator[None]:
     store_end = LedgerWriter._store_end
 
     async def undo(self: LedgerWriter) -> LedgerMetadata:
-        ledgers, own = self._services.ledgers, self._appender.metadata
+        ledgers, own = self._context.ledger_store, self._appender.metadata
         read = ledgers.read
 
         async def reread(ledger_id: int, **more: Any) -> VersionedLedger:
@@ -118,8 +118,8 @@ def a_closing_recovery_undoes_a_swap() -> Iterator[None]:
     """BOOKKEEPER-584: the same, when a recovery closes the ledger."""
     store_end = recoverer_module._store_end
 
-    async def undo(pinned: VersionedLedger, *, services: Any, **about: Any) -> LedgerMetadata:
-        read = services.ledgers.read
+    async def undo(pinned: VersionedLedger, *, context: Any, **about: Any) -> LedgerMetadata:
+        read = context.ledger_store.read
 
         async def reread(ledger_id: int, **more: Any) -> VersionedLedger:
             stored = await read(ledger_id, **more)
@@ -128,8 +128,8 @@ def a_closing_recovery_undoes_a_swap() -> Iterator[None]:
                 stored.version,
             )
 
-        with patch.object(services.ledgers, "read", reread):
-            return await store_end(pinned, services=services, **about)
+        with patch.object(context.ledger_store, "read", reread):
+            return await store_end(pinned, context=context, **about)
 
     with patch.object(recoverer_module, "_store_end", undo):
         yield
@@ -146,7 +146,7 @@ def a_bookie_that_is_back_loses_its_place() -> Iterator[None]:
         async def nobody() -> list[Any]:
             return []
 
-        with patch.object(self._services.registry, "get_bookies", nobody):
+        with patch.object(self._context.registry, "get_bookies", nobody):
             return await swap(self, *about)
 
     with patch.object(LedgerRepairer, "_swap", blind):
@@ -221,7 +221,7 @@ def a_ledger_leaves_the_list_whatever_was_found_since() -> Iterator[None]:
 
 @caught_by(f"{_ROOM}/test_service.py::test_two_processes_share_the_work_and_one_of_them_audits")
 def everybody_is_the_auditor() -> Iterator[None]:
-    """Section 5: an office that somebody else holds counts as taken."""
+    """Section 5: an auditor's role that somebody else holds counts as taken."""
 
     async def yes(self: Election) -> bool:
         return True
@@ -308,14 +308,14 @@ def lost_sources_are_asked_first() -> Iterator[None]:
         yield
 
 
-@caught_by(f"{_ROOM}/test_shift.py::test_work_ends_with_its_session_and_with_a_pause")
+@caught_by(f"{_ROOM}/test_runner.py::test_work_ends_with_its_session_and_with_a_pause")
 def work_outlives_its_session() -> Iterator[None]:
-    """Section 5: an auditor and a worker go on after their office and locks are gone."""
+    """Section 5: an auditor and a worker go on after their role and locks are gone."""
 
-    def ignore(self: Shift, state: SessionState) -> None:
+    def ignore(self: PausableRunner, state: SessionState) -> None:
         """Go on."""
 
-    with patch.object(Shift, "_on_session", ignore):
+    with patch.object(PausableRunner, "_on_session", ignore):
         yield
 
 
@@ -389,7 +389,7 @@ def a_decommission_asks_for_no_proof() -> Iterator[None]:
     delete = Maintenance._delete_cookie
 
     async def blind(self: Maintenance, name: str, *, incarnation: str) -> None:
-        store = self._services.store
+        store = self._context.store
 
         async def multi(ops: Any) -> None:
             await store.delete(ops[-1].path)

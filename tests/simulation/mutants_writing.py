@@ -15,8 +15,8 @@ from dlcore.ledger.metadata.quorum import write_set
 from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
 from dlcore.ledger.reading.follower import FollowStep, LedgerFollower
-from dlcore.ledger.recovering.recoverer import _Recoverer
 from dlcore.ledger.recovering.recovery import LedgerRecovery
+from dlcore.ledger.recovering.recovery_driver import _Recoverer
 from dlcore.ledger.writing.writer import LedgerWriter
 from dlcore.metadata.stored import encode
 

@@ -8,8 +8,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from dlcore.autorecovery.config import AutoRecoveryConfig
+from dlcore.autorecovery.context import RecoveryContext
 from dlcore.autorecovery.service import AutoRecovery
-from dlcore.autorecovery.services import RecoveryServices
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
@@ -182,13 +182,13 @@ class World:
         """Start a process that makes lost replicas again."""
         client = self.new_client(name, timeout_s=RECOVERY_TIMEOUT_S)
         recovery = AutoRecovery(
-            RecoveryServices(
+            RecoveryContext(
                 store=client.store,
                 paths=self.paths,
-                ledgers=client.ledger_store,
+                ledger_store=client.ledger_store,
                 registry=client.registry,
                 bookies=client.bookies,
-                client=client.ledgers,
+                ledgers=client.ledgers,
                 client_config=client.config,
                 clock=client.clock,
                 rng=client.rng,

@@ -194,9 +194,9 @@ class _Filling:
     ) -> None:
         size = len(members)
         self._positions = positions
-        self._turn = {bookie: turn for turn, bookie in enumerate(order)}
+        self._rank = {bookie: rank for rank, bookie in enumerate(order)}
         self._is_enforced = topology.config.enforce_racks
-        # Candidates of one rack that are avoided or not alike differ in their turn only.
+        # Candidates of one rack that are avoided or not alike differ in their rank only.
         self._queues: dict[_Kind, list[BookieId]] = {}
         for bookie in order:
             kind = (topology.rack_of(bookie), bookie in topology.avoided)
@@ -222,7 +222,7 @@ class _Filling:
         """
         count = len(self._positions)
         avoided_count = sum(len(queue) for (_, avoided), queue in self._queues.items() if avoided)
-        avoided_min = max(0, count - (len(self._turn) - avoided_count))
+        avoided_min = max(0, count - (len(self._rank) - avoided_count))
         if self._is_enforced:
             for avoided_max in range(avoided_min, min(count, avoided_count) + 1):
                 chosen = self._search(shortfall_max, avoided_max)
@@ -277,7 +277,7 @@ class _Filling:
             for kind, queue in self._queues.items()
             if self._used[kind] < len(queue) and (self._avoided_left > 0 or not kind[1])
         ]
-        return sorted(heads, key=lambda head: self._turn[head[0]])
+        return sorted(heads, key=lambda head: self._rank[head[0]])
 
     def _shortfall(self) -> int:
         """Return how many racks the write sets miss at least, whoever takes the open positions."""

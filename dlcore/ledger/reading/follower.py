@@ -104,13 +104,13 @@ class LedgerFollower:
         *,
         first: int,
         bookies: BookieClient,
-        ledgers: LedgerStore | None,
+        ledger_store: LedgerStore | None,
         on_answer: Callable[[], None],
     ) -> None:
         self._reader = reader
         self._bookies = bookies
         self._on_answer = on_answer
-        self._ledgers = ledgers
+        self._ledger_store = ledger_store
         self._ledger_id = reader.metadata.ledger_id
         self._loop = asyncio.get_running_loop()
         self._next = first
@@ -131,8 +131,8 @@ class LedgerFollower:
     async def steps(self) -> AsyncGenerator[FollowStep, None]:
         """Yield steps until the ledger's end."""
         unsubscribe = (
-            self._ledgers.watch(self._ledger_id, self._metadata_changed)
-            if self._ledgers is not None
+            self._ledger_store.watch(self._ledger_id, self._metadata_changed)
+            if self._ledger_store is not None
             else None
         )
         self._heard_s = self._loop.time()

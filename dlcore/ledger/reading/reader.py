@@ -18,7 +18,7 @@ from dlcore.errors import (
 from dlcore.ledger.metadata.quorum import is_covered
 from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
 from dlcore.ledger.reading.follower import FollowStep, LedgerFollower
-from dlcore.ledger.reading.range_read import RangeRead
+from dlcore.ledger.reading.range_read_driver import RangeRead
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -43,13 +43,13 @@ class LedgerReader:
         metadata: LedgerMetadata,
         *,
         bookies: BookieClient,
-        ledgers: LedgerStore | None,
+        ledger_store: LedgerStore | None,
         config: LedgerClientConfig,
         health: BookieHealth,
     ) -> None:
         self._metadata = metadata
         self._bookies = bookies
-        self._ledgers = ledgers
+        self._ledger_store = ledger_store
         self._config = config
         self._health = health
 
@@ -71,8 +71,8 @@ class LedgerReader:
 
         With `fresh` as it is now, otherwise as it was a moment ago.
         """
-        if self._ledgers is not None and not self.is_closed:
-            stored = await self._ledgers.read(self._metadata.ledger_id, fresh=fresh)
+        if self._ledger_store is not None and not self.is_closed:
+            stored = await self._ledger_store.read(self._metadata.ledger_id, fresh=fresh)
             self._metadata = stored.metadata
         return self._metadata
 
@@ -191,10 +191,10 @@ class LedgerReader:
 
     async def _has_moved(self, entry_id: int, ensemble: Ensemble) -> bool:
         """Read the metadata again and tell whether other bookies store the entry now."""
-        if self._ledgers is None:
+        if self._ledger_store is None:
             return False
         try:
-            stored = await self._ledgers.read(self._metadata.ledger_id, fresh=True)
+            stored = await self._ledger_store.read(self._metadata.ledger_id, fresh=True)
         except MetadataError as error:
             logger.warning("metadata not refreshed ledger=%d: %s", self._metadata.ledger_id, error)
             return False
@@ -220,7 +220,11 @@ class LedgerReader:
         if first < 0:
             raise ConfigurationError(f"first={first}: entry ids start at 0")
         follower = LedgerFollower(
-            self, first=first, bookies=self._bookies, ledgers=self._ledgers, on_answer=on_answer
+            self,
+            first=first,
+            bookies=self._bookies,
+            ledger_store=self._ledger_store,
+            on_answer=on_answer,
         )
         steps = follower.steps()
         async with aclosing(steps):

@@ -15,7 +15,7 @@ the decision, recovery aborts and leaves the ledger as it is; it never guesses. 
 ensemble as it was when recovery began: bookies that recovery itself adds know nothing of the
 writer.
 
-The driver (`recoverer.py`) moves the metadata to IN_RECOVERY before, and to CLOSED after.
+The driver (`recovery_driver.py`) moves the metadata to IN_RECOVERY before, and to CLOSED after.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ when nobody can replace it, re-admitted.
 Recovery writes entries back through the same machine with ``persist=False``: its ensemble changes
 take effect at once and in memory only.  They reach the metadata with the closing write.
 
-The driver (`writer.py`, `recoverer.py`) performs the effects and feeds the answers back.
+The driver (`append_driver.py`) performs the effects and feeds the answers back.
 """
 
 from __future__ import annotations

@@ -25,14 +25,14 @@ from dlcore.ledger.metadata.quorum import first_followed, is_covered
 from dlcore.ledger.metadata.store import VersionedLedger
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
 from dlcore.ledger.writing.append import LedgerAppender
-from dlcore.ledger.writing.driver import METADATA_PATIENCE_S, AppendDriver
+from dlcore.ledger.writing.append_driver import METADATA_PATIENCE_S, AppendDriver
 from dlcore.ledger.writing.lac import LacPublisher
 from dlcore.wire.digest import FRAME_BYTES, BytesLike
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
-    from dlcore.ledger.services import LedgerServices
+    from dlcore.ledger.context import LedgerContext
     from dlcore.metadata.port import Op
 
 logger = logging.getLogger(__name__)
@@ -54,16 +54,16 @@ class LedgerWriter:
     def __init__(
         self,
         versioned: VersionedLedger,
-        services: LedgerServices,
+        context: LedgerContext,
         *,
         on_end: Callable[[LedgerWriter], None],
     ) -> None:
-        self._services = services
+        self._context = context
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._driver = AppendDriver(
             LedgerAppender(versioned.metadata),
-            services,
+            context,
             version=versioned.version,
             is_recovery=False,
             on_confirmed=self._on_confirmed,
@@ -71,7 +71,7 @@ class LedgerWriter:
         )
         self._appender = self._driver.appender
         self._lac = LacPublisher(
-            services.bookies,
+            context.bookies,
             ledger_id=versioned.metadata.ledger_id,
             on_accepted=self._driver.notify,
             on_fenced=self._on_fenced,
@@ -176,7 +176,7 @@ class LedgerWriter:
         self._raise_if_failed()
 
     def _has_capacity(self) -> bool:
-        config = self._services.config
+        config = self._context.config
         return (
             self._appender.pending_bytes < config.pending_bytes_max
             and self._appender.pending_count < config.pending_entries_max
@@ -208,7 +208,7 @@ class LedgerWriter:
             return
         self._send_lac(to_all=True)
         try:
-            async with asyncio.timeout(self._services.config.add_timeout_s):
+            async with asyncio.timeout(self._context.config.add_timeout_s):
                 await self._driver.wait_until(lambda: self._is_published(lac) or self._is_over)
         except TimeoutError as error:
             raise NotEnoughBookiesError(
@@ -268,7 +268,7 @@ class LedgerWriter:
                 last_entry_id=self._appender.last_add_confirmed,
                 length_bytes=self._appender.confirmed_bytes,
             )
-            return closed, self._services.ledgers.put(closed, version=self._driver.version)
+            return closed, self._context.ledger_store.put(closed, version=self._driver.version)
 
     async def was_closed(self, metadata: LedgerMetadata) -> None:
         """Stop, since the metadata store holds this end of the ledger."""
@@ -313,9 +313,9 @@ class LedgerWriter:
                 if stored.metadata.state is not LedgerState.OPEN:
                     return self._accept_end(stored.metadata)
                 closed = stored.metadata.closed(last_entry_id=last, length_bytes=length)
-                await self._services.ledgers.write(closed, version=stored.version)
+                await self._context.ledger_store.write(closed, version=stored.version)
             except MetadataVersionError:
-                stored = await self._services.ledgers.read(self.ledger_id)
+                stored = await self._context.ledger_store.read(self.ledger_id)
             except MetadataError as error:
                 pause_s = backoff.failed(self._loop.time())
                 if not error.retriable or backoff.due_s > deadline:

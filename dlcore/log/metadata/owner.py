@@ -30,7 +30,7 @@ class StagingOwner:
         self.token = context.clock.new_token()
         self.path = context.paths.staging_owner(self.token)
         self._session = ""
-        self._turn = asyncio.Lock()
+        self._making = asyncio.Lock()
         self._renewals = BackgroundTasks()
         self._unsubscribe = self._store.on_session(self._session_changed)
         self._used = False
@@ -38,7 +38,7 @@ class StagingOwner:
     async def ensure(self) -> None:
         """Make sure that the node exists, in this session."""
         self._used = True
-        async with self._turn:
+        async with self._making:
             if self._session != self._store.session_token:
                 await persistently(self._make)
 

@@ -36,10 +36,10 @@ async def expire_logs(context: LogContext) -> int:
     A log whose turn fails has its next one later.
     """
     changed = 0
-    turn = asyncio.Semaphore(_LOGS_AT_ONCE)
+    limit = asyncio.Semaphore(_LOGS_AT_ONCE)
 
     async def expire(log: LogKey) -> bool:
-        async with turn:
+        async with limit:
             try:
                 return await expire_log(context, log)
             except LogNotFoundError:

@@ -17,7 +17,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
-from dlcore.autorecovery.shift import run_together
+from dlcore.autorecovery.runner import run_together
 from dlcore.backoff import Backoff
 from dlcore.errors import (
     DLError,
@@ -61,12 +61,12 @@ async def ask_for_upkeep(context: LogContext, lssns: Mapping[LogKey, int]) -> No
 
     Without an answer it is left to the next who asks.
     """
-    turn = asyncio.Semaphore(_ASKED_AT_ONCE)
+    limit = asyncio.Semaphore(_ASKED_AT_ONCE)
 
     async def ask(log: LogKey, lssn: int) -> None:
         request = UpkeepRequest(name=log.name, log_id=log.log_id, from_lssn=lssn)
         path = context.paths.upkeep_request(log.log_id)
-        async with turn:
+        async with limit:
             with contextlib.suppress(NodeExistsError):
                 await context.store.create(path, encode(request))
 

@@ -13,7 +13,7 @@ import pytest
 
 from dlcore.autorecovery.listing import ListedLedger, RepairList
 from dlcore.autorecovery.repair import LedgerRepairer
-from dlcore.autorecovery.values import Office, UnderReplicatedLedger
+from dlcore.autorecovery.values import ElectedAuditor, UnderReplicatedLedger
 from dlcore.config import QuorumConfig
 from dlcore.errors import BookieUnavailableError
 from dlcore.ids import BookieId
@@ -24,13 +24,13 @@ from tests.fixtures.ledgers import quorum_of
 from tests.fixtures.recovery import (
     QUICK,
     assert_whole,
+    context_of,
     listed,
     lose,
     metadata_of_ledger,
     publish,
     recovering,
     register,
-    services_of,
     unregister,
     until,
     until_none_listed,
@@ -60,8 +60,8 @@ def test_a_failure_without_words_is_a_failure() -> None:
             raise BookieUnavailableError("")
 
         member.add_entry = refuse  # type: ignore[method-assign]  # a bookie without words
-        services, _ = services_of(cluster)
-        outcome = await LedgerRepairer(services, QUICK).repair(finding(writer.ledger_id))
+        context, _ = context_of(cluster)
+        outcome = await LedgerRepairer(context, QUICK).repair(finding(writer.ledger_id))
         assert not outcome.is_done
         assert outcome.reason == "BookieUnavailableError"
 
@@ -92,12 +92,12 @@ def test_a_long_list_is_not_read_again_for_every_ledger() -> None:
     run(scenario)
 
 
-def test_the_office_is_taken_also_after_a_lost_request() -> None:
+def test_the_role_is_taken_also_after_a_lost_request() -> None:
     """Nothing changes in the store when the request for it did not arrive."""
 
     async def scenario(cluster: Cluster) -> None:
         repairs = RepairList(cluster.store, PATHS, TokenClock())
-        value = encode(Office(owner="other", token="other"))
+        value = encode(ElectedAuditor(owner="other", token="other"))
         await cluster.store.create(PATHS.auditor, value, make_parents=True)
         async with recovering(cluster) as store:
             await asyncio.sleep(5)
@@ -120,9 +120,9 @@ def test_an_incarnation_that_was_replaced_is_lost_at_the_first_audit() -> None:
         before = BookieId(here.name, "f" * 32)
         stored = await cluster.store.get(PATHS.ledger(writer.ledger_id))
         assert stored is not None
-        services, _ = services_of(cluster)
+        context, _ = context_of(cluster)
         changed = metadata.with_replaced(first_entry_id=0, old=here, new=before)
-        await services.ledgers.write(changed, version=stored.version)
+        await context.ledger_store.write(changed, version=stored.version)
         loop = asyncio.get_running_loop()
         async with recovering(cluster, replace(QUICK, audit_interval_s=10_000.0)):
 
@@ -188,8 +188,8 @@ def test_a_ledger_that_is_at_work_is_not_forgotten_with_the_list() -> None:
         before = await writer.close()
         members = before.last_ensemble.bookies
         (spare,) = (each for each in cluster.bookies.values() if each.bookie not in members)
-        services, _ = services_of(cluster)
-        repairer = LedgerRepairer(services, QUICK)
+        context, _ = context_of(cluster)
+        repairer = LedgerRepairer(context, QUICK)
 
         def refuse(frame: bytes, *, is_recovery: bool) -> None:
             repairer.keep_only(())
@@ -248,19 +248,19 @@ def test_a_writer_that_replaces_its_lost_bookie_at_the_last_moment_is_not_fenced
         await write(writer, 10)
         dead = cluster.member(writer, 0).bookie
         await lose(cluster, dead.name)
-        services, _ = services_of(cluster)
-        repairer = LedgerRepairer(services, QUICK)
+        context, _ = context_of(cluster)
+        repairer = LedgerRepairer(context, QUICK)
         first = await repairer.repair(finding(writer.ledger_id, dead))
         assert "it is recovered in" in first.reason
         await asyncio.sleep(QUICK.open_ledger_grace_s)
-        get_bookies = services.registry.get_bookies
+        get_bookies = context.registry.get_bookies
 
         async def replace_it_first() -> list[BookieInfo]:
             if dead in writer.metadata.last_ensemble.bookies:
                 await write(writer, 10)
             return await get_bookies()
 
-        services.registry.get_bookies = replace_it_first  # type: ignore[method-assign]  # a race
+        context.registry.get_bookies = replace_it_first  # type: ignore[method-assign]  # a race
         assert (await repairer.repair(finding(writer.ledger_id, dead))).is_done
         metadata = await metadata_of_ledger(cluster, writer.ledger_id)
         assert metadata.state is LedgerState.OPEN
@@ -279,12 +279,12 @@ def test_a_writer_whose_lost_bookie_comes_back_is_not_fenced() -> None:
         await write(writer, 10)
         dead = cluster.member(writer, 0).bookie
         await unregister(cluster, dead.name)
-        services, _ = services_of(cluster)
-        repairer = LedgerRepairer(services, QUICK)
+        context, _ = context_of(cluster)
+        repairer = LedgerRepairer(context, QUICK)
         first = await repairer.repair(finding(writer.ledger_id, dead))
         assert "it is recovered in" in first.reason
         await asyncio.sleep(QUICK.open_ledger_grace_s)
-        get_bookies = services.registry.get_bookies
+        get_bookies = context.registry.get_bookies
         looks: list[int] = []
 
         async def come_back_after_the_decision() -> list[BookieInfo]:
@@ -293,7 +293,7 @@ def test_a_writer_whose_lost_bookie_comes_back_is_not_fenced() -> None:
                 await register(cluster, dead.name)
             return await get_bookies()
 
-        services.registry.get_bookies = come_back_after_the_decision  # type: ignore[method-assign]  # a race
+        context.registry.get_bookies = come_back_after_the_decision  # type: ignore[method-assign]  # a race
         await repairer.repair(finding(writer.ledger_id, dead))
         assert len(looks) >= 2
         metadata = await metadata_of_ledger(cluster, writer.ledger_id)
@@ -314,8 +314,8 @@ def test_who_cannot_be_replaced_is_told_with_what_would_help() -> None:
         await writer.close()
         dead = cluster.member(writer, 0).bookie
         await lose(cluster, dead.name)
-        services, _ = services_of(cluster)
-        outcome = await LedgerRepairer(services, QUICK).repair(finding(writer.ledger_id, dead))
+        context, _ = context_of(cluster)
+        outcome = await LedgerRepairer(context, QUICK).repair(finding(writer.ledger_id, dead))
         assert outcome.reason == (
             f"no bookie can take the place of {dead}: 2 are registered and writable, all of them "
             "in the ensemble; start another one"

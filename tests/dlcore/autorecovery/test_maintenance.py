@@ -18,13 +18,13 @@ from dlcore.metadata.stored import encode
 from tests.fixtures.ledger_cluster import PATHS, Cluster, TokenClock, run, write
 from tests.fixtures.ledgers import quorum_of
 from tests.fixtures.recovery import (
+    context_of,
     listed,
     lose,
     metadata_of_ledger,
     publish,
     recovering,
     register,
-    services_of,
     unregister,
     until,
 )
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 def maintenance_of(cluster: Cluster) -> Maintenance:
     """Return the operations of one more process."""
-    services, _ = services_of(cluster, "operator")
-    return Maintenance(services)
+    context, _ = context_of(cluster, "operator")
+    return Maintenance(context)
 
 
 async def make_cookie(cluster: Cluster, bookie: BookieId) -> str:
@@ -185,7 +185,7 @@ def test_a_cookie_is_deleted_only_while_its_bookie_is_not_registered() -> None:
         gone = cluster.bookies["A"].bookie
         cookie = await make_cookie(cluster, gone)
         await lose(cluster, gone.name)
-        services, store = services_of(cluster, "operator")
+        context, store = context_of(cluster, "operator")
         multi = store.multi
 
         async def start_it_first(ops: Sequence[Op]) -> None:
@@ -195,12 +195,12 @@ def test_a_cookie_is_deleted_only_while_its_bookie_is_not_registered() -> None:
 
         store.multi = start_it_first  # type: ignore[method-assign]  # a race, at its worst moment
         with pytest.raises(DecommissionError, match="was started meanwhile"):
-            await Maintenance(services).decommission(gone.name, timeout_s=0, report=lambda _: None)
+            await Maintenance(context).decommission(gone.name, timeout_s=0, report=lambda _: None)
         assert await cluster.store.get(cookie) is not None
         store.multi = multi  # type: ignore[method-assign]
         await unregister(cluster, gone.name)
         store.lose_next_reply(applied=True)
-        await Maintenance(services).decommission(gone.name, timeout_s=0, report=lambda _: None)
+        await Maintenance(context).decommission(gone.name, timeout_s=0, report=lambda _: None)
         assert await cluster.store.get(cookie) is None
         assert await cluster.store.get(PATHS.bookie_available(gone.name)) is None
 

@@ -1,4 +1,4 @@
-"""Auto-recovery when what it decided by is gone: locks, list, office, bookies, its own start.
+"""Auto-recovery when what it decided by is gone: locks, list, role, bookies, its own start.
 
 Goal: nothing is done by what was true before, nothing found is forgotten, and a defect is raised.
 """
@@ -17,9 +17,9 @@ from dlcore.autorecovery.listing import LOCK_VERSION, RepairList
 from dlcore.autorecovery.maintenance import Maintenance
 from dlcore.autorecovery.plan import RepairPlan
 from dlcore.autorecovery.repair import LedgerRepairer
+from dlcore.autorecovery.runner import PausableRunner
 from dlcore.autorecovery.service import AutoRecovery
-from dlcore.autorecovery.shift import Shift
-from dlcore.autorecovery.values import Office
+from dlcore.autorecovery.values import ElectedAuditor
 from dlcore.autorecovery.worker import Worker
 from dlcore.config import QuorumConfig
 from dlcore.errors import (
@@ -33,12 +33,12 @@ from dlcore.metadata.port import SessionState
 from tests.fixtures.ledger_cluster import PATHS, Cluster, TokenClock, run, write
 from tests.fixtures.recovery import (
     QUICK,
+    context_of,
     listed,
     lose,
     metadata_of_ledger,
     publish,
     register,
-    services_of,
     unregister,
     until,
 )
@@ -62,14 +62,14 @@ def test_without_any_bookie_a_repair_says_so_and_stays_on_the_list() -> None:
 
     async def scenario(cluster: Cluster) -> None:
         ledger_id = await ledger_of_ten(cluster)
-        services, store = services_of(cluster)
+        context, store = context_of(cluster)
         repairs = RepairList(store, PATHS, TokenClock())
         await publish(cluster, ledger_id, "A")
         for name in cluster.bookies:
             await unregister(cluster, name)
         found = await repairs.read(ledger_id)
         assert found is not None
-        outcome = await LedgerRepairer(services, QUICK).repair(found)
+        outcome = await LedgerRepairer(context, QUICK).repair(found)
         assert (outcome.is_done, outcome.reason) == (False, "no bookie is registered")
         assert ledger_id in await listed(cluster)
 
@@ -80,8 +80,8 @@ def test_members_are_changed_under_a_repair_lock_only() -> None:
     """One that was lost, or is garbage collection's, proves nothing of what was copied."""
 
     async def scenario(cluster: Cluster) -> None:
-        services, store = services_of(cluster)
-        repairer = LedgerRepairer(services, QUICK)
+        context, store = context_of(cluster)
+        repairer = LedgerRepairer(context, QUICK)
         lock = PATHS.repair_lock(7)
         with pytest.raises(NotEnoughBookiesError, match="was lost while entries were copied"):
             await repairer._check_lock(lock)
@@ -99,13 +99,13 @@ def test_a_target_that_does_not_answer_takes_no_entries() -> None:
 
     async def scenario(cluster: Cluster) -> None:
         ledger_id = await ledger_of_ten(cluster)
-        services, _ = services_of(cluster)
+        context, _ = context_of(cluster)
         metadata = await metadata_of_ledger(cluster, ledger_id)
         (fragment,) = fragments_of(metadata)
         target = cluster.bookies["A"]
         target.stop()
         with pytest.raises(NotEnoughBookiesError, match=f"{target.bookie} cannot take entries"):
-            await LedgerRepairer(services, QUICK)._missing_on(target.bookie, metadata, fragment, 0)
+            await LedgerRepairer(context, QUICK)._missing_on(target.bookie, metadata, fragment, 0)
 
     run(scenario)
 
@@ -116,8 +116,8 @@ def test_a_ledger_that_was_closed_meanwhile_is_not_recovered() -> None:
     async def scenario(cluster: Cluster) -> None:
         writer = await cluster.client.create_ledger(QuorumConfig())
         await write(writer, 3)
-        services, _ = services_of(cluster)
-        repairer = LedgerRepairer(services, QUICK)
+        context, _ = context_of(cluster)
+        repairer = LedgerRepairer(context, QUICK)
         before = writer.metadata
         assert before.state is LedgerState.OPEN
         lost = cluster.member(writer, 0)
@@ -149,7 +149,7 @@ def test_a_finding_that_cannot_be_written_down_is_an_error(monkeypatch: pytest.M
     monkeypatch.setattr(listing, "_ATTEMPTS_MAX", 3)
 
     async def scenario(cluster: Cluster) -> None:
-        _, store = services_of(cluster)
+        _, store = context_of(cluster)
         repairs = RepairList(store, PATHS, TokenClock())
         tried = 0
 
@@ -176,9 +176,9 @@ def test_a_worker_leaves_what_others_do_and_keeps_what_is_found_meanwhile() -> N
 
     async def scenario(cluster: Cluster) -> None:
         ledger_id = await ledger_of_ten(cluster)
-        services, store = services_of(cluster)
+        context, store = context_of(cluster)
         repairs = RepairList(store, PATHS, TokenClock())
-        worker = Worker(services, repairs, QUICK, token="mine")
+        worker = Worker(context, repairs, QUICK, token="mine")
         other = RepairList(cluster.store, PATHS, TokenClock())
         assert await other.lock(ledger_id, owner="theirs")
         await worker._repair_one(ledger_id)
@@ -213,14 +213,14 @@ def test_a_defect_ends_the_service_and_is_raised() -> None:
         async def breaks() -> None:
             raise KeyError("planted")
 
-        services, store = services_of(cluster)
-        service = AutoRecovery(services, config=QUICK, owner="one", also=[breaks])
+        context, store = context_of(cluster)
+        service = AutoRecovery(context, config=QUICK, owner="one", also=[breaks])
         with pytest.raises(KeyError, match="planted"):
             await service.run()
-        other = AutoRecovery(services, config=QUICK, owner="two")
+        other = AutoRecovery(context, config=QUICK, owner="two")
         await other.aclose()
         await other.run()
-        await services.client.aclose()
+        await context.ledgers.aclose()
         await store.aclose()
 
     run(scenario)
@@ -230,8 +230,8 @@ def test_work_begins_only_in_a_session_that_is_there() -> None:
     """Nor twice: a session that expires, and again while works are stopped already."""
 
     async def scenario(cluster: Cluster) -> None:
-        _, store = services_of(cluster)
-        shift = Shift(store, PATHS, RepairList(store, PATHS, TokenClock()))
+        _, store = context_of(cluster)
+        runner = PausableRunner(store, PATHS, RepairList(store, PATHS, TokenClock()))
         begun: list[float] = []
 
         async def work() -> None:
@@ -241,10 +241,10 @@ def test_work_begins_only_in_a_session_that_is_there() -> None:
         async def count_is(count: int) -> bool:
             return len(begun) == count
 
-        running = asyncio.create_task(shift.run([work]))
+        running = asyncio.create_task(runner.run([work]))
         await until(lambda: count_is(1))
         for _ in range(2):
-            shift._on_session(SessionState.EXPIRED)
+            runner._on_session(SessionState.EXPIRED)
         await until(lambda: count_is(2))
         store.disconnect()
         await asyncio.sleep(5)
@@ -258,20 +258,20 @@ def test_work_begins_only_in_a_session_that_is_there() -> None:
     run(scenario)
 
 
-def test_an_office_whose_answer_was_lost_is_taken_and_one_that_is_lost_is_left() -> None:
-    """The duty ends with the office."""
+def test_a_role_whose_answer_was_lost_is_taken_and_one_that_is_lost_is_left() -> None:
+    """The work ends with the role."""
 
     async def scenario(cluster: Cluster) -> None:
-        _, store = services_of(cluster)
+        _, store = context_of(cluster)
         begun = asyncio.Event()
 
-        async def duty() -> None:
+        async def work() -> None:
             begun.set()
             await asyncio.Event().wait()
 
-        election = Election(store, PATHS, Office(owner="one", token="t"))
+        election = Election(store, PATHS, ElectedAuditor(owner="one", token="t"))
         store.lose_next_reply(applied=True)
-        serving = asyncio.create_task(election.serve(duty))
+        serving = asyncio.create_task(election.serve(work))
         await begun.wait()
         await cluster.store.delete(PATHS.auditor)
         await serving
@@ -285,8 +285,8 @@ def test_an_operator_is_told_what_is_known_and_no_more(monkeypatch: pytest.Monke
     """Names that no bookie has, cookies that others deleted, a few of many reasons."""
 
     async def scenario(cluster: Cluster) -> None:
-        services, store = services_of(cluster, "operator")
-        operator = Maintenance(services)
+        context, store = context_of(cluster, "operator")
+        operator = Maintenance(context)
         repairs = RepairList(cluster.store, PATHS, TokenClock())
         with pytest.raises(ConfigurationError, match="no bookie of that name has a cookie"):
             await operator.release_garbage("nobody")
@@ -300,8 +300,8 @@ def test_an_operator_is_told_what_is_known_and_no_more(monkeypatch: pytest.Monke
             left[ledger_id] = ()
         await store.create(PATHS.auditor, b'{"owner":"o","token":"t"}', make_parents=True)
 
-        async def present() -> Office:
-            return Office(owner="o", token="t")
+        async def present() -> ElectedAuditor:
+            return ElectedAuditor(owner="o", token="t")
 
         monkeypatch.setattr(operator._repairs, "read_auditor", present)
         blocked = await operator._what_blocks(left)
@@ -325,10 +325,10 @@ def test_a_decommission_publishes_again_what_was_taken_off_the_list() -> None:
         ledgers = [await ledger_of_ten(cluster) for _ in range(3)]
         gone = cluster.bookies["A"].bookie
         await lose(cluster, "A")
-        services, _ = services_of(cluster, "operator")
+        context, _ = context_of(cluster, "operator")
         told: list[str] = []
         waiting = asyncio.create_task(
-            Maintenance(services).decommission("A", timeout_s=1000, report=told.append)
+            Maintenance(context).decommission("A", timeout_s=1000, report=told.append)
         )
 
         async def are_listed(wanted: Collection[int]) -> bool:

@@ -371,7 +371,7 @@ def test_a_finding_made_while_a_ledger_is_repaired_is_not_lost() -> None:
 
 
 def test_two_processes_share_the_work_and_one_of_them_audits() -> None:
-    """When the auditor's session ends the other one takes the office over."""
+    """When the auditor's session ends the other one takes the role over."""
 
     async def scenario(cluster: Cluster) -> None:
         writers = [await cluster.client.create_ledger(QuorumConfig()) for _ in range(6)]
@@ -380,19 +380,19 @@ def test_two_processes_share_the_work_and_one_of_them_audits() -> None:
             await writer.close()
         repairs = RepairList(cluster.store, PATHS, TokenClock())
 
-        async def office() -> str:
+        async def auditor() -> str:
             held = await repairs.read_auditor()
             return "" if held is None else held.owner
 
         async with recovering(cluster) as one, recovering(cluster, name="two"):
-            await until(office)
-            first = await office()
+            await until(auditor)
+            first = await auditor()
             assert first == "one"
             one.disconnect()
             one.expire()
 
             async def has_moved() -> bool:
-                return await office() == "two"
+                return await auditor() == "two"
 
             await until(has_moved)
             one.reconnect()
@@ -404,7 +404,7 @@ def test_two_processes_share_the_work_and_one_of_them_audits() -> None:
                     return await is_repaired(cluster, ledger_id, "A")
 
                 await until(repaired)
-            assert await office() == "two"
+            assert await auditor() == "two"
         for writer in writers:
             await assert_whole(cluster, writer.ledger_id)
         assert await repairs.read_auditor() is None

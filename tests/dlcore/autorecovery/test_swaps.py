@@ -28,13 +28,13 @@ from tests.fixtures.ledgers import quorum_of
 from tests.fixtures.recovery import (
     QUICK,
     assert_whole,
+    context_of,
     listed,
     lose,
     metadata_of_ledger,
     publish,
     recovering,
     register,
-    services_of,
     until,
     until_none_listed,
 )
@@ -211,7 +211,7 @@ def test_two_workers_at_one_ledger_do_no_harm() -> None:
         await publish(cluster, writer.ledger_id, dead.name)
         entry = await RepairList(cluster.store, PATHS, TokenClock()).read(writer.ledger_id)
         assert entry is not None
-        workers = [services_of(cluster, name)[0] for name in ("one", "two", "three")]
+        workers = [context_of(cluster, name)[0] for name in ("one", "two", "three")]
         outcomes = await asyncio.gather(
             *(LedgerRepairer(each, QUICK).repair(entry) for each in workers)
         )
@@ -268,8 +268,8 @@ def test_a_ledger_that_changes_between_copy_and_swap_is_decided_anew() -> None:
         await publish(cluster, writer.ledger_id, dead.name)
         entry = await RepairList(cluster.store, PATHS, TokenClock()).read(writer.ledger_id)
         assert entry is not None
-        services, _ = services_of(cluster)
-        ledgers, write_metadata = services.ledgers, services.ledgers.write
+        context, _ = context_of(cluster)
+        ledgers, write_metadata = context.ledger_store, context.ledger_store.write
         source = cluster.member(writer, 1).entries(writer.ledger_id)
         taken: list[BookieId] = []
 
@@ -293,7 +293,7 @@ def test_a_ledger_that_changes_between_copy_and_swap_is_decided_anew() -> None:
             return await write_metadata(metadata, version=version, guards=guards)
 
         ledgers.write = lose_the_race  # type: ignore[method-assign]  # a race, at its worst moment
-        outcome = await LedgerRepairer(services, QUICK).repair(entry)
+        outcome = await LedgerRepairer(context, QUICK).repair(entry)
         assert outcome.is_done
         metadata = await assert_whole(cluster, writer.ledger_id)
         assert metadata.last_ensemble.bookies[0] == taken[0]
@@ -314,8 +314,8 @@ def test_a_repair_that_lost_its_lock_changes_nothing() -> None:
         dead = cluster.member(writer, 0).bookie
         await lose(cluster, dead.name)
         await publish(cluster, writer.ledger_id, dead.name)
-        services, store = services_of(cluster)
-        ledgers, repairs = services.ledgers, RepairList(store, PATHS, TokenClock())
+        context, store = context_of(cluster)
+        ledgers, repairs = context.ledger_store, RepairList(store, PATHS, TokenClock())
         entry = await repairs.read(writer.ledger_id)
         assert entry is not None
         lock = PATHS.repair_lock(writer.ledger_id)
@@ -337,7 +337,7 @@ def test_a_repair_that_lost_its_lock_changes_nothing() -> None:
                 return await write_metadata(metadata, version=version, guards=guards)
 
             ledgers.write = lose_the_lock  # type: ignore[method-assign]
-            outcome = await LedgerRepairer(services, QUICK).repair(entry, lock=lock)
+            outcome = await LedgerRepairer(context, QUICK).repair(entry, lock=lock)
             assert "was lost while entries were copied" in outcome.reason
             stored = await ledgers.read(writer.ledger_id, fresh=True)
             assert stored.metadata.last_ensemble.bookies[0] == dead
@@ -347,7 +347,7 @@ def test_a_repair_that_lost_its_lock_changes_nothing() -> None:
                 assert await store.get(lock) is not None
                 await store.delete(lock)
         assert await repairs.lock(writer.ledger_id, owner="one")
-        outcome = await LedgerRepairer(services, QUICK).repair(entry, lock=lock)
+        outcome = await LedgerRepairer(context, QUICK).repair(entry, lock=lock)
         assert outcome.is_done
 
     run(scenario, "ABCDE")

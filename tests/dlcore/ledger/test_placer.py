@@ -197,7 +197,7 @@ def test_a_client_without_a_metadata_store_chooses_nobody() -> None:
 
     async def scenario(cluster: Cluster) -> None:
         client = LedgerClient(
-            ledgers=None,
+            ledger_store=None,
             registry=None,
             bookies=MemoryBookieClient(cluster.bookies.values()),
             config=CONFIG,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dlcore.config import LedgerClientConfig
-from dlcore.ledger.reading.range_read import RangeRead
+from dlcore.ledger.reading.range_read_driver import RangeRead
 from dlcore.transport.memory import MemoryBookie, MemoryBookieClient
 from tests.fixtures.aio import run
 from tests.fixtures.ledgers import (

@@ -9,7 +9,7 @@ import pytest
 
 from dlcore.errors import BookieStorageError, NoSuchEntryError
 from dlcore.ledger.metadata.values import Ensemble
-from dlcore.ledger.reading.read import (
+from dlcore.ledger.reading.range_read import (
     CloseStream,
     Deliver,
     Effect,

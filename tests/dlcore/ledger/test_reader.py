@@ -144,7 +144,7 @@ def test_a_reader_without_metadata_store_reads_by_what_it_was_handed() -> None:
         await write(writer, 9)
         metadata = await writer.close()
         client = LedgerClient(
-            ledgers=None,
+            ledger_store=None,
             registry=None,
             bookies=MemoryBookieClient(cluster.bookies.values()),
             config=CONFIG,

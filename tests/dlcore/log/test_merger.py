@@ -264,7 +264,7 @@ class MemoryClients(ScanClients):
     def client_of(self, cluster_id: str, addresses: Mapping[BookieId, str]) -> LedgerClient:
         """Return a client of the memory bookies."""
         return LedgerClient(
-            ledgers=None,
+            ledger_store=None,
             registry=None,
             bookies=MemoryBookieClient(self._cluster.bookies),
             config=LedgerClientConfig(),

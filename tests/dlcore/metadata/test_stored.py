@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
-from dlcore.autorecovery.values import Office, ReplicaCheckRun, UnderReplicatedLedger
+from dlcore.autorecovery.values import ElectedAuditor, ReplicaCheckRun, UnderReplicatedLedger
 from dlcore.config import QuorumConfig
 from dlcore.errors import CorruptMetadataError
 from dlcore.ids import BookieId
@@ -110,7 +110,7 @@ READABLE = [
     UnderReplicatedLedger(
         ledger_id=2**40, missing=bookies("AB"), since_ms=7, findings=3, attempts=2, reason="lost"
     ),
-    Office(owner="host:1", token="1" * 32),
+    ElectedAuditor(owner="host:1", token="1" * 32),
     ReplicaCheckRun(started_ms=1, finished_ms=2, ledgers=3, under_replicated=4, unknown=5),
 ]
 

@@ -1,4 +1,4 @@
-"""The ports, the clock and the source of chance that all parts of auto-recovery share."""
+"""The ports, the clock and the source of chance that all rooms of auto-recovery share."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecoveryServices:
+class RecoveryContext:
     """Ports of one namespace; they stay their opener's."""
 
     store: MetadataStore
     paths: NamespacePaths
-    ledgers: LedgerStore
+    ledger_store: LedgerStore
     registry: BookieRegistry
     bookies: BookieClient
-    client: LedgerClient
+    ledgers: LedgerClient
     client_config: LedgerClientConfig
     clock: Clock
     rng: random.Random

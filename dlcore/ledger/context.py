@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerServices:
+class LedgerContext:
     """Ports of a client that creates, writes and recovers ledgers."""
 
-    ledgers: LedgerStore
+    ledger_store: LedgerStore
     placer: Placer
     bookies: BookieClient
     config: LedgerClientConfig

@@ -36,7 +36,7 @@ async def run_together(*works: Coroutine[Any, Any, None]) -> None:
             task.result()
 
 
-class Shift:
+class PausableRunner:
     """Runs works, one task each, while they may; what may not go on is cancelled at once.
 
     A work that failed with an error of the cluster begins again after a while.

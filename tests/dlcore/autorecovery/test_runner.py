@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from dlcore.autorecovery.listing import RepairList
-from dlcore.autorecovery.shift import Shift, run_together
+from dlcore.autorecovery.runner import PausableRunner, run_together
 from dlcore.errors import MetadataConnectionError
 from tests.fixtures.ledger_cluster import PATHS, Cluster, TokenClock, run
 
@@ -39,7 +39,7 @@ def test_work_ends_with_its_session_and_with_a_pause() -> None:
         store = cluster.tree.connect()
         repairs = RepairList(store, PATHS, TokenClock())
         work = Work()
-        task = asyncio.create_task(Shift(store, PATHS, repairs).run([work.run]))
+        task = asyncio.create_task(PausableRunner(store, PATHS, repairs).run([work.run]))
         await asyncio.sleep(1)
         assert (work.begun, work.ended) == (1, 0)
         store.expire()
@@ -71,14 +71,14 @@ def test_work_that_failed_begins_again_and_a_defect_ends_all() -> None:
         repairs = RepairList(store, PATHS, TokenClock())
         work, other = Work(), Work()
         work.error = MetadataConnectionError("no answer")
-        task = asyncio.create_task(Shift(store, PATHS, repairs).run([work.run, other.run]))
+        task = asyncio.create_task(PausableRunner(store, PATHS, repairs).run([work.run, other.run]))
         await asyncio.sleep(10)
         assert (work.begun, work.ended, other.begun) == (2, 1, 1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         work.error = ZeroDivisionError("a defect")
         with pytest.raises(ZeroDivisionError):
-            await Shift(store, PATHS, repairs).run([work.run, other.run])
+            await PausableRunner(store, PATHS, repairs).run([work.run, other.run])
         assert other.begun == other.ended
         await store.aclose()
 

@@ -21,7 +21,7 @@ from dlcore.errors import (
 )
 from dlcore.ledger.metadata.store import VersionedLedger
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
-from dlcore.ledger.reading.range_read import RangeRead
+from dlcore.ledger.reading.range_read_driver import RangeRead
 from dlcore.ledger.recovering.recovery import (
     AbortRecovery,
     Effect,
@@ -33,18 +33,18 @@ from dlcore.ledger.recovering.recovery import (
     WriteBack,
 )
 from dlcore.ledger.writing.append import LedgerAppender
-from dlcore.ledger.writing.driver import AppendDriver
+from dlcore.ledger.writing.append_driver import AppendDriver
 from dlcore.wire.digest import decode_frame
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
-    from dlcore.ledger.services import LedgerServices
+    from dlcore.ledger.context import LedgerContext
 
 logger = logging.getLogger(__name__)
 
 
-async def recover(ledger_id: int, services: LedgerServices) -> LedgerMetadata:
+async def recover(ledger_id: int, context: LedgerContext) -> LedgerMetadata:
     """Recover and close a ledger; return its CLOSED metadata, whoever closed it.
 
     Raises:
@@ -52,10 +52,10 @@ async def recover(ledger_id: int, services: LedgerServices) -> LedgerMetadata:
         LedgerNotFoundError: there is no such ledger.
         MetadataError: the metadata store failed.
     """
-    stored = await _enter_recovery(ledger_id, services)
+    stored = await _enter_recovery(ledger_id, context)
     if stored.metadata.state is LedgerState.CLOSED:
         return stored.metadata
-    recoverer = _Recoverer(stored, services)
+    recoverer = _Recoverer(stored, context)
     try:
         last_entry_id, length_bytes = await recoverer.run()
         closed = await _store_end(
@@ -63,7 +63,7 @@ async def recover(ledger_id: int, services: LedgerServices) -> LedgerMetadata:
             recovered=recoverer.recovered_metadata,
             last_entry_id=last_entry_id,
             length_bytes=length_bytes,
-            services=services,
+            context=context,
         )
     finally:
         await recoverer.aclose()
@@ -71,14 +71,14 @@ async def recover(ledger_id: int, services: LedgerServices) -> LedgerMetadata:
     return closed
 
 
-async def _enter_recovery(ledger_id: int, services: LedgerServices) -> VersionedLedger:
+async def _enter_recovery(ledger_id: int, context: LedgerContext) -> VersionedLedger:
     while True:
-        stored = await services.ledgers.read(ledger_id)
+        stored = await context.ledger_store.read(ledger_id)
         if stored.metadata.state is not LedgerState.OPEN:
             return stored
         recovering = replace(stored.metadata, state=LedgerState.IN_RECOVERY)
         try:
-            version = await services.ledgers.write(recovering, version=stored.version)
+            version = await context.ledger_store.write(recovering, version=stored.version)
         except MetadataVersionError:
             continue  # its writer changed the ensemble or closed it: look again
         return VersionedLedger(recovering, version)
@@ -90,7 +90,7 @@ async def _store_end(
     recovered: LedgerMetadata,
     last_entry_id: int,
     length_bytes: int,
-    services: LedgerServices,
+    context: LedgerContext,
 ) -> LedgerMetadata:
     """Compare-and-set IN_RECOVERY to CLOSED, or adopt the end that somebody else stored."""
     stored = pinned
@@ -111,9 +111,9 @@ async def _store_end(
             last_entry_id=last_entry_id, length_bytes=length_bytes
         )
         try:
-            await services.ledgers.write(closed, version=stored.version)
+            await context.ledger_store.write(closed, version=stored.version)
         except MetadataVersionError:
-            stored = await services.ledgers.read(closed.ledger_id)
+            stored = await context.ledger_store.read(closed.ledger_id)
         else:
             return closed
 
@@ -121,9 +121,9 @@ async def _store_end(
 class _Recoverer:
     """One recovery's hands."""
 
-    def __init__(self, pinned: VersionedLedger, services: LedgerServices) -> None:
+    def __init__(self, pinned: VersionedLedger, context: LedgerContext) -> None:
         self._pinned = pinned
-        self._services = services
+        self._context = context
         self._machine = LedgerRecovery(pinned.metadata)
         self._writer: AppendDriver | None = None
         self._start = -1
@@ -179,7 +179,7 @@ class _Recoverer:
             LedgerAppender(
                 self._pinned.metadata, last_add_confirmed=last_add_confirmed, persist=False
             ),
-            self._services,
+            self._context,
             version=self._pinned.version,
             is_recovery=True,
             on_confirmed=self._on_written_back,
@@ -215,7 +215,7 @@ class _Recoverer:
     async def _fence(self, effect: FenceBookie) -> Sequence[Effect]:
         try:
             async with self._read_timeout():
-                lac = await self._services.bookies.read_lac(
+                lac = await self._context.bookies.read_lac(
                     effect.bookie, ledger_id=self._pinned.metadata.ledger_id, fence=True
                 )
         except (DLError, TimeoutError) as error:
@@ -228,7 +228,7 @@ class _Recoverer:
         ledger_id = self._pinned.metadata.ledger_id
         try:
             async with self._read_timeout():
-                frame = await self._services.bookies.read_entry(
+                frame = await self._context.bookies.read_entry(
                     effect.bookie, ledger_id=ledger_id, entry_id=effect.entry_id, fence=True
                 )
             entry = decode_frame(frame, ledger_id=ledger_id, entry_id=effect.entry_id)
@@ -241,12 +241,12 @@ class _Recoverer:
         return self._machine.found(entry)
 
     def _read_timeout(self) -> asyncio.Timeout:
-        return asyncio.timeout(self._services.config.read_timeout_s)
+        return asyncio.timeout(self._context.config.read_timeout_s)
 
     def _as_answer(self, error: DLError | TimeoutError) -> DLError:
         if isinstance(error, DLError):
             return error
-        return BookieUnavailableError(f"no answer within {self._services.config.read_timeout_s} s")
+        return BookieUnavailableError(f"no answer within {self._context.config.read_timeout_s} s")
 
     async def _length_at(self, entry_id: int) -> int:
         """Return the bytes up to an acknowledged entry, which its own frame tells."""
@@ -254,9 +254,9 @@ class _Recoverer:
             return 0
         metadata = self._pinned.metadata
         read = RangeRead(
-            self._services.bookies,
-            self._services.config,
-            self._services.placer.health,
+            self._context.bookies,
+            self._context.config,
+            self._context.placer.health,
             ledger_id=metadata.ledger_id,
             ensemble=metadata.ensemble_of(entry_id),
             quorum=metadata.quorum,

@@ -1,4 +1,4 @@
-"""The values that the parts of one storage share."""
+"""What everything in a storage works with."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from bookie.ledger_state import LedgerState
 
 
-class Parts(NamedTuple):
-    """The parts that everything else in a storage works with; used on one event loop."""
+class StorageCore(NamedTuple):
+    """What everything else in a storage works with; used on one event loop."""
 
     disk: Disk
     log: EntryLog

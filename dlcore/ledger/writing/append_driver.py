@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dlcore.ids import BookieId
+    from dlcore.ledger.context import LedgerContext
     from dlcore.ledger.metadata.values import LedgerMetadata
-    from dlcore.ledger.services import LedgerServices
     from dlcore.wire.frames import FrameParts
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class AppendDriver:
     def __init__(
         self,
         appender: LedgerAppender,
-        services: LedgerServices,
+        context: LedgerContext,
         *,
         version: int,
         is_recovery: bool,
@@ -72,18 +72,18 @@ class AppendDriver:
     ) -> None:
         self.appender = appender
         self.version = version
-        self._services = services
+        self._context = context
         self._on_confirmed = on_confirmed
         self._on_failed = on_failed
         self._loop = asyncio.get_running_loop()
-        self._bookies = services.bookies
-        self._patience_s = services.config.add_timeout_s
+        self._bookies = context.bookies
+        self._patience_s = context.config.add_timeout_s
         self._is_recovery = is_recovery
         self._is_closed = False
         self._tasks = BackgroundTasks(self._on_task_failed)
         self._waiters: list[asyncio.Future[None]] = []
-        self._placer = services.placer
-        self._search = ReplacementSearch(services.placer.health.adds)
+        self._placer = context.placer
+        self._search = ReplacementSearch(context.placer.health.adds)
         self._retry_timer: asyncio.TimerHandle | None = None
 
     def perform(self, effects: Sequence[Effect]) -> None:
@@ -220,7 +220,7 @@ class AppendDriver:
             effects = (
                 self.appender.fail(error)
                 if self.appender.is_stuck
-                else self.appender.bookies_listed((), rng=self._services.rng)
+                else self.appender.bookies_listed((), rng=self._context.rng)
             )
             self._advance(effects)
             return
@@ -237,7 +237,7 @@ class AppendDriver:
                 choice.candidates,
                 readmitted=choice.readmitted,
                 topology=self._placer.topology(),
-                rng=self._services.rng,
+                rng=self._context.rng,
             )
         )
 
@@ -281,7 +281,7 @@ class AppendDriver:
             ",".join(map(str, planned.last_ensemble.bookies)),
         )
         try:
-            self.version = await self._services.ledgers.write(planned, version=self.version)
+            self.version = await self._context.ledger_store.write(planned, version=self.version)
         except MetadataVersionError:
             effects = await self._reread()
         except MetadataError as error:
@@ -298,7 +298,7 @@ class AppendDriver:
         backoff = Backoff(_BACKOFF_S, _BACKOFF_S_MAX)
         while True:
             try:
-                stored = await self._services.ledgers.read(self.appender.metadata.ledger_id)
+                stored = await self._context.ledger_store.read(self.appender.metadata.ledger_id)
             except MetadataError as error:
                 pause_s = backoff.failed(self._loop.time())
                 if not error.retriable or backoff.due_s > deadline:
