@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_BUFFER_BYTES = 1024 * 1024
-"""`LogWriter.write` hands records over when this much is buffered."""
 _BUFFERED_RECORD_BYTES = 64
 """What a buffered record costs beyond its payload."""
 _EXIT_FLUSH_S = 10.0
@@ -51,6 +50,8 @@ class LogWriter(Blocking):
         super().__init__(portal, writer.aclose)
         self._writer = writer
         self._opened = opened
+        self._buffer_bytes = writer.config.buffer_bytes
+        self._accepting = asyncio.Lock()
         self._outbox: deque[pa.RecordBatch] = deque()  # handed over, not yet accepted
         self._last_txid = writer.last_txid
         self._lowest_txid = max(0, self._last_txid)  # that may follow; too high: look closer
@@ -83,7 +84,7 @@ class LogWriter(Blocking):
         self._txids.append(txid)
         self._payloads.append(payload)
         self._buffered_bytes += len(payload) + _BUFFERED_RECORD_BYTES
-        if self._buffered_bytes >= _BUFFER_BYTES:
+        if self._buffered_bytes >= self._buffer_bytes:
             self._hand_over()
 
     def _checked(self, record: LogRecord) -> bytes:
@@ -179,12 +180,13 @@ class LogWriter(Blocking):
 
     async def _empty_outbox(self) -> None:
         """Let the writer accept what is there; when interrupted, no batch is lost or doubled."""
-        while self._outbox:
-            await self._writer.wait_for_capacity()
-            try:
-                self._writer.write_batch(self._outbox[0])
-            finally:
-                self._outbox.popleft()
+        async with self._accepting:
+            while self._outbox:
+                await self._writer.wait_for_capacity()
+                try:
+                    self._writer.write_batch(self._outbox[0])
+                finally:
+                    self._outbox.popleft()
 
     async def finish(self) -> None:
         """Flush and close at exit; say what could not be written."""
@@ -216,6 +218,62 @@ class LogWriter(Blocking):
             reason,
         )
         fail_exit()
+
+
+class TimedLogWriter(LogWriter):
+    """A writer that hands over what it holds also from time to time (`flush_interval_s`)."""
+
+    def __init__(
+        self, portal: Portal, writer: AsyncLogWriter, opened: dict[LogWriter, None]
+    ) -> None:
+        super().__init__(portal, writer, opened)
+        self._lock = threading.RLock()  # of the buffer: the caller's thread, or the event loop's
+        self._clock = portal.submit(self._hand_over_now_and_then())
+
+    async def _hand_over_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(self._writer.config.flush_interval_s)
+            if not self._lock.acquire(blocking=False):
+                continue  # a call is at work, perhaps waiting for this event loop
+            try:
+                self._buffer_to_outbox()
+            finally:
+                self._lock.release()
+            try:
+                await self._empty_outbox()
+            except DLError as error:
+                logger.warning("log %r: its writer takes no more: %s", self._writer.log_name, error)
+                return  # the next call tells
+
+    def write(self, record: LogRecord) -> None:
+        """Buffer a record, as `LogWriter.write`."""
+        with self._lock:
+            super().write(record)
+
+    def _hand_over(self) -> None:
+        with self._lock:
+            super()._hand_over()
+
+    def _look_closer(self) -> None:
+        super()._look_closer()
+        self._lock = threading.RLock()  # whoever held it is not in this process
+
+    def abort(self) -> None:
+        """Give up without flushing, as a crash would; what was acknowledged stays."""
+        self._clock.cancel()
+        with self._lock:
+            super().abort()
+
+    def close(self) -> None:
+        """Flush, complete the segment, release the lock."""
+        if not self._portal.is_inherited:
+            self._clock.cancel()
+        super().close()
+
+    async def finish(self) -> None:
+        """Flush and close at exit; say what could not be written."""
+        self._clock.cancel()
+        await super().finish()
 
 
 _opened_here: weakref.WeakSet[LogWriter] = weakref.WeakSet()

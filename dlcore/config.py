@@ -156,6 +156,20 @@ class LogConfig:
     lock_timeout_s: float = 20.0
     """How long `open_writer` and a staged append wait for another owner; 0 fails at once.  A dead
     owner's session lasts 10 s and a tick of ZooKeeper."""
+    pending_bytes_max: int = 128 * MIB
+    """With more than this not answered a writer refuses records; who waits for capacity waits for
+    a quarter of it.  The limit of all writers together is `LedgerClientConfig.pending_bytes_max`,
+    for which they wait."""
+    pending_records_max: int = 1_000_000
+    """Likewise by the number of records."""
+    fail_while_rolling: bool = False
+    """Refuse records while the next segment is started, or the lock is lost, instead of keeping
+    them until then."""
+    buffer_bytes: int = MIB
+    """The blocking writer hands records over when it holds so much; 0: each at once."""
+    flush_interval_s: float = 0.0
+    """The blocking writer hands over what it holds after this time; 0: when it is full or flushed.
+    What was handed over leaves at once, unless an entry is on its way."""
     read_ahead_bytes: int = 8 * MIB
     """Bytes a reader keeps fetched ahead of its caller."""
     read_unavailable_timeout_s: float = 30.0
@@ -186,6 +200,8 @@ class LogConfig:
         for key in (
             "segment_bytes_max",
             "segment_age_max_s",
+            "pending_bytes_max",
+            "pending_records_max",
             "read_ahead_bytes",
             "read_unavailable_timeout_s",
             "reader_idle_warn_s",
@@ -193,12 +209,9 @@ class LogConfig:
         ):
             value = getattr(self, key)
             require(condition=value > 0, key=key, value=value, rule="expected a number > 0")
-        require(
-            condition=self.lock_timeout_s >= 0,
-            key="lock_timeout_s",
-            value=self.lock_timeout_s,
-            rule="expected seconds >= 0",
-        )
+        for key in ("lock_timeout_s", "flush_interval_s", "buffer_bytes"):
+            value = getattr(self, key)
+            require(condition=value >= 0, key=key, value=value, rule="expected a number >= 0")
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

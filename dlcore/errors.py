@@ -49,6 +49,7 @@ is set); ``retriable`` says whether the same call may succeed later without a ch
         ├── OwnershipAcquireFailedError
         ├── ReaderIdleError             no record for longer than the reader was told to wait
         ├── OverCapacityError
+        ├── LogNotReadyError            the next segment is being started, or the lock is lost
         ├── SubscriptionMovedError      another reader has the stored position now
         ├── WriteError                  the writer failed earlier and refuses further writes
         ├── WriteCancelledError         a write queued behind one that failed
@@ -359,6 +360,16 @@ class ReaderIdleError(LogError):
     """A reader heard of no record for `LogConfig.reader_idle_error_s`; it can be called again."""
 
     code = 550
+    retriable = True
+
+
+class LogNotReadyError(LogError):
+    """The writer takes no record now: it starts a segment, or does not own the log at the moment.
+
+    Raised only where `LogConfig.fail_while_rolling` asks for it.
+    """
+
+    code = 518
     retriable = True
 
 

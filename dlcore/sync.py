@@ -24,7 +24,7 @@ from dlcore._sync_reader import LogReader
 from dlcore._sync_staging import StagedAppend, StagingWriter
 from dlcore._sync_stream import AppendOnlyStreamReader, AppendOnlyStreamWriter
 from dlcore._sync_watch import LogWatch
-from dlcore._sync_writer import LogWriter
+from dlcore._sync_writer import LogWriter, TimedLogWriter
 from dlcore.log.metadata.commits import AppendRun, CommitStatus, SharedStaging
 from dlcore.log.metadata.listing import PAGE_SIZE
 from dlcore.log.metadata.names import LogChange, LogChangeKind
@@ -40,7 +40,7 @@ from dlcore.log.reading.scan import (
 from dlcore.log.reading.status import LogStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Generator, Iterator, Mapping, Sequence
 
     from dlcore import namespace as aio
     from dlcore.config import LedgerClientConfig, LogConfig, LogSettings
@@ -284,9 +284,14 @@ class DistributedLogManager(Blocking):
         """The log's identity; a log that is deleted and created again has another one."""
         return self._manager.log_id
 
-    def open_writer(self) -> LogWriter:
-        """Take the writer lock, recover what a dead writer left, and return the writer."""
-        writer = LogWriter(self._portal, self._call(self._manager.open_writer()), self._writers)
+    def open_writer(self, *, ledger_metadata: Mapping[str, str] | None = None) -> LogWriter:
+        """Take the writer lock, recover what a dead writer left, and return the writer.
+
+        `ledger_metadata` is stored with each ledger that it creates.
+        """
+        opened = self._call(self._manager.open_writer(ledger_metadata=ledger_metadata))
+        kind = TimedLogWriter if opened.config.flush_interval_s else LogWriter
+        writer = kind(self._portal, opened, self._writers)
         self._writers[writer] = None
         return writer
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dlcore.errors import (
     AlreadyClosedError,
+    ConfigurationError,
     EndOfStreamError,
     LogEmptyError,
     LogNotFoundError,
@@ -36,6 +37,7 @@ from dlcore.log.writing.truncation import first_to_keep, truncate_log
 from dlcore.log.writing.writer import AsyncLogWriter
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
 
     from dlcore.config import LogConfig, LogSettings
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from dlcore.log.reading.status import LogStatus
     from dlcore.records import LogRecordWithDLSN
 
+_OWN_METADATA = {"log", "log_id"}
 logger = logging.getLogger(__name__)
 
 
@@ -84,14 +87,22 @@ class DistributedLogManager:
 
     # Writers and readers
 
-    async def open_writer(self) -> AsyncLogWriter:
+    async def open_writer(
+        self, *, ledger_metadata: Mapping[str, str] | None = None
+    ) -> AsyncLogWriter:
         """Take the writer lock, recover what a dead writer left, and return the writer.
 
+        `ledger_metadata` is stored with each ledger that it creates, for people and tools.
+
         Raises:
+            ConfigurationError: `ledger_metadata` has keys that dlog itself uses.
             EndOfStreamError: the log is sealed: no record can follow.
             OwnershipAcquireFailedError: another writer owned the log during `lock_timeout_s`.
             LedgerRecoveryError: too few bookies answer to recover what a dead writer left.
         """
+        custom = dict(ledger_metadata or {})
+        if taken := _OWN_METADATA & custom.keys():
+            raise ConfigurationError(f"ledger_metadata: {sorted(taken)} are what dlog itself says")
         require_unsealed(await self._read())
         lock = await self._acquire() if self._config.lock_enabled else None
         try:
@@ -103,7 +114,7 @@ class DistributedLogManager:
             if lock is not None:
                 await lock.release()
             raise
-        return AsyncLogWriter(self._context, self._log, at, lock, self._config, settings)
+        return AsyncLogWriter(self._context, self._log, at, lock, self._config, settings, custom)
 
     async def _acquire(self, *, timeout_s: float | None = None) -> WriterLock:
         self._require_open()

@@ -7,10 +7,11 @@ import asyncio
 import pyarrow as pa
 import pytest
 
-from dlcore import LogRecord, LogSettings
-from dlcore.errors import ConfigurationError
+from dlcore import LogConfig, LogRecord, LogSettings
+from dlcore.errors import AlreadyClosedError, ConfigurationError, EndOfStreamError
 from dlcore.namespace import open_namespace as open_async_namespace
 from dlcore.sync import open_namespace
+from tests.fixtures.waiting import wait_until
 
 
 def test_settings_of_a_log(namespace_uri: str) -> None:
@@ -29,6 +30,41 @@ def test_settings_of_a_log(namespace_uri: str) -> None:
         assert log.get_settings() == LogSettings(entry_bytes=200, segment_bytes_max=400)
         with pytest.raises(ConfigurationError, match="a log has the settings entry_bytes"):
             log.update_settings(colour="red")
+
+
+@pytest.mark.parametrize("config", [LogConfig(flush_interval_s=0.05), LogConfig(buffer_bytes=0)])
+def test_a_buffer_is_handed_over_in_time(namespace_uri: str, config: LogConfig) -> None:
+    """After an interval, or at once; the last records need no flush to be read."""
+    with open_namespace(namespace_uri) as namespace:
+        log = namespace.open_log("face/flushed", config=config, create_if_missing=True)
+        before = log.get_log_record_count()
+        with log.open_writer() as writer:
+            writer.write(LogRecord(1, b"a"))
+            writer.write(LogRecord(1, b"b"))
+            wait_until(lambda: log.get_log_record_count() == before + 2, timeout_s=30)
+            writer.write(LogRecord(1, b"c"))
+            writer.commit()
+        assert log.get_log_record_count() == before + 3
+        aborted = log.open_writer()
+        aborted.abort()
+        with pytest.raises(AlreadyClosedError):
+            aborted.flush()
+
+
+def test_a_timed_writer_that_fails_says_so_at_the_next_call(
+    namespace_uri: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its records are refused in the background first."""
+    with open_namespace(namespace_uri) as namespace:
+        config = LogConfig(flush_interval_s=0.02)
+        log = namespace.open_log("face/failing", config=config, create_if_missing=True)
+        writer = log.open_writer()
+        writer.mark_end_of_stream()
+        writer.write(LogRecord(1, b"late"))
+        wait_until(lambda: "takes no more" in caplog.text, timeout_s=30)
+        with pytest.raises(EndOfStreamError):
+            writer.write_batch(pa.record_batch({"txid": [2], "payload": [b"late"]}))
+        writer.close()
 
 
 def test_retention_truncation_and_seal_without_a_writer(namespace_uri: str) -> None:

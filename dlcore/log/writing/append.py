@@ -55,6 +55,7 @@ from dlcore.errors import (
     AlreadyClosedError,
     DLError,
     EndOfStreamError,
+    LogNotReadyError,
     OverCapacityError,
     OwnershipAcquireFailedError,
     WriteCancelledError,
@@ -95,8 +96,6 @@ if TYPE_CHECKING:
 
 _Ticket = TypeVar("_Ticket")
 
-PENDING_BYTES_MAX = 128 * 1024 * 1024
-"""Beyond this a write is refused with `OverCapacityError`."""
 _START_ATTEMPTS_MAX = 20
 _NEARLY_FULL = 0.75
 """With this share of its size or age a segment is to be completed soon."""
@@ -126,6 +125,9 @@ class _Segment:
     run: Run
     entries_acknowledged: int = 0
     closing: Extent | None = None  # once its ledger is closed
+
+
+_NOT_READY = (WriterState.ROLLING, WriterState.SUSPENDED)
 
 
 class LogAppender(Generic[_Ticket]):
@@ -165,6 +167,9 @@ class LogAppender(Generic[_Ticket]):
         """Fill entries and segments as this says, from the next ones on."""
         self._limits = SegmentLimits.of(config)
         self._options = ipc_options(config.compression)
+        self._pending_bytes_max = config.pending_bytes_max
+        self._pending_records_max = config.pending_records_max
+        self._fails_while_rolling = config.fail_while_rolling
         self._transmitter.entry_bytes = config.entry_bytes
 
     # What is known
@@ -175,9 +180,13 @@ class LogAppender(Generic[_Ticket]):
         return self._transmitter.last_txid
 
     @property
-    def pending_bytes(self) -> int:
-        """Memory of all that was accepted and is not answered."""
-        return self._transmitter.pending_bytes
+    def has_room(self) -> bool:
+        """Whether less than a quarter is pending of what the limits allow."""
+        transmitter = self._transmitter
+        return (
+            transmitter.pending_bytes <= self._pending_bytes_max // 4
+            and transmitter.pending_records <= self._pending_records_max // 4
+        )
 
     @property
     def unwritten(self) -> Unwritten | None:
@@ -228,7 +237,9 @@ class LogAppender(Generic[_Ticket]):
             or self._ends
             or self.state is WriterState.CLOSED
             or self.at.head.sealed
-            or transmitter.pending_bytes > PENDING_BYTES_MAX
+            or transmitter.pending_bytes > self._pending_bytes_max
+            or transmitter.pending_records >= self._pending_records_max
+            or self._fails_while_rolling
         ):
             self._require_writable()
         transmitter.add_record(txid, payload, ticket)
@@ -266,10 +277,16 @@ class LogAppender(Generic[_Ticket]):
         self.require_usable()
         if self._ends or self.at.head.sealed:
             raise EndOfStreamError(f"log {self.at.name!r} is sealed: no record can follow")
-        if self._transmitter.pending_bytes > PENDING_BYTES_MAX:
+        if self._fails_while_rolling and self.state in _NOT_READY:
+            raise LogNotReadyError(
+                f"log {self.at.name!r} is {self.state.value} and takes no record at the moment"
+            )
+        size, count = self._transmitter.pending_bytes, self._transmitter.pending_records
+        if size > self._pending_bytes_max or count >= self._pending_records_max:
             raise OverCapacityError(
-                f"log {self.at.name!r}: {self._transmitter.pending_bytes} bytes are pending, "
-                f"the limit is {PENDING_BYTES_MAX}: await wait_for_capacity() between writes"
+                f"log {self.at.name!r}: {size} bytes in {count} records are pending, the limits "
+                f"are {self._pending_bytes_max} and {self._pending_records_max}: await "
+                "wait_for_capacity() between writes"
             )
 
     def failure_was_told(self) -> None:

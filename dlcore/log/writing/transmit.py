@@ -156,6 +156,7 @@ class Transmitter(Generic[_Ticket]):
         """The highest transaction id accepted, or that the log held before; -1 if there is none."""
         self.pending_bytes = 0
         """Memory of all that was accepted and is not acknowledged."""
+        self.pending_records = 0
         self.queued_bytes = 0
         """What was accepted and is not in flight will take so much of entries."""
 
@@ -195,6 +196,7 @@ class Transmitter(Generic[_Ticket]):
         memory_bytes = size_bytes + RECORD_TICKET_BYTES
         group.memory_bytes += memory_bytes
         self.pending_bytes += memory_bytes
+        self.pending_records += 1
         self.queued_bytes += size_bytes
 
     def add_batch(self, batch: pa.RecordBatch, ticket: _Ticket | None = None) -> None:
@@ -213,6 +215,7 @@ class Transmitter(Generic[_Ticket]):
             before = group
             group._add_batch(part, self.last_txid, size_bytes)
             self.pending_bytes += size_bytes
+            self.pending_records += part.num_rows
             self.queued_bytes += size_bytes
         if ticket is not None:
             group.tickets.append((group.record_count - 1, ticket))
@@ -274,6 +277,7 @@ class Transmitter(Generic[_Ticket]):
         """Take the oldest group in flight, which is durable."""
         group = self._in_flight.popleft()
         self.pending_bytes -= group.memory_bytes
+        self.pending_records -= group.record_count
         assert self.pending_bytes >= 0
         return group
 
@@ -291,5 +295,5 @@ class Transmitter(Generic[_Ticket]):
         in_flight, queued = list(self._in_flight), list(self._sealed)
         self._in_flight.clear()
         self._sealed.clear()
-        self.pending_bytes = self.queued_bytes = 0
+        self.pending_bytes = self.pending_records = self.queued_bytes = 0
         return in_flight, queued

@@ -31,6 +31,7 @@ from dlcore.log.reading.snapshot import LogFollower, find_last_dlsn
 from dlcore.log.recovery import recover_log
 from dlcore.log.upkeep.removal import remove_truncated
 from dlcore.log.writing.append import LogAppender
+from dlcore.log.writing.place import NextPlace
 from dlcore.log.writing.settings import SettingsFollower
 from dlcore.log.writing.steps import (
     Acknowledge,
@@ -50,13 +51,12 @@ from dlcore.log.writing.steps import (
 from dlcore.log.writing.truncation import first_to_keep, truncate_log
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from types import TracebackType
 
     import pyarrow as pa
 
     from dlcore.config import LogConfig, LogSettings
-    from dlcore.ledger.client import LedgerPlace
     from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.ledger.writing.writer import LedgerWriter
     from dlcore.log.context import LogContext
@@ -68,11 +68,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PENDING_BYTES_SOFT = 32 * 1024 * 1024
-"""`wait_for_capacity` waits while more than this is not acknowledged."""
 _AGE_LOOKS_EVERY_S_MIN = 0.01
-_PLACE_AGE_MS_MAX = 30_000
-"""Bookies that were chosen so long ago may be others by now."""
 _OVERTAKEN = (MetadataVersionError, NodeExistsError, NoNodeError)
 
 
@@ -91,6 +87,7 @@ class AsyncLogWriter:
         lock: WriterLock | None,
         config: LogConfig,
         settings: LogSettings,
+        ledger_metadata: Mapping[str, str],
     ) -> None:
         self._context = context
         self._loop = asyncio.get_running_loop()
@@ -98,14 +95,13 @@ class AsyncLogWriter:
         self._paths = context.logs.paths_of(log)
         self._lock = lock
         self._config = config
+        self._ledger_metadata = dict(ledger_metadata)
         self._machine: LogAppender[asyncio.Future[DLSN]] = LogAppender(
             at, config.with_settings(settings)
         )
         self._ledger: LedgerWriter | None = None  # of the segment that is ours
         self._closing: tuple[LedgerMetadata, Op] | None = None  # how it ends, once nothing follows
-        self._place: LedgerPlace | None = None  # of the next ledger
-        self._placed_ms = 0
-        self._placing: asyncio.Task[None] | None = None
+        self._next_place = NextPlace(context, log)
         self._changing = asyncio.Lock()  # one change of the log's metadata at a time
         self._wake = asyncio.Event()
         self._is_asleep = False  # the pump waits for that, and looks at nothing by itself
@@ -128,6 +124,11 @@ class AsyncLogWriter:
     def log_name(self) -> str:
         """The name of the log."""
         return self._log.name
+
+    @property
+    def config(self) -> LogConfig:
+        """How it was opened, but for what the log's settings say."""
+        return self._config
 
     @property
     def last_txid(self) -> int:
@@ -162,6 +163,7 @@ class AsyncLogWriter:
         Raises (nothing is written, the writer stays usable):
             TransactionIdOutOfOrderError: the transaction id is lower than the one before.
             LogRecordTooLongError: the record exceeds RECORD_SIZE_BYTES_MAX.
+            LogNotReadyError: the next segment is being started, with `fail_while_rolling`.
             OverCapacityError: too much is pending; `wait_for_capacity` first.
         Raises (nothing more can be written):
             EndOfStreamError, AlreadyClosedError, WriteError.
@@ -207,8 +209,8 @@ class AsyncLogWriter:
         self.write_batch(batch)
 
     async def wait_for_capacity(self) -> None:
-        """Wait until less than PENDING_BYTES_SOFT is pending, or the writer has failed."""
-        while self._machine.pending_bytes > PENDING_BYTES_SOFT:
+        """Wait until a quarter of the limits or less is pending, or the writer has failed."""
+        while not self._machine.has_room:
             self._capacity.clear()
             await self._capacity.wait()
 
@@ -335,8 +337,7 @@ class AsyncLogWriter:
         ledger, self._ledger = self._ledger, None
         self._settings.close()
         self._stop_alarm()
-        if self._placing is not None:
-            self._placing.cancel()
+        self._next_place.close()
         try:
             if ledger is not None:
                 await ledger.abandon()
@@ -409,25 +410,8 @@ class AsyncLogWriter:
         body = self._machine.next_entry(now_ms=self._context.clock.now_ms())
         if body is not None:
             ledger.submit(body, self._answered)
-            self._look_for_place()
-
-    def _look_for_place(self) -> None:
-        """Find out in time where the next ledger goes, so that a roll is one round trip."""
-        now_ms = self._context.clock.now_ms()
-        if self._placing is not None or not self._machine.is_nearly_full(now_ms=now_ms):
-            return
-        if self._place is None or now_ms - self._placed_ms > _PLACE_AGE_MS_MAX:
-            self._placed_ms = now_ms
-            self._placing = asyncio.create_task(self._find_place())
-
-    async def _find_place(self) -> None:
-        try:
-            self._place = await self._context.ledgers.find_place(self._log.quorum)
-        except DLError as error:
-            # The roll looks again, and fails if there is none then.
-            logger.info("log=%s: no place for its next ledger yet: %s", self.log_name, error)
-        finally:
-            self._placing = None
+            if self._machine.is_nearly_full(now_ms=self._context.clock.now_ms()):
+                self._next_place.look()
 
     def _answered(self, error: DLError | None) -> None:
         if error is None:
@@ -488,14 +472,11 @@ class AsyncLogWriter:
             )
 
         closing = self._closing_ops()
-        place, self._place = self._place, None
-        if now_ms - self._placed_ms > _PLACE_AGE_MS_MAX:
-            place = None
         ledger = await self._context.ledgers.create_ledger(
             self._log.quorum,
-            custom={"log": at.name, "log_id": at.log.log_id},
+            custom={**self._ledger_metadata, "log": at.name, "log_id": at.log.log_id},
             extra_ops=lambda ledger_id: (*plan(ledger_id).ops, *closing),
-            place=place,
+            place=self._next_place.take(),
         )
         await self._ledger_was_closed(closing)
         self._ledger = ledger

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +12,7 @@ from dlcore.errors import (
     AlreadyClosedError,
     EndOfStreamError,
     LedgerFencedError,
+    LogNotReadyError,
     OverCapacityError,
     OwnershipAcquireFailedError,
     TransactionIdOutOfOrderError,
@@ -23,7 +25,6 @@ from dlcore.log.entries.body import decode_entry_header
 from dlcore.log.metadata.changes import plan_complete, plan_start, plan_truncate
 from dlcore.log.metadata.segment import Extent
 from dlcore.log.metadata.values import LogHead, LogKey, VersionedHead
-from dlcore.log.writing import append
 from dlcore.log.writing.append import LogAppender, WriterState
 from dlcore.log.writing.steps import (
     Acknowledge,
@@ -131,10 +132,14 @@ def test_the_first_record_starts_a_segment_and_leaves_alone() -> None:
     assert machine.entry_durable() == [Acknowledge(1, 0, [(0, "a")])]
     assert machine.end == DLSN(1, 1, 0)
     assert sent(machine) == 3
-    assert machine.pending_bytes > 0
+    assert machine._transmitter.pending_bytes > 0
     assert machine.entry_durable() == [Acknowledge(1, 1, [(1, "c"), (2, "d")])]
     assert machine.last_dlsn == DLSN(1, 1, 2)
-    assert (machine.last_txid, machine.pending_bytes, machine.unwritten) == (5, 0, None)
+    assert (machine.last_txid, machine._transmitter.pending_bytes, machine.unwritten) == (
+        5,
+        0,
+        None,
+    )
     assert repr(machine) == "<LogAppender 'clicks' OPEN segment=1>"
 
 
@@ -343,14 +348,18 @@ def test_an_abort_closes_at_once() -> None:
         machine.add_record(2, b"", "b")
 
 
-def test_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_much_is_refused() -> None:
     """And so is a record that cannot follow; the writer stays usable."""
-    monkeypatch.setattr(append, "PENDING_BYTES_MAX", 1000)
-    machine = appender()
+    machine = appender(config=replace(SMALL, pending_bytes_max=1000))
     machine.add_record(7, b"a" * 2000, "a")
-    with pytest.raises(OverCapacityError, match="wait_for_capacity"):
+    with pytest.raises(OverCapacityError, match="1 records are pending, the limits are 1000 and"):
         machine.add_record(7, b"", "b")
-    monkeypatch.undo()
+    assert [machine.has_room] == [False]
+    machine.configure(replace(SMALL, pending_records_max=1))
+    with pytest.raises(OverCapacityError, match="2268 bytes in 1 records"):
+        machine.add_batch(batch_of([7], [b""]), "b")
+    machine.configure(SMALL)
+    assert [machine.has_room] == [True]
     with pytest.raises(TransactionIdOutOfOrderError, match="6 is lower than 7"):
         machine.add_batch(batch_of([6], [b""]), "b")
     machine.add_record(7, b"", "b")
@@ -506,3 +515,27 @@ def test_a_change_of_settings_holds_from_the_next_entry_on() -> None:
     assert sent(machine) == 1
     machine.entry_durable()
     assert sent(machine) == 1
+
+
+def test_a_writer_may_refuse_records_while_it_rolls() -> None:
+    """And while it does not own the log; else it keeps them until then."""
+    machine = appender(config=replace(SMALL, fail_while_rolling=True))
+    machine.add_record(1, b"a", "a")
+    started(machine)
+    sent(machine)
+    machine.add_record(2, b"b", "b")
+    machine.suspended()
+    with pytest.raises(LogNotReadyError, match="log 'clicks' is suspended and takes no record"):
+        machine.add_record(3, b"c", "c")
+    machine.resumed()
+    machine.entry_durable()
+    assert machine.next_step(now_ms=2000) == CloseLedger()
+    with pytest.raises(LogNotReadyError, match="is rolling"):
+        machine.add_record(3, b"c", "c")
+    assert isinstance(closed(machine, 0, now_ms=2000), StartSegment)
+    started(machine, 2, now_ms=2000)
+    machine.add_record(3, b"c", "c")
+    patient = writing()
+    patient.add_record(2, b"b", "b")
+    assert patient.next_step(now_ms=2000) == CloseLedger()
+    patient.add_record(3, b"c", "c")

@@ -44,12 +44,12 @@ async def interrupted(
 
 def is_placing(writer: AsyncLogWriter) -> bool:
     """Return whether it is looking for the place of its next ledger."""
-    return writer._placing is not None
+    return writer._next_place.is_looked_for
 
 
 def has_place(writer: AsyncLogWriter) -> bool:
     """Return whether it knows that place."""
-    return writer._place is not None
+    return writer._next_place.is_known
 
 
 async def state_of(cluster: MemoryCluster, ledger_id: int) -> LedgerState:
@@ -96,7 +96,7 @@ def test_a_place_that_is_not_found_in_time_is_looked_for_by_the_roll() -> None:
             while not writer._machine.is_nearly_full(now_ms=cluster.clocks["b"].current_ms):
                 await writer.write(record(1))
             await until(lambda: not is_placing(writer))
-            assert writer._place is None
+            assert not has_place(writer)
             await with_bookies(cluster, namespace, nodes)
             cluster.clocks["b"].current_ms += 31_000
             await writer.write(record(2))

@@ -194,3 +194,18 @@ def test_entries_are_compressed_as_the_log_says() -> None:
         assert sizes[0] > 20_000 > 2_000 > sizes[1]
 
     on_log(body)
+
+
+def test_ledgers_carry_what_their_writer_says() -> None:
+    """Beside what dlog says of them itself, which nobody else may."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        with pytest.raises(ConfigurationError, match=r"\['log'\] are what dlog itself says"):
+            await log.open_writer(ledger_metadata={"log": "x", "team": "a"})
+        async with await log.open_writer(ledger_metadata={"team": "a"}) as writer:
+            await writer.write(record(1))
+        (segment,) = await log.get_log_segments()
+        ledger = await cluster.namespaces[0].get_ledger(segment.extents[0].ledger_id)
+        assert ledger.custom == {"team": "a", "log": "clicks", "log_id": log.log_id}
+
+    on_log(body)

@@ -28,7 +28,6 @@ from dlcore.ids import DLSN
 from dlcore.log.metadata import store as store_module
 from dlcore.log.metadata.segment import SegmentState
 from dlcore.log.recovery import recover_log
-from dlcore.log.writing import append, writer as writer_module
 from dlcore.records import LogRecord
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
 
@@ -482,12 +481,12 @@ def test_a_failed_writer_tells_what_became_of_each_record() -> None:
     on_log(body)
 
 
-def test_pending_bytes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the hard bound a write is refused; whoever waits for capacity never gets there."""
-    monkeypatch.setattr(writer_module, "PENDING_BYTES_SOFT", 50_000)
-    monkeypatch.setattr(append, "PENDING_BYTES_MAX", 200_000)
+@pytest.mark.parametrize("limit", [{"pending_bytes_max": 200_000}, {"pending_records_max": 20}])
+def test_pending_records_are_bounded(limit: dict[str, int]) -> None:
+    """Beyond a limit a write is refused; whoever waits for capacity never gets there."""
 
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        log = await other(cluster, **limit)
         async with await log.open_writer() as writer:
             for _ in range(20):
                 writer.write(record(0, b"x" * 10_000))

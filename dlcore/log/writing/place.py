@@ -1,0 +1,68 @@
+"""Where a writer's next ledger goes: found out before it is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from dlcore.errors import DLError
+
+if TYPE_CHECKING:
+    from dlcore.ledger.client import LedgerPlace
+    from dlcore.log.context import LogContext
+    from dlcore.log.metadata.values import LogMetadata
+
+logger = logging.getLogger(__name__)
+
+_AGE_MS_MAX = 30_000
+"""Bookies that were chosen so long ago may be others by now."""
+
+
+class NextPlace:
+    """The place of one log's next ledger, if it was looked for and is not old."""
+
+    def __init__(self, context: LogContext, log: LogMetadata) -> None:
+        self._context = context
+        self._log = log
+        self._place: LedgerPlace | None = None
+        self._found_ms = 0
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether one was found and not taken."""
+        return self._place is not None
+
+    @property
+    def is_looked_for(self) -> bool:
+        """Whether it is being looked for."""
+        return self._task is not None
+
+    def look(self) -> None:
+        """Begin to look for one in the background, unless there is one."""
+        now_ms = self._context.clock.now_ms()
+        is_due = self._place is None or now_ms - self._found_ms > _AGE_MS_MAX
+        if self._task is None and is_due:
+            self._found_ms = now_ms
+            self._task = asyncio.create_task(self._look(), name=f"next-ledger-{self._log.name}")
+
+    async def _look(self) -> None:
+        try:
+            self._place = await self._context.ledgers.find_place(self._log.quorum)
+        except DLError as error:
+            # The roll looks again, and fails if there is none then.
+            logger.info("log=%s: no place for its next ledger yet: %s", self._log.name, error)
+        finally:
+            self._task = None
+
+    def take(self) -> LedgerPlace | None:
+        """Return the place, for one ledger; None: whoever creates it must look."""
+        place, self._place = self._place, None
+        is_old = self._context.clock.now_ms() - self._found_ms > _AGE_MS_MAX
+        return None if is_old else place
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._task is not None:
+            self._task.cancel()
