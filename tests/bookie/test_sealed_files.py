@@ -4,10 +4,26 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from bookie.disks.disk import MemoryDisk
 from bookie.files import sealed_files as sealed_files_module
+from bookie.files.unsealed import Batch
+from dlcore.errors import BookieStorageError
 from tests.fixtures.aio import until
 from tests.fixtures.storage import make_frame, open_storage, small_config
+
+
+def test_a_batch_is_not_written_at_another_place() -> None:
+    """Goal: a file that ends elsewhere than the log believes fails it before it is written."""
+
+    async def main() -> None:
+        file = await MemoryDisk().create("a", [b"head"])
+        Batch(1, 4).check_place(file)
+        with pytest.raises(BookieStorageError, match="a has 4 bytes, expected 100"):
+            Batch(1, 100).check_place(file)
+
+    asyncio.run(main())
 
 
 def test_adds_do_not_wait_until_all_ledgers_of_a_sealed_file_know_of_it() -> None:
