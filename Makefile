@@ -16,7 +16,7 @@ PYTHON_HINT := install it, for example: apt-get install python3 python3-venv
 
 .DEFAULT_GOAL := help
 .SHELLFLAGS := -eu -c
-.PHONY: help install demo test coverage prove check lint types layers sim model mutants chaos chaos-spark fuzz bench proto proto-check requirements clean
+.PHONY: help install demo test coverage prove check lint types layers sim model mutants chaos chaos-spark fuzz bench docs proto proto-check requirements clean
 
 ##@ Use
 
@@ -99,6 +99,10 @@ endef
 
 proto: $(STAMP) ## Generate dlcore/proto/*_pb2* from the .proto files.
 	@$(call generate_proto,.)
+
+docs: $(STAMP) ## Generate docs/configuration.md from the code.
+	@$(BIN)/python -m tests.fixtures.configuration_page > docs/configuration.md.new
+	@mv docs/configuration.md.new docs/configuration.md
 
 proto-check: $(STAMP) ## Check that the generated files are those of the .proto files.
 	@folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \

@@ -13,8 +13,6 @@ import os
 import signal
 import sys
 import threading
-import tomllib
-from pathlib import Path
 
 import uvloop
 
@@ -25,6 +23,7 @@ from dlcore.clock import SystemClock
 from dlcore.errors import ConfigurationError, DLError
 from dlcore.metadata.paths import parse_uri
 from dlcore.metadata.zookeeper import ZooKeeperStore
+from dlcore.settings import read_settings
 
 EXIT_STOPPED, EXIT_FAILED, EXIT_REFUSED = 0, 1, 2
 
@@ -32,10 +31,13 @@ _EXAMPLE = """example:
   dlog bookie run --name bookie-1 --metadata-uri distributedlog://127.0.0.1:2181/dlog \\
       --data-dir /var/lib/dlog/bookie-1
 
-The TOML file of --config has the same keys with underscores, for example
+The TOML file of --config, or of $DLOG_CONFIG, has the same keys with underscores in its table
+[bookie]:
+  [bookie]
   name = "bookie-1"
   garbage_interval_s = 60
-Options of the command line override it."""
+Variables like DLOG_BOOKIE_GARBAGE_INTERVAL_S override it, options of the command line both.  The
+namespace may also be in $DLOG_URI."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -71,25 +73,28 @@ def _parser() -> argparse.ArgumentParser:
         "--watch-parent", action="store_true", help="stop when standard input reaches its end"
     )
     for key, option in bookie_options().items():
+        default = "required" if option.default is None else f"default: {option.default!r}"
         parser.add_argument(
             f"--{key.replace('_', '-')}",
             dest=key,
             metavar=option.kind.__name__.upper(),
             default=argparse.SUPPRESS,
-            help="required" if option.default is None else f"default: {option.default!r}",
+            help=f"{option.text} [{default}]".replace("%", "%%"),
         )
     return parser
 
 
 def _read_config(options: dict[str, object]) -> BookieConfig:
     file = options.pop("config")
-    from_file: dict[str, object] = {}
-    if file is not None:
-        try:
-            from_file = tomllib.loads(Path(str(file)).read_text())
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(f"--config {file}: {error}") from error
-    return BookieConfig.from_options({**from_file, **options})
+    below = read_settings(
+        "bookie",
+        bookie_options(),
+        file=None if file is None else str(file),
+        environment=os.environ,
+    )
+    if "DLOG_URI" in os.environ:
+        below.setdefault("metadata_uri", os.environ["DLOG_URI"])
+    return BookieConfig.from_options({**below, **options})
 
 
 async def _run(config: BookieConfig, *, watch_parent: bool) -> int:

@@ -153,6 +153,7 @@ class StorageConfig:
     in_flight_bytes_max: int = 64 * MIB
     """Accepted and not yet durable; beyond it adds are refused with `BookieOverloadedError`."""
     entry_size_bytes_max: int = ENTRY_SIZE_BYTES_MAX
+    """Largest frame of an entry that is taken; the protocol carries no larger one."""
     open_files_max: int = 128
     """Sealed files kept open."""
     footer_bytes_max: int = 48 * MIB

@@ -1,8 +1,8 @@
-"""Configuration of a bookie process, and the one parser of its options.
+"""Configuration of a bookie process, by flat options.
 
 Options are flat: those of the process by their own names, those of the storage likewise, those of
 the storage's parts with the part's name before (`garbage_age_ms`).  The command line and the TOML
-file use the same keys.
+file's table [bookie] use the same keys, environment variables DLOG_BOOKIE_<KEY>.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path  # noqa: TC003  get_type_hints looks it up
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from bookie.config import (
@@ -23,13 +23,13 @@ from bookie.config import (
 from dlcore.config import DEFAULT_RACK, ENTRY_SIZE_BYTES_MAX, MIB, require
 from dlcore.errors import ConfigurationError
 from dlcore.metadata.paths import parse_uri
+from dlcore.settings import KINDS, Option, field_texts, parse_value
 from dlcore.tls import TlsFiles
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _NAME_LENGTH_MAX = 128
-_KIND_NAMES = {str: "text", Path: "a path", int: "a whole number", float: "a number"}
 _RACK = re.compile(r"/?[^/\s]+(/[^/\s]+)*")
 _ANY_HOST = ("", "0.0.0.0", "::", "[::]")
 
@@ -157,7 +157,7 @@ class BookieConfig:
                 raise ConfigurationError(
                     f"unknown option {key!r}: expected one of {', '.join(sorted(known))}"
                 )
-        values = {key: _parse(key, value, known[key]) for key, value in options.items()}
+        values = {key: parse_value(value, known[key], key) for key, value in options.items()}
         for key in ("name", "metadata_uri", "data_dir"):
             if key not in values:
                 raise ConfigurationError(f"option {key!r} is missing")
@@ -171,16 +171,8 @@ class BookieConfig:
         return cls(**_take(cls, "", values), storage=storage)
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """An option's type (str, int, float or Path) and default; None if it must be given."""
-
-    kind: type
-    default: object
-
-
 def bookie_options() -> dict[str, Option]:
-    """Return every option by its key."""
+    """Return every option by its key, with what it means."""
     return {
         **_scalars(BookieConfig, ""),
         **_scalars(StorageConfig, ""),
@@ -192,32 +184,18 @@ def bookie_options() -> dict[str, Option]:
 
 
 def _scalars(config: type, prefix: str) -> dict[str, Option]:
-    types = get_type_hints(config)
+    types, texts = get_type_hints(config), field_texts(config)
     return {
         prefix + each.name: Option(
-            types[each.name], None if each.default is dataclasses.MISSING else each.default
+            types[each.name],
+            None if each.default is dataclasses.MISSING else each.default,
+            texts.get(each.name, ""),
         )
         for each in dataclasses.fields(config)
-        if types[each.name] in _KIND_NAMES
+        if types[each.name] in KINDS
     }
 
 
 def _take(config: type, prefix: str, values: Mapping[str, object]) -> dict[str, Any]:
-    return {
-        key.removeprefix(prefix): values[key] for key in _scalars(config, prefix) if key in values
-    }
-
-
-def _parse(key: str, value: object, kind: type) -> object:
-    """Return `value` as `kind`; a TOML value must have the type already, text is parsed."""
-    if isinstance(value, bool) or not isinstance(value, (str, int, float, Path)):
-        raise ConfigurationError(f"{key}={value!r}: expected {_KIND_NAMES[kind]}")
-    if kind in (str, Path) and not isinstance(value, (str, Path)):
-        raise ConfigurationError(f"{key}={value!r}: expected {_KIND_NAMES[kind]}")
-    if kind is int and isinstance(value, float):
-        raise ConfigurationError(f"{key}={value!r}: expected {_KIND_NAMES[kind]}")
-    try:
-        parsed: object = kind(value)
-    except ValueError as error:
-        raise ConfigurationError(f"{key}={value!r}: expected {_KIND_NAMES[kind]}") from error
-    return parsed
+    keys = [prefix + each.name for each in dataclasses.fields(config)]
+    return {key.removeprefix(prefix): values[key] for key in keys if key in values}

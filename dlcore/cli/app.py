@@ -19,7 +19,7 @@ import click
 
 from dlcore.cli.autorecovery import autorecovery_group
 from dlcore.cli.bookie import bookie_group
-from dlcore.cli.context import DEBUG_KEY, JSON_KEY, common_options
+from dlcore.cli.context import DEBUG_KEY, JSON_KEY, common_options, use_settings
 from dlcore.cli.ledger import ledger_group
 from dlcore.cli.log import log_group
 from dlcore.cli.namespace import namespace_group
@@ -27,6 +27,7 @@ from dlcore.cli.sandbox import sandbox_command
 from dlcore.cli.segment import segment_group
 from dlcore.cli.staging import staging_group
 from dlcore.errors import ConfigurationError, DLError
+from dlcore.settings import FILE_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,14 +44,22 @@ _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
     epilog="Example: dlog sandbox --uri-file uri.txt",
 )
 @click.version_option(package_name="distributed-dlog", prog_name="dlog")
+@click.option(
+    "--config",
+    "config_file",
+    metavar="FILE",
+    envvar=FILE_VARIABLE,
+    help=f"TOML file with settings (docs/configuration.md); default: ${FILE_VARIABLE}.",
+)
 @common_options
-def dlog() -> None:
+def dlog(config_file: str | None) -> None:
     """Work with replicated logs.
 
     The namespace is given by --uri, before or after the subcommand, or by DLOG_URI.
 
     Exit codes: 0 done, 1 the operation failed, 2 the command line was wrong.
     """
+    use_settings(config_file)
 
 
 dlog.add_command(sandbox_command)

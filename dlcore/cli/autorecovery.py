@@ -13,9 +13,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from dlcore.autorecovery.config import AutoRecoveryConfig
-from dlcore.cli.context import common_options, namespace_tls, namespace_uri, run_async, wants_json
+from dlcore.cli.context import (
+    common_options,
+    namespace_tls,
+    namespace_uri,
+    run_async,
+    settings_below,
+    wants_json,
+)
 from dlcore.cli.output import show_done, show_fields, show_rows, time_text
 from dlcore.log.upkeep.config import UpkeepConfig
+from dlcore.settings import Option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +35,12 @@ if TYPE_CHECKING:
 _Command = TypeVar("_Command", bound="Callable[..., Any]")
 _DEFAULTS = AutoRecoveryConfig()
 _UPKEEP = UpkeepConfig()
+_OF_UPKEEP = {
+    "upkeep_interval_s": "poll_interval_s",
+    "sweep_interval_s": "sweep_interval_s",
+    "merged_grace_s": "merged_grace_s",
+}
+"""Settings that belong to the upkeep of logs, and their fields."""
 
 
 @click.group("autorecovery")
@@ -81,20 +95,25 @@ def _seconds(flag: str, default: float, text: str) -> Callable[[_Command], _Comm
     help="Pace of copying, of repairs; merging takes half of it.",
 )
 @common_options
-def run_service(
-    upkeep_interval_s: float, sweep_interval_s: float, merged_grace_s: float, **options: float
-) -> None:
+def run_service(**options: float) -> None:
     """Run a candidate for auditor and a worker, until interrupted.
 
     Any number may run; one of them audits, all repair.  They also keep logs up: small extents that
     streaming queries have written are merged, and what nobody needs any more is removed.  Logs go
     to standard error.  SIGINT (Ctrl-C) and SIGTERM stop it cleanly.
+
+    Its settings may also stand in the table [autorecovery] of the configuration file, and in
+    variables like DLOG_AUTORECOVERY_AUDIT_INTERVAL_S.
     """
-    config = AutoRecoveryConfig(**options)  # type: ignore[arg-type]  # all of them are seconds
+    context = click.get_current_context()
+    for key, value in settings_below("autorecovery", autorecovery_options()).items():
+        if context.get_parameter_source(key) is click.core.ParameterSource.DEFAULT:
+            options[key] = float(str(value))
+    config = AutoRecoveryConfig(
+        **{key: value for key, value in options.items() if key not in _OF_UPKEEP}  # type: ignore[arg-type]
+    )
     upkeep = UpkeepConfig(
-        poll_interval_s=upkeep_interval_s,
-        sweep_interval_s=sweep_interval_s,
-        merged_grace_s=merged_grace_s,
+        **{field: options[key] for key, field in _OF_UPKEEP.items()},  # type: ignore[arg-type]
         copy_bytes_per_s=config.copy_bytes_per_s / 2,
     )
     logging.basicConfig(
@@ -103,6 +122,15 @@ def run_service(
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
     asyncio.run(_serve(namespace_uri(), namespace_tls(), config, upkeep))
+
+
+def autorecovery_options() -> dict[str, Option]:
+    """Return the settings of the service by key, with what they mean."""
+    return {
+        each.name: Option(float, each.default, each.help or "")
+        for each in run_service.params
+        if isinstance(each, click.Option) and each.expose_value and each.name
+    }
 
 
 async def _serve(

@@ -7,14 +7,16 @@ completion and wrong command lines answer at once.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from dlcore.errors import DLError
+from dlcore.settings import Option, read_settings
 
 if TYPE_CHECKING:
     from dlcore.namespace import Namespace as AsyncNamespace
@@ -25,6 +27,7 @@ DEBUG_KEY = "debug"
 JSON_KEY = "json"
 NAMESPACE_KEY = "uri"
 _PATIENCE_KEY = "patience"
+_CONFIG_KEY = "config"
 _PATIENCE_S = 60.0
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _Result = TypeVar("_Result")
@@ -99,6 +102,31 @@ def _remember(key: str) -> Callable[[click.Context, click.Parameter, object], No
 def _remember_debug(context: click.Context, _: click.Parameter, value: bool) -> None:
     if value:
         context.obj[DEBUG_KEY] = True
+
+
+DLOG_OPTIONS = {
+    "uri": Option(str, None, "The namespace, like distributedlog://127.0.0.1:2181/dlog."),
+    "patience": Option(float, _PATIENCE_S, "Seconds that a question to the cluster may take."),
+    "tls_ca": Option(str, None, "PEM file of the certificates to trust: bookies are asked by TLS."),
+    "tls_cert": Option(str, None, "PEM file of our certificate, where bookies ask for one."),
+    "tls_key": Option(str, None, "PEM file of its private key."),
+}
+"""What the table [dlog] of the configuration file and variables may say."""
+
+
+def use_settings(config_file: str | None) -> None:
+    """Take what the file says where the command line and variables say nothing."""
+    given = click.get_current_context().obj
+    given[_CONFIG_KEY] = config_file
+    found = read_settings("dlog", DLOG_OPTIONS, file=config_file, environment={})
+    for key, value in found.items():
+        given.setdefault(key, value)
+
+
+def settings_below(table: str, options: Mapping[str, Option]) -> dict[str, object]:
+    """Return what file and variables say of a program that a command runs."""
+    file = click.get_current_context().obj.get(_CONFIG_KEY)
+    return read_settings(table, options, file=file, environment=os.environ)
 
 
 def wants_json() -> bool:

@@ -50,19 +50,22 @@ def test_a_command_line_that_cannot_work_is_refused(
     whole = ["--name", "b", "--metadata-uri", URI, "--data-dir", str(folder)]
     assert "name" in refusal(capsys, *whole[2:])
     assert "port='x'" in refusal(capsys, *whole, "--port", "x")
-    assert f"--config {tmp_path}/none: " in refusal(capsys, *whole, "--config", f"{tmp_path}/none")
+    assert f"file {tmp_path}/none: " in refusal(capsys, *whole, "--config", f"{tmp_path}/none")
     file = tmp_path / "bookie.toml"
     file.write_text("port = ")
-    assert f"--config {file}: " in refusal(capsys, *whole, "--config", str(file))
-    file.write_text("prot = 2")
-    assert "unknown option 'prot'" in refusal(capsys, *whole, "--config", str(file))
+    assert f"file {file}: " in refusal(capsys, *whole, "--config", str(file))
+    file.write_text("[bookie]\nprot = 2")
+    said = refusal(capsys, *whole, "--config", str(file))
+    assert f"{file} [bookie] prot=2: there is no such setting, expected one of" in said
     assert not folder.exists()
 
 
 def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
     """Key by key."""
     file = tmp_path / "bookie.toml"
-    file.write_text(f'name = "of-the-file"\nport = 7\nmetadata_uri = "{URI}"\ndata_dir = "/d"\n')
+    file.write_text(
+        f'[bookie]\nname = "of-the-file"\nport = 7\nmetadata_uri = "{URI}"\ndata_dir = "/d"\n'
+    )
     options = vars(_parser().parse_args(["--config", str(file), "--name", "given"]))
     options.pop("watch_parent")
     config = _read_config(options)

@@ -1,0 +1,149 @@
+"""Settings of the programs: one TOML file and environment variables, below the command line.
+
+A program reads its table of the file, ``[bookie]``, ``[autorecovery]`` or ``[dlog]``, and the
+variables that begin with its prefix, ``DLOG_BOOKIE_`` and so on, followed by the key in capitals.
+What stands on the command line counts before a variable, that before the file, that before the
+default.  The file is the one that ``--config`` or ``DLOG_CONFIG`` names.
+
+A key or a value that cannot be is an error that says where it stands, and what could stand there.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlcore.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+TABLES = ("dlog", "bookie", "autorecovery")
+FILE_VARIABLE = "DLOG_CONFIG"
+_KIND_NAMES = {str: "text", Path: "a path", int: "a whole number", float: "a number"}
+KINDS = tuple(_KIND_NAMES)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A setting: its type (str, int, float or Path), its default, and what it means.
+
+    The default is None if the setting must be given, or stands for nothing.
+    """
+
+    kind: type
+    default: object
+    text: str = ""
+
+
+def read_settings(
+    table: str,
+    options: Mapping[str, Option],
+    *,
+    file: str | None,
+    environment: Mapping[str, str],
+) -> dict[str, object]:
+    """Return what file and environment say of a table, by key.
+
+    Args:
+        table: one of `TABLES`.
+        options: the keys that it has.
+        file: path of the TOML file; None: what the variable DLOG_CONFIG names, if it is set.
+        environment: the process's variables.
+
+    Raises:
+        ConfigurationError: the file cannot be read; a key is unknown, or its value is none.
+    """
+    path = file or environment.get(FILE_VARIABLE) or ""
+    found = _checked(_table_of(path, table), options, f"{path} [{table}] {{}}") if path else {}
+    prefix = variable_of(table, "")
+    others = [variable_of(other, "") for other in TABLES if variable_of(other, "") != prefix]
+    named = {
+        name.removeprefix(prefix).lower(): value
+        for name, value in environment.items()
+        if name.startswith(prefix) and (table != "dlog" or not name.startswith(tuple(others)))
+    }
+    if table == "dlog":  # other programs may have variables that begin so
+        named = {key: value for key, value in named.items() if key in options}
+    return found | _checked(named, options, f"${prefix}{{}}", is_variable=True)
+
+
+def variable_of(table: str, key: str) -> str:
+    """Return the name of the environment variable of a setting."""
+    return f"DLOG_{key.upper()}" if table == "dlog" else f"DLOG_{table.upper()}_{key.upper()}"
+
+
+def parse_value(value: object, kind: type, place: str) -> object:
+    """Return `value` as `kind`; a TOML value must have the type already, text is parsed.
+
+    Raises:
+        ConfigurationError: it is none; it says the `place`.
+    """
+    problem = ConfigurationError(f"{place}={value!r}: expected {_KIND_NAMES[kind]}")
+    if isinstance(value, bool) or not isinstance(value, KINDS):
+        raise problem
+    if kind in (str, Path) and not isinstance(value, (str, Path)):
+        raise problem
+    if kind is int and isinstance(value, float):
+        raise problem
+    try:
+        parsed: object = kind(value)
+    except ValueError as error:
+        raise problem from error
+    return parsed
+
+
+def field_texts(model: type) -> dict[str, str]:
+    """Return what the docstrings below a class's fields say of them, each as one line."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
+    assert isinstance(tree, ast.ClassDef)
+    texts: dict[str, str] = {}
+    name = ""
+    for node in tree.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            name = node.target.id
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and name:
+            texts[name] = " ".join(str(node.value.value).split())
+        else:
+            name = ""
+    return texts
+
+
+def _table_of(path: str, table: str) -> Mapping[str, Any]:
+    try:
+        tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"configuration file {path}: {error}") from error
+    for name, content in tables.items():
+        if name not in TABLES or not isinstance(content, dict):
+            raise ConfigurationError(
+                f"configuration file {path}: unknown {name!r}, expected the tables "
+                f"{', '.join(f'[{each}]' for each in TABLES)}"
+            )
+    found: dict[str, Any] = tables.get(table, {})
+    return found
+
+
+def _checked(
+    values: Mapping[str, object],
+    options: Mapping[str, Option],
+    place: str,
+    *,
+    is_variable: bool = False,
+) -> dict[str, object]:
+    checked = {}
+    for key, value in values.items():
+        here = place.format(key.upper() if is_variable else key)
+        option = options.get(key)
+        if option is None:
+            raise ConfigurationError(
+                f"{here}={value!r}: there is no such setting, expected one of "
+                f"{', '.join(sorted(options))}"
+            )
+        checked[key] = parse_value(value, option.kind, here)
+    return checked

@@ -1,0 +1,135 @@
+"""Settings of the programs: where they come from, what counts, what is refused, what is written.
+
+Goal: whoever sets something wrong learns where and what would be right, and the page that explains
+all settings is true.  Method: files and variables of each test's own, and the page made again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bookie.__main__ import _parser, _read_config
+from bookie.server_config import bookie_options
+from dlcore.cli.app import EXIT_USAGE, run
+from dlcore.cli.autorecovery import autorecovery_options
+from dlcore.cli.context import DLOG_OPTIONS
+from dlcore.config import LedgerClientConfig, LogConfig, LogSettings
+from dlcore.errors import ConfigurationError
+from dlcore.settings import Option, field_texts, read_settings, variable_of
+from tests.fixtures.configuration_page import page
+
+URI = "distributedlog://127.0.0.1:1/dlog"
+OPTIONS = {"port": Option(int, 0, "A port."), "name": Option(str, None, "A name.")}
+
+
+def test_the_page_is_that_of_the_code() -> None:
+    """`make docs` was run after the last change."""
+    shown = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
+    assert shown.read_text(encoding="utf-8") == page()
+
+
+def test_every_setting_is_explained() -> None:
+    """In words, and each once."""
+    for options in (DLOG_OPTIONS, bookie_options(), autorecovery_options()):
+        assert all(option.text for option in options.values())
+    for model in (LogSettings, LogConfig, LedgerClientConfig):
+        assert field_texts(model).keys() <= set(model.__annotations__)
+        missing = set(model.__annotations__) - field_texts(model).keys()
+        assert missing <= {"quorum", "pending_entries_max", "placement", "quarantine"}, model
+
+
+def settings(
+    tmp_path: Path, text: str, environment: dict[str, str], table: str = "bookie"
+) -> dict[str, object]:
+    """Read a table of a file with this text, and variables."""
+    file = tmp_path / "dlog.toml"
+    file.write_text(text)
+    return read_settings(table, OPTIONS, file=str(file), environment=environment)
+
+
+def test_a_variable_counts_before_the_file(tmp_path: Path) -> None:
+    """Key by key; other tables and other programs' variables are theirs."""
+    text = '[bookie]\nport = 1\nname = "f"\n[autorecovery]\nport = 9\n'
+    environment = {"DLOG_BOOKIE_PORT": "2", "DLOG_AUTORECOVERY_PORT": "3", "HOME": "/"}
+    assert settings(tmp_path, text, environment) == {"port": 2, "name": "f"}
+    assert settings(tmp_path, text, {}, "autorecovery") == {"port": 9}
+    assert settings(tmp_path, text, {"DLOG_PORT": "7", "DLOG_X": ""}, "dlog") == {"port": 7}
+    assert read_settings("bookie", OPTIONS, file=None, environment={}) == {}
+    by_variable = {"DLOG_CONFIG": str(tmp_path / "dlog.toml")}
+    found = read_settings("bookie", OPTIONS, file=None, environment=by_variable)
+    assert found == {"port": 1, "name": "f"}
+    assert variable_of("dlog", "uri") == "DLOG_URI"
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "told"),
+    [
+        ("[bookie]\nprot = 1", {}, "[bookie] prot=1: there is no such setting, expected one of"),
+        ("[bookie]\nport = 'x'", {}, "[bookie] port='x': expected a whole number"),
+        ("[bookie]\nport = true", {}, "[bookie] port=True: expected a whole number"),
+        ("[bookie]\nport = 1.5", {}, "[bookie] port=1.5: expected a whole number"),
+        ("[bookie]\nname = 3", {}, "[bookie] name=3: expected text"),
+        ("port = 1", {}, "unknown 'port', expected the tables [dlog], [bookie], [autorecovery]"),
+        ("[booky]", {}, "unknown 'booky', expected the tables"),
+        ("[bookie", {}, "dlog.toml: "),
+        ("", {"DLOG_BOOKIE_PROT": "1"}, "$DLOG_BOOKIE_PROT='1': there is no such setting"),
+        ("", {"DLOG_BOOKIE_PORT": "x"}, "$DLOG_BOOKIE_PORT='x': expected a whole number"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place(
+    tmp_path: Path, text: str, environment: dict[str, str], told: str
+) -> None:
+    """File or variable, the value, and what could stand there."""
+    with pytest.raises(ConfigurationError) as caught:
+        settings(tmp_path, text, environment)
+    assert told in str(caught.value)
+    if not environment:
+        assert str(tmp_path) in str(caught.value)
+
+
+def test_a_bookie_takes_line_variable_file_and_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this order."""
+    file = tmp_path / "dlog.toml"
+    file.write_text('[bookie]\nname = "f"\ndata_dir = "/f"\nport = 1\ngarbage_age_ms = 5\n')
+    monkeypatch.setenv("DLOG_CONFIG", str(file))
+    monkeypatch.setenv("DLOG_URI", URI)
+    monkeypatch.setenv("DLOG_BOOKIE_PORT", "2")
+    monkeypatch.setenv("DLOG_BOOKIE_DATA_DIR", "/v")
+    options = vars(_parser().parse_args(["--port", "3"]))
+    options.pop("watch_parent")
+    config = _read_config(options)
+    assert (config.port, config.data_dir, config.name) == (3, Path("/v"), "f")
+    assert config.metadata_uri == URI
+    assert config.storage.garbage.age_ms == 5
+
+
+def test_the_command_takes_its_namespace_from_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A variable counts before it, the command line before both."""
+    monkeypatch.delenv("DLOG_URI", raising=False)
+    file = tmp_path / "dlog.toml"
+    file.write_text('[dlog]\nuri = "of-the-file"\n[autorecovery]\naudit_interval_s = 0\n')
+    command = ["--config", str(file), "log", "list"]
+
+    def told(*more: str) -> str:
+        assert run([*command, *more]) == EXIT_USAGE
+        return capsys.readouterr().err
+
+    assert "'of-the-file'" in told()
+    monkeypatch.setenv("DLOG_URI", "of-the-variable")
+    assert "'of-the-variable'" in told()
+    assert "'of-the-line'" in told("--uri", "of-the-line")
+    command[2:] = ["autorecovery", "run"]
+    assert "audit_interval_s=0.0: expected a number > 0" in told()
+    monkeypatch.setenv("DLOG_AUTORECOVERY_AUDIT_INTERVAL_S", "-1")
+    assert "audit_interval_s=-1.0" in told()
+    assert "audit_interval_s=-2.0" in told("--audit-interval-s", "-2")
+    file.write_text("[dlog]\nurl = 1\n")
+    assert "url=1: there is no such setting, expected one of patience, tls_ca" in told()
+    command[:2] = ["--config", str(tmp_path / "none")]
+    assert f"{tmp_path}/none" in told()
