@@ -24,6 +24,7 @@ from dlcore.log.reading.scan import (
 )
 from dlcore.log.reading.status import LogStatus
 from dlcore.records import LogRecord, LogRecordWithDLSN
+from dlcore.statistics import NamespaceStatistics
 from dlcore.tls import TlsFiles
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ __all__ = [
     "LogStatus",
     "LogWatch",
     "Namespace",
+    "NamespaceStatistics",
     "QuorumConfig",
     "ScanBatch",
     "ScanRange",

@@ -11,6 +11,7 @@ import logging
 import os
 import random
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,8 @@ from dlcore.log.tidying import Tidier
 from dlcore.log.upkeep.config import UpkeepConfig
 from dlcore.log.upkeep.worker import LogUpkeep, commit_records, sweep_commits
 from dlcore.metadata.paths import NamespacePaths, parse_uri, unescape
+from dlcore.metadata.port import SessionState
+from dlcore.statistics import NamespaceStatistics
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -115,6 +118,8 @@ class Namespace:
         )
         self._owner = StagingOwner(self._context)
         self._followers = LogFollowers(self._context)
+        self._sessions_lost = 0
+        store.on_session(self._session_changed)
 
     def __repr__(self) -> str:
         return f"<Namespace {self._uri}>"
@@ -374,6 +379,28 @@ class Namespace:
     async def tidied(self) -> None:
         """Wait until all that comes after the answers so far is done."""
         await self._context.tidier.settled()
+
+    def get_statistics(self) -> NamespaceStatistics:
+        """Return what this client has done until now, and what it holds."""
+        self._require_open()
+        context, written = self._context, self._ledgers.write_statistics
+        kinds = Counter(type(each).__name__ for each in context.open_objects)
+        return NamespaceStatistics(
+            entries_written=written.entries,
+            bytes_written=written.size_bytes,
+            entries_read=context.reads.entries,
+            bytes_read=context.reads.size_bytes,
+            sessions_lost=self._sessions_lost,
+            is_connected=self._store.session_state is SessionState.CONNECTED,
+            open_ledgers=written.open_ledgers,
+            pending_bytes=written.pending_bytes,
+            open_objects=dict(kinds),
+            followed_logs=len(self._followers),
+        )
+
+    def _session_changed(self, state: SessionState) -> None:
+        if state is SessionState.EXPIRED:
+            self._sessions_lost += 1
 
     async def get_bookies(self) -> list[BookieInfo]:
         """Return the bookies that are registered now."""

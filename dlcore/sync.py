@@ -38,6 +38,7 @@ from dlcore.log.reading.scan import (
     StagedExtent,
 )
 from dlcore.log.reading.status import LogStatus
+from dlcore.statistics import NamespaceStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -72,6 +73,7 @@ __all__ = [
     "LogWatch",
     "LogWriter",
     "Namespace",
+    "NamespaceStatistics",
     "ScanBatch",
     "ScanRange",
     "SegmentView",
@@ -243,6 +245,14 @@ class Namespace(Blocking):
     ) -> list[RecordPlace]:
         """Return the place of each first record that is wanted, in its snapshot."""
         return self._call(self._namespace.find_places(wanted))
+
+    def get_statistics(self) -> NamespaceStatistics:
+        """Return what this client has done until now, and what it holds."""
+
+        async def statistics() -> NamespaceStatistics:
+            return self._namespace.get_statistics()
+
+        return self._call(statistics())
 
     def get_bookies(self) -> list[BookieInfo]:
         """Return the bookies that are registered now."""

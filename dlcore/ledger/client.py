@@ -17,6 +17,7 @@ from dlcore.ledger.placing.placer import Placer
 from dlcore.ledger.reading.reader import LedgerReader
 from dlcore.ledger.recovering.recovery_driver import recover
 from dlcore.ledger.writing.writer import LedgerWriter
+from dlcore.statistics import WriteStatistics
 
 if TYPE_CHECKING:
     import random
@@ -74,6 +75,7 @@ class LedgerClient:
             else Placer(registry, config=config.placement, health=self._health, rng=rng)
         )
         self._writers: set[LedgerWriter] = set()
+        self._entries_written = self._bytes_written = 0  # by writers that have ended
         self._recoveries: dict[int, asyncio.Task[LedgerMetadata]] = {}
         self._is_closed = False
 
@@ -137,9 +139,26 @@ class LedgerClient:
         )
         ops = extra_ops(place.ledger_id) if extra_ops is not None else ()
         versioned = await context.ledger_store.create(metadata, extra_ops=ops)
-        writer = LedgerWriter(versioned, context, on_end=self._writers.discard)
+        writer = LedgerWriter(versioned, context, on_end=self._writer_ended)
         self._writers.add(writer)
         return writer
+
+    def _writer_ended(self, writer: LedgerWriter) -> None:
+        if writer in self._writers:
+            self._writers.discard(writer)
+            self._entries_written += writer.last_add_confirmed + 1
+            self._bytes_written += writer.confirmed_bytes
+
+    @property
+    def write_statistics(self) -> WriteStatistics:
+        """What was written until now."""
+        writers = self._writers
+        return WriteStatistics(
+            open_ledgers=len(writers),
+            pending_bytes=sum(writer.pending_bytes for writer in writers),
+            entries=self._entries_written + sum(w.last_add_confirmed + 1 for w in writers),
+            size_bytes=self._bytes_written + sum(w.confirmed_bytes for w in writers),
+        )
 
     async def open_ledger(self, ledger_id: int) -> LedgerReader:
         """Return a reader of a ledger in whatever state it is; its writer is not disturbed.

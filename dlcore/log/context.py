@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from dlcore.errors import AlreadyClosedError
+from dlcore.statistics import ReadCounts
 
 if TYPE_CHECKING:
     import random
@@ -61,5 +62,6 @@ class LogContext:
     client_id: str
     cluster_id: str
     lifetime: Lifetime
+    reads: ReadCounts = field(default_factory=ReadCounts)
     open_objects: set[Abandonable] = field(default_factory=set)
     """Writers and readers at work, which the namespace stops when it is closed."""

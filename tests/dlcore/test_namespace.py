@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 import pytest
@@ -28,12 +28,14 @@ from dlcore.namespace import open_namespace
 from dlcore.records import LogRecord
 from dlcore.scanning import ScanClients, scan
 from dlcore.transport.memory import MemoryBookieClient
+from tests.fixtures import aio
 from tests.fixtures.memory_namespace import ManualClock, MemoryCluster, memory_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from dlcore.ids import BookieId
+    from dlcore.log.manager import DistributedLogManager
     from dlcore.metadata.port import Versioned
     from dlcore.namespace import Namespace
 
@@ -331,6 +333,66 @@ def test_a_new_log_is_listed_beside_a_server_that_lags() -> None:
     asyncio.run(asyncio.wait_for(run(), 60))
 
 
+Calls: TypeAlias = "list[Callable[[], Awaitable[object]]]"
+
+
+def calls_of_namespace(namespace: Namespace) -> Calls:
+    """Return what can be asked of a namespace."""
+
+    async def next_page() -> list[str]:
+        return await anext(namespace.list_logs())
+
+    async def watch_again() -> None:
+        namespace.watch_logs()
+
+    return [
+        lambda: namespace.create_log("orders"),
+        lambda: namespace.delete_log("clicks"),
+        lambda: namespace.rename_log("clicks", "visits"),
+        lambda: namespace.log_exists("clicks"),
+        lambda: namespace.open_log("clicks", create_if_missing=True),
+        lambda: namespace.get_snapshots(["clicks"]),
+        lambda: namespace.begin_append("job", 2),
+        lambda: namespace.open_staging_writer(identity="job"),
+        namespace.get_logs,
+        next_page,
+        watch_again,
+        namespace.list_staged,
+        namespace.get_bookies,
+        lambda: namespace.get_ledger(1),
+        lambda: namespace.clean_staging(leftovers_age_s=1, commits_age_s=1),
+    ]
+
+
+def calls_of_log(log: DistributedLogManager) -> Calls:
+    """Return what can be asked of a log."""
+    return [
+        log.open_writer,
+        log.open_reader,
+        log.open_stream_writer,
+        log.open_stream_reader,
+        log.read,
+        log.get_snapshot,
+        log.get_first_dlsn,
+        log.get_last_dlsn,
+        log.get_last_txid,
+        log.get_log_record_count,
+        log.get_log_segments,
+        log.get_first_active_dlsn,
+        log.is_end_of_stream_marked,
+        log.get_settings,
+        lambda: log.update_settings(compression="lz4"),
+        lambda: log.get_dlsn_not_less_than_txid(1),
+        lambda: log.get_dlsn_not_less_than_timestamp(1),
+        log.recover,
+        lambda: log.truncate(DLSN(1, 0, 1)),
+        lambda: log.purge_logs_older_than(1),
+        log.mark_end_of_stream,
+        lambda: log.rename("visits"),
+        log.delete,
+    ]
+
+
 def test_after_the_namespace_is_closed_everything_fails_fast_with_one_error() -> None:
     """Whatever was opened on it, and whoever calls: nobody waits, nobody is told of its parts."""
 
@@ -347,51 +409,9 @@ def test_after_the_namespace_is_closed_everything_fails_fast_with_one_error() ->
         await append.write_batch("clicks", batch)
         await staging.write_batch("clicks", batch)
 
-        async def next_page() -> list[str]:
-            return await anext(namespace.list_logs())
-
-        async def watch_again() -> None:
-            namespace.watch_logs()
-
-        calls: list[Callable[[], Awaitable[object]]] = [
-            lambda: namespace.create_log("orders"),
-            lambda: namespace.delete_log("clicks"),
-            lambda: namespace.rename_log("clicks", "visits"),
-            lambda: namespace.log_exists("clicks"),
-            lambda: namespace.open_log("clicks", create_if_missing=True),
-            lambda: namespace.get_snapshots(["clicks"]),
-            lambda: namespace.begin_append("job", 2),
-            lambda: namespace.open_staging_writer(identity="job"),
-            namespace.get_logs,
-            next_page,
-            watch_again,
-            namespace.list_staged,
-            namespace.get_bookies,
-            lambda: namespace.get_ledger(1),
-            lambda: namespace.clean_staging(leftovers_age_s=1, commits_age_s=1),
-            log.open_writer,
-            log.open_reader,
-            log.open_stream_writer,
-            log.open_stream_reader,
-            log.read,
-            log.get_snapshot,
-            log.get_first_dlsn,
-            log.get_last_dlsn,
-            log.get_last_txid,
-            log.get_log_record_count,
-            log.get_log_segments,
-            log.get_first_active_dlsn,
-            log.is_end_of_stream_marked,
-            log.get_settings,
-            lambda: log.update_settings(compression="lz4"),
-            lambda: log.get_dlsn_not_less_than_txid(1),
-            lambda: log.get_dlsn_not_less_than_timestamp(1),
-            log.recover,
-            lambda: log.truncate(DLSN(1, 0, 1)),
-            lambda: log.purge_logs_older_than(1),
-            log.mark_end_of_stream,
-            lambda: log.rename("visits"),
-            log.delete,
+        calls: Calls = [
+            *calls_of_namespace(namespace),
+            *calls_of_log(log),
             reader.read_next,
             lambda: reader.seek(txid=1),
             stream.read,
@@ -411,5 +431,47 @@ def test_after_the_namespace_is_closed_everything_fails_fast_with_one_error() ->
             assert "metadata store" not in str(caught.value)
         for each in (log, reader, stream, append, staging, watch, namespace):
             await each.aclose()
+
+    on_namespace(body)
+
+
+def test_statistics_tell_what_was_done_and_what_is_held() -> None:
+    """Of closed writers too; what is not acknowledged is pending; a lost session is counted."""
+
+    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+        nothing = namespace.get_statistics()
+        assert (nothing.entries_written, nothing.open_objects) == (0, {})
+        assert nothing.is_connected
+        await namespace.create_log("clicks")
+        log = await namespace.open_log("clicks")
+        async with await log.open_writer() as writer:
+            await writer.write(LogRecord(1, b"x" * 1000))
+        writer = await log.open_writer()
+        await writer.write(LogRecord(2, b"x" * 1000))
+        for bookie in cluster.bookies:
+            bookie.is_silent = True
+        writer.write(LogRecord(3, b"x" * 1000))
+        await asyncio.sleep(0)
+        now = namespace.get_statistics()
+        assert (now.entries_written, now.open_ledgers) == (2, 1)
+        assert 2000 < now.bytes_written < 4000
+        assert now.open_objects == {"AsyncLogWriter": 1}
+        for bookie in cluster.bookies:
+            bookie.is_silent = False
+        await writer.abort()
+        async with await log.open_reader() as reader:
+            assert len(await reader.read_bulk(2, until_caught_up=True)) == 2
+            now = namespace.get_statistics()
+            assert (now.entries_read, now.open_objects) == (2, {"AsyncLogReader": 1})
+            assert now.bytes_read >= 2000
+        await namespace.get_snapshots(["clicks"])
+        store = cluster.stores["a"]
+        store.disconnect()
+        assert not namespace.get_statistics().is_connected
+        store.expire()
+        store.reconnect()
+        await aio.until(lambda: namespace.get_statistics().is_connected)
+        now = namespace.get_statistics()
+        assert (now.sessions_lost, now.is_connected, now.followed_logs) == (1, True, 1)
 
     on_namespace(body)

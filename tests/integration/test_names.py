@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 
 import pytest
@@ -95,3 +96,16 @@ def test_logs_are_listed_in_pages(namespace_uri: str) -> None:
         rest = [n for p in namespace.list_logs("pages/", after=first[-1]) for n in p]
         assert len(rest) == 15
         assert {*first, *rest} == names
+
+
+def test_statistics(namespace_uri: str) -> None:
+    """Numbers by name, of the blocking face too."""
+    with open_namespace(namespace_uri) as namespace:
+        namespace.create_log("names/counted")
+        with namespace.open_log("names/counted").open_writer() as writer:
+            writer.write(LogRecord(1, b"x" * 100))
+            writer.flush()
+            told = dataclasses.asdict(namespace.get_statistics())
+    assert (told["entries_written"], told["open_ledgers"], told["sessions_lost"]) == (1, 1, 0)
+    assert told["bytes_written"] > 100
+    assert told["open_objects"] == {"AsyncLogWriter": 1}

@@ -118,6 +118,16 @@ class LedgerWriter:
         return self._appender.pushed_bytes
 
     @property
+    def confirmed_bytes(self) -> int:
+        """Body bytes of all acknowledged entries."""
+        return self._appender.confirmed_bytes
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of entries that some bookie of their write set has not answered."""
+        return self._appender.pending_bytes
+
+    @property
     def is_idle(self) -> bool:
         """Whether everything appended is acknowledged."""
         return self._appender.is_idle

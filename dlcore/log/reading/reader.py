@@ -294,9 +294,12 @@ class AsyncLogReader:
         self._require_open()
         if self._hold is not None:
             await self._hold.ensure_locked()
+        reads = self._context.reads
         while self._rows is None or not self._rows.rows_left:
             entry = self._fetcher.take()
             if entry is not None:
+                reads.entries += 1
+                reads.size_bytes += entry.body.nbytes
                 self._rows, self._position = self._decode_unbroken(entry), entry.place.end
                 continue
             if self._fetcher.error is not None:

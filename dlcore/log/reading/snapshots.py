@@ -100,6 +100,9 @@ class LogFollowers:
         taken = await asyncio.gather(*(take(name, index) for index, name in enumerate(names)))
         return dict(zip(names, taken, strict=True))
 
+    def __len__(self) -> int:
+        return len(self._followers)
+
     def close(self) -> None:
         """Follow nothing any more."""
         for follower in self._followers.values():

@@ -1,0 +1,52 @@
+"""What a namespace's client has done and holds now, for monitoring: plain numbers, by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class ReadCounts:
+    """What readers have returned or passed over; counted as it happens."""
+
+    entries: int = 0
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteStatistics:
+    """What a ledger client has written."""
+
+    open_ledgers: int
+    pending_bytes: int
+    entries: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamespaceStatistics:
+    """Of one client of a namespace, since it was opened; `dataclasses.asdict` gives names.
+
+    Nothing is computed for it while records are written or read: it is put together when it is
+    asked for, as monitors do every few seconds.
+    """
+
+    entries_written: int
+    """Acknowledged entries, of writers and of staging."""
+    bytes_written: int
+    """Their bodies, before replication."""
+    entries_read: int
+    """Entries that readers took over; those of scans are not among them."""
+    bytes_read: int
+    sessions_lost: int
+    """How often the session with the metadata store expired, and every lock with it."""
+    is_connected: bool
+    """Whether the metadata store answers now."""
+    open_ledgers: int
+    """Ledgers that are being written."""
+    pending_bytes: int
+    """Bytes of entries that some bookie has not answered for yet."""
+    open_objects: dict[str, int]
+    """Writers, readers and watches that are not closed, by class."""
+    followed_logs: int
+    """Logs whose last snapshot is kept."""
