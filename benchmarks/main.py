@@ -23,6 +23,7 @@ from benchmarks import (
     bookies,
     history,
     logs,
+    many_logs,
     old_log,
     reading,
     record_write,
@@ -66,8 +67,9 @@ BENCHMARKS: dict[str, Callable[[Sandbox, Path], list[Figure]]] = {
     "sink_history": history.sink_history,
     "sink_history_short": history.sink_history_short,
     "old_log": old_log.old_log,
+    "many_logs": many_logs.many_logs,
 }
-LONG = ("restart_full", "memory_full", "append_p999_full", "sink_history", "old_log")
+LONG = ("restart_full", "memory_full", "append_p999_full", "sink_history", "old_log", "many_logs")
 """Run only when named: minutes of work, and up to 15 GB of disk."""
 
 
