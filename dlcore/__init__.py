@@ -30,6 +30,7 @@ from dlcore.tls import TlsFiles
 if TYPE_CHECKING:
     from dlcore.log.manager import DistributedLogManager
     from dlcore.log.metadata.watching import LogWatch
+    from dlcore.log.reading.merged import AsyncMergedReader
     from dlcore.log.reading.ranges import LogRange
     from dlcore.log.reading.reader import AsyncLogReader
     from dlcore.log.staging.append import StagedAppend
@@ -46,6 +47,7 @@ __all__ = [
     "AsyncAppendOnlyStreamWriter",
     "AsyncLogReader",
     "AsyncLogWriter",
+    "AsyncMergedReader",
     "BookieId",
     "CommitResult",
     "DLError",
@@ -83,6 +85,7 @@ _HEAVY = {
     "AsyncLogReader": "dlcore.log.reading.reader",
     "AsyncLogWriter": "dlcore.log.writing.writer",
     "DistributedLogManager": "dlcore.log.manager",
+    "AsyncMergedReader": "dlcore.log.reading.merged",
     "LogRange": "dlcore.log.reading.ranges",
     "LogWatch": "dlcore.log.metadata.watching",
     "Namespace": "dlcore.namespace",

@@ -12,7 +12,7 @@ import os
 import random
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from dlcore.autorecovery.context import RecoveryContext
 from dlcore.clock import Clock, SystemClock
 from dlcore.config import LedgerClientConfig, LogConfig, LogSettings
 from dlcore.errors import (
+    ConfigurationError,
     LogExistsError,
     LogNotFoundError,
 )
@@ -36,6 +37,7 @@ from dlcore.log.metadata.staged import StagedStatus, list_all_staged, settle_aba
 from dlcore.log.metadata.store import LogStore
 from dlcore.log.metadata.values import LogMetadata
 from dlcore.log.metadata.watching import LogWatch
+from dlcore.log.reading.merged import AsyncMergedReader
 from dlcore.log.reading.snapshot import Finder, LedgerCache
 from dlcore.log.reading.snapshots import LogFollowers
 from dlcore.log.staging.append import StagedAppend, check_identity
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.ledger.port import BookieClient
     from dlcore.log.metadata.commits import AppendRun, SharedStaging
+    from dlcore.log.reading.reader import AsyncLogReader
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.metadata.port import MetadataStore
     from dlcore.records import NotLessThan, RecordPlace
@@ -276,6 +279,43 @@ class Namespace:
                 await self.create_log(name, config=config)
             log = await self._context.logs.find(name)
         return DistributedLogManager(self._context, log, config or self._context.config)
+
+    async def open_merged_reader(
+        self,
+        names: Sequence[str],
+        *,
+        txid: int | None = None,
+        timestamp_ms: int | None = None,
+        positions: Mapping[str, DLSN] | None = None,
+    ) -> AsyncMergedReader:
+        """Open a reader over several logs, whose records come by transaction id.
+
+        Args:
+            names: the logs, each once; of equal transaction ids the first named log's comes first.
+            txid: where to start in each log, as for `open_reader`; so is `timestamp_ms`.
+            positions: where to start in some of them instead, such as `positions` of a reader told.
+
+        Raises:
+            LogNotFoundError, AlreadyTruncatedError: of one of the logs.
+            ConfigurationError: a log is named twice, or not at all.
+        """
+        self._require_open()
+        known = dict(positions or {})
+        if len(set(names)) != len(names) or not names or known.keys() - set(names):
+            raise ConfigurationError(
+                f"names={list(names)!r}, positions of {sorted(known)!r}: expected each log once"
+            )
+        readers: dict[str, AsyncLogReader] = {}
+        async with AsyncExitStack() as opened:
+            for name in names:
+                log = await self.open_log(name)
+                if name in known:
+                    reader = await log.open_reader(dlsn=known[name])
+                else:
+                    reader = await log.open_reader(txid=txid, timestamp_ms=timestamp_ms)
+                readers[name] = await opened.enter_async_context(reader)
+            opened.pop_all()
+        return AsyncMergedReader(readers)
 
     async def get_snapshots(
         self, names: Sequence[str], *, fresh: bool = False

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from dlcore._blocking import Blocking, iterate
 from dlcore._portal import Portal, close_at_exit, forget, shared_portal
 from dlcore._prefetch import scan
+from dlcore._sync_merged import MergedReader
 from dlcore._sync_range import LogRange
 from dlcore._sync_reader import LogReader
 from dlcore._sync_staging import StagedAppend, StagingWriter
@@ -72,6 +73,7 @@ __all__ = [
     "LogStatus",
     "LogWatch",
     "LogWriter",
+    "MergedReader",
     "Namespace",
     "NamespaceStatistics",
     "ScanBatch",
@@ -233,6 +235,20 @@ class Namespace(Blocking):
         return StagingWriter(
             self._portal, self._call(self._namespace.open_staging_writer(identity=identity))
         )
+
+    def open_merged_reader(
+        self,
+        names: Sequence[str],
+        *,
+        txid: int | None = None,
+        timestamp_ms: int | None = None,
+        positions: Mapping[str, DLSN] | None = None,
+    ) -> MergedReader:
+        """Open a reader over several logs, whose records come by transaction id."""
+        opening = self._namespace.open_merged_reader(
+            names, txid=txid, timestamp_ms=timestamp_ms, positions=positions
+        )
+        return MergedReader(self._portal, self._call(opening))
 
     def get_snapshots(
         self, names: Sequence[str], *, fresh: bool = False

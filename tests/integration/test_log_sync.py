@@ -343,6 +343,27 @@ def test_idle_readers_and_truncated_records(namespace_uri: str) -> None:
                 assert reader.broken_entries == 0
 
 
+def test_many_logs_as_one(namespace_uri: str) -> None:
+    """By transaction id; who leaves the loop reads on behind it, also with another reader."""
+    names = ["sync/even", "sync/odd"]
+    with open_namespace(namespace_uri) as namespace:
+        for first, name in enumerate(names):
+            namespace.create_log(name)
+            with namespace.open_log(name) as log, log.open_writer() as writer:
+                writer.write_bulk(LogRecord(txid, b"x") for txid in range(first, 100, 2))
+        with namespace.open_merged_reader(names) as reader:
+            for log_name, record in reader:
+                assert log_name == names[record.txid % 2]
+                if record.txid == 41:
+                    break
+            positions = reader.positions
+            assert [each.record.txid for each in reader.read_bulk(3)] == [42, 43, 44]
+            assert [each.record.txid for each in reader] == list(range(45, 100))
+            assert "2 logs" in repr(reader)
+        with namespace.open_merged_reader(names, positions=positions) as reader:
+            assert [each.record.txid for each in reader] == list(range(42, 100))
+
+
 def test_what_a_forked_child_inherited_is_left_to_its_parent(namespace_uri: str) -> None:
     """Closing it there ends neither a writer's buffer nor its lock."""
     with open_namespace(namespace_uri) as namespace:

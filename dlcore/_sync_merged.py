@@ -1,0 +1,63 @@
+"""The blocking reader over many logs."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from dlcore._blocking import Blocking
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dlcore._portal import Portal
+    from dlcore.ids import DLSN
+    from dlcore.log.reading.merged import AsyncMergedReader, MergedRecord
+
+_RECORDS_AT_ONCE = 1_000
+
+
+class MergedReader(Blocking):
+    """Reads many logs as one, by transaction id; use `Namespace.open_merged_reader`.
+
+    `for log, record in reader` yields all that is readable.  Not thread-safe.
+    """
+
+    def __init__(self, portal: Portal, reader: AsyncMergedReader) -> None:
+        super().__init__(portal, reader.aclose)
+        self._reader = reader
+        self._ready: deque[MergedRecord] = deque()
+
+    def __repr__(self) -> str:
+        return repr(self._reader).replace("AsyncMergedReader", "MergedReader")
+
+    @property
+    def positions(self) -> dict[str, DLSN]:
+        """Where it reads on in each log."""
+        return self._reader.positions | {log: record.dlsn for log, record in reversed(self._ready)}
+
+    def read_bulk(
+        self, count: int, *, follow: bool = False, patience_s: float | None = None
+    ) -> list[MergedRecord]:
+        """Return up to `count` records, none when all that were readable have been returned.
+
+        `follow` and `patience_s` are those of the async method.
+        """
+        if self._ready:
+            return [self._ready.popleft() for _ in range(min(count, len(self._ready)))]
+        return self._call(self._reader.read_bulk(count, follow=follow, patience_s=patience_s))
+
+    def records(
+        self, *, follow: bool = False, patience_s: float | None = None
+    ) -> Iterator[MergedRecord]:
+        """Yield records until every readable one was returned; with `follow` as `read_bulk`.
+
+        Each record that comes out is read: who leaves the loop reads on behind it.
+        """
+        while merged := self.read_bulk(_RECORDS_AT_ONCE, follow=follow, patience_s=patience_s):
+            self._ready.extendleft(reversed(merged))
+            while self._ready:
+                yield self._ready.popleft()
+
+    def __iter__(self) -> Iterator[MergedRecord]:
+        return self.records()

@@ -1,0 +1,116 @@
+"""A reader over many logs: one sequence by transaction id, nothing left out or read twice."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dlcore.errors import ConfigurationError, LogNotFoundError
+from tests.fixtures.memory_namespace import MemoryCluster, on_log, record
+
+if TYPE_CHECKING:
+    from dlcore.log.manager import DistributedLogManager
+    from dlcore.namespace import Namespace
+
+NAMES = ("x", "y", "z")
+
+
+async def fill(namespace: Namespace, rng: random.Random) -> list[tuple[int, str, bytes]]:
+    """Make the logs; return what is in them in the order of a merge."""
+    found = []
+    for name in NAMES:
+        await namespace.create_log(name)
+        log, txid = await namespace.open_log(name), 0
+        for _ in range(rng.randrange(3)):
+            async with await log.open_writer() as writer:
+                for number in range(rng.randrange(1, 30)):
+                    txid += rng.randrange(3)
+                    payload = b"%d" % number
+                    await writer.write(record(txid, payload))
+                    found.append((txid, name, payload))
+    return sorted(found, key=lambda each: each[:2])  # which keeps the order of the rest
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_many_logs_are_one_sequence(seed: int) -> None:
+    """In bulks and by iterating, from the start, from a transaction id, from positions."""
+
+    async def body(cluster: MemoryCluster, _: DistributedLogManager) -> None:
+        rng = random.Random(seed)
+        namespace = cluster.namespaces[0]
+        wanted = await fill(namespace, rng)
+        found = []
+        async with await namespace.open_merged_reader(NAMES) as reader:
+            for count in (1, 7):
+                found += await reader.read_bulk(count)
+            async for each in reader:
+                found.append(each)
+                if rng.random() < 0.2:
+                    break
+            middle, positions = len(found), reader.positions
+            found += await reader.read_bulk(3)
+            found += [each async for each in reader]
+            assert await reader.read_bulk(1) == []
+        rows = [(each.record.txid, each.log, each.record.payload) for each in found]
+        assert rows == wanted
+        async with await namespace.open_merged_reader(NAMES, positions=positions) as reader:
+            assert [each async for each in reader] == found[middle:]
+        async with await namespace.open_merged_reader(NAMES, txid=9) as reader:
+            assert [each async for each in reader] == [e for e in found if e.record.txid >= 9]
+
+    on_log(body)
+
+
+def test_following_keeps_the_order_over_all_time() -> None:
+    """A log without records holds the others back, unless it is sealed, or for a while only."""
+
+    async def body(cluster: MemoryCluster, _: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        logs = []
+        for name in ("x", "y"):
+            await namespace.create_log(name)
+            logs.append(await namespace.open_log(name))
+        async with (
+            await logs[0].open_writer() as x,
+            await logs[1].open_writer() as y,
+            await namespace.open_merged_reader(["x", "y"]) as reader,
+        ):
+            await x.write(record(5))
+            waiting = asyncio.create_task(reader.read_bulk(9, follow=True))
+            await asyncio.sleep(0.05)
+            assert not waiting.done()
+            await y.write(record(3))
+            assert [(e.log, e.record.txid) for e in await waiting] == [("y", 3)]
+            (early,) = await reader.read_bulk(9, follow=True, patience_s=0.05)
+            assert (early.log, early.record.txid) == ("x", 5)
+            await x.write(record(6))
+            await y.mark_end_of_stream()
+            assert [e.record.txid for e in await reader.read_bulk(9, follow=True)] == [6]
+            await x.mark_end_of_stream()
+            assert await reader.read_bulk(9, follow=True) == []
+            assert "2 logs" in repr(reader)
+
+    on_log(body)
+
+
+def test_what_cannot_be_merged() -> None:
+    """Each log once, and each of them there."""
+
+    async def body(cluster: MemoryCluster, _: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        for names in ([], ["clicks", "clicks"]):
+            with pytest.raises(ConfigurationError, match="each log once"):
+                await namespace.open_merged_reader(names)
+        with pytest.raises(LogNotFoundError):
+            await namespace.open_merged_reader(["clicks", "missing"])
+        async with await namespace.open_merged_reader(["clicks"]) as reader:
+            with pytest.raises(ConfigurationError, match="count=0"):
+                await reader.read_bulk(0)
+            await (await namespace.open_log("clicks")).delete()
+            with pytest.raises(LogNotFoundError):
+                await reader.read_bulk(1, follow=True)
+
+    on_log(body)
