@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from bookie.config import StorageConfig
-from bookie.disks.disk import RealDisk
+from bookie.disks.real import RealDisk
 from bookie.membership.registration import COOKIE_FILE
 from bookie.storage import LedgerStorage
 from dlcore.clock import SystemClock

@@ -18,7 +18,7 @@ import uvloop
 
 from bookie import allocator
 from bookie.config import StorageConfig
-from bookie.disks.disk import RealDisk
+from bookie.disks.real import RealDisk
 from bookie.serving.service import BookieService
 from bookie.storage import LedgerStorage
 from dlcore.clock import SystemClock

@@ -12,8 +12,8 @@ import logging
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from bookie.disks.disk import RealDisk
 from bookie.disks.port import DiskSpace
+from bookie.disks.real import RealDisk
 from bookie.membership.given_ids import GivenIds
 from bookie.membership.registration import Registrar, confirm_identity, establish_identity
 from bookie.membership.repair import Repairer
@@ -21,7 +21,7 @@ from bookie.serving.control import BookieControl
 from bookie.serving.service import BookieService
 from bookie.space.budget import SpaceReport
 from bookie.storage import LedgerStorage
-from bookie.storage_state import StorageState
+from bookie.storage_core import StorageState
 from bookie.upkeep.garbage_collector import GarbageCollector
 from dlcore.background import BackgroundTasks
 from dlcore.config import LedgerClientConfig

@@ -23,16 +23,21 @@ from bookie.files.replay import open_entry_log
 from bookie.files.sealed_files import SealedFiles
 from bookie.files.unsealed import EntryLogEvents
 from bookie.followers import Followers
-from bookie.ledger_state import LedgerState, note_sealed
+from bookie.ledger_state import (
+    LedgerState,
+    check_frame,
+    check_id,
+    check_range,
+    may_add_run,
+    note_sealed,
+)
 from bookie.membership.given_ids import GivenIds
-from bookie.membership.limits import check_frame, check_id, check_range, may_add_run
 from bookie.space.budget import Claim
 from bookie.space.held_entries import HeldEntries
 from bookie.space.room import LOOK_DELAY_S, Room, run_room_bytes
-from bookie.storage_core import StorageCore
-from bookie.storage_state import StorageState, StorageStats, stats_of
+from bookie.storage_core import StorageCore, StorageState, StorageStats, stats_of
+from bookie.timers import Timers
 from bookie.upkeep.rounds import Upkeep
-from bookie.upkeep.timers import Timers
 from dlcore.errors import (
     BadRequestError,
     BookieError,

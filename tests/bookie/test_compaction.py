@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.config import CompactionConfig, GarbageConfig, SpaceConfig
-from bookie.disks.disk import DiskSpace, MemoryDisk
+from bookie.disks.memory import MemoryDisk
 from bookie.files.format import RECORD_HEADER_BYTES, file_name
 from bookie.storage import LedgerStorage
 from dlcore.errors import (
@@ -38,6 +38,8 @@ from tests.fixtures.storage import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from bookie.disks.port import DiskSpace
 
 CONFIG = small_config(
     file_bytes_max=2000,

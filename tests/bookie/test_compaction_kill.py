@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from bookie.config import CompactionConfig, GarbageConfig
-from bookie.disks.disk import RealDisk
+from bookie.disks.real import RealDisk
 from tests.fixtures.storage import make_frame, open_storage, read_all, small_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +22,7 @@ CONFIG = small_config(
 
 WORKER = """
 import asyncio, pathlib, sys
-from bookie.disks.disk import RealDisk
+from bookie.disks.real import RealDisk
 from bookie.storage import LedgerStorage
 from tests.bookie.test_compaction_kill import CONFIG
 from tests.fixtures.storage import ManualClock, make_frame

@@ -9,7 +9,7 @@ import asyncio
 
 import pytest
 
-from bookie.disks.disk import MemoryDisk
+from bookie.disks.memory import MemoryDisk
 from bookie.upkeep import compaction
 from dlcore.errors import NoSuchEntryError, NoSuchLedgerError
 from tests.bookie.test_compaction import (

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie.disks.disk import RealDisk
+from bookie.disks.real import RealDisk
 from bookie.files.format import RECORD_HEADER_BYTES
 from bookie.storage import LedgerStorage
 from tests.fixtures.acknowledged import Acknowledged, Outcome

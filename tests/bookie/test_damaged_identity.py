@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie.disks.disk import RealDisk
+from bookie.disks.real import RealDisk
 from bookie.membership.registration import COOKIE_FILE
 from dlcore import LogConfig, LogRecord, QuorumConfig
 from dlcore.errors import BookieUnavailableError, DLError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bookie.disks.disk import MemoryDisk
+from bookie.disks.memory import MemoryDisk
 from tests.fixtures.aio import run
 from tests.fixtures.storage import make_frame, open_storage, read_entries, small_config
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from bookie.disks.disk import MemoryDisk
+from bookie.disks.memory import MemoryDisk
 from bookie.files.entry_runs import EntryRun, first_run, joined, scattered
 from bookie.files.format import file_name
 from bookie.files.index import EntryColumns

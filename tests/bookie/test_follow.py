@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie.disks.disk import MemoryDisk
+from bookie.disks.memory import MemoryDisk
 from bookie.serving.read_streams import FollowStream
 from dlcore.errors import BookieStorageError, BookieUnavailableError
 from dlcore.wire.frames import FrameRun

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.config import GarbageConfig, SpaceConfig
-from bookie.disks.disk import MemoryDisk
+from bookie.disks.memory import MemoryDisk
 from bookie.disks.port import DiskFullError, DiskSpace, write_with_room
 from bookie.files.format import file_name
 from bookie.storage import LedgerStorage
-from bookie.storage_state import StorageState
+from bookie.storage_core import StorageState
 from dlcore.errors import (
     BookieOverloadedError,
     BookieReadOnlyError,

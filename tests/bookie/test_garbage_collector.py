@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.config import GarbageConfig
-from bookie.disks.disk import MemoryDisk
+from bookie.disks.memory import MemoryDisk
 from bookie.upkeep.garbage_collector import GarbageCollector
 from dlcore.config import QuorumConfig
 from dlcore.errors import CorruptMetadataError, NoSuchLedgerError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie.disks.disk import MemoryDisk
+from bookie.disks.memory import MemoryDisk
 from bookie.membership.given_ids import _READ_PAUSE_S, GivenIds
 from bookie.storage import LedgerStorage
 from dlcore.errors import (

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bookie.disks.disk import RealDisk
+from bookie.disks.real import RealDisk
 from bookie.storage import LedgerStorage
 from tests.bookie import test_compaction as compaction
 from tests.fixtures import killed_steps

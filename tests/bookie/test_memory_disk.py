@@ -7,8 +7,7 @@ import random
 
 import pytest
 
-from bookie.disks.disk import MemoryDisk
-from bookie.disks.memory import SECTOR_BYTES
+from bookie.disks.memory import SECTOR_BYTES, MemoryDisk
 from dlcore.errors import BookieStorageError
 
 

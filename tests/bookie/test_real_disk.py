@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.disks import file_calls, real as real_disk
-from bookie.disks.disk import RealDisk
-from bookie.disks.real import RealFile
+from bookie.disks.real import RealDisk, RealFile
 from bookie.disks.recent_bytes import BLOCK_BYTES
 from dlcore.errors import BookieStorageError, ConfigurationError
 
@@ -29,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_two_processes_cannot_share_a_directory(tmp_path: Path) -> None:
     """Goal: the lock is the kernel's.  Method: a second process tries while this one holds it."""
     attempt = (
-        "import pathlib, sys\nfrom bookie.disks.disk import RealDisk\n"
+        "import pathlib, sys\nfrom bookie.disks.real import RealDisk\n"
         "RealDisk(pathlib.Path(sys.argv[1]))"
     )
     command = [sys.executable, "-c", attempt, str(tmp_path)]

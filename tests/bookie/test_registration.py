@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie.disks.disk import MemoryDisk, RealDisk
+from bookie.disks.memory import MemoryDisk
 from bookie.disks.port import DiskSpace
+from bookie.disks.real import RealDisk
 from bookie.membership.registration import Registrar, confirm_identity, establish_identity
 from dlcore.clock import SystemClock
 from dlcore.errors import (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie.disks.disk import MemoryDisk
+from bookie.disks.memory import MemoryDisk
 from bookie.files.format import file_name
 from bookie.membership.repair import Repairer
 from dlcore.errors import BookieStorageError

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.config import CompactionConfig, GarbageConfig, ScrubConfig
-from bookie.disks.disk import MemoryDisk, RealDisk
+from bookie.disks.memory import MemoryDisk
+from bookie.disks.real import RealDisk
 from bookie.files.format import RECORD_HEADER_BYTES, file_name
 from dlcore.errors import BookieStorageError
 from tests.fixtures.aio import run

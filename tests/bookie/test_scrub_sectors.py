@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.config import GarbageConfig, ScrubConfig
-from bookie.disks.disk import MemoryDisk
+from bookie.disks.memory import MemoryDisk
 from bookie.files.format import RECORD_HEADER_BYTES, file_name
 from dlcore.config import MIB
 from dlcore.errors import BookieStorageError

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from bookie.disks.disk import MemoryDisk
+from bookie.disks.memory import MemoryDisk
 from bookie.files import sealed_files as sealed_files_module
 from bookie.files.unsealed import Batch
 from dlcore.errors import BookieStorageError

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.config import GarbageConfig, SpaceConfig
-from bookie.disks.disk import MemoryDisk
-from bookie.storage_state import StorageState
+from bookie.disks.memory import MemoryDisk
+from bookie.storage_core import StorageState
 from dlcore.errors import (
     BadRequestError,
     BookieOverloadedError,

@@ -14,7 +14,7 @@ import random
 import pytest
 
 from bookie.config import GarbageConfig
-from bookie.disks.disk import MemoryDisk
+from bookie.disks.memory import MemoryDisk
 from bookie.storage import LedgerStorage
 from dlcore.errors import (
     BookieError,

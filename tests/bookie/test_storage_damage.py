@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie.disks.disk import MemoryDisk, RealDisk
+from bookie.disks.memory import MemoryDisk
+from bookie.disks.real import RealDisk
 from bookie.files.format import file_name
 from bookie.storage import LedgerStorage
 from dlcore.errors import BookieStorageError, NoSuchEntryError

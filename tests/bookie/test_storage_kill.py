@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bookie.disks.disk import RealDisk
+from bookie.disks.real import RealDisk
 from tests.fixtures.storage import make_frame, open_storage, read_all, small_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,7 +17,7 @@ KILLS = 5
 
 WRITER = """
 import asyncio, pathlib, sys
-from bookie.disks.disk import RealDisk
+from bookie.disks.real import RealDisk
 from bookie.storage import LedgerStorage
 from tests.fixtures.storage import ManualClock, make_frame, small_config
 

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings, strategies as st
 
 from bookie.config import CompactionConfig, GarbageConfig
-from bookie.disks.disk import MemoryDisk
+from bookie.disks.memory import MemoryDisk
 from bookie.storage import LedgerStorage
 from dlcore.errors import (
     BadRequestError,

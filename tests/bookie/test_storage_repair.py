@@ -9,7 +9,7 @@ import random
 import pytest
 
 from bookie.config import CompactionConfig, GarbageConfig
-from bookie.disks.disk import MemoryDisk
+from bookie.disks.memory import MemoryDisk
 from bookie.files.format import file_name
 from bookie.storage import LedgerStorage
 from dlcore.clock import SystemClock

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from bookie.disks.disk import RealDisk
+from bookie.disks.real import RealDisk
 from bookie.files.format import (
     RECORD_HEADER_BYTES,
     FileHeader,

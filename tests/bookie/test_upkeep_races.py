@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.config import CompactionConfig, GarbageConfig, ScrubConfig
-from bookie.disks.disk import MemoryDisk
+from bookie.disks.memory import MemoryDisk
 from bookie.files.format import file_name
 from dlcore.errors import BookieStorageError, LedgerFencedError
 from tests.fixtures.storage import make_frame, open_storage, small_config

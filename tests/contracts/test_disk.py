@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie.disks.disk import Disk, MemoryDisk, RealDisk
+from bookie.disks.memory import MemoryDisk
+from bookie.disks.real import RealDisk
 from dlcore.errors import BookieStorageError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
+
+    from bookie.disks.port import Disk
 
     OpenDisk = Callable[[], Disk]
 

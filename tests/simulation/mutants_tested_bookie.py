@@ -20,12 +20,12 @@ from bookie.membership.repair import Repairer
 from bookie.serving.read_streams import FollowStream
 from bookie.space.held_entries import HeldEntries
 from bookie.storage import LedgerStorage
+from bookie.timers import Timers
 from bookie.upkeep import compaction as compaction_module
 from bookie.upkeep.compaction import Compactor
 from bookie.upkeep.garbage import GarbageJudge
 from bookie.upkeep.garbage_collector import GarbageCollector
 from bookie.upkeep.scrub import Scrubber
-from bookie.upkeep.timers import Timers
 from dlcore.ledger.metadata.values import LedgerMetadata
 from tests.simulation.tested import caught_by
 

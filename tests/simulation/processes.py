@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bookie.disks.memory import MemoryDisk
 from bookie.membership.registration import Registrar, confirm_identity, establish_identity
 from bookie.storage import LedgerStorage
-from bookie.storage_state import StorageState
+from bookie.storage_core import StorageState
 from dlcore.errors import (
     BookieStorageError,
     BookieUnavailableError,
