@@ -24,8 +24,8 @@ from benchmarks.logs import CONFIG, record_batches
 from benchmarks.written_history import write_history
 from dlcore.log.entries.body import with_txid
 from dlcore.log.metadata.staged import drop_merged
+from dlcore.log.upkeep.config import MergePolicy
 from dlcore.log.upkeep.merger import LogMerger
-from dlcore.log.upkeep.merging import MergePolicy
 from dlcore.metadata.paths import parse_uri
 from dlcore.records import LogRecord
 from dlcore.scanning import scan

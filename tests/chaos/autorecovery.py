@@ -21,8 +21,7 @@ from dlcore.config import LogConfig
 from dlcore.errors import DLError, LogNotFoundError
 from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.log.metadata.listing import PAGE_SIZE, list_pages
-from dlcore.log.upkeep.config import UpkeepConfig
-from dlcore.log.upkeep.merging import MergePolicy
+from dlcore.log.upkeep.config import MergePolicy, UpkeepConfig
 from dlcore.log.upkeep.worker import ask_for_upkeep
 from dlcore.metadata.binding import read_binding
 from dlcore.metadata.paths import NamespacePaths, parse_uri

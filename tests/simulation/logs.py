@@ -22,9 +22,8 @@ from dlcore.config import LogConfig
 from dlcore.errors import AlreadyTruncatedError, DLError, EndOfStreamError
 from dlcore.ids import DLSN
 from dlcore.ledger.client import LedgerClient
-from dlcore.log.upkeep.config import UpkeepConfig
+from dlcore.log.upkeep.config import MergePolicy, UpkeepConfig
 from dlcore.log.upkeep.merger import LogMerger
-from dlcore.log.upkeep.merging import MergePolicy
 from dlcore.log.upkeep.worker import ask_for_upkeep
 from dlcore.namespace import Namespace
 from dlcore.scanning import ScanClients, scan

@@ -38,7 +38,6 @@ from dlcore.log.metadata.staged import create_staged_ledger, decode_node, drop, 
 from dlcore.log.metadata.store import UNANSWERED, persistently, require_change_size
 from dlcore.log.metadata.values import SegmentEnd
 from dlcore.log.upkeep.merging import (
-    MergePolicy,
     MergeRun,
     StoredSegment,
     merged_extent,
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
     from dlcore.log.metadata.segment import Extent
     from dlcore.log.metadata.staged import StagedNode
     from dlcore.log.metadata.values import Chunk, LogKey, VersionedHead
+    from dlcore.log.upkeep.config import MergePolicy
     from dlcore.wire.digest import EntryFrame
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from dlcore.config import MIB, require
 from dlcore.log.metadata.changes import Change
 from dlcore.log.metadata.segment import Extent
 from dlcore.log.metadata.values import (
@@ -33,6 +32,7 @@ from dlcore.log.metadata.values import (
     VersionedHead,
     pack,
 )
+from dlcore.log.upkeep.config import ENTRY_WEIGHT, MergePolicy
 from dlcore.metadata.port import ANY_VERSION, Create, Delete, Op, Put
 from dlcore.metadata.stored import encode
 
@@ -41,37 +41,8 @@ if TYPE_CHECKING:
 
     from dlcore.metadata.paths import LogPaths
 
-ENTRY_WEIGHT = 1024
-"""What an entry costs a reader beside its bytes, in bytes that it could have read meanwhile."""
 _CHUNKS_PER_REQUEST = 8
 """A log asks for its upkeep when so many more chunks were made: that is 64 extents at least."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MergePolicy:
-    """What is small, and how much is merged in one step."""
-
-    large_weight: int = 4 * MIB
-    """Extents of this weight are read nearly as fast as any: they are left alone."""
-    fan_in: int = 16
-    """A merged extent weighs at least so many times what the heaviest of its parts weighed."""
-    run_weight_max: int = 64 * MIB
-    run_extents_max: int = 4_096
-    run_ledgers_max: int = 500
-    """Each has a registration, which is written when the log gives up extents of it."""
-
-    def __post_init__(self) -> None:
-        for key, least in (
-            ("large_weight", ENTRY_WEIGHT + 1),
-            ("fan_in", 2),
-            ("run_weight_max", self.large_weight * self.fan_in),
-            ("run_extents_max", self.fan_in),
-            ("run_ledgers_max", self.fan_in),
-        ):
-            value = getattr(self, key)
-            require(
-                condition=value >= least, key=key, value=value, rule=f"expected {least} or more"
-            )
 
 
 def lssn_to_merge(before: LogHead, after: LogHead) -> int | None:

@@ -17,8 +17,8 @@ from dlcore.ids import DLSN
 from dlcore.ledger.client import LedgerClient
 from dlcore.log.metadata.staged import drop_merged, list_staged, read_staged, settle
 from dlcore.log.metadata.values import Chunk, LogHead, SegmentEnd, StagedLedger
+from dlcore.log.upkeep.config import MergePolicy
 from dlcore.log.upkeep.merger import MERGING_IDENTITY, LogMerger
-from dlcore.log.upkeep.merging import MergePolicy
 from dlcore.metadata.stored import decode
 from dlcore.records import LogRecord
 from dlcore.scanning import ScanClients, scan

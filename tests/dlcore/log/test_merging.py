@@ -20,9 +20,8 @@ from dlcore.log.metadata.values import (
     VersionedHead,
     pack,
 )
+from dlcore.log.upkeep.config import ENTRY_WEIGHT, MergePolicy
 from dlcore.log.upkeep.merging import (
-    ENTRY_WEIGHT,
-    MergePolicy,
     MergeRun,
     StoredSegment,
     lssn_to_merge,
