@@ -53,7 +53,13 @@ _STRATEGY = "startingOffsetsByTimestampStrategy"
 _LIMITS = ("maxRecordsPerTrigger", "maxBytesPerTrigger", "minRecordsPerTrigger", "maxTriggerDelay")
 _TLS_KEYS = ("tlsCa", "tlsCert", "tlsKey")
 _ADDED_BY_SPARK = frozenset({"checkpointlocation", "queryname"})  # reach streaming sinks
-_CATALOG_PREFIX = "option."
+CATALOG_PREFIX = "option."
+_CATALOG_ADVICE = (
+    "If this is a table of Spark's catalog: Spark drops its options on the way to a Python source. "
+    "A table that was created without columns of its own can be read, and none inserted into: "
+    "insert into a temporary view (CREATE TEMPORARY VIEW v USING dlog OPTIONS (uri '…', log '…')), "
+    "or write a DataFrame"
+)
 _CATALOG_KEY = "provider"  # a property of every table of Spark's catalog
 _WORDS = {
     Use.BATCH_WRITE: "writing",
@@ -135,7 +141,7 @@ class MetadataOptions:
         Raises:
             ConfigurationError: an option is unknown, wrong, missing, or contradicts another.
         """
-        names = {key.lower().removeprefix(_CATALOG_PREFIX) for key in options}
+        names = {key.lower().removeprefix(CATALOG_PREFIX) for key in options}
         if "metadata" not in names:
             return None
         table = _Table(options, Use.METADATA)
@@ -169,6 +175,7 @@ class ReadOptions:
             ConfigurationError: an option is unknown, wrong, missing, or contradicts another.
         """
         table = _Table(options, Use.BATCH_READ, Use.STREAM_READ)
+        address = _parse_address(table)
         selection = _parse_selection(table)
         start = _parse_bound(table, "starting")
         end = _parse_bound(table, "ending")
@@ -186,7 +193,7 @@ class ReadOptions:
         for key, bound in (("startingOffsets", start), ("endingOffsets", end)):
             _check_logs_named(key, bound, selection)
         return cls(
-            address=_parse_address(table),
+            address=address,
             logs=selection,
             columns=table.parse("columns", _parse_columns, default=READ_COLUMNS),
             start=start,
@@ -254,9 +261,9 @@ class _Table:
         everywhere = {option.name.lower() for option in OPTIONS}
         given = {key.lower(): value for key, value in options.items()}
         of_catalog = {
-            key.removeprefix(_CATALOG_PREFIX): value
+            key.removeprefix(CATALOG_PREFIX): value
             for key, value in given.items()
-            if key.startswith(_CATALOG_PREFIX)
+            if key.startswith(CATALOG_PREFIX)
         }
         if of_catalog or _CATALOG_KEY in given:
             known = {key: value for key, value in given.items() if key in everywhere}
@@ -336,7 +343,7 @@ def _parse_address(table: _Table) -> Address:
 def _parse_uri(table: _Table) -> str:
     uri = table.get("uri")
     if uri is None:
-        raise ConfigurationError(f"option uri is missing: {_URI_RULE}")
+        raise ConfigurationError(f"option uri is missing: {_URI_RULE}. {_CATALOG_ADVICE}")
     if not re.match(r"distributedlog(-bk)?://[^/]+/.", uri.strip(), re.IGNORECASE):
         raise ConfigurationError(f"option uri={uri!r}: {_URI_RULE}")
     return uri.strip()

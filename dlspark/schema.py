@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,9 +17,10 @@ from pyspark.sql.types import (
 )
 
 from dlcore.errors import ConfigurationError
+from dlspark.options import CATALOG_PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 DLSN_TYPE = StructType(
     [
@@ -39,6 +41,7 @@ READ_SCHEMA = StructType(
 )
 """All fields are nullable: Spark compares the Arrow schema of a batch with this one exactly."""
 
+_OPTIONS_KEY = "dlog.options"
 _READ_ONLY = ("dlsn", "sequence_id", "timestamp")
 _WRITTEN: dict[str, tuple[type[DataType], ...]] = {
     "value": (StringType, BinaryType),
@@ -61,8 +64,35 @@ def read_schema_of(columns: Sequence[str]) -> StructType:
     return StructType([READ_SCHEMA[column] for column in columns])
 
 
+def with_options(schema: StructType, options: Mapping[str, str]) -> StructType:
+    """Return a schema that carries the options of a table of Spark's catalog, if it is of one.
+
+    Spark stores the schema, and gives it back with each read, but drops the options on the way to a
+    Python source.
+    """
+    found = {key: value for key, value in options.items() if key.startswith(CATALOG_PREFIX)}
+    if not found:
+        return schema
+    first, *others = schema.fields
+    metadata = {_OPTIONS_KEY: json.dumps(found)}
+    carrier = StructField(first.name, first.dataType, first.nullable, metadata)
+    return StructType([carrier, *others])
+
+
+def options_of(schema: StructType, options: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the options of a read, with those of the table in Spark's catalog that it reads.
+
+    Whoever names a namespace means no table, though rows of one may carry its options along.
+    """
+    if any(key.lower() == "uri" for key in options) or not schema.fields:
+        return options
+    stored = json.loads(schema.fields[0].metadata.get(_OPTIONS_KEY, "{}"))
+    return {**stored, **options}
+
+
 def check_read_schema(schema: StructType, expected: StructType) -> None:
     """Raise `ConfigurationError` unless `schema`, perhaps given by the user, is `expected`."""
+    schema = StructType([StructField(f.name, f.dataType, f.nullable) for f in schema.fields])
     if schema == expected:
         return
     for given, right in zip(schema.fields, expected.fields, strict=False):

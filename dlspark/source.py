@@ -12,7 +12,13 @@ from pyspark.sql.datasource import DataSource, DataSourceReader
 
 from dlcore.errors import ConfigurationError
 from dlspark.options import MetadataOptions, Mode, ReadOptions, WriteOptions
-from dlspark.schema import check_read_schema, check_write_schema, read_schema_of
+from dlspark.schema import (
+    check_read_schema,
+    check_write_schema,
+    options_of,
+    read_schema_of,
+    with_options,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -38,12 +44,14 @@ class DistributedLogDataSource(DataSource):
         if metadata is not None:
             from dlspark.metadata import schema_of
 
-            return schema_of(metadata.table)
-        return read_schema_of(ReadOptions.parse(self.options, Mode.LOAD).columns)
+            return with_options(schema_of(metadata.table), self.options)
+        columns = ReadOptions.parse(self.options, Mode.LOAD).columns
+        return with_options(read_schema_of(columns), self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch."""
-        metadata = MetadataOptions.parse(self.options)
+        given = options_of(schema, self.options)
+        metadata = MetadataOptions.parse(given)
         if metadata is not None:
             from dlspark.metadata import MetadataReader, schema_of
 
@@ -51,7 +59,7 @@ class DistributedLogDataSource(DataSource):
             return MetadataReader(metadata)
         from dlspark.batch import batch_reader
 
-        options = ReadOptions.parse(self.options, Mode.BATCH)
+        options = ReadOptions.parse(given, Mode.BATCH)
         check_read_schema(schema, read_schema_of(options.columns))
         return batch_reader(options)
 
@@ -59,7 +67,7 @@ class DistributedLogDataSource(DataSource):
         """Return the reader of a stream."""
         from dlspark.stream import DlogStreamReader
 
-        options = ReadOptions.parse(self.options, Mode.STREAM)
+        options = ReadOptions.parse(options_of(schema, self.options), Mode.STREAM)
         check_read_schema(schema, read_schema_of(options.columns))
         return DlogStreamReader(options)
 

@@ -5,6 +5,8 @@ Goal: a DataFrame that a log cannot take is refused before anything is written. 
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType, TimestampNTZType
@@ -16,6 +18,8 @@ from dlspark.schema import (
     WriteColumns,
     check_read_schema,
     check_write_schema,
+    options_of,
+    with_options,
 )
 
 
@@ -102,3 +106,18 @@ def test_a_log_must_be_named_somewhere() -> None:
     with pytest.raises(ConfigurationError, match="string column log"):
         check_write_schema(schema_of("value binary"), needs_log=True)
     check_write_schema(schema_of("value binary,log string"), needs_log=True)
+
+
+def test_a_schema_carries_the_options_of_a_table_of_the_catalog() -> None:
+    """Spark drops them, and keeps the schema; a read that names a namespace is of no table."""
+    made = {"provider": "dlog", "option.uri": "u", "option.log": "clicks"}
+    stored = with_options(READ_SCHEMA, made)
+    again = StructType.fromJson(json.loads(stored.json()))
+    check_read_schema(again, READ_SCHEMA)
+    assert options_of(again, {}) == {"option.uri": "u", "option.log": "clicks"}
+    assert options_of(again, {"startingTxid": "5"})["startingTxid"] == "5"
+    given = {"URI": "other", "log": "views"}
+    assert options_of(again, given) == given
+    assert with_options(READ_SCHEMA, given) is READ_SCHEMA
+    assert options_of(READ_SCHEMA, {}) == {}
+    assert options_of(StructType([]), {}) == {}

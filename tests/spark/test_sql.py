@@ -1,0 +1,126 @@
+"""Logs as tables of SQL: created, read, inserted into, and what is refused in words.
+
+Goal: whoever knows SQL gets at a log without a DataFrame.  Method: tables of Spark's catalog over
+a log, and each statement that a user would try.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dlspark.schema import READ_SCHEMA
+from tests.fixtures.spark import message_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from tests.fixtures.spark import LogBench
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+
+@pytest.fixture
+def table(spark: SparkSession, logs: LogBench) -> Iterator[tuple[str, str]]:
+    """A table over a fresh log of five records; its name and the log's."""
+    log = logs.create("sql")
+    logs.append(log, [(n, b"%d" % n) for n in range(5)])
+    name = f"t_{log.rpartition('-')[2]}"
+    spark.sql(
+        f"CREATE TABLE {name} USING dlog OPTIONS (uri '{logs.uri}', log '{log}') "
+        "COMMENT 'clicks' TBLPROPERTIES ('owner-team' = 'web')"
+    )
+    yield name, log
+    spark.sql(f"DROP TABLE {name}")
+
+
+def test_create_table_select_and_spark_table(
+    spark: SparkSession, logs: LogBench, table: tuple[str, str], tmp_path: Path
+) -> None:
+    """By SQL, by name, as a stream; each read sees what the log holds then."""
+    name, log = table
+    columns = [(field.name, field.dataType) for field in spark.table(name).schema.fields]
+    assert columns == [(field.name, field.dataType) for field in READ_SCHEMA.fields]
+    assert spark.sql(f"SELECT count(*), max(txid) FROM {name}").first() == (5, 4)
+    logs.append(log, [(9, b"9")])
+    assert spark.table(name).count() == 6
+    found: list[int] = []
+    query = (
+        spark.readStream.option("startingOffsets", "earliest")
+        .table(name)
+        .writeStream.foreachBatch(lambda rows, _: found.extend(r.txid for r in rows.collect()))
+        .option("checkpointLocation", str(tmp_path))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(120)
+    assert found == [0, 1, 2, 3, 4, 9]
+
+
+def test_insert_into_a_temporary_view(
+    spark: SparkSession, logs: LogBench, table: tuple[str, str]
+) -> None:
+    """Columns by name, the others are the log's to fill in; a table of the catalog is refused."""
+    name, log = table
+    spark.sql(
+        f"CREATE OR REPLACE TEMPORARY VIEW into_log USING dlog OPTIONS (uri '{logs.uri}', "
+        f"log '{log}')"
+    )
+    rows = "SELECT CAST(value AS BINARY) AS value FROM VALUES ('a'), ('b') AS rows(value)"
+    spark.sql(f"INSERT INTO into_log BY NAME {rows}")
+    assert sorted(logs.payloads(log)) == [b"0", b"1", b"2", b"3", b"4", b"a", b"b"]
+    text = message_of(lambda: spark.sql("INSERT INTO into_log VALUES (CAST('y' AS BINARY))"))
+    assert "not enough data columns" in text
+    for statement in (f"INSERT INTO {name} BY NAME {rows}", f"INSERT INTO {name} TABLE into_log"):
+        text = message_of(lambda sql=statement: spark.sql(sql))  # type: ignore[misc]
+        assert "insert into a temporary view" in text
+    text = message_of(lambda: spark.sql("INSERT OVERWRITE into_log TABLE into_log"))
+    assert "can only be appended to" in text
+    assert len(logs.payloads(log)) == 7
+
+
+def test_catalog_create_table_and_temporary_view(spark: SparkSession, logs: LogBench) -> None:
+    """A table by the catalog's own face, with options for reading; a view for this session."""
+    log = logs.create("sql")
+    logs.append(log, [(n, b"%d" % n) for n in range(5)])
+    spark.catalog.createTable(
+        "t_catalog",
+        source="dlog",
+        uri=logs.uri,
+        log=log,
+        startingTxid="3",
+        columns="txid,value",
+    )
+    try:
+        assert [row.txid for row in spark.table("t_catalog").collect()] == [3, 4]
+        other = logs.create("sql")
+        logs.save(spark.table("t_catalog"), log=other)
+        assert logs.payloads(other) == [b"3", b"4"]
+    finally:
+        spark.sql("DROP TABLE t_catalog")
+    spark.sql(
+        f"CREATE OR REPLACE TEMPORARY VIEW v USING dlog OPTIONS (uri '{logs.uri}', log '{log}')"
+    )
+    assert spark.sql("SELECT count(*) FROM v").first() == (5,)
+    spark.sql(
+        f"CREATE OR REPLACE TEMPORARY VIEW x USING dlog OPTIONS (uri '{logs.uri}', log '{log}', "
+        "metadata 'segments')"
+    )
+    assert spark.sql("SELECT sum(records) FROM x").first() == (5,)
+
+
+def test_wrong_tables_say_what_is_right(spark: SparkSession, logs: LogBench) -> None:
+    """An option that is unknown; columns that a log does not have."""
+    where = f"USING dlog OPTIONS (uri '{logs.uri}', log 'a'"
+    text = message_of(lambda: spark.sql(f"CREATE TABLE wrong {where}, startngTxid '3')"))
+    assert "did you mean startingTxid?" in text
+    spark.sql(f"CREATE TABLE wrong (value BINARY) {where})")
+    try:
+        text = message_of(lambda: spark.table("wrong").collect())
+        assert "created without columns of its own" in text
+    finally:
+        spark.sql("DROP TABLE wrong")
