@@ -59,9 +59,14 @@ class StagedAppend(Blocking):
         """Stage rows for a log; `commit` without extents takes all of them."""
         self._call(self._append.write_batch(log, batch))
 
-    def commit(self, extents: Sequence[StagedExtent] | None = None) -> CommitResult:
-        """Append `extents`, or what was written here, to their logs: all or nothing."""
-        return self._call(self._append.commit(extents))
+    def commit(
+        self, extents: Sequence[StagedExtent] | None = None, *, replaces: bool = False
+    ) -> CommitResult:
+        """Append `extents`, or what was written here, to their logs: all or nothing.
+
+        With `replaces` what the logs held before is truncated in the same transaction.
+        """
+        return self._call(self._append.commit(extents, replaces=replaces))
 
     def abort(self, extents: Sequence[StagedExtent] | None = None) -> None:
         """Drop what was staged."""

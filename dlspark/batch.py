@@ -133,9 +133,12 @@ class DlogWriter(DataSourceArrowWriter):
     machine, as soon as the write begins.
     """
 
-    def __init__(self, options: WriteOptions, columns: WriteColumns) -> None:
+    def __init__(
+        self, options: WriteOptions, columns: WriteColumns, *, overwrite: bool = False
+    ) -> None:
         self._options = options
         self._columns = columns
+        self._overwrite = overwrite
         self._token = SystemClock().new_token()
         self._begun_ns = time.monotonic_ns()
 
@@ -153,8 +156,13 @@ class DlogWriter(DataSourceArrowWriter):
         )
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Append what all tasks staged."""
-        commit_staged(messages, options=self._options, begun_ns=self._begun_ns)
+        """Append what all tasks staged, in place of what was before if it overwrites."""
+        commit_staged(
+            messages,
+            options=self._options,
+            begun_ns=self._begun_ns,
+            replaces=self._overwrite,
+        )
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Drop what the tasks staged."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from dlspark.batch import DlogWriter
+    from dlspark.schema import WriteColumns
     from dlspark.stream import DlogStreamReader, DlogStreamWriter
 
 
@@ -76,16 +77,11 @@ class DistributedLogDataSource(DataSource):
         from dlspark.batch import DlogWriter
         from dlspark.sessions import require_log
 
-        if overwrite:
-            raise ConfigurationError(
-                'a log can only be appended to, not overwritten: use .mode("append"); to start '
-                "afresh, truncate the log or write to another one"
-            )
         options = WriteOptions.parse(self.options, Mode.BATCH)
-        columns = check_write_schema(schema, needs_log=options.log is None)
+        columns = _check_write(options, schema, overwrite=overwrite)
         if options.log is not None:
             require_log(options.address, options.log, create=options.create_log)
-        return DlogWriter(options, columns)
+        return DlogWriter(options, columns, overwrite=overwrite)
 
     def streamWriter(
         self,
@@ -96,13 +92,17 @@ class DistributedLogDataSource(DataSource):
         from dlspark.sessions import require_log
         from dlspark.stream import DlogStreamWriter
 
-        if overwrite:
-            raise ConfigurationError(
-                'a log can only be appended to: use .outputMode("append"); for the complete result '
-                "of an aggregation, write what changed inside foreachBatch"
-            )
         options = WriteOptions.parse(self.options, Mode.STREAM)
-        columns = check_write_schema(schema, needs_log=options.log is None)
+        columns = _check_write(options, schema, overwrite=overwrite)
         if options.log is not None:
             require_log(options.address, options.log, create=options.create_log)
-        return DlogStreamWriter(options, columns)
+        return DlogStreamWriter(options, columns, overwrite=overwrite)
+
+
+def _check_write(options: WriteOptions, schema: StructType, *, overwrite: bool) -> WriteColumns:
+    if overwrite and options.log is None:
+        raise ConfigurationError(
+            "to overwrite, name the log with the option log: which logs the rows of a column log "
+            "leave out cannot be told; use append, or write log by log"
+        )
+    return check_write_schema(schema, needs_log=options.log is None)

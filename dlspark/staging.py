@@ -72,7 +72,11 @@ def stage_rows(
 
 
 def commit_staged(
-    messages: Sequence[WriterCommitMessage | None], *, options: WriteOptions, begun_ns: int = 0
+    messages: Sequence[WriterCommitMessage | None],
+    *,
+    options: WriteOptions,
+    begun_ns: int = 0,
+    replaces: bool = False,
 ) -> None:
     """Append all that the tasks staged, in the order of partitions, all or nothing, once.
 
@@ -82,6 +86,7 @@ def commit_staged(
         messages: what the tasks returned.
         options: of the write.
         begun_ns: when the write began, by the monotonic clock of this machine.
+        replaces: truncate what the log held before, in the same transaction.
 
     Raises:
         AppendMismatchError: a query goes on from a checkpoint that is not the latest of it.
@@ -95,6 +100,8 @@ def commit_staged(
         return
     append, extents = joined
     if append.is_unique and not extents:
+        if replaces:
+            _empty(options)
         return
     with (
         _advice_on_txids(),
@@ -113,7 +120,9 @@ def commit_staged(
             strict=append.is_stream,
         ) as staged,
     ):
-        result = staged.commit(extents)
+        result = staged.commit(extents, replaces=replaces)
+    if replaces and not extents and not result.already_committed:
+        _empty(options)
     if result.already_committed:
         logger.info(
             "append=%s version=%d was committed before, skipped", append.identity, append.version
@@ -122,6 +131,14 @@ def commit_staged(
         logger.info(
             "append=%s version=%d committed: %s", append.identity, append.version, result.logs
         )
+
+
+def _empty(options: WriteOptions) -> None:
+    """Truncate all that the log holds, since no rows take its place."""
+    assert options.log is not None, "only a log that is named is overwritten"
+    namespace = open_shared_namespace(options.address)
+    with namespace.open_log(options.log) as manager:
+        manager.truncate(manager.get_snapshot().end)
 
 
 def abort_staged(

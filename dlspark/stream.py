@@ -347,9 +347,12 @@ class DlogStreamWriter(DataSourceStreamArrowWriter):
     identifies the batch comes with the messages.
     """
 
-    def __init__(self, options: WriteOptions, columns: WriteColumns) -> None:
+    def __init__(
+        self, options: WriteOptions, columns: WriteColumns, *, overwrite: bool = False
+    ) -> None:
         self._options = options
         self._columns = columns
+        self._overwrite = overwrite
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         """Stage the rows of a task."""
@@ -369,7 +372,7 @@ class DlogStreamWriter(DataSourceStreamArrowWriter):
         batchId: int,
     ) -> None:
         """Append what all tasks staged; skip it if the batch was appended before."""
-        commit_staged(messages, options=self._options)
+        commit_staged(messages, options=self._options, replaces=self._overwrite)
 
     def abort(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import logging
 import sys
+from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -22,7 +23,7 @@ from dlcore.ids import DLSN
 from dlcore.records import LogRecord
 from dlcore.sync import open_namespace
 from dlspark.batch import DlogReader, FilteringDlogReader
-from dlspark.commit import AppendIdentity, batch_identity
+from dlspark.commit import AppendIdentity, StagedTask, batch_identity
 from dlspark.options import Address, Mode, ReadOptions, WriteOptions
 from dlspark.schema import check_write_schema
 from dlspark.sessions import close_shared_namespace
@@ -239,14 +240,38 @@ def test_writers_are_made_for_logs_that_exist_and_to_append(bench: Bench, kind: 
 
     assert make(VALUES, log=bench.log) is not None
     assert make(TO_LOGS) is not None
-    with pytest.raises(ConfigurationError, match="can only be appended to"):
-        make(VALUES, overwrite=True, log=bench.log)
+    assert make(VALUES, overwrite=True, log=bench.log) is not None
+    with pytest.raises(ConfigurationError, match="to overwrite, name the log"):
+        make(TO_LOGS, overwrite=True)
     with pytest.raises(ConfigurationError, match="log"):
         make(VALUES)
     with pytest.raises(LogNotFoundError, match="dlog log create"):
         make(VALUES, log=f"{bench.log}-missing")
     with pytest.raises(ConfigurationError, match="value"):
         make(StructType([StructField("other", StringType())]), log=bench.log)
+
+
+def test_overwrite_replaces_what_the_log_held(bench: Bench) -> None:
+    """In one transaction, once; also by nothing at all."""
+    options = WriteOptions.parse(
+        {"uri": bench.uri, "log": bench.log, "txnAppId": uuid4().hex, "txnVersion": "1"}, Mode.BATCH
+    )
+    append = batch_identity(options, {}, token=uuid4().hex)
+
+    def overwrite(*values: bytes) -> None:
+        rows = [pa.record_batch({"value": list(values)})] if values else []
+        columns = check_write_schema(VALUES, needs_log=False)
+        staged = stage_rows(rows, options=options, columns=columns, append=append, partition_id=0)
+        commit_staged([staged], options=options, replaces=True)
+
+    overwrite(b"a", b"b")
+    assert bench.payloads() == [b"a", b"b"]
+    overwrite(b"never", b"seen")  # the same version again
+    assert bench.payloads() == [b"a", b"b"]
+    writer = bench.source(log=bench.log).writer(VALUES, overwrite=True)
+    append = batch_identity(options, {}, token=uuid4().hex)
+    writer.commit([StagedTask(append=replace(append, is_unique=True), partition_id=0, extents=[])])
+    assert bench.payloads() == []
 
 
 @pytest.mark.parametrize("kind", ["writer", "streamWriter"])

@@ -319,8 +319,11 @@ def plan_append(
     *,
     now_ms: int,
     limits: SegmentLimits,
+    replaces: bool = False,
 ) -> tuple[Change, DLSN, DLSN]:
     """Append staged `extents` in the given order; return the change and the range of positions.
+
+    With `replaces` all that the log held before is truncated in the same change.
 
     Raises:
         EndOfStreamError: the log is sealed.
@@ -344,6 +347,8 @@ def plan_append(
         end = draft.head.end_dlsn
         first = first or DLSN(end.lssn, end.entry_id - extent.entry_count, 0)
     assert first is not None
+    if replaces:
+        draft.head = replace(draft.head, first_active=(first.lssn, first.entry_id, first.slot_id))
     return draft.finish(), first, end
 
 

@@ -10,6 +10,7 @@ the token of the append that wrote it.  What the record means for an append is d
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, assert_never
@@ -51,6 +52,7 @@ from dlcore.log.reading.scan import CommitResult, StagedExtent
 from dlcore.log.recovery import recover_log
 from dlcore.log.staging.writer import LOGS_PER_APPEND, StagingWriter, require_few_logs
 from dlcore.log.upkeep.merging import lssn_to_merge
+from dlcore.log.upkeep.removal import remove_truncated
 from dlcore.log.upkeep.worker import ask_for_upkeep
 from dlcore.metadata.port import Create, Op, Put, Versioned
 from dlcore.metadata.stored import decode, encode
@@ -157,6 +159,7 @@ class StagedAppend:
         self._logs: dict[str, tuple[DLSN, DLSN]] = {}
         self._to_merge: dict[LogKey, int] = {}
         self._aborted = False
+        self._replaces = False
 
     def __repr__(self) -> str:
         return f"<StagedAppend {self._identity!r} version={self._version}>"
@@ -171,11 +174,14 @@ class StagedAppend:
             self._writer = StagingWriter(self._context, self._owner, self._staged_as, self._config)
         await self._writer.write_batch(log, batch)
 
-    async def commit(self, extents: Sequence[StagedExtent] | None = None) -> CommitResult:
+    async def commit(
+        self, extents: Sequence[StagedExtent] | None = None, *, replaces: bool = False
+    ) -> CommitResult:
         """Append `extents`, in the given order per log: all or nothing, once.
 
         Args:
             extents: what to append; None for what this append's own writers hold.
+            replaces: truncate what the logs held before, in the same transaction.
 
         Raises:
             AppendAbortedError: it was aborted, staged data is gone, or one of the logs is.
@@ -195,6 +201,7 @@ class StagedAppend:
             if extents is None:
                 extents = await self._stage_own()
             _check_extents(extents, self._staged_as)
+            self._replaces = replaces
             # Remembered here too, for the record that tells of it may be removed now.
             self._result = await self._commit(extents)
             await self._context.tidier.submit(f"tidying after {self!r}", self._tidy)
@@ -375,7 +382,9 @@ class StagedAppend:
             paths = self._context.logs.paths_of(log)
             settings = self._context.logs.settings_of(log, found.settings[log.log_id])
             limits = SegmentLimits.of(self._config.with_settings(settings))
-            change, first, end = plan_append(paths, at, parts[log], now_ms=now_ms, limits=limits)
+            change, first, end = plan_append(
+                paths, at, parts[log], now_ms=now_ms, limits=limits, replaces=self._replaces
+            )
             ops += change.ops
             logs[log.name] = (first, end)
             lssn = lssn_to_merge(at.head, change.after.head)
@@ -453,6 +462,10 @@ class StagedAppend:
         await settle(self._context, sorted(set(self._listed or ())), in_round=self._round)
         if self._result is not None and self._result.committed:
             await ask_for_upkeep(self._context, self._to_merge)
+            for name in self._result.logs if self._replaces else ():
+                with contextlib.suppress(LogNotFoundError):  # deleted meanwhile
+                    log = await self._context.logs.find(name)
+                    await remove_truncated(self._context, await self._context.logs.read(log))
             if not self._keep_record:
                 await self._drop_record()
 

@@ -204,6 +204,20 @@ def test_what_an_append_writes_does_not_grow() -> None:
     assert len(segment.extents) == 1000
 
 
+def test_an_append_that_replaces_is_one_change_of_the_head() -> None:
+    """What it adds comes and what was there goes by the same write, also within a segment."""
+    tree = Tree()
+    append(tree, staged(8), staged(9))
+    change, first, end = plan_append(
+        PATHS, tree.at, [staged(10)], now_ms=3, limits=NO_LIMITS, replaces=True
+    )
+    assert kinds_of(change) == [(Put, PATHS.head)]
+    tree.apply(change)
+    assert tree.at.head.first_active_dlsn == first
+    assert tree.at.head.end_dlsn == end
+    assert first < end
+
+
 def test_chunks_of_an_append_of_many_extents() -> None:
     """None of them is larger than it may be; the tail is emptied."""
     tree = Tree()
