@@ -6,24 +6,33 @@ other.  Method: clocks that the test moves, a sweep of a worker, and what is sto
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
 from dlcore.config import LogSettings
-from dlcore.errors import ConfigurationError, LogEmptyError
+from dlcore.errors import (
+    ConfigurationError,
+    LedgerNotFoundError,
+    LogEmptyError,
+    LogNotFoundError,
+)
 from dlcore.ids import DLSN
 from dlcore.log.metadata.segment import Extent
-from dlcore.log.metadata.values import LogHead, OpenSegment, SegmentEnd, Totals, pack
+from dlcore.log.metadata.values import LogHead, LogKey, OpenSegment, SegmentEnd, Totals, pack
+from dlcore.log.upkeep.expiry import expire_log
 from dlcore.log.upkeep.retention import first_kept, kept_from_ms, last_write_ms, must_complete
 from dlcore.metadata.stored import encode
 from tests.fixtures.aio import until
+from tests.fixtures.interrupted_store import InterruptedStore
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
 
 if TYPE_CHECKING:
     from dlcore.log.manager import DistributedLogManager
+    from dlcore.namespace import Namespace
 
 HOUR_MS = 3_600_000
 HOURLY = LogSettings(retention_s=3600.0)
@@ -366,5 +375,87 @@ def test_a_purge_drops_whole_segments_and_keeps_the_last() -> None:
         assert await txids(log) == [30, 31]
         assert not await log.purge_logs_older_than(1000)
         assert await txids(log) == [30, 31]
+
+    on_log(body)
+
+
+async def interrupted(cluster: MemoryCluster) -> tuple[Namespace, InterruptedStore]:
+    """Open a namespace before whose requests something else can be made to happen."""
+    stores: list[InterruptedStore] = []
+
+    def wrap(store: Any) -> Any:
+        stores.append(InterruptedStore(store))
+        return stores[0]
+
+    namespace = await cluster.open("b", wrap=wrap)
+    cluster.clocks["b"].current_ms = cluster.clocks["a"].current_ms
+    return namespace, stores[0]
+
+
+def test_who_recovers_for_retention_leaves_the_next_writer_alone() -> None:
+    """It has no lock: if another was quicker, what is open by then is not a dead writer's."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        await log.update_settings(retention_s=3600)
+        dead = await log.open_writer()
+        await dead.write(record(1))
+        await dead.abort()
+        pass_hours(cluster, 2)
+        namespace, store = await interrupted(cluster)
+        opened = []
+
+        async def reopen() -> None:
+            store.disarm()
+            opened.append(await log.open_writer())
+            await opened[0].write(record(2))
+
+        store.before_each("multi", reopen)
+        assert await expire_log(namespace._context, LogKey(name=log.name, log_id=log.log_id))
+        async with opened[0] as writer:
+            await writer.write(record(3))
+        assert await txids(log) == [2, 3]
+
+    on_log(body)
+
+
+@pytest.mark.parametrize("change", ["append", "truncate", "deletion", "keep"])
+@pytest.mark.parametrize("at", range(1, 9))
+def test_changes_while_a_log_expires(change: str, at: int) -> None:
+    """Whatever happens to the log before whichever request, what is young stays."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        await write(cluster, log, 1, 2)
+        batch = pa.record_batch({"payload": [b"x"]})
+        async with await cluster.namespaces[0].begin_append("me", 1) as append:
+            await append.write_batch("clicks", batch)
+            await append.commit()
+        pass_hours(cluster, 2)
+        await log.update_settings(retention_s=3600)
+        namespace, store = await interrupted(cluster)
+
+        async def interrupt() -> None:
+            if change == "append":
+                async with await cluster.namespaces[0].begin_append("me", 2) as append:
+                    await append.write_batch("clicks", batch)
+                    await append.commit()
+            elif change == "truncate":
+                await log.truncate(DLSN(2, 0, 0))
+            elif change == "deletion":
+                await log.delete()
+            else:
+                await log.update_settings(retention_s=None)
+
+        store.arm(at, interrupt)
+        key = LogKey(name=log.name, log_id=log.log_id)
+        with contextlib.suppress(LogNotFoundError, LedgerNotFoundError):
+            await expire_log(namespace._context, key)
+        if change != "deletion":
+            store.disarm()
+            await expire_log(namespace._context, key)
+            left = len(await txids(log))
+            if change == "append" and store.made >= at:
+                assert left >= 1
+            if change == "keep":
+                assert left in {0, 3}
 
     on_log(body)
