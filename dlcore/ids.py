@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from typing import Annotated, ClassVar, NewType
+from typing import Annotated, ClassVar
 
 import msgspec
 
 from dlcore.errors import ConfigurationError, InvalidLogNameError
 
-LedgerId = NewType("LedgerId", int)
-EntryId = NewType("EntryId", int)
-
-INVALID_ENTRY_ID = EntryId(-1)
+INVALID_ENTRY_ID = -1
 """The entry before the first one; a last add confirmed of -1 means "nothing yet"."""
 
 TXID_MAX = 2**63 - 2

@@ -26,7 +26,7 @@ from dlcore.errors import (
 )
 from dlcore.ids import DLSN, validate_log_name
 from dlcore.ledger.client import LedgerClient
-from dlcore.ledger.metadata.registry import BookieInfo, BookieRegistry
+from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.log.context import Lifetime, LogContext
 from dlcore.log.manager import DistributedLogManager
@@ -52,6 +52,7 @@ from dlcore.statistics import NamespaceStatistics
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from dlcore.ledger.metadata.bookies import BookieRegistration
     from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.ledger.port import BookieClient
     from dlcore.log.metadata.commits import AppendRun, SharedStaging
@@ -442,7 +443,7 @@ class Namespace:
         if state is SessionState.EXPIRED:
             self._sessions_lost += 1
 
-    async def get_bookies(self) -> list[BookieInfo]:
+    async def get_bookies(self) -> list[BookieRegistration]:
         """Return the bookies that are registered now."""
         self._require_open()
         return await self._registry.get_bookies()

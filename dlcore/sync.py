@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from dlcore import namespace as aio
     from dlcore.config import LedgerClientConfig, LogConfig, LogSettings
     from dlcore.ids import DLSN
-    from dlcore.ledger.metadata.registry import BookieInfo
+    from dlcore.ledger.metadata.bookies import BookieRegistration
     from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.log.manager import DistributedLogManager as AsyncManager
     from dlcore.log.metadata.segment import LogSegment
@@ -270,7 +270,7 @@ class Namespace(Blocking):
 
         return self._call(statistics())
 
-    def get_bookies(self) -> list[BookieInfo]:
+    def get_bookies(self) -> list[BookieRegistration]:
         """Return the bookies that are registered now."""
         return self._call(self._namespace.get_bookies())
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dlcore.autorecovery.check import Answer, Fragment, Held, check_ledger, expected_ranges
+from dlcore.autorecovery.check import Answer, Fragment, Held, check_ledger
 from dlcore.ledger.metadata.quorum import write_set
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
 
@@ -119,18 +119,6 @@ class CopyLane:
     last_entry_id: int
     stride: int
     sources: tuple[BookieId, ...]
-
-
-def whole_position(quorum: QuorumConfig, fragment: Fragment, position: int) -> list[EntryRange]:
-    """Return all that a position of a fragment should hold."""
-    return list(
-        expected_ranges(
-            quorum,
-            position=position,
-            first_entry_id=fragment.first_entry_id,
-            last_entry_id=fragment.last_entry_id,
-        )
-    )
 
 
 def copy_lanes(

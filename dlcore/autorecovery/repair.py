@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dlcore.autorecovery.context import RecoveryContext
     from dlcore.autorecovery.listing import ListedLedger
     from dlcore.ids import BookieId
-    from dlcore.ledger.metadata.registry import BookieInfo
+    from dlcore.ledger.metadata.bookies import BookieRegistration
     from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.ledger.port import EntryRange
 
@@ -70,7 +70,7 @@ class _Round:
     """One decision about one ledger, and what became of it."""
 
     metadata: LedgerMetadata
-    infos: Sequence[BookieInfo]
+    infos: Sequence[BookieRegistration]
     lost: frozenset[BookieId]
     answers: Mapping[BookieId, Answer]
     problems: list[str] = field(default_factory=list)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dlcore.background import BackgroundTasks, told_to_callers
-from dlcore.config import DEFAULT_RACK
 from dlcore.errors import (
     BookieUnavailableError,
     CorruptMetadataError,
@@ -30,24 +28,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class BookieInfo:
-    """A registered bookie: who, where, and whether it takes ordinary writes.
-
-    `free_bytes` and `total_bytes` are of its disk as of some minutes ago at most; a total of 0 is
-    not known.  `session` differs between any two registrations of the same bookie.
-    """
-
-    bookie: BookieId
-    address: str
-    read_only: bool
-    rack: str = DEFAULT_RACK
-    free_bytes: int = 0
-    total_bytes: int = 0
-    session: str = ""
-    control_address: str = ""
-
-
 class BookieRegistry:
     """The registrations of one namespace's bookies.
 
@@ -66,7 +46,7 @@ class BookieRegistry:
         self._reads = BackgroundTasks(told_to_callers)  # who may have left
         self._unsubscribes: list[Unsubscribe] = []
 
-    async def get_bookies(self) -> list[BookieInfo]:
+    async def get_bookies(self) -> list[BookieRegistration]:
         """Read all registered bookies afresh, ordered by name.
 
         A bookie that is on its way between writable and read-only counts as read-only.  One whose
@@ -74,18 +54,7 @@ class BookieRegistry:
         """
         directories = (self._paths.bookies_available, self._paths.bookies_readonly)
         writable, readonly = await asyncio.gather(*map(self._read_directory, directories))
-        found: dict[BookieId, BookieInfo] = {}
-        for registration in (*writable, *readonly):
-            found[registration.bookie] = BookieInfo(
-                registration.bookie,
-                registration.address,
-                registration.read_only,
-                rack=registration.rack,
-                free_bytes=registration.free_bytes,
-                total_bytes=registration.total_bytes,
-                session=registration.session,
-                control_address=registration.control_address,
-            )
+        found = {each.bookie: each for each in (*writable, *readonly)}
         return [found[bookie] for bookie in sorted(found)]
 
     async def get_addresses(self) -> Mapping[BookieId, str]:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from dlcore.config import PlacementConfig, QuorumConfig
     from dlcore.ids import BookieId
-    from dlcore.ledger.metadata.registry import BookieInfo, BookieRegistry
+    from dlcore.ledger.metadata.bookies import BookieRegistration
+    from dlcore.ledger.metadata.registry import BookieRegistry
     from dlcore.ledger.placing.health import BookieHealth
 
 logger = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class Placer:
         """
         return self.take_note(await self._registry.get_bookies())
 
-    def take_note(self, infos: Iterable[BookieInfo]) -> list[BookieId]:
+    def take_note(self, infos: Iterable[BookieRegistration]) -> list[BookieId]:
         """Remember registrations, and return who takes ordinary writes.
 
         A bookie that registered anew since it was last seen is out of quarantine.
@@ -106,7 +107,7 @@ class Placer:
 
     def choose_replacements(
         self,
-        infos: Iterable[BookieInfo],
+        infos: Iterable[BookieRegistration],
         *,
         ensemble: Sequence[BookieId],
         positions: Sequence[int],

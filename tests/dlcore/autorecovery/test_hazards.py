@@ -37,7 +37,7 @@ from tests.fixtures.recovery import (
 )
 
 if TYPE_CHECKING:
-    from dlcore.ledger.metadata.registry import BookieInfo
+    from dlcore.ledger.metadata.bookies import BookieRegistration
 
 
 def finding(ledger_id: int, *missing: BookieId) -> ListedLedger:
@@ -255,7 +255,7 @@ def test_a_writer_that_replaces_its_lost_bookie_at_the_last_moment_is_not_fenced
         await asyncio.sleep(QUICK.open_ledger_grace_s)
         get_bookies = context.registry.get_bookies
 
-        async def replace_it_first() -> list[BookieInfo]:
+        async def replace_it_first() -> list[BookieRegistration]:
             if dead in writer.metadata.last_ensemble.bookies:
                 await write(writer, 10)
             return await get_bookies()
@@ -287,7 +287,7 @@ def test_a_writer_whose_lost_bookie_comes_back_is_not_fenced() -> None:
         get_bookies = context.registry.get_bookies
         looks: list[int] = []
 
-        async def come_back_after_the_decision() -> list[BookieInfo]:
+        async def come_back_after_the_decision() -> list[BookieRegistration]:
             looks.append(1)
             if len(looks) == 2:
                 await register(cluster, dead.name)

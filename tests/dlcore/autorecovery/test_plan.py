@@ -6,15 +6,29 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.autorecovery.check import Answer, Held, Unknown, fragments_of
-from dlcore.autorecovery.plan import copy_lanes, plan_repair, whole_position
+from dlcore.autorecovery.check import Answer, Held, Unknown, expected_ranges, fragments_of
+from dlcore.autorecovery.plan import copy_lanes, plan_repair
 from dlcore.ledger.metadata.quorum import write_set
 from dlcore.ledger.metadata.values import LedgerState
 from dlcore.ledger.port import EntryRange
 from tests.fixtures.ledgers import bookie, bookies, metadata_of, quorum_of
 
 if TYPE_CHECKING:
+    from dlcore.autorecovery.check import Fragment
+    from dlcore.config import QuorumConfig
     from dlcore.ids import BookieId
+
+
+def whole_position(quorum: QuorumConfig, fragment: Fragment, position: int) -> list[EntryRange]:
+    """Return all that a position of a fragment should hold."""
+    return list(
+        expected_ranges(
+            quorum,
+            position=position,
+            first_entry_id=fragment.first_entry_id,
+            last_entry_id=fragment.last_entry_id,
+        )
+    )
 
 
 def held(first: int, last: int) -> Held:

@@ -18,7 +18,6 @@ from dlcore.config import PlacementConfig, QuarantineConfig, QuorumConfig
 from dlcore.errors import ConfigurationError, NotEnoughBookiesError
 from dlcore.ledger.client import LedgerClient
 from dlcore.ledger.metadata.bookies import BookieRegistration
-from dlcore.ledger.metadata.registry import BookieInfo
 from dlcore.ledger.placing.health import REST_S
 from dlcore.metadata.stored import encode
 from dlcore.transport.memory import MemoryBookieClient
@@ -206,7 +205,9 @@ def test_a_client_without_a_metadata_store_chooses_nobody() -> None:
         )
         with pytest.raises(ConfigurationError, match="no metadata store"):
             _ = client.placer
-        full = BookieInfo(bookie("D"), "127.0.0.1:1", read_only=True)
+        full = BookieRegistration(
+            name="D", incarnation=bookie("D").incarnation, address="127.0.0.1:1", read_only=True
+        )
         chosen = cluster.client.placer.choose_replacements(
             [full], ensemble=bookies("ABC"), positions=[1], quorum=QuorumConfig()
         )

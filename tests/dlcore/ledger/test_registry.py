@@ -16,7 +16,7 @@ from dlcore.errors import (
 )
 from dlcore.ids import BookieId
 from dlcore.ledger.metadata.bookies import BookieRegistration
-from dlcore.ledger.metadata.registry import BookieInfo, BookieRegistry
+from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.metadata.memory import MemoryStore, MemoryTree
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.stored import encode
@@ -66,8 +66,12 @@ def test_the_list_is_fresh_and_ordered() -> None:
         await register(bookies, B2, "h:2", read_only=True)
         await register(bookies, B1, "h:1")
         assert await registry.get_bookies() == [
-            BookieInfo(B1, "h:1", read_only=False),
-            BookieInfo(B2, "h:2", read_only=True),
+            BookieRegistration(
+                name=B1.name, incarnation=B1.incarnation, address="h:1", read_only=False
+            ),
+            BookieRegistration(
+                name=B2.name, incarnation=B2.incarnation, address="h:2", read_only=True
+            ),
         ]
         await register(bookies, B1, "h:1", read_only=True)
         assert [info.read_only for info in await registry.get_bookies()] == [True, True]
@@ -164,7 +168,11 @@ def test_a_registration_that_does_not_parse_is_left_out(caplog: pytest.LogCaptur
         await store.create(PATHS.bookie_readonly("b3"), b"\xff")
         await register(store, B2, "h:2")
         with caplog.at_level(logging.WARNING):
-            assert await registry.get_bookies() == [BookieInfo(B2, "h:2", read_only=False)]
+            assert await registry.get_bookies() == [
+                BookieRegistration(
+                    name=B2.name, incarnation=B2.incarnation, address="h:2", read_only=False
+                )
+            ]
         assert len(caplog.records) == 2
         assert PATHS.bookie_available("b1") in caplog.text
         assert PATHS.bookie_readonly("b3") in caplog.text
