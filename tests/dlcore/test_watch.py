@@ -14,15 +14,17 @@ import pytest
 
 from dlcore.errors import AlreadyClosedError, MetadataError
 from dlcore.log.metadata.names import LogChange, LogChangeKind
+from dlcore.metadata.paths import bucket_of
 from dlcore.namespace import open_namespace
 from tests.fixtures import aio
 from tests.fixtures.memory_namespace import MemoryCluster, memory_cluster
 from tests.fixtures.zookeeper import expire_session
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from dlcore.log.metadata.watching import LogWatch
+    from dlcore.metadata.port import Versioned
     from dlcore.namespace import Namespace
     from dlcore.sandbox.zookeeper import EmbeddedZooKeeper
 
@@ -138,6 +140,29 @@ def test_an_answer_that_fails_loses_nothing() -> None:
             with pytest.raises(MetadataError, match="planted"):
                 await watch.take()
             assert [change.name for change in await watch.take()] == ["clicks"]
+
+    on_namespaces(body)
+
+
+def test_a_change_during_a_look_is_told_by_the_next() -> None:
+    """One that comes after the names were listed, in the bucket that is looked at."""
+
+    async def body(cluster: MemoryCluster, namespace: Namespace, other: Namespace) -> None:
+        late = next(n for n in map(str, range(10**6)) if bucket_of(n) == bucket_of("clicks"))
+        await other.create_log("clicks")
+        store = cluster.stores["a"]
+        get_many = store.get_many
+
+        async def create_first(paths: Sequence[str]) -> list[Versioned | None]:
+            store.get_many = get_many  # type: ignore[method-assign]
+            await other.create_log(late)
+            await asyncio.sleep(0)  # its own watch is told before the answer
+            return await get_many(paths)
+
+        store.get_many = create_first  # type: ignore[method-assign, assignment]
+        async with namespace.watch_logs() as watch:
+            assert [change.name for change in await watch.take()] == ["clicks"]
+            assert [change.name for change in await watch.take(timeout_s=30)] == [late]
 
     on_namespaces(body)
 
