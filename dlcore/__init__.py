@@ -28,6 +28,7 @@ from dlcore.statistics import NamespaceStatistics
 from dlcore.tls import TlsFiles
 
 if TYPE_CHECKING:
+    from dlcore.copying import copy_log
     from dlcore.log.manager import DistributedLogManager
     from dlcore.log.metadata.watching import LogWatch
     from dlcore.log.reading.merged import AsyncMergedReader
@@ -75,6 +76,7 @@ __all__ = [
     "StagedExtent",
     "StagingWriter",
     "TlsFiles",
+    "copy_log",
     "open_namespace",
     "scan",
 ]
@@ -91,6 +93,7 @@ _HEAVY = {
     "Namespace": "dlcore.namespace",
     "StagedAppend": "dlcore.log.staging.append",
     "StagingWriter": "dlcore.log.staging.writer",
+    "copy_log": "dlcore.copying",
     "open_namespace": "dlcore.namespace",
     "scan": "dlcore.scanning",
 }

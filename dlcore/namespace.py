@@ -44,7 +44,7 @@ from dlcore.log.staging.append import StagedAppend, check_identity
 from dlcore.log.staging.writer import StagingWriter
 from dlcore.log.tidying import Tidier
 from dlcore.log.upkeep.config import UpkeepConfig
-from dlcore.log.upkeep.worker import LogUpkeep, commit_records, sweep_commits
+from dlcore.log.upkeep.worker import LogUpkeep, commit_records, last_version, sweep_commits
 from dlcore.metadata.paths import NamespacePaths, parse_uri, unescape
 from dlcore.metadata.port import SessionState
 from dlcore.statistics import NamespaceStatistics
@@ -356,6 +356,7 @@ class Namespace:
         lock_timeout_s: float | None = None,
         keep_record: bool = True,
         strict: bool = False,
+        after: int | None = None,
     ) -> StagedAppend:
         """Begin an atomic append to any number of logs.
 
@@ -374,6 +375,7 @@ class Namespace:
             strict: the appender repeats its latest version only, and to the same logs.  What does
                 not look so is refused; else a version that was committed is skipped, for its number
                 alone.
+            after: the version that has to be the last one committed then, -1 for none.
         """
         self._require_open()
         return StagedAppend(
@@ -389,6 +391,7 @@ class Namespace:
             config=self._context.config,
             keep_record=keep_record,
             strict=strict,
+            after=after,
         )
 
     async def open_staging_writer(self, *, identity: str) -> StagingWriter:
@@ -467,6 +470,10 @@ class Namespace:
         if ids and not ledgers:  # all of them were deleted meanwhile
             return await self.list_ledgers(first=ids[-1] + 1, count=count)
         return ledgers
+
+    async def last_version(self, identity: str) -> int:
+        """Return the last version that an appender committed, -1 if none is known."""
+        return await last_version(self._context, identity)
 
     async def list_commits(self) -> list[CommitStatus]:
         """Return the last commit of each appender whose record is kept, in no order."""

@@ -83,6 +83,7 @@ __all__ = [
     "StagedAppend",
     "StagedExtent",
     "StagingWriter",
+    "copy_log",
     "open_namespace",
     "scan",
 ]
@@ -209,13 +210,15 @@ class Namespace(Blocking):
         lock_timeout_s: float | None = None,
         keep_record: bool = True,
         strict: bool = False,
+        after: int | None = None,
     ) -> StagedAppend:
         """Begin an atomic append to any number of logs; (identity, version) commits once.
 
         It commits what was staged under its own identity, or is `shared` with others.  With a
         `run`, each of its appends of the version commits once.  Without `keep_record`, for an
         identity of one append only, nothing of it is kept.  A `strict` one is refused, not skipped,
-        if the version is not the latest, or was committed to other logs only.
+        if the version is not the latest, or was committed to other logs only; one that names what
+        it comes `after`, if the last version committed is another.
         """
         append = self._call(
             self._namespace.begin_append(
@@ -226,6 +229,7 @@ class Namespace(Blocking):
                 lock_timeout_s=lock_timeout_s,
                 keep_record=keep_record,
                 strict=strict,
+                after=after,
             )
         )
         return StagedAppend(self._portal, append)
@@ -285,6 +289,16 @@ class Namespace(Blocking):
     def list_commits(self) -> list[CommitStatus]:
         """Return the last commit of each appender whose record is kept, in no order."""
         return self._call(self._namespace.list_commits())
+
+
+def copy_log(source: DistributedLogManager, namespace: Namespace, target: str) -> int:
+    """Copy what is readable of a log to another, each record once however often it is called.
+
+    Return how many records this call copied.  Errors are those of `dlcore.copy_log`.
+    """
+    from dlcore.copying import copy_log as copy_async
+
+    return source._call(copy_async(source._manager, namespace._namespace, target))
 
 
 class DistributedLogManager(Blocking):

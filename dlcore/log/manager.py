@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from dlcore.log.reading.ranges import Bound, LogRange
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.log.reading.status import LogStatus
-    from dlcore.records import LogRecordWithDLSN
+    from dlcore.records import LogRecordWithDLSN, NotLessThan, RecordPlace
 
 _OWN_METADATA = {"log", "log_id"}
 logger = logging.getLogger(__name__)
@@ -322,6 +322,11 @@ class DistributedLogManager:
         """Return the position of the first record not older than `timestamp_ms`, or the end."""
         _, finder = await self._finder()
         return await finder.not_less_than_timestamp(timestamp_ms)
+
+    async def find_place(self, wanted: DLSN | NotLessThan) -> RecordPlace:
+        """Return the place of the first readable record that is wanted, or of the end."""
+        _, finder = await self._finder()
+        return await finder.place(wanted)
 
     async def get_log_record_count(self, start: DLSN | None = None, end: DLSN | None = None) -> int:
         """Return the exact number of readable records, or of those in [start, end)."""

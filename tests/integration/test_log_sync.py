@@ -22,7 +22,7 @@ from dlcore.errors import (
     TransactionIdOutOfOrderError,
     WriteError,
 )
-from dlcore.sync import open_namespace, scan
+from dlcore.sync import copy_log, open_namespace, scan
 
 pytestmark = pytest.mark.integration
 
@@ -362,6 +362,23 @@ def test_many_logs_as_one(namespace_uri: str) -> None:
             assert "2 logs" in repr(reader)
         with namespace.open_merged_reader(names, positions=positions) as reader:
             assert [each.record.txid for each in reader] == list(range(42, 100))
+
+
+def test_a_log_is_copied_once(namespace_uri: str) -> None:
+    """However often it is asked for; what comes later is added."""
+    with open_namespace(namespace_uri) as namespace:
+        for name in ("sync/source", "sync/target"):
+            namespace.create_log(name)
+        with namespace.open_log("sync/source") as log:
+            for first in (0, 100):
+                with log.open_writer() as writer:
+                    writer.write_bulk(LogRecord(first + n, b"%d" % n) for n in range(100))
+                assert copy_log(log, namespace, "sync/target") == 100
+                assert copy_log(log, namespace, "sync/target") == 0
+            columns = ["txid", "payload", "sequence_id"]
+            with namespace.open_log("sync/target") as target:
+                copied = target.read().to_arrow().select(columns)
+            assert copied == log.read().to_arrow().select(columns)
 
 
 def test_what_a_forked_child_inherited_is_left_to_its_parent(namespace_uri: str) -> None:

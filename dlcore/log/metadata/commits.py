@@ -93,6 +93,8 @@ class Verdict(enum.Enum):
     SUPERSEDED = "superseded"
     OLDER = "older"
     ELSEWHERE = "elsewhere"
+    AHEAD = "ahead"
+    """It follows another version than the last one committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,7 @@ def decide(
     run: AppendRun | None,
     now_ns: int,
     logs: Collection[str] | None = None,
+    after: int | None = None,
 ) -> Decision:
     """Decide about an append.
 
@@ -122,21 +125,12 @@ def decide(
         now_ns: the clock of `AppendRun.begun_ns`.
         logs: the names of those it appends to, if the appender repeats its latest version only,
             and to the same logs; None for one of which that is not known.
+        after: the version that must be the last one committed, -1 for none, if that matters.
     """
     if record is None or version > record.version:
-        return Decision(
-            Verdict.APPEND,
-            CommitRecord(
-                version=version,
-                token=token,
-                committed=1,
-                run="" if run is None else run.token,
-                thread="" if run is None else run.thread,
-                seen=1,
-                last_ns=now_ns,
-                logs=_join(b"", logs),
-            ),
-        )
+        is_next = after in (None, -1 if record is None else record.version)
+        begun = _begun(version, token, run, now_ns, logs)
+        return Decision(Verdict.APPEND, begun) if is_next else Decision(Verdict.AHEAD)
     if version < record.version:
         return Decision(Verdict.SKIP if logs is None else Verdict.OLDER)
     if record.token == token:
@@ -166,6 +160,22 @@ def decide(
         return Decision(skip, taken if skip is Verdict.SKIP else None)
     logs_of_all = _join(record.logs, logs)
     return Decision(Verdict.APPEND, replace(taken, committed=taken.seen, logs=logs_of_all))
+
+
+def _begun(
+    version: int, token: str, run: AppendRun | None, now_ns: int, logs: Collection[str] | None
+) -> CommitRecord:
+    """Return the record of the first append of a version."""
+    return CommitRecord(
+        version=version,
+        token=token,
+        committed=1,
+        run="" if run is None else run.token,
+        thread="" if run is None else run.thread,
+        seen=1,
+        last_ns=now_ns,
+        logs=_join(b"", logs),
+    )
 
 
 def _digests(logs: Collection[str]) -> set[bytes]:

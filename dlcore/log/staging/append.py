@@ -133,6 +133,7 @@ class StagedAppend:
         config: LogConfig,
         keep_record: bool = True,
         strict: bool = False,
+        after: int | None = None,
     ) -> None:
         check_identity(identity)
         staged_as = identity if shared is None else shared.identity
@@ -149,6 +150,7 @@ class StagedAppend:
         self._lock_timeout_s = lock_timeout_s
         self._keep_record = keep_record
         self._strict = strict
+        self._after = after
         self._result: CommitResult | None = None
         self._config = config
         self._token = context.clock.new_token()
@@ -264,6 +266,7 @@ class StagedAppend:
             run=self._run,
             now_ns=now_ns,
             logs=logs if self._strict else None,
+            after=self._after,
         )
         what = f"append {self._identity!r} version {self._version}"
         if decision.verdict is Verdict.OLDER:
@@ -271,6 +274,11 @@ class StagedAppend:
             raise AppendMismatchError(
                 f"{what}: version {record.version} was committed before, and none but the latest "
                 "version is repeated by who goes on from where the last one ended"
+            )
+        if decision.verdict is Verdict.AHEAD:
+            last = "none" if record is None else record.version
+            raise AppendMismatchError(
+                f"{what} follows version {self._after}, and the last one committed is {last}"
             )
         if decision.verdict is Verdict.ELSEWHERE:
             raise AppendMismatchError(
@@ -333,7 +341,7 @@ class StagedAppend:
                 raise AppendSupersededError(
                     f"{what}: a later run of the appender has begun to append this version"
                 )
-            case Verdict.KNOWN | Verdict.OLDER | Verdict.ELSEWHERE:
+            case Verdict.KNOWN | Verdict.OLDER | Verdict.ELSEWHERE | Verdict.AHEAD:
                 raise AssertionError(f"{decision.verdict} ends an append before it is tried")
             case _:
                 assert_never(decision.verdict)

@@ -244,3 +244,10 @@ async def commit_records(
             for path, node in zip(paths, nodes, strict=True):
                 if node is not None:
                     yield path, node.version, decode(CommitRecord, node.value, source=path)
+
+
+async def last_version(context: LogContext, identity: str) -> int:
+    """Return the last version that an appender committed, -1 if none is known."""
+    path = context.paths.commit(identity)
+    node = await persistently(lambda: context.store.get(path, fresh=True))
+    return -1 if node is None else decode(CommitRecord, node.value, source=path).version

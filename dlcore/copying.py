@@ -1,0 +1,95 @@
+"""Copying a log to another, exactly once: the position is stored with the records it stands for."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from dlcore.errors import AlreadyTruncatedError, AppendMismatchError, ConfigurationError
+from dlcore.records import NotLessThan, RecordField
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from dlcore.log.manager import DistributedLogManager
+    from dlcore.namespace import Namespace
+
+logger = logging.getLogger(__name__)
+
+_COMMIT_BYTES = 16 * 1024 * 1024
+"""So much of the source is copied with one commit, or one entry."""
+
+
+async def copy_log(source: DistributedLogManager, namespace: Namespace, target: str) -> int:
+    """Copy what is readable of a log to another; return how many records this call copied.
+
+    Transaction ids and payloads are kept.  Each record is copied once, however often this is
+    called, wherever a call died, and if several run at once: the version of each commit is how many
+    records of the source it reaches, and it must follow the one that the copier went on from.  The
+    record of commits is kept for 90 days after the last one; a copy that rested for longer begins
+    anew.
+
+    Args:
+        source: the log to copy, of this namespace or another.
+        namespace: where the target is.
+        target: a log that exists; others may write to it, if their transaction ids let them.
+
+    Raises:
+        AlreadyTruncatedError: records of the source were truncated before they were copied.
+        TransactionIdOutOfOrderError: the target has higher transaction ids than come next.
+        ConfigurationError: the target is the source.
+    """
+    async with await namespace.open_log(target) as log:
+        if log.log_id == source.log_id:
+            raise ConfigurationError(f"log {target!r} cannot be copied to itself")
+        identity = f"copy/{source.log_id}/{log.log_id}"
+    total = 0
+    while True:
+        done = await namespace.last_version(identity)
+        copied = await _copy_some(source, namespace, target, identity, done)
+        if copied == 0:
+            return total
+        if copied is None:
+            logger.info("log=%s: another copier to %s was faster", source.name, target)
+        total += copied or 0
+
+
+async def _copy_some(
+    source: DistributedLogManager, namespace: Namespace, target: str, identity: str, done: int
+) -> int | None:
+    """Copy the records behind the first `done`; return how many, None if another did."""
+    batches = await _next_batches(source, max(done, 0))
+    count = sum(batch.num_rows for batch in batches)
+    if not count:
+        return 0
+    append = await namespace.begin_append(identity, max(done, 0) + count, after=done)
+    async with append:
+        for batch in batches:
+            await append.write_batch(target, batch.select(["txid", "payload"]))
+        try:
+            result = await append.commit()
+        except AppendMismatchError:
+            return None
+    return count if result.committed else None
+
+
+async def _next_batches(source: DistributedLogManager, done: int) -> list[pa.RecordBatch]:
+    """Return the records from sequence id `done` on, some MB of them."""
+    place = await source.find_place(NotLessThan(RecordField.SEQUENCE_ID, done))
+    if place.sequence_id > done:
+        raise AlreadyTruncatedError(
+            f"log {source.name!r}: the records {done} to {place.sequence_id - 1} were truncated "
+            "before they were copied"
+        )
+    if place.sequence_id < done:
+        raise ConfigurationError(
+            f"log {source.name!r} has {place.sequence_id} records, and {done} were copied of it"
+        )
+    batches: list[pa.RecordBatch] = []
+    size_bytes = 0
+    async for batch in await source.read(place.dlsn):
+        batches.append(batch)
+        size_bytes += batch.nbytes
+        if size_bytes >= _COMMIT_BYTES:
+            break
+    return batches

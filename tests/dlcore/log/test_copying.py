@@ -1,0 +1,91 @@
+"""A log copied to another: each record once, from call to call, and with several at work."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dlcore import copy_log
+from dlcore.errors import AlreadyTruncatedError, AppendMismatchError, ConfigurationError
+from dlcore.ids import DLSN
+from dlcore.log.metadata.commits import Verdict, decide
+from tests.dlcore.log.test_reader import fill
+from tests.fixtures.memory_namespace import MemoryCluster, on_log, read_all, record
+
+if TYPE_CHECKING:
+    from dlcore.log.manager import DistributedLogManager
+
+
+async def content(log: DistributedLogManager) -> list[tuple[int, bytes]]:
+    """Return transaction ids and payloads."""
+    return [(each.txid, each.payload) for each in await read_all(log)]
+
+
+@pytest.mark.parametrize("commit_bytes", [1, 500, 10**6])
+def test_each_record_is_copied_once(commit_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By several at once that die at any time, while the source grows."""
+    monkeypatch.setattr("dlcore.copying._COMMIT_BYTES", commit_bytes)
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        rng = random.Random(commit_bytes)
+        namespaces = [cluster.namespaces[0], await cluster.open("b"), await cluster.open("c")]
+        await namespaces[0].create_log("copy")
+        target = await namespaces[0].open_log("copy")
+        for seed in range(3):
+            await fill(cluster, log, seed=seed)
+            copying = [asyncio.create_task(copy_log(log, each, "copy")) for each in namespaces]
+            for _ in range(rng.randrange(200)):
+                await asyncio.sleep(0)
+            copying[0].cancel()
+            results = await asyncio.gather(*copying, return_exceptions=True)
+            assert isinstance(results[1], int), results
+            assert isinstance(results[2], int), results
+            assert await content(target) == await content(log)
+        assert await copy_log(log, namespaces[0], "copy") == 0
+
+    on_log(body)
+
+
+def test_what_cannot_be_copied() -> None:
+    """What was truncated before, and a log to itself."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        with pytest.raises(ConfigurationError, match="to itself"):
+            await copy_log(log, namespace, "clicks")
+        await namespace.create_log("copy")
+        async with await log.open_writer() as writer:
+            for txid in range(5):
+                await writer.write(record(txid))
+        assert await copy_log(log, namespace, "copy") == 5
+        async with await log.open_writer() as writer:
+            for txid in range(5, 9):
+                await writer.write(record(txid))
+        await log.truncate(DLSN(2, 2, 0))
+        with pytest.raises(AlreadyTruncatedError, match="the records 5 to 6 were truncated"):
+            await copy_log(log, namespace, "copy")
+
+    on_log(body)
+
+
+def test_an_append_that_follows_another_version_is_refused() -> None:
+    """Whoever went on from an older commit appends nothing."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        assert await namespace.last_version("me") == -1
+        for version, after, wanted in ((4, -1, True), (9, 4, True), (12, 4, False), (9, 4, False)):
+            append = await namespace.begin_append("me", version, after=after)
+            if version == 12:
+                with pytest.raises(AppendMismatchError, match="the last one committed is 9"):
+                    await append.commit()
+            else:
+                assert (await append.commit()).committed is wanted
+        assert await namespace.last_version("me") == 9
+
+    on_log(body)
+    first = decide(None, version=1, token="t", run=None, now_ns=0, after=3)
+    assert first.verdict is Verdict.AHEAD
