@@ -13,7 +13,6 @@ from dlcore.cli.context import (
     confirmed,
     require_consent,
     run_async,
-    wants_json,
 )
 from dlcore.cli.output import Progress, bytes_text, show_done, show_fields, show_rows
 from dlcore.clock import SystemClock
@@ -22,6 +21,7 @@ from dlcore.ids import DLSN
 
 if TYPE_CHECKING:
     from dlcore.log.inspection import Finding
+    from dlcore.log.manager import DistributedLogManager
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.namespace import Namespace
 
@@ -168,38 +168,50 @@ def _space_of(snapshot: LogSnapshot) -> tuple[int, int, int, int, int]:
 
 @click.command("lag", epilog="Example: dlog log lag clicks 3:17:0 --json")
 @click.argument("log")
-@click.argument("dlsn")
+@click.argument("dlsn", required=False)
 @common_options
-def show_lag(log: str, dlsn: str) -> None:
+def show_lag(log: str, dlsn: str | None) -> None:
     """Show how far behind the end of LOG a reader is whose next record is at position DLSN.
 
-    In records and bytes, and in seconds since the first record was written that it has not read.
-    Spark's positions are in the offsets of a query's checkpoint.
+    Without DLSN, of all subscribers of LOG.  In records and bytes, and in seconds since the first
+    record was written that is not read.  Spark's positions are in the offsets of a query's
+    checkpoint.
     """
-    position = DLSN.parse(dlsn)
+    position = None if dlsn is None else DLSN.parse(dlsn)
 
-    async def read(namespace: Namespace) -> dict[str, object]:
+    async def read(namespace: Namespace) -> list[dict[str, object]]:
         async with await namespace.open_log(log) as manager:
-            snapshot = await manager.get_snapshot()
-            records = await manager.get_log_record_count(position)
-            since_ms = None
-            if records:
-                async with await manager.open_reader(dlsn=max(position, snapshot.first)) as reader:
-                    first = await reader.read_next()
-                    assert first is not None
-                    since_ms = SystemClock().now_ms() - first.timestamp_ms
-        scans = snapshot.scans(position, snapshot.end)
-        return {
-            "log": log,
-            "dlsn": dlsn,
-            "end": str(snapshot.end),
-            "records_behind": records,
-            "bytes_behind": sum(scan.size_bytes_estimate for scan in scans),
-            "seconds_behind": 0.0 if since_ms is None else max(0, since_ms) / 1000,
-            "truncated": snapshot.is_truncated_before(position),
-        }
+            if position is not None:
+                return [{"subscriber": None} | await _lag_of(manager, position)]
+            found = await manager.get_subscriptions()
+            return [{"subscriber": n} | await _lag_of(manager, found[n]) for n in sorted(found)]
 
-    fields = run_async(read)
-    if not wants_json():
-        fields["truncated"] = "records from there on are truncated" if fields["truncated"] else "no"
-    show_fields(fields)
+    rows = run_async(read)
+    if position is not None:
+        show_fields({"log": log} | {k: v for k, v in rows[0].items() if k != "subscriber"})
+        return
+    show_rows(
+        rows,
+        columns=("subscriber", "dlsn", "records_behind", "bytes_behind", "seconds_behind"),
+        empty=f"log {log} has no subscribers",
+    )
+
+
+async def _lag_of(manager: DistributedLogManager, position: DLSN) -> dict[str, object]:
+    snapshot = await manager.get_snapshot()
+    records = await manager.get_log_record_count(position)
+    since_ms = 0
+    if records:
+        async with await manager.open_reader(dlsn=max(position, snapshot.first)) as reader:
+            first = await reader.read_next()
+            assert first is not None
+            since_ms = max(0, SystemClock().now_ms() - first.timestamp_ms)
+    scans = snapshot.scans(position, snapshot.end)
+    return {
+        "dlsn": str(position),
+        "end": str(snapshot.end),
+        "records_behind": records,
+        "bytes_behind": sum(scan.size_bytes_estimate for scan in scans),
+        "seconds_behind": since_ms / 1000,
+        "truncated": snapshot.is_truncated_before(position),
+    }

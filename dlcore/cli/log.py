@@ -21,11 +21,11 @@ from dlcore.cli.watching import watch_log
 from dlcore.cli.writing import write_log
 from dlcore.clock import SystemClock
 from dlcore.config import LogConfig, LogSettings, QuorumConfig
-from dlcore.errors import LogEmptyError
+from dlcore.errors import ConfigurationError
 from dlcore.ids import DLSN
 
 if TYPE_CHECKING:
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.log.reading.status import LogStatus
     from dlcore.namespace import Namespace
 
 
@@ -113,34 +113,34 @@ def list_logs(prefix: str | None) -> None:
 @click.argument("log")
 @common_options
 def show_log(log: str) -> None:
-    """Show one log: its first and last record, its size, and whether it is sealed."""
+    """Show one log: its first and last record, size, quorums, writer, and what lacks replicas."""
 
-    async def read(namespace: Namespace) -> dict[str, object]:
+    async def read(namespace: Namespace) -> LogStatus:
         async with await namespace.open_log(log) as manager:
-            return await _log_fields(manager)
+            return await manager.status()
 
-    show_fields(run_async(read))
-
-
-async def _log_fields(manager: DistributedLogManager) -> dict[str, object]:
-    segments = await manager.get_log_segments()
-    snapshot = await manager.get_snapshot()
-    fields: dict[str, object] = {
-        "log": manager.name,
-        "segments": len(segments),
-        "records": await manager.get_log_record_count(),
-        "bytes": sum(segment.size_bytes for segment in snapshot.segments),
-        "sealed": await manager.is_end_of_stream_marked(),
-        "created": time_text(segments[0].created_ms) if segments else None,
-    }
-    try:
-        return fields | {
-            "first_dlsn": str(await manager.get_first_dlsn()),
-            "last_dlsn": str(await manager.get_last_dlsn()),
-            "last_txid": await manager.get_last_txid(),
+    status = run_async(read)
+    quorum = status.quorum
+    show_fields(
+        {
+            "log": status.name,
+            "segments": status.segment_count,
+            "records": status.record_count,
+            "bytes": status.size_bytes,
+            "sealed": status.sealed,
+            "created": time_text(status.created_ms),
+            "first_dlsn": None if status.first is None else str(status.first),
+            "last_dlsn": None if status.last is None else str(status.last),
+            "last_txid": status.last_txid,
+            "idle_s": status.idle_s,
+            "quorum": (
+                f"{quorum.ensemble_size}/{quorum.write_quorum_size}/{quorum.ack_quorum_size}"
+            ),
+            "ledgers": status.ledger_count,
+            "under_replicated": status.under_replicated_ledgers,
+            "writer": status.writer,
         }
-    except LogEmptyError:
-        return fields | {"first_dlsn": None, "last_dlsn": None, "last_txid": None}
+    )
 
 
 @log_group.command("count", epilog="Example: dlog log count clicks 1:0:0 3:17:0")
@@ -337,6 +337,38 @@ def set_retention(log: str, age: float | None, *, yes: bool) -> None:
     kept = settings.retention_s
     text = "for ever" if kept is None else f"for {age_text(kept)}"
     show_done(f"log {log} keeps its records {text}", {"log": log, "retention_s": kept})
+
+
+@log_group.command("subscriptions", epilog="Example: dlog log subscriptions clicks --json")
+@click.argument("log")
+@click.option("--delete", "subscriber", metavar="NAME", help="Forget the position of this one.")
+@confirmed
+@common_options
+def show_subscriptions(log: str, subscriber: str | None, *, yes: bool) -> None:
+    """Show the positions that LOG keeps for its subscribers, or forget one of them."""
+    if subscriber is not None:
+        require_consent(yes=yes)
+
+    async def read(namespace: Namespace) -> dict[str, DLSN]:
+        async with await namespace.open_log(log) as manager:
+            return await manager.get_subscriptions()
+
+    found = run_async(read)
+    if subscriber is None:
+        rows = [{"subscriber": name, "dlsn": str(dlsn)} for name, dlsn in sorted(found.items())]
+        show_rows(rows, columns=("subscriber", "dlsn"), empty=f"log {log} has no subscribers")
+        return
+    if subscriber not in found:
+        raise ConfigurationError(f"subscriber={subscriber!r}: expected one of {sorted(found)}")
+    ask(f"Forget that {subscriber} reads log {log} from {found[subscriber]} on", yes=yes)
+
+    async def delete(namespace: Namespace) -> bool:
+        async with await namespace.open_log(log) as manager:
+            return await manager.delete_subscription(subscriber)
+
+    deleted = run_async(delete)
+    fields = {"log": log, "subscriber": subscriber, "deleted": deleted}
+    show_done(f"log {log} has forgotten {subscriber}", fields)
 
 
 @log_group.command("delete", epilog="Example: dlog log delete clicks --yes")

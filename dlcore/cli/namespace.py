@@ -7,8 +7,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dlcore.cli.context import common_options, in_time, namespace_uri, run_async
-from dlcore.cli.output import bytes_text, show_done, show_fields, show_rows, time_text
+from dlcore.cli.context import common_options, in_time, namespace_uri, run_async, wants_json
+from dlcore.cli.output import (
+    bytes_text,
+    printable,
+    show_done,
+    show_fields,
+    show_json,
+    show_rows,
+    time_text,
+)
 from dlcore.clock import SystemClock
 from dlcore.metadata.binding import ensure_namespace, find_namespaces
 from dlcore.metadata.paths import NamespacePaths, parse_uri
@@ -103,3 +111,26 @@ def show_namespace() -> None:
         }
 
     show_fields(run_async(read))
+
+
+@namespace_group.command("watch", epilog="Example: dlog namespace watch orders/ --json")
+@click.argument("prefix", required=False)
+@common_options
+def watch_namespace(prefix: str | None) -> None:
+    """Show which logs there are, and are created, deleted and renamed, until interrupted.
+
+    With PREFIX of those whose names start with it.
+    """
+    as_json = wants_json()
+
+    async def watch(namespace: Namespace) -> None:
+        async with namespace.watch_logs(prefix) as changes:
+            async for change in changes:
+                if as_json:
+                    fields = {"event": change.kind.value, "log": change.name}
+                    show_json(fields | {"old_name": change.old_name, "log_id": change.log_id})
+                else:
+                    was = "" if change.old_name is None else f" (was {change.old_name})"
+                    click.echo(f"{change.kind.value:<8} {printable(change.name + was)}")
+
+    run_async(watch, is_long=True)

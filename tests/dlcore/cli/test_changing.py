@@ -145,6 +145,28 @@ def test_watching_a_log(sandbox: Sandbox, shell: Shell, log: str, two_records: s
             watcher.kill()
 
 
+def test_watching_a_namespace(sandbox: Sandbox, shell: Shell, log: str) -> None:
+    """Which logs there are, come and go."""
+    command = [sys.executable, "-m", "dlcore.cli", "namespace", "watch", log, "--json"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, env=os.environ | {"DLOG_URI": sandbox.uri}
+    ) as watcher:
+        try:
+            assert watcher.stdout is not None
+            for arguments, event, name in (
+                ([], "created", log),
+                (["log", "create", f"{log}/a"], "created", f"{log}/a"),
+                (["log", "rename", f"{log}/a", f"{log}/b"], "renamed", f"{log}/b"),
+                (["log", "delete", f"{log}/b", "--yes"], "deleted", f"{log}/b"),
+            ):
+                if arguments:
+                    shell.text(*arguments)
+                told = json.loads(watcher.stdout.readline())
+                assert (told["event"], told["log"]) == (event, name)
+        finally:
+            watcher.kill()
+
+
 def test_a_watch_is_interrupted(sandbox: Sandbox, log: str) -> None:
     """Ctrl-C ends it as any command."""
     command = [sys.executable, "-m", "dlcore.cli", "log", "watch", log]

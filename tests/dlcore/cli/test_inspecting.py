@@ -11,6 +11,7 @@ import pytest
 
 from dlcore.cli.app import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, run
 from dlcore.config import QuorumConfig
+from dlcore.ids import DLSN
 from dlcore.log.metadata.values import LogHead, SegmentEnd
 from dlcore.metadata.port import ANY_VERSION
 from dlcore.metadata.stored import decode, encode
@@ -198,7 +199,34 @@ def test_lag_of_a_position(shell: Shell, log: str, tmp_path: Path) -> None:
     assert (ahead["records_behind"], ahead["seconds_behind"]) == (0, 0.0)
     shell.text("log", "truncate", log, "2:0:0", "--yes")
     assert shell.json("log", "lag", log, "1:0:1")["truncated"]
-    assert "truncated" in shell.text("log", "lag", log, "1:0:1").splitlines()[-1]
+    assert shell.text("log", "lag", log, "1:0:1").splitlines()[-1].split() == ["truncated", "yes"]
+
+
+def test_subscribers_and_their_lag(shell: Shell, log: str, tmp_path: Path) -> None:
+    """Each is shown with how far behind it is, and may be forgotten."""
+    write_segments(shell, log, tmp_path, 2)
+    assert shell.json("log", "subscriptions", log) == shell.json("log", "lag", log) == []
+
+    async def subscribe(context: LogContext, _: LogPaths) -> None:
+        async with await open_namespace(shell.uri) as namespace:
+            manager = await namespace.open_log(log)
+            for name in ("ann", "bob"):
+                await manager.move_subscription(name, dlsn=DLSN(2, 0, 0))
+
+    with_log(shell.uri, log, subscribe)
+    rows = shell.json("log", "subscriptions", log)
+    assert [(row["subscriber"], row["dlsn"]) for row in rows] == [
+        ("ann", "2:0:0"), ("bob", "2:0:0"),
+    ]  # fmt: skip
+    lags = shell.json("log", "lag", log)
+    assert [(row["subscriber"], row["records_behind"]) for row in lags] == [("ann", 2), ("bob", 2)]
+    exit_code, _, err = shell.outcome("log", "subscriptions", log, "--delete", "ann", "--yes")
+    assert exit_code == 0
+    assert "ann reads log" in err
+    assert [row["subscriber"] for row in shell.json("log", "subscriptions", log)] == ["bob"]
+    exit_code, _, err = shell.outcome("log", "subscriptions", log, "--delete", "eve", "--yes")
+    assert exit_code == EXIT_USAGE
+    assert "subscriber='eve': expected one of ['bob']" in err
 
 
 def audit(shell: Shell) -> dict[int, str]:
