@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from typing import TYPE_CHECKING
@@ -16,7 +17,6 @@ from dlcore.records import LogRecord
 from dlcore.sync import open_namespace
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable
     from pathlib import Path
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _RECORDS = 1_000_000
 _RECORD_BYTES = 100
-_FUTURES_AT_ONCE = 20_000
+_FUTURES_AT_ONCE = 50_000
 
 
 def record_write(sandbox: Sandbox, folder: Path) -> list[Figure]:
@@ -92,6 +92,7 @@ async def _write_with_futures(uri: str, name: str, payloads: list[bytes]) -> flo
                     for payload in payloads:
                         futures.append(writer.write(LogRecord(txid, payload)))  # type: ignore[arg-type]
                         txid += 1
+                    await asyncio.sleep(0)  # as a program that waits for what it writes
                 if before:
                     await before[-1]  # they complete in order
                 before = futures
