@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -14,10 +15,11 @@ from dlcore.errors import (
     AlreadyClosedError,
     AlreadyTruncatedError,
     ConfigurationError,
+    EndOfStreamError,
     LogEmptyError,
     LogNotFoundError,
 )
-from dlcore.ids import DLSN
+from dlcore.ids import DLSN, TXID_MAX
 from dlcore.log.entries.batches import READ_SCHEMA
 from dlcore.log.reading.scan_driver import scan_range
 from dlcore.records import NotLessThan, RecordField, RecordPlace
@@ -520,5 +522,60 @@ def test_bulk_read_with_a_deadline() -> None:
             await writer.mark_end_of_stream()
         async with await log.open_reader() as reader:
             assert len(await reader.read_bulk(9, timeout_s=60)) == 4  # the end is the end
+
+    on_log(body)
+
+
+def test_positions_at_the_edges() -> None:
+    """Below the first, between segments, among equal ones, within an entry, behind the last."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        for txids in ([5, 7], [7, 7, 9], [12]):
+            async with await log.open_writer() as writer:
+                payloads = [b"%d" % txid for txid in txids]
+                await writer.write_batch(pa.record_batch({"txid": txids, "payload": payloads}))
+
+        async def first(**start: Any) -> DLSN | None:
+            async with await log.open_reader(**start) as reader:
+                found = await reader.read_bulk(1, until_caught_up=True)
+                return found[0].dlsn if found else None
+
+        by_txid = {-1: (1, 0, 0), 0: (1, 0, 0), 6: (1, 0, 1), 7: (1, 0, 1), 8: (2, 0, 2)}
+        by_txid |= {10: (3, 0, 0), 12: (3, 0, 0)}
+        for txid, place in by_txid.items():
+            assert await first(txid=txid) == DLSN(*place)
+        assert await first(txid=13) is None
+        assert await first(txid=TXID_MAX) is None
+        by_dlsn = {(0, 0, 0): (1, 0, 0), (1, 0, 1): (1, 0, 1), (1, 0, 2): (2, 0, 0)}
+        by_dlsn |= {(1, 7, 0): (2, 0, 0), (2, 0, 1): (2, 0, 1)}
+        for dlsn, place in by_dlsn.items():
+            assert await first(dlsn=DLSN(*dlsn)) == DLSN(*place)
+        async with await log.open_reader(dlsn=DLSN(4, 0, 1)) as future:
+            assert await future.read_next(until_caught_up=True) is None
+            async with await log.open_writer() as writer:
+                await writer.write_batch(pa.record_batch({"txid": [20, 21], "payload": [b"x"] * 2}))
+            found = await future.read_next()
+            assert found is not None
+            assert found.dlsn == DLSN(4, 0, 1)
+
+    on_log(body)
+
+
+def test_a_log_whose_only_event_is_its_seal() -> None:
+    """It has an end, and no record in any way of reading."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        async with await log.open_writer() as writer:
+            await writer.mark_end_of_stream()
+        async with await log.open_reader() as reader:
+            assert [r async for r in reader.records(follow=True)] == []
+            for read in (reader.read_next, reader.read_batch, partial(reader.read_bulk, 1)):
+                with pytest.raises(EndOfStreamError):
+                    await read()
+        assert (await (await log.read()).to_arrow()).num_rows == 0
+        status = await log.status()
+        assert (status.sealed, status.record_count, status.last) == (True, 0, None)
+        with pytest.raises(LogEmptyError):
+            await log.get_last_record()
 
     on_log(body)
