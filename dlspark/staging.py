@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from dlcore import AppendRun
 from dlcore.errors import (
     AppendMismatchError,
+    ConfigurationError,
     DuplicateAppendError,
     LogNotFoundError,
     OwnershipAcquireFailedError,
@@ -90,6 +91,7 @@ def commit_staged(
 
     Raises:
         AppendMismatchError: a query goes on from a checkpoint that is not the latest of it.
+        ConfigurationError: some of the rows have transaction ids, and others have not.
         DuplicateAppendError: threads wrote to the same target in one batch.
         OwnershipAcquireFailedError: a writer owned one of the logs as long as the options say.
         TransactionIdOutOfOrderError: transaction ids decrease between partitions, or are below
@@ -99,6 +101,11 @@ def commit_staged(
     if joined is None:
         return
     append, extents = joined
+    if len({extent.has_txids for extent in extents}) > 1:
+        raise ConfigurationError(
+            "the column 'txid' is null in all rows of some tasks, and in none of others: leave it "
+            "out to have transaction ids assigned, or fill it in every row; nothing was written"
+        )
     if append.is_unique and not extents:
         if replaces:
             _empty(options)

@@ -15,6 +15,7 @@ from hypothesis import given, settings, strategies as st
 
 from dlcore.errors import ConfigurationError
 from dlcore.sync import ScanBatch
+from dlspark import arrow
 from dlspark.arrow import (
     BYTES_PER_BATCH,
     ROW_SCHEMA,
@@ -196,3 +197,31 @@ def test_nulls_are_refused(column: str) -> None:
 def test_null_in_an_ignored_log_column() -> None:
     """With the option log the column does not matter."""
     assert written("z", value=["a"], log=pa.array([None], pa.string()))
+
+
+def test_columns_that_are_wanted_only() -> None:
+    """In their order; the others are not made."""
+    (batch,) = RowBuilder("a", ["value", "sequence_id"]).build([scanned([b"x", b"y"])])
+    assert batch.schema == pa.schema([ROW_SCHEMA.field("value"), ROW_SCHEMA.field("sequence_id")])
+    assert batch.column("value").to_pylist() == [b"x", b"y"]
+
+
+def test_rows_that_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their numbers and their log, in batches of a size that suits Spark."""
+    monkeypatch.setattr(arrow, "COUNTED_ROWS_PER_BATCH", 4)
+    batches = list(RowBuilder("a", ["log", "sequence_id"]).count(7, 10))
+    assert [batch.num_rows for batch in batches] == [4, 4, 2]
+    table = pa.Table.from_batches(batches)
+    assert table.column("sequence_id").to_pylist() == list(range(7, 17))
+    assert set(table.column("log").to_pylist()) == {"a"}
+
+
+def test_rows_without_any_txid_get_theirs_from_the_log() -> None:
+    """SQL's INSERT fills a column that it does not name with nulls; some nulls are a mistake."""
+    columns = WriteColumns(has_txid=True, has_log=False)
+    rows = pa.record_batch({"value": [b"a", b"b"], "txid": pa.array([None, None], pa.int64())})
+    ((_, written),) = batches_by_log(rows, columns, log="clicks")
+    assert written.schema.names == ["payload"]
+    some = pa.record_batch({"value": [b"a", b"b"], "txid": pa.array([1, None], pa.int64())})
+    with pytest.raises(ConfigurationError, match="'txid' is null in 1 of 2 rows"):
+        batches_by_log(some, columns, log="clicks")

@@ -80,6 +80,18 @@ def test_backlog_of_a_snapshot() -> None:
     assert Backlog.of(snapshot, 50, 50).runs == ()
 
 
+def test_records_within_a_size() -> None:
+    """Whole runs while they fit, then a part of one in proportion; at least one record."""
+    runs = backlog((10, 100), (5, 5_000))
+    assert [runs.records_within(size) for size in (1, 100, 1_100, 5_100, 9_000)] == [
+        1,
+        10,
+        11,
+        15,
+        15,
+    ]
+
+
 RUNS = st.lists(st.tuples(st.integers(1, 1_000), st.integers(1, 100_000)), max_size=4).map(
     lambda runs: backlog(*runs)
 )

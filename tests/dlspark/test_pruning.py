@@ -120,6 +120,12 @@ def test_nothing_is_sought_without_need() -> None:
     assert source.sought == 0
 
 
+def test_a_kind_of_filter_that_is_not_known_narrows_nothing() -> None:
+    """A later Spark may have others."""
+    unknown = [Comparison("Near", column, 5) for column in (("txid",), ("log",))]
+    assert Wanted.of(unknown) == Wanted()
+
+
 def test_intervals_meet() -> None:
     """The higher low, the lower high."""
     assert Interval(1, None).meet(Interval(3, 9)).meet(Interval(None, 5)) == Interval(3, 5)

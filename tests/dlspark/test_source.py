@@ -25,7 +25,7 @@ from dlcore.sync import open_namespace
 from dlspark.batch import DlogReader, FilteringDlogReader
 from dlspark.commit import AppendIdentity, StagedTask, batch_identity
 from dlspark.options import Address, Mode, ReadOptions, WriteOptions
-from dlspark.schema import check_write_schema
+from dlspark.schema import WriteColumns, check_write_schema
 from dlspark.sessions import close_shared_namespace
 from dlspark.source import DistributedLogDataSource
 from dlspark.staging import abort_staged, commit_staged, stage_rows
@@ -249,6 +249,23 @@ def test_writers_are_made_for_logs_that_exist_and_to_append(bench: Bench, kind: 
         make(VALUES, log=f"{bench.log}-missing")
     with pytest.raises(ConfigurationError, match="value"):
         make(StructType([StructField("other", StringType())]), log=bench.log)
+
+
+def test_rows_of_which_some_tasks_have_txids_are_refused(bench: Bench) -> None:
+    """A task whose rows have none is one of an INSERT, or a mistake."""
+    options = WriteOptions.parse({"uri": bench.uri, "log": bench.log}, Mode.BATCH)
+    append = batch_identity(options, {}, token=uuid4().hex)
+    columns = WriteColumns(has_txid=True, has_log=False)
+
+    def stage(txid: int | None) -> Any:
+        rows = pa.record_batch({"value": [b"x"], "txid": pa.array([txid], pa.int64())})
+        return stage_rows([rows], options=options, columns=columns, append=append, partition_id=0)
+
+    with pytest.raises(ConfigurationError, match="null in all rows of some tasks"):
+        commit_staged([stage(100), stage(None)], options=options)
+    assert len(bench.payloads()) == 10
+    commit_staged([stage(None)], options=options)
+    assert bench.payloads()[-1] == b"x"
 
 
 def test_overwrite_replaces_what_the_log_held(bench: Bench) -> None:

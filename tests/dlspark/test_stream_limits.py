@@ -290,6 +290,12 @@ def test_lag_is_what_a_batch_leaves() -> None:
     assert query.lag().losses == 0
 
 
+def test_lag_at_the_end_of_a_log_is_none() -> None:
+    """Also where the end is not known as such, but asked for."""
+    snapshot = snapshot_of((2,))
+    assert Lag.of(snapshot, place_in(snapshot, snapshot.end)) == Lag()
+
+
 def test_lag_of_another_source_is_none() -> None:
     """A progress shows sources of all kinds."""
     for text in (None, "", "5", "{}", '{"clicks": {"0": 5}}', '{"behindByLog": 3, "logs": {}}'):
