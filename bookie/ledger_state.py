@@ -148,7 +148,7 @@ def check_range(first_entry_id: int, last_entry_id: int, *, stride: int, bytes_m
     return range(first_entry_id, last_entry_id + 1, stride)
 
 
-def check_frame(entry: EntryFrame) -> None:
+def check_ids(entry: EntryFrame) -> None:
     """Raise `BadRequestError` for a frame whose ids make no sense."""
     check_id("ledger", entry.ledger_id)
     check_id("entry", entry.entry_id)
@@ -159,7 +159,7 @@ def check_frame(entry: EntryFrame) -> None:
         )
 
 
-def may_add_run(
+def may_add(
     run: FrameRun, what: FollowingFrames, state: LedgerState, config: StorageConfig
 ) -> bool:
     """Return whether frames of a ledger that is known may be taken all together.

@@ -23,14 +23,7 @@ from bookie.files.replay import open_entry_log
 from bookie.files.sealed_files import SealedFiles
 from bookie.files.unsealed import EntryLogEvents
 from bookie.followers import Followers
-from bookie.ledger_state import (
-    LedgerState,
-    check_frame,
-    check_id,
-    check_range,
-    may_add_run,
-    note_sealed,
-)
+from bookie.ledger_state import LedgerState, check_id, check_ids, check_range, may_add, note_sealed
 from bookie.membership.given_ids import GivenIds
 from bookie.space.budget import Claim
 from bookie.space.held_entries import HeldEntries
@@ -193,7 +186,7 @@ class LedgerStorage:
         """
         what = following_frames(run)
         state = None if what is None else self._ledgers.get(what.ledger_id)
-        if what is None or state is None or not may_add_run(run, what, state, self._config):
+        if what is None or state is None or not may_add(run, what, state, self._config):
             return None
         try:
             self._check_open()
@@ -420,7 +413,7 @@ class LedgerStorage:
         self._check_open()
         self._log.check()
         entry = decode_frame(frame)
-        check_frame(entry)
+        check_ids(entry)
         if self._reader.find(entry.ledger_id, entry.entry_id) is None:
             raise BadRequestError(
                 f"entry {entry.ledger_id}:{entry.entry_id} is not held, so it is not repaired"
@@ -463,7 +456,7 @@ class LedgerStorage:
                 f"entry of {len(frame)} bytes, expected at most {self._config.entry_size_bytes_max}"
             )
         entry = decode_frame(frame)
-        check_frame(entry)
+        check_ids(entry)
         if not self._is_given(entry.ledger_id):
             return self._given_ids.once_given(
                 entry.ledger_id, partial(self._add_entry, frame, is_recovery=is_recovery)

@@ -111,6 +111,10 @@ class LogReader(Blocking):
         """Return up to `count` records, fewer only when every readable record has been returned.
 
         With `timeout_s` wait for more, and return fewer only when so much time is over.
+
+        Raises:
+            ConfigurationError: `count` is below 1.
+            EndOfStreamError: the log is sealed, and all of it was read.
         """
         if count < 1:
             raise ConfigurationError(f"count={count}: expected a number > 0")

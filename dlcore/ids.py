@@ -60,7 +60,11 @@ class DLSN(msgspec.Struct, frozen=True, order=True, gc=False):
 
     @classmethod
     def parse(cls, text: str) -> DLSN:
-        """Parse ``lssn:entry:slot``, the inverse of ``str``."""
+        """Parse ``lssn:entry:slot``, the inverse of ``str``.
+
+        Raises:
+            ConfigurationError: it is something else, or a number is above 2**63 - 1.
+        """
         match = _DLSN_TEXT.fullmatch(text)
         if match is None:
             raise ConfigurationError(f"expected a DLSN like 3:17:0, not {text!r}")

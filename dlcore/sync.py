@@ -1,6 +1,8 @@
 """The blocking face: the same names as the async one, over one background event loop.
 
-Nothing here decides anything: each method runs its async twin on the portal.  Only this is added:
+Nothing here decides anything: each method runs its async twin on the portal, and raises what that
+one raises; any of them raises `AlreadyClosedError` once its object or namespace was closed, and
+`MetadataError` or `BookieError` while the cluster does not answer.  Only this is added:
 `LogWriter.write` buffers records in the calling thread and hands them over in bulk.
 
 What is open when the process exits is closed once all threads that are no daemons have ended, but

@@ -183,6 +183,9 @@ def join_messages(
     """Return the append of a write and its extents in the order of partitions.
 
     Messages of failed tasks are None and left out; without any message the result is None.
+
+    Raises:
+        UnexpectedError: they are not of one write.
     """
     staged = [message for message in messages if message is not None]
     if not staged:

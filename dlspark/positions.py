@@ -54,7 +54,11 @@ Bound = Edge | DLSN | TxidBound | TimestampBound | PositionsByLog
 
 
 def parse_offsets(option: str, text: str) -> Edge | DLSN | PositionsByLog:
-    """Parse ``earliest``, ``latest``, a DLSN, or a JSON object of these by log name."""
+    """Parse ``earliest``, ``latest``, a DLSN, or a JSON object of these by log name.
+
+    Raises:
+        ConfigurationError: it is something else; the error says what would be right.
+    """
     if not text.lstrip().startswith("{"):
         return _parse_position(option, text)
     rule = 'expected JSON such as {"clicks": "3:17:0", "views": "earliest"}'
@@ -69,7 +73,11 @@ def parse_offsets(option: str, text: str) -> Edge | DLSN | PositionsByLog:
 
 
 def parse_timestamps(option: str, text: str) -> PositionsByLog:
-    """Parse a JSON object of times by log name, each as `parse_timestamp` takes it."""
+    """Parse a JSON object of times by log name, each as `parse_timestamp` takes it.
+
+    Raises:
+        ConfigurationError: it is something else; the error says what would be right.
+    """
     rule = 'expected JSON such as {"clicks": 1714564800000, "views": "2024-05-01T12:00:00Z"}'
     positions: dict[str, Position] = {}
     for log, value in _parse_by_log(option, text, rule).items():
@@ -128,7 +136,11 @@ def parse_integer(option: str, text: str, *, minimum: int, maximum: int = 2**63 
 
 
 def parse_size(option: str, text: str) -> int:
-    """Parse bytes, at least one: a number, or one with the unit k, m or g."""
+    """Parse bytes, at least one: a number, or one with the unit k, m or g.
+
+    Raises:
+        ConfigurationError: it is something else; the error says what would be right.
+    """
     found = re.fullmatch(r"(\d+)\s*(?:([kmg])b?)?", text.strip().lower())
     size = int(found[1]) * 1024 ** " kmg".index(found[2] or " ") if found else 0
     if not 1 <= size < 2**63:
@@ -139,7 +151,11 @@ def parse_size(option: str, text: str) -> int:
 
 
 def parse_duration(option: str, text: str) -> float:
-    """Parse a time in ms, s, m or h, as Spark writes it; return seconds."""
+    """Parse a time in ms, s, m or h, as Spark writes it; return seconds.
+
+    Raises:
+        ConfigurationError: it is something else; the error says what would be right.
+    """
     found = re.fullmatch(r"(\d+)\s*(ms|s|m|min|h)", text.strip().lower())
     if found is None:
         raise ConfigurationError(
@@ -149,7 +165,11 @@ def parse_duration(option: str, text: str) -> float:
 
 
 def parse_timestamp(option: str, text: str) -> TimestampBound:
-    """Parse epoch milliseconds or ISO-8601; a time without a zone is UTC."""
+    """Parse epoch milliseconds or ISO-8601; a time without a zone is UTC.
+
+    Raises:
+        ConfigurationError: it is something else; the error says what would be right.
+    """
     word = text.strip()
     if _INTEGER.fullmatch(word):
         return TimestampBound(parse_integer(option, word, minimum=0))

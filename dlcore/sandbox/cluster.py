@@ -253,7 +253,11 @@ class Sandbox:
 
     @property
     def zookeeper(self) -> EmbeddedZooKeeper:
-        """The sandbox's ZooKeeper."""
+        """The sandbox's ZooKeeper.
+
+        Raises:
+            ConfigurationError: the sandbox is not started.
+        """
         if self._zookeeper is None:
             raise ConfigurationError("the sandbox is not started")
         return self._zookeeper
@@ -270,7 +274,11 @@ class Sandbox:
 
     @property
     def data_dir(self) -> Path:
-        """The folder with all data and logs."""
+        """The folder with all data and logs.
+
+        Raises:
+            ConfigurationError: the sandbox is not started.
+        """
         folder = self._data_dir or self._temporary_dir
         if folder is None:
             raise ConfigurationError("the sandbox is not started")

@@ -125,7 +125,11 @@ class LedgerReader:
         )
 
     async def ask_lac_of(self, bookie: BookieId) -> int:
-        """Return the LAC that one bookie knows, -1 if it knows nothing of the ledger."""
+        """Return the LAC that one bookie knows, -1 if it knows nothing of the ledger.
+
+        Raises:
+            BookieError: it did not say.
+        """
         try:
             async with asyncio.timeout(self._config.read_timeout_s):
                 return await self._bookies.read_lac(

@@ -76,7 +76,9 @@ class AsyncLogWriter:
     """Appends to one log, as its only writer.
 
     Use `DistributedLogManager.open_writer`.  The methods that return futures may be called from any
-    coroutine of one loop; positions follow the order of the calls.
+    coroutine of one loop; positions follow the order of the calls.  Their futures, and what waits
+    for what was written, raise what refused the record or ended the writer: `WriteError` and its
+    kind, `EndOfStreamError`, `AlreadyClosedError`.
     """
 
     def __init__(
@@ -193,6 +195,10 @@ class AsyncLogWriter:
         """Accept the rows of `batch` (txid, payload); return the future of its last position.
 
         The batch is cut to entries; it is refused as a whole or accepted as a whole.
+
+        Raises:
+            ConfigurationError: it has no rows, or not these columns.
+            As `write`.
         """
         if batch.num_rows == 0:
             raise ConfigurationError("a batch without rows has no position")
@@ -259,7 +265,11 @@ class AsyncLogWriter:
         txid: int | None = None,
         timestamp_ms: int | None = None,
     ) -> bool:
-        """Drop the records below a position, a transaction id or a time, as the manager does."""
+        """Drop the records below a position, a transaction id or a time, as the manager does.
+
+        Raises:
+            As the manager's; and what ended the writer.
+        """
         machine = self._machine
         machine.require_usable()
         snapshot = LogFollower(self._context, self._log).take
