@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from dlcore.errors import (
+    CorruptMetadataError,
     InvalidLogNameError,
     LogExistsError,
     LogNotFoundError,
@@ -21,6 +22,7 @@ from dlcore.errors import (
     MetadataConnectionError,
     OwnershipAcquireFailedError,
 )
+from dlcore.log.metadata.values import LogKey
 from dlcore.records import LogRecord
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all
 
@@ -225,6 +227,29 @@ def test_of_two_renames_at_once_one_is_done() -> None:
         done = [name for name in names if name]
         assert len(done) == 1
         assert await cluster.namespaces[0].get_logs() == done
+
+    on_log(body)
+
+
+def test_a_log_is_found_by_any_name_that_it_had() -> None:
+    """By its id; one whose name's node is gone or leads elsewhere is damaged, and named."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        logs, old = namespace.log_context.logs, LogKey(name="clicks", log_id=log.log_id)
+        assert (await logs.find_again(old)).name == "clicks"
+        await log.rename("visits")
+        assert (await logs.find_again(old)).name == "visits"
+        store, path = cluster.stores["a"], cluster.paths.log("visits")
+        node = await store.get(path)
+        assert node is not None
+        await store.delete(path)
+        with pytest.raises(CorruptMetadataError, match=r"'visits' .* does not lead to it"):
+            await logs.find_again(old)
+        await store.create(path, node.value)
+        await log.delete()
+        with pytest.raises(LogNotFoundError):
+            await logs.find_again(old)
 
     on_log(body)
 

@@ -8,10 +8,12 @@ overtaken, which is reported as a lost compare-and-set, so that the caller plans
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, TypeVar
 
 from dlcore.config import LogSettings
 from dlcore.errors import (
+    CorruptMetadataError,
     LogExistsError,
     LogNotFoundError,
     MetadataConnectionError,
@@ -112,6 +114,26 @@ class LogStore:
     async def find(self, name: str) -> LogMetadata:
         """Return what is fixed of the log `name`, or raise `LogNotFoundError`."""
         return (await self.find_many([name]))[0]
+
+    async def find_again(self, log: LogKey) -> LogMetadata:
+        """Return what is fixed of a log, whatever its name is by now.
+
+        Raises:
+            LogNotFoundError: the log was deleted, perhaps created again: that is another log.
+        """
+        version = -1
+        while True:
+            at = await self.read(log)
+            name = at.head.name or log.name
+            with contextlib.suppress(LogNotFoundError):
+                found = await self.find(name)
+                if found.log_id == log.log_id:
+                    return found
+            if at.version == version:
+                raise CorruptMetadataError(
+                    f"log {name!r} (id {log.log_id}): its name does not lead to it"
+                )
+            version = at.version  # renamed or deleted meanwhile: its head tells
 
     async def find_many(self, names: Sequence[str]) -> list[LogMetadata]:
         """Return what is fixed of each log: one round trip, however many they are.

@@ -200,9 +200,7 @@ class LogMerger:
 
     async def _create_ledger(self, log: LogKey) -> LedgerWriter:
         context = self._context
-        metadata = await context.logs.find(log.name)
-        if metadata.log_id != log.log_id:
-            raise LogNotFoundError(f"log {log.name!r} was deleted and created again")
+        metadata = await context.logs.find_again(log)
         return await create_staged_ledger(
             context,
             self._owner,

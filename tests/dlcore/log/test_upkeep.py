@@ -81,6 +81,22 @@ def test_commits_ask_and_a_worker_serves() -> None:
     on_scene(body, appends=60)
 
 
+def test_a_log_that_was_renamed_since_it_asked_is_served() -> None:
+    """The request names it as it was called then: its id finds it, not the name."""
+
+    async def body(scene: Scene) -> None:
+        before = await read_all(scene.log)
+        name = scene.log.name
+        await scene.log.rename("visits")
+        await scene.cluster.namespaces[0].create_log(name)
+        assert await worker(scene.merging).serve() > 0
+        assert requests(scene) == []
+        assert sum(await scene.extent_counts()) < 20
+        assert await read_all(scene.log) == before
+
+    on_scene(body, appends=60)
+
+
 def test_one_worker_takes_a_log() -> None:
     """While another holds its lock it is left alone, and taken once that one has died."""
 
