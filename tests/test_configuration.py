@@ -6,6 +6,9 @@ all settings is true.  Method: files and variables of each test's own, and the p
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -105,6 +108,19 @@ def test_a_bookie_takes_line_variable_file_and_default(
     assert (config.port, config.data_dir, config.name) == (3, Path("/v"), "f")
     assert config.metadata_uri == URI
     assert config.storage.garbage.age_ms == 5
+
+
+def test_a_bookie_that_the_command_runs_takes_what_the_command_was_given(tmp_path: Path) -> None:
+    """The file, and the namespace."""
+    file = tmp_path / "dlog.toml"
+    file.write_text('[dlog]\nuri = "nonsense"\n[bookie]\nname = "b"\ndata_dir = "/nowhere"\n')
+    command = [sys.executable, "-m", "dlcore.cli", "--config", str(file), "bookie", "run"]
+    environment = {key: value for key, value in os.environ.items() if "DLOG" not in key}
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, check=False, timeout=60
+    )
+    assert done.returncode == EXIT_USAGE
+    assert "bookie refuses to start: invalid namespace URI 'nonsense'" in done.stderr
 
 
 def test_the_command_takes_its_namespace_from_the_file(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dlcore.cli.context import (
+    CONFIG_KEY,
     NAMESPACE_KEY,
     ask,
     common_options,
@@ -18,6 +19,7 @@ from dlcore.cli.context import (
     run_async,
 )
 from dlcore.cli.output import Progress, show_done, show_rows, time_text
+from dlcore.settings import FILE_VARIABLE
 
 if TYPE_CHECKING:
     from dlcore.ledger.metadata.bookies import BookieCookie
@@ -42,8 +44,10 @@ def bookie_group() -> None:
 @click.pass_context
 def run_bookie(context: click.Context, options: tuple[str, ...]) -> None:
     """Run one bookie, until interrupted: the same as `python -m bookie`."""
-    uri = context.obj.get(NAMESPACE_KEY)
-    environment = os.environ | ({"DLOG_URI": str(uri)} if uri else {})
+    given = {"DLOG_URI": NAMESPACE_KEY, FILE_VARIABLE: CONFIG_KEY}
+    environment = os.environ | {
+        variable: str(context.obj[key]) for variable, key in given.items() if context.obj.get(key)
+    }
     # In the place of this process: signals, output and exit code are the bookie's.
     os.execve(sys.executable, [sys.executable, "-m", "bookie", *options], environment)
 

@@ -27,7 +27,7 @@ DEBUG_KEY = "debug"
 JSON_KEY = "json"
 NAMESPACE_KEY = "uri"
 _PATIENCE_KEY = "patience"
-_CONFIG_KEY = "config"
+CONFIG_KEY = "config"
 _PATIENCE_S = 60.0
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _Result = TypeVar("_Result")
@@ -117,7 +117,7 @@ DLOG_OPTIONS = {
 def use_settings(config_file: str | None) -> None:
     """Take what the file says where the command line and variables say nothing."""
     given = click.get_current_context().obj
-    given[_CONFIG_KEY] = config_file
+    given[CONFIG_KEY] = config_file
     found = read_settings("dlog", DLOG_OPTIONS, file=config_file, environment={})
     for key, value in found.items():
         given.setdefault(key, value)
@@ -125,7 +125,7 @@ def use_settings(config_file: str | None) -> None:
 
 def settings_below(table: str, options: Mapping[str, Option]) -> dict[str, object]:
     """Return what file and variables say of a program that a command runs."""
-    file = click.get_current_context().obj.get(_CONFIG_KEY)
+    file = click.get_current_context().obj.get(CONFIG_KEY)
     return read_settings(table, options, file=file, environment=os.environ)
 
 
