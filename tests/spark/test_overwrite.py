@@ -41,8 +41,11 @@ def test_overwrite_and_complete(spark: SparkSession, logs: LogBench, tmp_path: P
         .start()
     )
     try:
-        for letters, expected in (("xy", [b"x=1", b"y=1"]), ("xz", [b"x=2", b"y=1", b"z=1"])):
-            logs.append(source, [(n, value.encode()) for n, value in enumerate(letters, 5)])
+        for txid, letters, expected in (
+            (1, "xy", [b"x=1", b"y=1"]),
+            (3, "xz", [b"x=2", b"y=1", b"z=1"]),
+        ):
+            logs.append(source, [(n, value.encode()) for n, value in enumerate(letters, txid)])
             query.processAllAvailable()
             assert sorted(logs.payloads(target)) == expected
     finally:
