@@ -91,9 +91,9 @@ OPTIONS = (
         uses=_READS,
         values="`txid,value`",
         default="all six",
-        meaning="The columns to read, in this order. What is left out costs nothing: without "
-        "`value` and `txid` no record is decoded, and with `log` and `sequence_id` alone nothing "
-        "is read from bookies at all, so that a count is one of metadata.",
+        meaning="The columns to read, in this order. What is left out is not made; with `log` and "
+        "`sequence_id` alone nothing is read from bookies at all, so that a count is one of "
+        "metadata.",
     ),
     Option(
         name="startingTimestamp",

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from dlcore.background import BackgroundTasks
 from dlcore.errors import DLError
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ class SettingsFollower:
         self._unsubscribe = context.store.watch(
             context.logs.paths_of(log).settings, self._changed.set, children=False
         )
-        self._task = asyncio.create_task(self._run(), name=f"log-settings-{log.name}")
+        self._tasks = BackgroundTasks()
+        self._tasks.start(self._run(), name=f"log-settings-{log.name}")
 
     async def _run(self) -> None:
         while True:
@@ -43,7 +45,7 @@ class SettingsFollower:
                 # Those known stay in force; the watch tells again once there is a connection.
                 logger.warning("settings of log=%s are not known: %s", self._log.name, error)
 
-    def close(self) -> None:
+    async def aclose(self) -> None:
         """Follow no more."""
         self._unsubscribe()
-        self._task.cancel()
+        await self._tasks.aclose()

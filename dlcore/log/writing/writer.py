@@ -345,10 +345,10 @@ class AsyncLogWriter:
         self._context.open_objects.discard(self)
         _left_open.discard(self)
         ledger, self._ledger = self._ledger, None
-        self._settings.close()
         self._stop_alarm()
         self._next_place.close()
         try:
+            await self._settings.aclose()
             if ledger is not None:
                 await ledger.abandon()
         finally:
