@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -70,7 +71,8 @@ def test_a_disk_is_looked_at_seldom_and_never_filled_further() -> None:
 
     async def main() -> None:
         disk = CountingDisk(total_bytes=DISK_BYTES)
-        async with open_storage(disk, CONFIG) as storage:
+        space = replace(SPACE, check_interval_s=3600)
+        async with open_storage(disk, small_config(space=space)) as storage:
             before = disk.looks
             added = 0
             with contextlib.suppress(BookieReadOnlyError):

@@ -297,9 +297,9 @@ def test_bad_command_lines_are_refused_before_anything_happens(tmp_path: Path) -
 
     async def scenario() -> None:
         config = tmp_path / "bookie.toml"
-        config.write_text("port = 1\nprot = 2\n")
+        config.write_text("[bookie]\nport = 1\nprot = 2\n")
         assert "python -O" in await refusal(interpreter_options=("-O",))
-        assert "unknown option 'prot'" in await refusal("--config", str(config))
+        assert "[bookie] prot=2: there is no such setting" in await refusal("--config", str(config))
         config.write_text("port = ")
         assert "bookie.toml" in await refusal("--config", str(config))
         assert "port='x'" in await refusal("--port", "x")
