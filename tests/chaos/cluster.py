@@ -258,9 +258,12 @@ class Cluster:
 
         return await Deadline(timeout_s).wait(all_serve)
 
-    async def forget_cookie(self, node: str) -> None:
-        """Delete a bookie's cookie, as its error message tells the operator."""
-        await self.store.delete(node)
+    async def forget_cookie(self, name: str) -> None:
+        """Delete a bookie's cookie, as the command does that its error message names.
+
+        The command waits until the killed bookie's session is over; here nothing else can start it.
+        """
+        await self.store.delete(self.paths.cookie(name))
 
     async def find_missing(self, lost: Set[str]) -> dict[int, str]:
         """Return the ledgers that still rely on one of the `lost` incarnations, described.

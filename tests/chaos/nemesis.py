@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.chaos.cluster import Cluster
     from tests.chaos.services import BookieService, Service
 
-_DELETE_NODE = re.compile(r"delete the node (/\S+)")
+_DELETE_COOKIE = re.compile(r"dlog bookie cookie delete (\S+)")
 _REPLAY_S_MAX = 1.5
 _PATIENCE_S = 120.0
 _COPY_PATIENCE_S = 30.0
@@ -224,15 +224,15 @@ class Nemesis:
     async def _start_anew(self, bookie: BookieService) -> None:
         """Do what an operator does: read why it refuses to start, delete its cookie, start it."""
         lost = self.lost.copy()
-        await _start_until(bookie, lambda: bool(_DELETE_NODE.search(bookie.output)))
-        refusal = _DELETE_NODE.search(bookie.output)
+        await _start_until(bookie, lambda: bool(_DELETE_COOKIE.search(bookie.output)))
+        refusal = _DELETE_COOKIE.search(bookie.output)
         if refusal is None:
             raise NemesisError(
                 f"{bookie.name} started on an emptied folder, or did not say what to do: "
                 f"{bookie.output[-1000:]}"
             )
-        node = refusal[1]
-        await persistently(lambda: self._cluster.forget_cookie(node), timeout_s=_PATIENCE_S)
+        name = refusal[1]
+        await persistently(lambda: self._cluster.forget_cookie(name), timeout_s=_PATIENCE_S)
         await _start_until(bookie, lambda: bookie.serves)
         if bookie.incarnation is None or bookie.incarnation in lost:
             raise NemesisError(

@@ -17,6 +17,7 @@ import pytest
 
 from dlcore import LogConfig, LogRecord, QuorumConfig
 from dlcore.errors import BookieUnavailableError, NotEnoughBookiesError
+from dlcore.metadata.paths import NamespacePaths, parse_uri
 from dlcore.metadata.zookeeper import ZooKeeperStore
 from dlcore.sync import open_namespace
 from tests.fixtures.aio import run
@@ -96,9 +97,9 @@ def bring_back_empty(cluster: Sandbox, bookie: Bookie) -> None:
     lost = bookie.incarnation
     with pytest.raises(BookieUnavailableError) as refused:
         bookie.restart()
-    found = re.search(r"lost for good, delete the node (\S+) and", str(refused.value))
+    found = re.search(r"lost for good, dlog bookie cookie delete (\S+) lets", str(refused.value))
     assert found, str(refused.value)
-    node = found[1]
+    node = NamespacePaths(parse_uri(cluster.uri).root).cookie(found[1])
 
     async def delete_cookie() -> None:
         store = await ZooKeeperStore.connect(cluster.zookeeper.servers)
