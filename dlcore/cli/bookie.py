@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 _REGISTRATION_POLL_S = 0.1
 _REGISTRATION_POLLS = 100
+_ABSENT_POLLS = 5
+"""A bookie that is not registered is absent again and again; one that moves between the lists of
+the writable and the others may be seen in neither once."""
 
 
 @click.group("bookie")
@@ -165,10 +168,14 @@ def set_read_only(name: str, *, off: bool) -> None:
         from dlcore.autorecovery.maintenance import Maintenance
 
         await Maintenance(namespace.recovery_context).hold_read_only(name, is_held=not off)
+        times_absent = 0
         for _ in range(_REGISTRATION_POLLS):
             states = [b.read_only for b in await namespace.get_bookies() if b.bookie.name == name]
-            if not states or states == [not off]:
-                return bool(states)
+            if states == [not off]:
+                return True
+            times_absent = 0 if states else times_absent + 1
+            if times_absent == _ABSENT_POLLS:
+                break
             await asyncio.sleep(_REGISTRATION_POLL_S)
         return False
 
