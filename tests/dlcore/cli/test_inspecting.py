@@ -20,7 +20,7 @@ from dlcore.records import LogRecord
 from tests.fixtures.shell import Shell
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
     from dlcore.log.context import LogContext
@@ -47,6 +47,17 @@ def with_log(uri: str, log: str, work: Callable[[LogContext, LogPaths], Awaitabl
             await work(context, context.logs.paths_of(await context.logs.find(log)))
 
     asyncio.run(body())
+
+
+@pytest.fixture
+def log(shell: Shell, log: str) -> Iterator[str]:
+    """Take the log's name away at the end: others use the cluster, and nobody can read it."""
+    yield log
+
+    async def forget(context: LogContext, _: LogPaths) -> None:
+        await context.store.delete(context.paths.log(log))
+
+    with_log(shell.uri, log, forget)
 
 
 def findings(shell: Shell, log: str, *arguments: str) -> list[tuple[str, str]]:
