@@ -113,7 +113,7 @@ def test_a_log_that_has_the_name_of_another() -> None:
         gone = LogKey(name="clicks", log_id="0" * 32)
         assert await scene.merger.merge(gone) == 0
         counts = await scene.extent_counts()
-        with pytest.raises(LogNotFoundError, match="created again"):
+        with pytest.raises(LogNotFoundError, match="was deleted; if there is one"):
             await scene.merger._create_ledger(gone)
         assert await scene.extent_counts() == counts
         check_ledgers(scene.cluster)
