@@ -139,6 +139,7 @@ class _Driver(AppendDriver):
         self.version = version
         self.effects: Sequence[Any] = ()
         self._context = context
+        self._search: Any = SimpleNamespace(replaced=lambda: None)  # pauses take no time here
         self._loop = _TIMELESS
 
     def _advance(self, effects: Sequence[Any]) -> None:
@@ -290,7 +291,7 @@ class _Client:
         """Run the driver's coroutine on all answers so far, to its next question or its end."""
         assert self._talk is not None
         name, values, answers = self._talk
-        coroutine = self._converse(name, SimpleNamespace(ledgers=_Script(answers)), *values)
+        coroutine = self._converse(name, SimpleNamespace(ledger_store=_Script(answers)), *values)
         try:
             coroutine.send(None)
         except _AskedError as asked:
