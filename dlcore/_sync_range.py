@@ -53,10 +53,7 @@ class LogRange:
             return
         with LogReader(self._portal, self._portal.call(self._range.open_reader())) as reader:
             while reader.position < end:
-                batch = reader.read_batch()
-                part = rows_before(batch, end)
-                if part.num_rows:
-                    yield part
+                yield rows_before(reader.read_batch(), end)
 
     def to_arrow(self) -> pa.Table:
         """Return all of it as a table; the records are not copied."""

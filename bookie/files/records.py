@@ -51,7 +51,7 @@ class IntactRecord(NamedTuple):
                 index.note_lac(ledger_id, last_add_confirmed)
             case RecordType.GARBAGE:
                 index.deleted_files.extend(decode_garbage(self.payload))
-            case RecordType.ENTRY | RecordType.MARK | RecordType.FOOTER:
+            case _:  # entries have their place above; the others say nothing of ledgers
                 pass
 
 
