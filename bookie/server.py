@@ -24,6 +24,7 @@ from bookie.storage import LedgerStorage
 from bookie.storage_core import StorageState
 from bookie.upkeep.garbage_collector import GarbageCollector
 from dlcore.background import BackgroundTasks
+from dlcore.closing import AsyncClosing
 from dlcore.config import LedgerClientConfig
 from dlcore.errors import (
     BookieStorageError,
@@ -38,8 +39,6 @@ from dlcore.transport.client import WireBookieClient
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from types import TracebackType
-    from typing import Self
 
     from bookie.server_config import BookieConfig
     from dlcore.clock import Clock
@@ -56,7 +55,7 @@ _SPACE_INTERVAL_S = 5.0
 _REPAIR_RETRY_S = 1.0
 
 
-class BookieServer:
+class BookieServer(AsyncClosing):
     """A running bookie; made by `start`, ended by `aclose`."""
 
     bookie: BookieId
@@ -119,17 +118,6 @@ class BookieServer:
         """Unregister, finish what is in flight, stop; safe to call twice."""
         async with self._stopping:
             await self._running.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
     async def _open_storage(self) -> None:
         binding = await ensure_namespace(self._store, self._paths, self._clock)

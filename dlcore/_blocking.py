@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -10,7 +10,6 @@ if TYPE_CHECKING:
 
     from dlcore._portal import Portal
 
-_Self = TypeVar("_Self", bound="Blocking")
 _Result = TypeVar("_Result")
 
 
@@ -33,7 +32,7 @@ class Blocking:
         if not self._portal.is_inherited:  # else the process that opened it closes it
             self._call(self._aclose())
 
-    def __enter__(self: _Self) -> _Self:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlcore.autorecovery.context import RecoveryContext
 from dlcore.clock import Clock, SystemClock
+from dlcore.closing import AsyncClosing
 from dlcore.config import LedgerClientConfig, LogConfig, LogSettings
 from dlcore.errors import (
     ConfigurationError,
@@ -50,8 +51,6 @@ from dlcore.metadata.port import SessionState
 from dlcore.statistics import NamespaceStatistics
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from dlcore.ledger.metadata.bookies import BookieRegistration
     from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.ledger.port import BookieClient
@@ -68,7 +67,7 @@ _PLACES_AT_ONCE = 64
 _Closer = Callable[[], Coroutine[Any, Any, None]]
 
 
-class Namespace:
+class Namespace(AsyncClosing):
     """A collection of logs over one metadata store and its bookies; used on one event loop.
 
     `open_namespace` makes it with the real adapters; tests hand in others.  It closes the ports
@@ -520,17 +519,6 @@ class Namespace:
             logger.warning("closing %s: %s: %s", self._uri, type(error).__name__, error)
         if errors:
             raise errors[0]
-
-    async def __aenter__(self) -> Namespace:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
 
 async def open_namespace(

@@ -6,6 +6,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
+from dlcore.closing import AsyncClosing
 from dlcore.errors import (
     AlreadyClosedError,
     ConfigurationError,
@@ -38,7 +39,6 @@ from dlcore.log.writing.writer import AsyncLogWriter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import TracebackType
 
     from dlcore.config import LogConfig, LogSettings
     from dlcore.log.context import LogContext
@@ -53,7 +53,7 @@ _OWN_METADATA = {"log", "log_id"}
 logger = logging.getLogger(__name__)
 
 
-class DistributedLogManager:
+class DistributedLogManager(AsyncClosing):
     """One log.  Use `Namespace.open_log`."""
 
     def __init__(self, context: LogContext, log: LogMetadata, config: LogConfig) -> None:
@@ -501,14 +501,3 @@ class DistributedLogManager:
     async def aclose(self) -> None:
         """Let go of the log; its writers and readers are closed by themselves."""
         self._closed = True
-
-    async def __aenter__(self) -> DistributedLogManager:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()

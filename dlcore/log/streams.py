@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from dlcore.closing import AsyncClosing
 from dlcore.config import require
 from dlcore.errors import AlreadyTruncatedError, EndOfStreamError, UnexpectedError
 from dlcore.ids import TXID_MAX
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from dlcore.log.writing.writer import AsyncLogWriter
 
 
-class AsyncAppendOnlyStreamWriter:
+class AsyncAppendOnlyStreamWriter(AsyncClosing):
     """Appends bytes to a stream.  Use `DistributedLogManager.open_stream_writer`."""
 
     def __init__(self, writer: AsyncLogWriter) -> None:
@@ -104,9 +105,6 @@ class AsyncAppendOnlyStreamWriter:
         """Flush, and release the log; harmless when it is closed."""
         await self._writer.aclose()
 
-    async def __aenter__(self) -> AsyncAppendOnlyStreamWriter:
-        return self
-
     async def __aexit__(
         self,
         kind: type[BaseException] | None,
@@ -116,7 +114,7 @@ class AsyncAppendOnlyStreamWriter:
         await self._writer.__aexit__(kind, error, traceback)
 
 
-class AsyncAppendOnlyStreamReader:
+class AsyncAppendOnlyStreamReader(AsyncClosing):
     """Reads the bytes of a stream.  Use `DistributedLogManager.open_stream_reader`.
 
     As of a file that grows, reading at the end returns nothing, and later more.  At the end of a
@@ -249,14 +247,3 @@ class AsyncAppendOnlyStreamReader:
     async def aclose(self) -> None:
         """Stop reading."""
         await self._reader.aclose()
-
-    async def __aenter__(self) -> AsyncAppendOnlyStreamReader:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from dlcore.closing import AsyncClosing
 from dlcore.errors import AlreadyClosedError, DLError
 from dlcore.log.metadata.listing import read_names
 from dlcore.log.metadata.names import KnownNames, LogChange
@@ -19,7 +20,6 @@ from dlcore.metadata.stored import decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import TracebackType
 
     from dlcore.log.context import LogContext
 
@@ -29,7 +29,7 @@ _BUCKETS_AT_ONCE = 16
 _RETRY_DELAY_S = 1.0
 
 
-class LogWatch:
+class LogWatch(AsyncClosing):
     """The changes of a namespace's logs: an async iterator.  Use `Namespace.watch_logs`.
 
     It begins with the logs that there are, each as created.  From then on each log that is created,
@@ -186,14 +186,3 @@ class LogWatch:
             raise
         self._changes.extendleft(reversed(changes[1:]))
         return changes[0]
-
-    async def __aenter__(self) -> LogWatch:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from dlcore.closing import AsyncClosing
 from dlcore.errors import AlreadyClosedError
 from dlcore.log.metadata.history import LogHistory
 from dlcore.log.metadata.store import persistently
@@ -12,8 +13,6 @@ from dlcore.log.reading.snapshot import Finder
 from dlcore.log.reading.status import LogStatus
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.segment import LogSegment
     from dlcore.log.metadata.values import LogMetadata
@@ -69,7 +68,7 @@ async def _count_under_replicated(context: LogContext, ledger_ids: list[int]) ->
     return count
 
 
-class SegmentWatch:
+class SegmentWatch(AsyncClosing):
     """Yields a log's segments: as they are now, and again after each change, until it is deleted.
 
     It tells states, not steps: of changes that come fast only the last is told.  Deletion is a
@@ -118,15 +117,4 @@ class SegmentWatch:
 
     async def abandon(self, reason: str) -> None:  # nothing is lost by it
         """Stop watching."""
-        await self.aclose()
-
-    async def __aenter__(self) -> SegmentWatch:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
         await self.aclose()

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 from typing import TYPE_CHECKING, NamedTuple
 
+from dlcore.closing import AsyncClosing
 from dlcore.errors import ConfigurationError, EndOfStreamError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-    from types import TracebackType
 
     from dlcore.ids import DLSN
     from dlcore.log.reading.reader import AsyncLogReader
@@ -39,7 +39,7 @@ class _Source:
     has_ended: bool = False
 
 
-class AsyncMergedReader:
+class AsyncMergedReader(AsyncClosing):
     """Reads many logs as one; use `Namespace.open_merged_reader`.
 
     Records come by transaction id, of equal ones those of the log that was named first; those of
@@ -154,14 +154,3 @@ class AsyncMergedReader:
         """Close the readers; harmless when they are closed."""
         for source in self._sources:
             await source.reader.aclose()
-
-    async def __aenter__(self) -> AsyncMergedReader:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()

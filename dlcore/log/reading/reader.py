@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from dlcore.closing import AsyncClosing
 from dlcore.errors import (
     AlreadyClosedError,
     ConfigurationError,
@@ -23,7 +24,6 @@ from dlcore.records import LogRecordWithDLSN
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-    from types import TracebackType
 
     import pyarrow as pa
 
@@ -60,7 +60,7 @@ class Fetching(NamedTuple):
     position: DLSN
 
 
-class AsyncLogReader:
+class AsyncLogReader(AsyncClosing):
     """Reads one log; use `DistributedLogManager.open_reader`.  Requests are served in order.
 
     `async for record in reader` yields every record that is readable, and ends there; `records` and
@@ -361,17 +361,6 @@ class AsyncLogReader:
     async def abandon(self, reason: str) -> None:
         """Stop reading, by which nothing is lost."""
         logger.debug("reader of log=%s left: %s", self._name, reason)
-        await self.aclose()
-
-    async def __aenter__(self) -> AsyncLogReader:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
         await self.aclose()
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from msgspec.structs import replace
 
+from dlcore.closing import AsyncClosing
 from dlcore.errors import (
     AppendAbortedError,
     AppendMismatchError,
@@ -59,7 +60,6 @@ from dlcore.metadata.stored import decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
-    from types import TracebackType
 
     import pyarrow as pa
 
@@ -113,7 +113,7 @@ class _ChangedError(Exception):
     """Something was changed since it was read; never leaves this module."""
 
 
-class StagedAppend:
+class StagedAppend(AsyncClosing):
     """One atomic append, named by an identity, a version, and its place among the run's appends.
 
     Of one identity the versions go up; what was committed of a version is not committed again, and
@@ -499,17 +499,6 @@ class StagedAppend:
         """Close the writer; what was staged and not committed is dropped."""
         if self._writer is not None and self._result is None:
             await self._writer.aclose(delete=True)
-
-    async def __aenter__(self) -> StagedAppend:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
 
 def check_identity(identity: str) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from dlcore.closing import AsyncClosing
 from dlcore.errors import (
     AlreadyClosedError,
     ConfigurationError,
@@ -35,7 +36,6 @@ from dlcore.log.writing.transmit import Transmitter
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Awaitable, Callable, Collection, Sequence
-    from types import TracebackType
 
     import pyarrow as pa
 
@@ -85,7 +85,7 @@ class _Lane:
         self.part: _Part | None = None  # whose turn it is
 
 
-class StagingWriter:
+class StagingWriter(AsyncClosing):
     """Stages records for any number of logs, under one identity.
 
     Each `stage` ends the extents.  The ledger stays open across them, and a new one is begun when
@@ -374,14 +374,3 @@ class StagingWriter:
             with contextlib.suppress(NoNodeError, MetadataVersionError, *UNANSWERED):
                 await self._context.store.multi([put])
                 return
-
-    async def __aenter__(self) -> StagingWriter:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()

@@ -14,6 +14,7 @@ import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
 
+from dlcore.closing import AsyncClosing
 from dlcore.errors import (
     ConfigurationError,
     DLError,
@@ -72,7 +73,7 @@ _AGE_LOOKS_EVERY_S_MIN = 0.01
 _OVERTAKEN = (MetadataVersionError, NodeExistsError, NoNodeError)
 
 
-class AsyncLogWriter:
+class AsyncLogWriter(AsyncClosing):
     """Appends to one log, as its only writer.
 
     Use `DistributedLogManager.open_writer`.  The methods that return futures may be called from any
@@ -317,9 +318,6 @@ class AsyncLogWriter:
         """Stop at once because nobody will close it; log what was not written as an error."""
         self._report_unwritten(reason)
         await self.abort()
-
-    async def __aenter__(self) -> AsyncLogWriter:
-        return self
 
     async def __aexit__(
         self,
