@@ -42,9 +42,9 @@ class BookieClient(Protocol):
     """Requests to any bookie; connections are opened at first use and shared.
 
     Every method may raise `BookieUnavailableError`, `WrongIncarnationError` (another bookie answers
-    there) and `BookieStorageError`.  An add or a LAC that is not answered within the add time-out
-    fails with `BookieUnavailableError`: nobody above has a timer for it.  Frames come back as the
-    bookie sent them: the caller verifies.
+    there) and `BookieStorageError`.  A request of one answer, to add or read an entry or
+    a LAC, that has none within its time-out fails with `BookieUnavailableError`: nobody above has a
+    timer for it.  Frames come back as the bookie sent them: the caller verifies.
     """
 
     def add_entry(

@@ -185,8 +185,15 @@ def _check_at_least(lowest: int, **values: int) -> None:
 class MemoryBookieClient:
     """A `BookieClient` of the given bookies; every answer takes one turn of the loop."""
 
-    def __init__(self, bookies: Iterable[MemoryBookie], *, add_timeout_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        bookies: Iterable[MemoryBookie],
+        *,
+        add_timeout_s: float = 5.0,
+        read_timeout_s: float = 5.0,
+    ) -> None:
         self._add_timeout_s = add_timeout_s
+        self._read_timeout_s = read_timeout_s
         self._bookies = {each.bookie: each for each in bookies}
         self._is_closed = False
 
@@ -224,13 +231,13 @@ class MemoryBookieClient:
 
     async def read_lac(self, bookie: BookieId, *, ledger_id: int, fence: bool) -> int:
         """Return the bookie's LAC."""
-        return (await self._contact(bookie)).read_lac(ledger_id, fence=fence)
+        return (await self._ask(bookie)).read_lac(ledger_id, fence=fence)
 
     async def read_entry(
         self, bookie: BookieId, *, ledger_id: int, entry_id: int, fence: bool
     ) -> bytes | memoryview:
         """Return one frame."""
-        return (await self._contact(bookie)).read_entry(ledger_id, entry_id, fence=fence)
+        return (await self._ask(bookie)).read_entry(ledger_id, entry_id, fence=fence)
 
     async def read_entries(
         self,
@@ -305,6 +312,16 @@ class MemoryBookieClient:
 
         timer = asyncio.get_running_loop().call_later(self._add_timeout_s, expire)
         future.add_done_callback(lambda _: timer.cancel())
+
+    async def _ask(self, bookie: BookieId) -> MemoryBookie:
+        """Contact a bookie for one answer, which comes in time or never."""
+        try:
+            async with asyncio.timeout(self._read_timeout_s):
+                return await self._contact(bookie)
+        except TimeoutError:
+            raise BookieUnavailableError(
+                f"{bookie} did not answer within {self._read_timeout_s} s"
+            ) from None
 
     async def _contact(self, bookie: BookieId) -> MemoryBookie:
         await asyncio.sleep(0)

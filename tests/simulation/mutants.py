@@ -385,7 +385,6 @@ BUGS_OF_LIVENESS = {
     "files_are_deleted_before_that_is_durable",
     "nothing_is_held_back_from_others",
     "half_open_connections_are_not_noticed",
-    "recovery_waits_for_ever",
     "the_last_batch_is_not_written_again",
     "windows_are_not_given_back",
 }

@@ -6,7 +6,6 @@ those of BookKeeper's issues.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -408,13 +407,6 @@ def coverage_ignores_striping() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def recovery_waits_for_ever() -> Iterator[None]:
-    """Section 3.1: a bookie that does not answer is waited for, however long that takes."""
-    with patch.object(_Recoverer, "_read_timeout", lambda _: asyncio.timeout(None)):
-        yield
-
-
 MUTANTS = (
     acks_during_an_ensemble_change,
     acks_before_earlier_entries,
@@ -433,7 +425,6 @@ MUTANTS = (
     recovery_takes_damage_for_noes,
     recovery_takes_errors_for_noes,
     recovery_takes_silence_for_noes,
-    recovery_waits_for_ever,
     recovery_writes_back_to_one_bookie,
     replaced_bookies_get_nothing_again,
     the_writer_ignores_fences,

@@ -13,6 +13,7 @@ import crc32c
 from bookie.files import entry_reader as entry_reader_module
 from bookie.files.entry_log import EntryLog
 from bookie.ledger_state import LedgerState
+from dlcore.transport.client import _Reading
 from dlcore.wire import digest as digest_module, memory as memory_module
 from dlcore.wire.assembly import Assembly, Frame
 from tests.simulation.tested import caught_by
@@ -84,4 +85,18 @@ def one_checksum_stands_for_all_frames() -> Iterator[None]:
 def entries_that_come_together_pass_the_fence() -> Iterator[None]:
     """Only a single add is refused on a fenced ledger."""
     with patch.object(LedgerState, "accepts", lambda *_, **__: True):
+        yield
+
+
+@caught_by(
+    "dlcore/transport/test_client.py::test_a_read_that_is_not_answered_ends_by_the_read_time_out"
+)
+def reads_are_waited_for_for_ever() -> Iterator[None]:
+    """Section 3.1: a bookie that lives and does not answer holds up recovery, however long."""
+    wait = _Reading.next
+
+    async def patient(self: _Reading, _: float | None) -> Any:
+        return await wait(self, None)
+
+    with patch.object(_Reading, "next", patient):
         yield

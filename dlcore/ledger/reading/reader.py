@@ -8,7 +8,6 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from dlcore.errors import (
-    BookieUnavailableError,
     ConfigurationError,
     DLError,
     LedgerReadError,
@@ -131,16 +130,11 @@ class LedgerReader:
             BookieError: it did not say.
         """
         try:
-            async with asyncio.timeout(self._config.read_timeout_s):
-                return await self._bookies.read_lac(
-                    bookie, ledger_id=self._metadata.ledger_id, fence=False
-                )
+            return await self._bookies.read_lac(
+                bookie, ledger_id=self._metadata.ledger_id, fence=False
+            )
         except NoSuchLedgerError:
             return -1
-        except TimeoutError as error:
-            raise BookieUnavailableError(
-                f"{bookie} did not answer within {self._config.read_timeout_s} s"
-            ) from error
 
     async def read(self, first: int, last: int) -> AsyncGenerator[Sequence[EntryFrame], None]:
         """Yield verified entries `first` to `last`, both included, in order, many at a time.

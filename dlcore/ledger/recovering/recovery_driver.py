@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from dlcore.background import BackgroundTasks
 from dlcore.errors import (
-    BookieUnavailableError,
     DLError,
     LedgerReadError,
     LedgerRecoveryError,
@@ -214,39 +213,27 @@ class _Recoverer:
 
     async def _fence(self, effect: FenceBookie) -> Sequence[Effect]:
         try:
-            async with self._read_timeout():
-                lac = await self._context.bookies.read_lac(
-                    effect.bookie, ledger_id=self._pinned.metadata.ledger_id, fence=True
-                )
-        except (DLError, TimeoutError) as error:
-            return self._machine.fence_failed(
-                position=effect.position, error=self._as_answer(error)
+            lac = await self._context.bookies.read_lac(
+                effect.bookie, ledger_id=self._pinned.metadata.ledger_id, fence=True
             )
+        except DLError as error:
+            return self._machine.fence_failed(position=effect.position, error=error)
         return self._machine.fenced(position=effect.position, last_add_confirmed=lac)
 
     async def _read(self, effect: ReadEntry) -> Sequence[Effect]:
         ledger_id = self._pinned.metadata.ledger_id
         try:
-            async with self._read_timeout():
-                frame = await self._context.bookies.read_entry(
-                    effect.bookie, ledger_id=ledger_id, entry_id=effect.entry_id, fence=True
-                )
+            frame = await self._context.bookies.read_entry(
+                effect.bookie, ledger_id=ledger_id, entry_id=effect.entry_id, fence=True
+            )
             entry = decode_frame(frame, ledger_id=ledger_id, entry_id=effect.entry_id)
         except (NoSuchEntryError, NoSuchLedgerError):
             return self._machine.missing(entry_id=effect.entry_id, position=effect.position)
-        except (DLError, TimeoutError) as error:
+        except DLError as error:
             return self._machine.unknown(
-                entry_id=effect.entry_id, position=effect.position, error=self._as_answer(error)
+                entry_id=effect.entry_id, position=effect.position, error=error
             )
         return self._machine.found(entry)
-
-    def _read_timeout(self) -> asyncio.Timeout:
-        return asyncio.timeout(self._context.config.read_timeout_s)
-
-    def _as_answer(self, error: DLError | TimeoutError) -> DLError:
-        if isinstance(error, DLError):
-            return error
-        return BookieUnavailableError(f"no answer within {self._context.config.read_timeout_s} s")
 
     async def _length_at(self, entry_id: int) -> int:
         """Return the bytes up to an acknowledged entry, which its own frame tells."""

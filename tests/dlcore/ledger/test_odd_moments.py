@@ -40,7 +40,7 @@ def test_a_defect_ends_a_recovery_and_the_next_one_goes_through() -> None:
         for each in cluster.bookies.values():
             each._faults.clear()
             each.is_silent = True
-        with pytest.raises(LedgerRecoveryError, match="no answer within 2"):
+        with pytest.raises(LedgerRecoveryError, match="did not answer within 2"):
             await other.recover_ledger(writer.ledger_id)
         for each in cluster.bookies.values():
             each.is_silent = False

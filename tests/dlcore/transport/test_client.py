@@ -304,6 +304,23 @@ def test_a_port_that_accepts_and_says_nothing_is_unavailable_in_time() -> None:
     run(scenario)
 
 
+def test_a_read_that_is_not_answered_ends_by_the_read_time_out() -> None:
+    """The bookie lives, as its pongs show: nobody above has a timer for its answer."""
+
+    async def scenario() -> None:
+        async with (
+            raw_bookie(Script().serve) as address,
+            client_of(address, IMPATIENT) as client,
+            asyncio.timeout(20 * IMPATIENT.read_timeout_s),
+        ):
+            with pytest.raises(BookieUnavailableError, match="no answer"):
+                await client.read_lac(BOOKIE, ledger_id=1, fence=True)
+            with pytest.raises(BookieUnavailableError, match="no answer"):
+                await client.read_entry(BOOKIE, ledger_id=1, entry_id=0, fence=True)
+
+    run(scenario)
+
+
 def test_a_range_read_that_stalls_ends_by_the_read_time_out() -> None:
     """One chunk comes and then nothing, though the bookie lives."""
 
