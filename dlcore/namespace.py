@@ -13,7 +13,7 @@ import random
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 from dlcore.autorecovery.context import RecoveryContext
@@ -22,6 +22,7 @@ from dlcore.closing import AsyncClosing
 from dlcore.config import LedgerClientConfig, LogConfig, LogSettings
 from dlcore.errors import (
     ConfigurationError,
+    DLError,
     LogExistsError,
     LogNotFoundError,
 )
@@ -30,8 +31,8 @@ from dlcore.ledger.client import LedgerClient
 from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.log.context import Lifetime, LogContext
+from dlcore.log.forgetting import forget_log
 from dlcore.log.manager import DistributedLogManager
-from dlcore.log.metadata.commits import CommitStatus
 from dlcore.log.metadata.listing import PAGE_SIZE, list_pages
 from dlcore.log.metadata.owner import StagingOwner
 from dlcore.log.metadata.staged import StagedStatus, list_all_staged, settle_abandoned
@@ -39,14 +40,14 @@ from dlcore.log.metadata.store import LogStore
 from dlcore.log.metadata.values import LogMetadata
 from dlcore.log.metadata.watching import LogWatch
 from dlcore.log.reading.merged import AsyncMergedReader
-from dlcore.log.reading.snapshot import Finder, LedgerCache
-from dlcore.log.reading.snapshots import LogFollowers
+from dlcore.log.reading.snapshot import LedgerCache, find_places
+from dlcore.log.reading.snapshots import LogFollowers, Outcome
 from dlcore.log.staging.append import StagedAppend, check_identity
 from dlcore.log.staging.writer import StagingWriter
 from dlcore.log.tidying import Tidier
 from dlcore.log.upkeep.config import UpkeepConfig
-from dlcore.log.upkeep.worker import LogUpkeep, commit_records, last_version, sweep_commits
-from dlcore.metadata.paths import NamespacePaths, parse_uri, unescape
+from dlcore.log.upkeep.worker import LogUpkeep, last_version, list_commits, sweep_commits
+from dlcore.metadata.paths import NamespacePaths, parse_uri
 from dlcore.metadata.port import SessionState
 from dlcore.statistics import NamespaceStatistics
 
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from dlcore.ledger.metadata.bookies import BookieRegistration
     from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.ledger.port import BookieClient
-    from dlcore.log.metadata.commits import AppendRun, SharedStaging
+    from dlcore.log.metadata.commits import AppendRun, CommitStatus, SharedStaging
     from dlcore.log.reading.reader import AsyncLogReader
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.metadata.port import MetadataStore
@@ -63,7 +64,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_PLACES_AT_ONCE = 64
 _Closer = Callable[[], Coroutine[Any, Any, None]]
 
 
@@ -189,13 +189,24 @@ class Namespace(AsyncClosing):
         )
         await self._context.logs.create(metadata, settings or LogSettings())
 
-    async def delete_log(self, name: str) -> None:
+    async def delete_log(self, name: str, *, damaged: bool = False) -> None:
         """Delete a log and its data.
+
+        Args:
+            name: the log.
+            damaged: its metadata is damaged: delete what can be told of it.  Ledgers of which
+                nobody can tell that they were its own stay, for `dlog ledger audit` to find.
 
         Raises:
             LogNotFoundError: there is no such log.
             OwnershipAcquireFailedError: a writer owns it.
+            CorruptMetadataError: it is damaged, and that was not said.
+            ConfigurationError: it is said to be `damaged`, and is not.
         """
+        if damaged:
+            self._require_open()
+            await forget_log(self._context, name)
+            return
         manager = await self.open_log(name)
         await manager.delete()
 
@@ -326,6 +337,23 @@ class Namespace(AsyncClosing):
         asked.  A change of a moment ago may not be known yet; with `fresh` every change that
         completed before this call is, for one round trip more, however many the logs are.
         """
+        found: dict[str, LogSnapshot | None] = {}
+        for name, outcome in (await self._take_snapshots(names, fresh=fresh)).items():
+            if isinstance(outcome, DLError):
+                raise outcome
+            found[name] = outcome
+        return found
+
+    async def survey_logs(self, names: Sequence[str]) -> dict[str, LogSnapshot | DLError]:
+        """Return what each log holds now, or the error that keeps it from being told.
+
+        As `get_snapshots` with `fresh`, but that one log whose metadata is damaged, or whose
+        bookies do not answer, hides no other.  Logs that do not exist are left out.
+        """
+        found = await self._take_snapshots(names, fresh=True)
+        return {name: outcome for name, outcome in found.items() if outcome is not None}
+
+    async def _take_snapshots(self, names: Sequence[str], *, fresh: bool) -> dict[str, Outcome]:
         self._require_open()
         return await self._followers.take([validate_log_name(name) for name in names], fresh=fresh)
 
@@ -337,13 +365,7 @@ class Namespace(AsyncClosing):
         Bookies are asked for a few entries each, the metadata store for nothing.
         """
         self._require_open()
-        limit = asyncio.Semaphore(_PLACES_AT_ONCE)
-
-        async def find(snapshot: LogSnapshot, key: DLSN | NotLessThan) -> RecordPlace:
-            async with limit:
-                return await Finder(self._context, snapshot).place(key)
-
-        return await asyncio.gather(*(find(snapshot, key) for snapshot, key in wanted))
+        return await find_places(self._context, wanted)
 
     async def begin_append(
         self,
@@ -458,17 +480,7 @@ class Namespace(AsyncClosing):
     async def list_ledgers(self, *, first: int = 0, count: int = 1000) -> list[LedgerMetadata]:
         """Return the metadata of up to `count` ledgers with ids from `first` on, ascending."""
         self._require_open()
-        ids: list[int] = []
-        async with aclosing(self._ledger_store.list_ledgers(first=first)) as found:
-            async for ledger_id in found:
-                ids.append(ledger_id)
-                if len(ids) == count:
-                    break
-        stored = await self._ledger_store.read_many(ids)
-        ledgers = [each.metadata for each in stored if each is not None]
-        if ids and not ledgers:  # all of them were deleted meanwhile
-            return await self.list_ledgers(first=ids[-1] + 1, count=count)
-        return ledgers
+        return await self._ledger_store.read_from(first, count)
 
     async def last_version(self, identity: str) -> int:
         """Return the last version that an appender committed, -1 if none is known."""
@@ -477,15 +489,7 @@ class Namespace(AsyncClosing):
     async def list_commits(self) -> list[CommitStatus]:
         """Return the last commit of each appender whose record is kept, in no order."""
         self._require_open()
-        return [
-            CommitStatus(
-                identity=unescape(path.rpartition("/")[2]),
-                version=record.version,
-                appends=record.committed,
-                committed_ms=record.committed_ms,
-            )
-            async for path, _, record in commit_records(self._context)
-        ]
+        return await list_commits(self._context)
 
     def _require_open(self) -> None:
         self._context.lifetime.require_open()

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from dlcore import namespace as aio
     from dlcore.config import LedgerClientConfig, LogConfig, LogSettings
+    from dlcore.errors import DLError
     from dlcore.ids import DLSN
     from dlcore.ledger.metadata.bookies import BookieRegistration
     from dlcore.ledger.metadata.values import LedgerMetadata
@@ -159,9 +160,9 @@ class Namespace(Blocking):
         """Create a log; the quorums of `config`, and `settings`, are stored with it."""
         self._call(self._namespace.create_log(name, config=config, settings=settings))
 
-    def delete_log(self, name: str) -> None:
-        """Delete a log and its data, unless a writer owns it."""
-        self._call(self._namespace.delete_log(name))
+    def delete_log(self, name: str, *, damaged: bool = False) -> None:
+        """Delete a log and its data, unless a writer owns it; of a `damaged` one what is told."""
+        self._call(self._namespace.delete_log(name, damaged=damaged))
 
     def rename_log(self, name: str, new_name: str) -> None:
         """Give a log another name, at once for everybody, unless a writer owns it."""
@@ -261,6 +262,10 @@ class Namespace(Blocking):
     ) -> dict[str, LogSnapshot | None]:
         """Return what each log holds now; `fresh` as in the async method, None for no log."""
         return self._call(self._namespace.get_snapshots(names, fresh=fresh))
+
+    def survey_logs(self, names: Sequence[str]) -> dict[str, LogSnapshot | DLError]:
+        """Return what each log that exists holds now, or the error why that cannot be told."""
+        return self._call(self._namespace.survey_logs(names))
 
     def find_places(
         self, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]

@@ -19,6 +19,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from dlcore.errors import DLError
 from dlspark.options import MetadataOptions, MetadataTable
 from dlspark.reading import list_selected
 from dlspark.sessions import open_shared_namespace
@@ -36,6 +37,7 @@ _LOGS_AT_ONCE = 500
 _TEXT, _NUMBER, _TIME, _TRUTH = StringType(), LongType(), TimestampType(), BooleanType()
 _COUNTS = {"records": _NUMBER, "size_bytes": _NUMBER}
 _TXIDS = {"first_txid": _NUMBER, "last_txid": _NUMBER, "last_timestamp": _TIME}
+_ERROR = {"error": _TEXT}
 COLUMNS: dict[MetadataTable, dict[str, DataType]] = {
     MetadataTable.LOGS: {
         "log": _TEXT,
@@ -47,6 +49,7 @@ COLUMNS: dict[MetadataTable, dict[str, DataType]] = {
         "extents": _NUMBER,
         **_COUNTS,
         **_TXIDS,
+        **_ERROR,
     },
     MetadataTable.SEGMENTS: {
         "log": _TEXT,
@@ -56,6 +59,7 @@ COLUMNS: dict[MetadataTable, dict[str, DataType]] = {
         "entries": _NUMBER,
         **_COUNTS,
         **_TXIDS,
+        **_ERROR,
     },
     MetadataTable.EXTENTS: {
         "log": _TEXT,
@@ -68,6 +72,7 @@ COLUMNS: dict[MetadataTable, dict[str, DataType]] = {
         "ledger_id": _NUMBER,
         "ledger_first_entry": _NUMBER,
         "ledger_last_entry": _NUMBER,
+        **_ERROR,
     },
     MetadataTable.LEDGERS: {
         "ledger_id": _NUMBER,
@@ -98,7 +103,8 @@ COLUMNS: dict[MetadataTable, dict[str, DataType]] = {
     },
 }
 """The columns of each table.  Counts are of what is stored: of a segment that is truncated in part
-all of it."""
+all of it.  A log of which nothing can be told, for its metadata is damaged or no bookie answers, is
+one row with its name and the error."""
 
 
 def schema_of(table: MetadataTable) -> StructType:
@@ -145,16 +151,17 @@ class MetadataReader(DataSourceReader):
                     MetadataTable.SEGMENTS: _segments,
                     MetadataTable.EXTENTS: _extents,
                 }[table]
-                for snapshot in self._snapshots(namespace):
-                    yield from rows_of(snapshot)
+                for name, snapshot in self._snapshots(namespace):
+                    if isinstance(snapshot, DLError):
+                        yield {"log": name, "error": str(snapshot)}
+                    else:
+                        yield from rows_of(snapshot)
 
-    def _snapshots(self, namespace: Namespace) -> Iterator[LogSnapshot]:
+    def _snapshots(self, namespace: Namespace) -> Iterator[tuple[str, LogSnapshot | DLError]]:
         address, logs = self._options.address, self._options.logs
         names = namespace.get_logs() if logs is None else list_selected(address, logs)
         for start in range(0, len(names), _LOGS_AT_ONCE):
-            chosen = names[start : start + _LOGS_AT_ONCE]
-            snapshots = namespace.get_snapshots(chosen, fresh=True).values()
-            yield from (snapshot for snapshot in snapshots if snapshot is not None)
+            yield from namespace.survey_logs(names[start : start + _LOGS_AT_ONCE]).items()
 
 
 def _arrow(kind: DataType) -> pa.DataType:

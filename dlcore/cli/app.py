@@ -9,7 +9,6 @@ whether trying again may help.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
 import sys
@@ -23,6 +22,7 @@ from dlcore.cli.context import DEBUG_KEY, JSON_KEY, common_options, use_settings
 from dlcore.cli.ledger import ledger_group
 from dlcore.cli.log import log_group
 from dlcore.cli.namespace import namespace_group
+from dlcore.cli.output import show_error
 from dlcore.cli.sandbox import sandbox_command
 from dlcore.cli.segment import segment_group
 from dlcore.cli.staging import staging_group
@@ -137,16 +137,5 @@ def _drop_output() -> None:
 
 
 def _fail(text: str, error: BaseException, exit_code: int, given: Mapping[str, object]) -> int:
-    message = " ".join(text.split())
-    if given.get(JSON_KEY):
-        fields = {
-            "error": message,
-            "kind": type(error).__name__,
-            "code": getattr(error, "code", None) if isinstance(error, DLError) else None,
-            "retriable": isinstance(error, DLError) and error.retriable,
-            "exit_code": exit_code,
-        }
-        click.echo(json.dumps(fields, ensure_ascii=False), err=True)
-    else:
-        click.echo(f"error: {message}", err=True)
+    show_error(text, error, exit_code=exit_code, as_json=bool(given.get(JSON_KEY)))
     return exit_code

@@ -13,10 +13,18 @@ from dlcore.cli.context import (
     confirmed,
     require_consent,
     run_async,
+    wants_json,
 )
-from dlcore.cli.output import Progress, bytes_text, show_done, show_fields, show_rows
+from dlcore.cli.output import (
+    Progress,
+    bytes_text,
+    show_done,
+    show_error,
+    show_fields,
+    show_rows,
+)
 from dlcore.clock import SystemClock
-from dlcore.errors import LogNotFoundError
+from dlcore.errors import DLError, LogNotFoundError
 from dlcore.ids import DLSN
 
 if TYPE_CHECKING:
@@ -117,30 +125,34 @@ async def _repair(namespace: Namespace, log: str, wanted: list[str]) -> None:
 def show_space(prefix: str | None, group_by: str | None) -> None:
     """Show what each log takes, or each of those that start with PREFIX; the largest first.
 
-    Stored is what its records take on all bookies together.
+    Stored is what its records take on all bookies together.  Logs whose metadata is damaged, or of
+    which no bookie answers, are told on standard error, and make exit code 1.
     """
     try:
         pattern = None if group_by is None else re.compile(group_by)
     except re.error as error:
         raise click.UsageError(f"--group-by {group_by!r}: {error}") from error
 
-    async def read(namespace: Namespace) -> dict[str, list[int]]:
+    async def read(namespace: Namespace) -> tuple[dict[str, list[int]], dict[str, DLError]]:
         names = await namespace.get_logs(prefix)
         sums: dict[str, list[int]] = {}
+        failed: dict[str, DLError] = {}
         progress = Progress("logs")
         for start in range(0, len(names), _LOGS_AT_ONCE):
             progress.tell(start, len(names))
-            found = await namespace.get_snapshots(names[start : start + _LOGS_AT_ONCE])
+            found = await namespace.survey_logs(names[start : start + _LOGS_AT_ONCE])
             for name, snapshot in found.items():
-                if snapshot is not None:
-                    total = sums.setdefault(_group(name, pattern), [0, 0, 0, 0, 0])
-                    for index, value in enumerate(_space_of(snapshot)):
-                        total[index] += value
+                if isinstance(snapshot, DLError):
+                    failed[name] = snapshot
+                    continue
+                total = sums.setdefault(_group(name, pattern), [0, 0, 0, 0, 0])
+                for index, value in enumerate(_space_of(snapshot)):
+                    total[index] += value
         progress.end()
-        return sums
+        return sums, failed
 
     keys = ("logs", "segments", "records", "bytes", "stored_bytes")
-    found = run_async(read, is_long=True)
+    found, failed = run_async(read, is_long=True)
     rows: list[dict[str, object]] = [
         {"log": name, **dict(zip(keys, sums, strict=True)), "stored": bytes_text(sums[-1])}
         for name, sums in sorted(found.items(), key=lambda item: (-item[1][-1], item[0]))
@@ -148,6 +160,10 @@ def show_space(prefix: str | None, group_by: str | None) -> None:
     show_rows(
         rows, columns=("log", "logs", "segments", "records", "bytes", "stored"), empty="no logs"
     )
+    for name, failure in failed.items():
+        show_error(f"log {name}: {failure}", failure, exit_code=1, as_json=wants_json())
+    if failed:
+        click.get_current_context().exit(1)
 
 
 def _group(name: str, pattern: re.Pattern[str] | None) -> str:

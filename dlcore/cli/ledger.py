@@ -147,30 +147,47 @@ def audit_ledgers(*, delete: bool, yes: bool) -> None:
     """Compare the ledgers in storage with those that logs name.
 
     Orphans are ledgers of no log, and of nothing staged: each holds space for nobody.  Missing are
-    ledgers that a log names and that are gone.  Exit code 1 if there are any, unless --delete
-    removed all.
+    ledgers that a log names and that are gone.  Damaged are logs of which nobody knows which
+    ledgers they have: while there are any, no ledger is called an orphan.  Exit code 1 if there are
+    any of these, unless --delete removed all.
     """
     if delete:
         require_consent(yes=yes)
     audit = run_async(_audit, is_long=True)
     rows: list[dict[str, object]] = [
-        {"ledger": ledger_id, "problem": "orphan", "log_id": None} for ledger_id in audit.orphans
+        _problem("orphan", ledger=ledger_id) for ledger_id in audit.orphans
     ]
     rows += [
-        {"ledger": ledger_id, "problem": "missing", "log_id": log_id}
+        _problem("missing", ledger=ledger_id, log_id=log_id)
         for ledger_id, log_id in audit.missing.items()
+    ]
+    rows += [
+        _problem("damaged", log_id=log_id, detail=detail)
+        for log_id, detail in audit.damaged.items()
     ]
     show_rows(
         rows,
-        columns=("ledger", "problem", "log_id"),
+        columns=("ledger", "problem", "log_id", "detail"),
         empty=f"{audit.ledgers} ledgers, {audit.logs} logs: nothing is wrong",
     )
     if delete and audit.orphans:
         ask(f"Delete {len(audit.orphans)} ledgers that belong to no log", yes=yes)
         run_async(lambda namespace: _delete_ledgers(namespace, audit.orphans), is_long=True)
         click.echo(f"deleted {len(audit.orphans)} ledgers", err=True)
-    if audit.missing or (audit.orphans and not delete):
+    if audit.damaged:
+        click.echo(
+            f"{len(audit.damaged)} logs are damaged, so nobody knows which ledgers they have: no "
+            "ledger is called an orphan",
+            err=True,
+        )
+    if audit.missing or audit.damaged or (audit.orphans and not delete):
         click.get_current_context().exit(1)
+
+
+def _problem(
+    problem: str, *, ledger: int | None = None, log_id: str | None = None, detail: str | None = None
+) -> dict[str, object]:
+    return {"ledger": ledger, "problem": problem, "log_id": log_id, "detail": detail}
 
 
 async def _audit(namespace: Namespace) -> LedgerAudit:
@@ -188,9 +205,10 @@ async def _audit(namespace: Namespace) -> LedgerAudit:
 
 
 async def _delete_ledgers(namespace: Namespace, ledger_ids: Sequence[int]) -> None:
+    from dlcore.log.inspection import delete_orphan
+
     for ledger_id in ledger_ids:
-        with contextlib.suppress(LedgerNotFoundError):  # by somebody else
-            await namespace.recovery_context.ledger_store.delete(ledger_id)
+        await delete_orphan(namespace.log_context, ledger_id)
 
 
 @ledger_group.command("show", epilog="Example: dlog ledger show 17")

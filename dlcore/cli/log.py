@@ -21,7 +21,7 @@ from dlcore.cli.watching import watch_log
 from dlcore.cli.writing import write_log
 from dlcore.clock import SystemClock
 from dlcore.config import LogConfig, LogSettings, QuorumConfig
-from dlcore.errors import ConfigurationError
+from dlcore.errors import ConfigurationError, CorruptMetadataError
 from dlcore.ids import DLSN
 
 if TYPE_CHECKING:
@@ -373,19 +373,34 @@ def show_subscriptions(log: str, subscriber: str | None, *, yes: bool) -> None:
 
 @log_group.command("delete", epilog="Example: dlog log delete clicks --yes")
 @click.argument("log")
+@click.option("--damaged", is_flag=True, help="Its metadata is damaged: delete what can be told.")
 @confirmed
 @common_options
-def delete_log(log: str, *, yes: bool) -> None:
-    """Delete LOG and its data, for good."""
+def delete_log(log: str, *, damaged: bool, yes: bool) -> None:
+    """Delete LOG and its data, for good.
+
+    A log whose metadata is damaged is deleted with --damaged.  Ledgers of which nobody can tell
+    that they were its own stay then, until `dlog ledger audit --delete`.
+    """
     require_consent(yes=yes)
-
-    async def describe(namespace: Namespace) -> str:
-        async with await namespace.open_log(log) as manager:
-            snapshot = await manager.get_snapshot()
-            records = await manager.get_log_record_count()
-        size = bytes_text(sum(segment.size_bytes for segment in snapshot.segments))
-        return f"{records} records in {len(snapshot.segments)} segments, {size}"
-
-    ask(f"Delete log {log} with {run_async(describe)}", yes=yes)
-    run_async(lambda namespace: namespace.delete_log(log), is_long=True)
+    ask(run_async(lambda namespace: _describe_deletion(namespace, log, damaged)), yes=yes)
+    run_async(lambda namespace: namespace.delete_log(log, damaged=damaged), is_long=True)
     show_done(f"deleted log {log}", {"log": log})
+
+
+async def _describe_deletion(namespace: Namespace, log: str, damaged: bool) -> str:
+    from dlcore.log.forgetting import damage_of
+
+    damage = await damage_of(namespace.log_context, log)
+    if damaged:
+        return (
+            f"Delete log {log} ({damage or 'which is not damaged'}): its metadata, and the ledgers "
+            "that can still be told from it; others stay until `dlog ledger audit --delete`"
+        )
+    if damage:
+        raise CorruptMetadataError(f"{damage}; --damaged deletes what can be told of the log")
+    async with await namespace.open_log(log) as manager:
+        snapshot = await manager.get_snapshot()
+        records = await manager.get_log_record_count()
+    size = bytes_text(sum(segment.size_bytes for segment in snapshot.segments))
+    return f"Delete log {log} with {records} records in {len(snapshot.segments)} segments, {size}"

@@ -12,6 +12,7 @@ import click
 
 from dlcore.cli.context import wants_json
 from dlcore.clock import SystemClock
+from dlcore.errors import DLError
 
 Row = Mapping[str, object]
 _LIST_SHOWN_MAX = 5
@@ -64,6 +65,22 @@ def show_done(text: str, fields: Row) -> None:
 def show_json(value: object) -> None:
     """Print `value` as one line of JSON."""
     click.echo(json.dumps(value, ensure_ascii=False))
+
+
+def show_error(text: str, error: BaseException, *, exit_code: int, as_json: bool) -> None:
+    """Say on standard error what failed: one line, or a JSON object."""
+    message = " ".join(text.split())
+    if not as_json:
+        click.echo(f"error: {message}", err=True)
+        return
+    fields = {
+        "error": message,
+        "kind": type(error).__name__,
+        "code": error.code if isinstance(error, DLError) else None,
+        "retriable": isinstance(error, DLError) and error.retriable,
+        "exit_code": exit_code,
+    }
+    click.echo(json.dumps(fields, ensure_ascii=False), err=True)
 
 
 def show_bytes(data: bytes | memoryview) -> None:

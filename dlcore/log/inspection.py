@@ -10,6 +10,7 @@ deletion left is removed.  Everything else is told, and left as it is.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -19,6 +20,7 @@ from dlcore.errors import (
     CorruptMetadataError,
     DLError,
     LedgerNotFoundError,
+    NoNodeError,
     UnexpectedError,
 )
 from dlcore.ledger.metadata.values import LedgerState
@@ -58,12 +60,17 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerAudit:
-    """Ledgers against logs: `orphans` belong to no log, `missing` are named by logs."""
+    """Ledgers against logs: `orphans` belong to no log, `missing` are named by logs.
+
+    Where logs are `damaged`, by their ids, nobody knows which ledgers are theirs: then no ledger is
+    called an orphan.
+    """
 
     ledgers: int
     logs: int
     orphans: tuple[int, ...]
     missing: dict[int, str]
+    damaged: dict[str, str]
 
 
 async def inspect_log(
@@ -250,27 +257,44 @@ async def audit_ledgers(
     Args:
         context: the namespace's adapters.
         report: is told how far it is: what, how many are done, of how many.
-
-    Raises:
-        CorruptMetadataError: of some log it cannot be told which ledgers it has.
     """
     listed: set[int] = set()
     async for ledger_id in context.ledger_store.list_ledgers():
         listed.add(ledger_id)
         report("ledgers", len(listed), None)
-    named, logs = await _named_ledgers(context, report)
-    suspects = sorted(listed - named.keys())
-    again, _ = await _named_ledgers(context, report) if suspects else ({}, 0)
+    damaged: dict[str, str] = {}
+    named, logs = await _named_ledgers(context, report, damaged)
+    suspects = [] if damaged else sorted(listed - named.keys())
+    again, _ = await _named_ledgers(context, report, damaged) if suspects else ({}, 0)
     orphans = [i for i in suspects if i not in again and await _exists(context, i)]
     gone = [i for i in sorted(named.keys() - listed) if named[i] and not await _exists(context, i)]
     missing = {i: named[i] for i in gone if i in await _ledgers_of(context, named[i])}
-    return LedgerAudit(ledgers=len(listed), logs=logs, orphans=tuple(orphans), missing=missing)
+    return LedgerAudit(
+        ledgers=len(listed),
+        logs=logs,
+        orphans=() if damaged else tuple(orphans),
+        missing=missing,
+        damaged=damaged,
+    )
+
+
+async def delete_orphan(context: LogContext, ledger_id: int) -> None:
+    """Delete a ledger that belongs to no log; harmless where it is gone."""
+    paths = context.paths
+    ledger, staged = paths.ledger(ledger_id), paths.staged_ledger(ledger_id)
+    with contextlib.suppress(NoNodeError):
+        await context.store.delete(staged)  # it was one of several logs'
+    with contextlib.suppress(NoNodeError):
+        await context.store.delete(ledger)
 
 
 async def _named_ledgers(
-    context: LogContext, report: Callable[[str, int, int | None], None]
+    context: LogContext, report: Callable[[str, int, int | None], None], damaged: dict[str, str]
 ) -> tuple[dict[int, str], int]:
-    """Return every ledger that is in use, with the id of its log, and how many logs there are."""
+    """Return every ledger that is in use, with the id of its log, and how many logs there are.
+
+    What is wrong with logs of which that cannot be told is added to `damaged`.
+    """
     named: dict[int, str] = {each.staged.ledger_id: "" for each in await list_all_staged(context)}
     children = await persistently(lambda: context.store.get_children(context.paths.merged))
     named |= {int(child): "" for child in children or ()}
@@ -280,10 +304,7 @@ async def _named_ledgers(
         try:
             named |= dict.fromkeys(await _ledgers_of(context, log_id), log_id)
         except CorruptMetadataError as error:
-            raise CorruptMetadataError(
-                f"the metadata of the log with id {log_id} is damaged, so nobody knows which "
-                f"ledgers it has: {error}"
-            ) from error
+            damaged[log_id] = str(error)
     return named, len(log_ids)
 
 

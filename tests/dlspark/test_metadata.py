@@ -6,6 +6,7 @@ dlog's own answers.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -14,6 +15,8 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from dlcore.errors import ConfigurationError
+from dlcore.metadata.port import ANY_VERSION
+from dlcore.namespace import open_namespace as open_async
 from dlcore.records import LogRecord
 from dlcore.sync import open_namespace
 from dlspark import metadata
@@ -92,6 +95,30 @@ def test_logs_segments_and_extents(namespace: Namespace, log: str) -> None:
         assert ledger["state"] in ("OPEN", "CLOSED")
         assert len(ledger["bookies"]) == ledger["ensemble_size"]
     assert any(row["log"] == log for row in rows(namespace, metadata="logs"))
+
+
+@pytest.mark.parametrize("table", ["logs", "segments", "extents"])
+def test_a_damaged_log_is_a_row_of_its_own(namespace: Namespace, log: str, table: str) -> None:
+    """With its name and the error; the others are there."""
+    damaged = f"{log}/damaged"
+    namespace.create_log(damaged)
+
+    async def damage() -> None:
+        async with await open_async(namespace.uri) as opened:
+            context = opened.log_context
+            head = context.logs.paths_of(await context.logs.find(damaged)).head
+            await context.store.put(head, b"no head", version=ANY_VERSION)
+
+    asyncio.run(damage())
+    try:
+        found = rows(namespace, metadata=table, logsPattern=f"{log}.*")
+        (failed,) = (row for row in found if row["error"] is not None)
+        assert failed["log"] == damaged
+        assert "LogHead at" in failed["error"]
+        assert [key for key, value in failed.items() if value is not None] == ["log", "error"]
+        assert {row["log"] for row in found} == {log, damaged}
+    finally:
+        namespace.delete_log(damaged, damaged=True)
 
 
 def test_ledgers_come_in_pages(

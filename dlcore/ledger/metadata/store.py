@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -224,6 +225,24 @@ class LedgerStore:
                 for low in await self._store.get_children(f"{ledgers}/{high}/{middle}") or ():
                     if (ledger_id := id_of(high, middle, low)) >= first:
                         yield ledger_id
+
+    async def read_from(self, first: int, count: int) -> list[LedgerMetadata]:
+        """Return the metadata of up to `count` ledgers with ids from `first` on, ascending.
+
+        There is none only behind the last ledger.
+        """
+        while True:
+            ids: list[int] = []
+            async with aclosing(self.list_ledgers(first=first)) as found:
+                async for ledger_id in found:
+                    ids.append(ledger_id)
+                    if len(ids) == count:
+                        break
+            stored = await self.read_many(ids)
+            ledgers = [each.metadata for each in stored if each is not None]
+            if ledgers or not ids:
+                return ledgers
+            first = ids[-1] + 1  # all of them were deleted meanwhile
 
     def watch(self, ledger_id: int, callback: Callable[[], None]) -> Unsubscribe:
         """Call `callback` after the ledger's metadata may have changed; level-triggered."""

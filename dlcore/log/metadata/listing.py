@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
 from dlcore.config import require
+from dlcore.errors import CorruptMetadataError
 from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import LogMetadata
 from dlcore.metadata.paths import BUCKETS, bucket_of, name_of_component
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore, Versioned
+
+logger = logging.getLogger(__name__)
 
 PAGE_SIZE = 1000
 _BUCKETS_AT_ONCE = 32
@@ -71,14 +75,18 @@ async def _list_bucket(store: MetadataStore, paths: NamespacePaths, bucket: str)
 
 
 async def read_names(store: MetadataStore, paths: Sequence[str]) -> list[LogMetadata]:
-    """Return the values of these nodes of names, but for those that are gone."""
+    """Return the values of these nodes of names, but for those that are gone.
+
+    One that is damaged is told in the process's log: nobody knows its name.
+    """
     found: list[LogMetadata] = []
     for at in range(0, len(paths), _VALUES_AT_ONCE):
         part = paths[at : at + _VALUES_AT_ONCE]
         nodes: list[Versioned | None] = await persistently(partial(store.get_many, part))
-        found += [
-            decode(LogMetadata, node.value, source=path)
-            for path, node in zip(part, nodes, strict=True)
-            if node is not None
-        ]
+        for path, node in zip(part, nodes, strict=True):
+            try:
+                if node is not None:
+                    found.append(decode(LogMetadata, node.value, source=path))
+            except CorruptMetadataError as error:
+                logger.warning("a log is not listed: %s", error)
     return found

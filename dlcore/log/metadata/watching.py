@@ -10,7 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from dlcore.closing import AsyncClosing
-from dlcore.errors import AlreadyClosedError, DLError
+from dlcore.errors import AlreadyClosedError, CorruptMetadataError, DLError
 from dlcore.log.metadata.listing import read_names
 from dlcore.log.metadata.names import KnownNames, LogChange
 from dlcore.log.metadata.store import persistently
@@ -128,8 +128,13 @@ class LogWatch(AsyncClosing):
         nodes = await persistently(partial(self._context.store.get_many, paths))
         present: dict[str, str | None] = {}
         for log_id, path, node in zip(log_ids, paths, nodes, strict=True):
-            head = None if node is None else decode(LogHead, node.value, source=path)
-            present[log_id] = None if head is None or head.deleted else head.name
+            try:
+                head = None if node is None else decode(LogHead, node.value, source=path)
+            except CorruptMetadataError as error:
+                logger.warning("a log keeps the name that it was told with: %s", error)
+                present[log_id] = ""
+            else:
+                present[log_id] = None if head is None or head.deleted else head.name
         return present
 
     def listen(self, callback: Callable[[list[LogChange]], None]) -> None:

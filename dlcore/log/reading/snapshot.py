@@ -22,7 +22,7 @@ from dlcore.metadata.port import SessionState
 from dlcore.records import NotLessThan, RecordField, RecordPlace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from dlcore.ledger.metadata.store import LedgerStore
     from dlcore.ledger.reading.reader import LedgerReader
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from dlcore.log.metadata.values import LogKey, LogState, VersionedHead
     from dlcore.metadata.port import Unsubscribe
 
+_PLACES_AT_ONCE = 64
 _GUESSES_MAX = 4
 """Guesses at the place of a record by proportion, before the search halves what is left."""
 _LEDGERS_KEPT_MAX = 20_000
@@ -403,6 +404,19 @@ class Finder:
             else:
                 low = middle + 1
         return low
+
+
+async def find_places(
+    context: LogContext, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]
+) -> list[RecordPlace]:
+    """Return the place of each first record that is wanted, in its snapshot."""
+    limit = asyncio.Semaphore(_PLACES_AT_ONCE)
+
+    async def find(snapshot: LogSnapshot, key: DLSN | NotLessThan) -> RecordPlace:
+        async with limit:
+            return await Finder(context, snapshot).place(key)
+
+    return await asyncio.gather(*(find(snapshot, key) for snapshot, key in wanted))
 
 
 async def take_last(context: LogContext, log: LogKey) -> LogSnapshot:

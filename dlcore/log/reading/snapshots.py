@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from dlcore.errors import LogNotFoundError
+from dlcore.errors import AlreadyClosedError, CorruptMetadataError, DLError, LogNotFoundError
 from dlcore.log.metadata.changes import require_name
-from dlcore.log.metadata.store import persistently
+from dlcore.log.metadata.store import UNANSWERED, persistently
 from dlcore.log.metadata.values import LogMetadata
 from dlcore.log.reading.snapshot import LogFollower
 from dlcore.metadata.stored import decode
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dlcore.log.metadata.values import VersionedHead
     from dlcore.log.reading.scan import LogSnapshot
 
+Outcome: TypeAlias = "LogSnapshot | DLError | None"
 FOLLOWED_LOGS_MAX = 10_000
 """Logs whose last snapshot is kept and which are watched; the one not asked for longest goes."""
 _AT_ONCE = 64
@@ -41,12 +42,15 @@ class LogFollowers:
         self._context = context
         self._followers: OrderedDict[str, LogFollower] = OrderedDict()
 
-    async def take(self, names: Sequence[str], *, fresh: bool) -> dict[str, LogSnapshot | None]:
-        """Return a snapshot of each log; None where there is none of that name."""
+    async def take(self, names: Sequence[str], *, fresh: bool) -> dict[str, Outcome]:
+        """Return a snapshot of each log; None where there is none of that name.
+
+        Of a log whose metadata is damaged, or whose bookies do not answer, it is the error.
+        """
         if fresh and names:
             # What changed is told before the answer.
             await persistently(lambda: self._context.store.sync(self._context.paths.heads))
-        found: dict[str, LogSnapshot | None] = {}
+        found: dict[str, Outcome] = {}
         for name in names:
             follower = self._followers.get(name)
             snapshot = None if follower is None else follower.unchanged()
@@ -55,7 +59,7 @@ class LogFollowers:
         changed = [name for name in names if name not in found]
         found |= await self._refresh([name for name in changed if name in self._followers])
         # What is not there any more may have been created again.
-        await self._find([name for name in changed if name not in self._followers])
+        found |= await self._find([name for name in changed if name not in self._followers])
         left = [name for name in changed if found.get(name) is None]
         found |= await self._refresh([name for name in left if name in self._followers])
         for name in names:
@@ -65,18 +69,26 @@ class LogFollowers:
             self._followers.popitem(last=False)[1].close()
         return {name: found.get(name) for name in names}
 
-    async def _find(self, names: Sequence[str]) -> None:
+    async def _find(self, names: Sequence[str]) -> dict[str, Outcome]:
+        """Follow the logs that there are; return why others cannot be."""
         paths = [self._context.paths.log(name) for name in names]
         if not paths:
-            return
+            return {}
+        failed: dict[str, Outcome] = {}
         nodes = await persistently(lambda: self._context.store.get_many(paths, fresh=True))
         for name, path, node in zip(names, paths, nodes, strict=True):
-            if node is not None:
+            if node is None:
+                continue
+            try:
                 log = decode(LogMetadata, node.value, source=path)
+            except CorruptMetadataError as error:
+                failed[name] = error
+            else:
                 follower = self._followers[name] = _NamedFollower(self._context, log)
                 follower.watch()
+        return failed
 
-    async def _refresh(self, names: Sequence[str]) -> dict[str, LogSnapshot | None]:
+    async def _refresh(self, names: Sequence[str]) -> dict[str, Outcome]:
         """Return what the logs hold; those that are gone are followed no more."""
         if not names:
             return {}
@@ -87,7 +99,7 @@ class LogFollowers:
         heads = await persistently(lambda: self._context.store.get_many(paths, fresh=True))
         limit = asyncio.Semaphore(_AT_ONCE)
 
-        async def take(name: str, index: int) -> LogSnapshot | None:
+        async def take(name: str, index: int) -> Outcome:
             follower = followers[index]
             try:
                 async with limit:
@@ -96,6 +108,11 @@ class LogFollowers:
             except LogNotFoundError:
                 self._followers.pop(name).close()
                 return None
+            except (AlreadyClosedError, *UNANSWERED):
+                raise
+            except DLError as error:
+                self._followers.pop(name).close()  # looked up afresh next time
+                return error
 
         taken = await asyncio.gather(*(take(name, index) for index, name in enumerate(names)))
         return dict(zip(names, taken, strict=True))

@@ -9,19 +9,21 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from dlcore.errors import DLError, LogNotFoundError, MetadataVersionError
+from dlcore.errors import CorruptMetadataError, DLError, LogNotFoundError, MetadataVersionError
 from dlcore.log.metadata.changes import plan_complete, plan_truncate
+from dlcore.log.metadata.chunks import ChunkMissingError
 from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import LogKey, RetainedLog, SegmentEnd
 from dlcore.log.recovery import recover_log
-from dlcore.log.upkeep.removal import remove_truncated
+from dlcore.log.upkeep.removal import read_moved, remove_truncated
 from dlcore.log.upkeep.retention import first_kept, kept_from_ms, must_complete
-from dlcore.metadata.paths import BUCKETS
+from dlcore.metadata.paths import BUCKETS, unescape
 from dlcore.metadata.stored import decode
 
 if TYPE_CHECKING:
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.values import VersionedHead
+    from dlcore.metadata.port import Versioned
 
 logger = logging.getLogger(__name__)
 
@@ -55,16 +57,22 @@ async def expire_logs(context: LogContext) -> int:
         for start in range(0, len(names), _NODES_AT_ONCE):
             paths = [f"{parent}/{name}" for name in names[start : start + _NODES_AT_ONCE]]
             nodes = await persistently(lambda paths=paths: context.store.get_many(paths))  # type: ignore[misc]
-            logs = [
-                decode(RetainedLog, node.value, source=path)
-                for path, node in zip(paths, nodes, strict=True)
-                if node is not None
-            ]
-            done = await asyncio.gather(
-                *(expire(LogKey(name=log.name, log_id=log.log_id)) for log in logs)
-            )
+            found = zip(paths, nodes, strict=True)
+            logs = [_listed(path, node) for path, node in found if node is not None]
+            done = await asyncio.gather(*map(expire, logs))
             changed += sum(done)
     return changed
+
+
+def _listed(path: str, node: Versioned) -> LogKey:
+    """Return which log a node lists: its path says enough where its value is damaged."""
+    log_id = unescape(path.rpartition("/")[2])
+    try:
+        name = decode(RetainedLog, node.value, source=path).name
+    except CorruptMetadataError as error:
+        logger.warning("the log with id %s is listed without its name: %s", log_id, error)
+        name = f"of id {log_id}"
+    return LogKey(name=name, log_id=log_id)
 
 
 async def expire_log(context: LogContext, log: LogKey) -> bool:
@@ -116,7 +124,7 @@ async def _truncate(context: LogContext, at: VersionedHead, from_ms: int) -> Ver
             if node is not None and node.value
         ]
         if len(ends) < len(lssns):  # something went meanwhile
-            at = await context.logs.read(at.log)
+            at = await read_moved(context, at, ChunkMissingError("a segment is missing"))
             continue
         dlsn = first_kept(head, ends, kept_from_ms=from_ms)
         change = None if dlsn is None else plan_truncate(paths, at, dlsn)

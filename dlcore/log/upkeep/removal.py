@@ -6,6 +6,8 @@ head's `first_lssn` and `first_chunk`, so the next one, whoever makes it, goes o
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from collections import Counter
 from contextlib import aclosing
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from dlcore.config import LogSettings
 from dlcore.errors import (
+    CorruptMetadataError,
     MetadataVersionError,
     NodeNotEmptyError,
     NoNodeError,
@@ -29,18 +32,21 @@ from dlcore.log.metadata.values import (
     VersionedHead,
 )
 from dlcore.log.upkeep.retention import kept_from_ms, last_write_ms
-from dlcore.metadata.port import Delete
-from dlcore.metadata.stored import decode
+from dlcore.metadata.port import ANY_VERSION, Delete
+from dlcore.metadata.stored import decode, encode
 
 if TYPE_CHECKING:
     from dlcore.log.context import LogContext
     from dlcore.metadata.paths import LogPaths
+    from dlcore.metadata.port import Versioned
 
 logger = logging.getLogger(__name__)
 
 _EXTENTS_PER_STEP = 500
 _CHUNKS_AT_ONCE = 50
 _SEGMENTS_AT_ONCE = 100
+_NODES_AT_ONCE = 100
+_ATTEMPTS_MAX = 100
 
 
 async def remove_truncated(context: LogContext, at: VersionedHead) -> VersionedHead:
@@ -57,39 +63,110 @@ async def remove_truncated(context: LogContext, at: VersionedHead) -> VersionedH
             if not pieces:
                 return at
             at = await _remove(context, at, pieces)
+        except ChunkMissingError as error:
+            at = await read_moved(context, at, error)
         except MetadataVersionError:
             at = await context.logs.read(at.log)
 
 
+async def read_moved(
+    context: LogContext, known: VersionedHead, error: ChunkMissingError
+) -> VersionedHead:
+    """Return the head of a log in which something was not where `known` says.
+
+    Raises:
+        CorruptMetadataError: it is the same head.
+    """
+    at = await context.logs.read(known.log)
+    if at.version == known.version:
+        raise CorruptMetadataError(f"log {known.name!r}: {error}") from error
+    return at
+
+
 async def remove_deleted(context: LogContext, log: LogKey) -> None:
-    """Remove all that a deleted log held, step by step; harmless when it is gone."""
+    """Remove all that a deleted log held, step by step; harmless when it is gone.
+
+    What is damaged goes, too: the ledgers of which only that told stay, as nobody's.
+
+    Raises:
+        UnexpectedError: what is stored contradicts itself in a way that nothing here knows.
+    """
     paths = context.logs.paths_of(log)
-    while True:
+    missed_at = -1
+    for _ in range(_ATTEMPTS_MAX):
         node = await persistently(lambda: context.store.get(paths.head, fresh=True))
         if node is None:
             return
-        head = decode(LogHead, node.value, source=paths.head)
-        if not head.deleted:
-            raise UnexpectedError(f"log {log.name!r} is listed as deleted, and its head is not")
-        at = VersionedHead(log=log, head=head, version=node.version)
         try:
-            while pieces := await _next_pieces(context, at):
-                at = await _remove(context, at, pieces)
-            await _remove_subscriptions(context, paths)
-            settings = await context.store.get(paths.settings)
-            await context.store.multi(
-                [
-                    *plan_settings(context.paths, log, settings, LogSettings()),
-                    Delete(paths.head, at.version),
-                    Delete(context.paths.deleted_log(log.log_id)),
-                ]
-            )
-        except NodeNotEmptyError:
-            # Somebody is about to learn that the log whose lock he took is gone.
-            logger.info("deleted log=%s id=%s is still locked", log.name, log.log_id)
-            return
+            await _remove_all(context, log, node)
+        except (ChunkMissingError, CorruptMetadataError, NodeNotEmptyError) as error:
+            children = await context.store.get_children(paths.head, fresh=True) or []
+            if paths.lock in (f"{paths.head}/{child}" for child in children):
+                # Somebody is about to learn that the log whose lock he took is gone.
+                logger.info("deleted log=%s id=%s is still locked", log.name, log.log_id)
+                return
+            if node.version == missed_at:  # else it changed since it was read
+                await _remove_damaged(context, log, error)
+            missed_at = node.version
         except (MetadataVersionError, NoNodeError, *UNANSWERED) as error:
             logger.info("removing deleted log=%s goes on: %s", log.name, error)
+    raise UnexpectedError(
+        f"deleted log {log.name!r} (id {log.log_id}) is not removed after {_ATTEMPTS_MAX} tries"
+    )
+
+
+async def _remove_all(context: LogContext, log: LogKey, node: Versioned) -> None:
+    """Remove the segments of a deleted log, then what else it has, then its head."""
+    paths = context.logs.paths_of(log)
+    head = decode(LogHead, node.value, source=paths.head)
+    if not head.deleted:
+        raise UnexpectedError(f"log {log.name!r} is listed as deleted, and its head is not")
+    at = VersionedHead(log=log, head=head, version=node.version)
+    while pieces := await _next_pieces(context, at):
+        at = await _remove(context, at, pieces)
+    await _remove_subscriptions(context, paths)
+    settings = await context.store.get(paths.settings)
+    await context.store.multi(
+        [
+            *plan_settings(context.paths, log, settings, LogSettings()),
+            Delete(paths.head, at.version),
+            Delete(context.paths.deleted_log(log.log_id)),
+        ]
+    )
+
+
+async def _remove_damaged(context: LogContext, log: LogKey, error: Exception) -> None:
+    """Remove the nodes of a deleted log from which its ledgers cannot be told.
+
+    A head that holds nothing takes the place of the old one, for `remove_deleted` to go on with.
+    """
+    logger.warning(
+        "deleted log=%s id=%s is damaged, ledgers of it may stay until `dlog ledger audit`: %s",
+        log.name,
+        log.log_id,
+        error,
+    )
+    paths = context.logs.paths_of(log)
+    await _remove_below(context, paths.head, but=paths.lock)
+    with contextlib.suppress(NoNodeError):
+        await context.store.delete(context.paths.retained_log(log.log_id))
+    with contextlib.suppress(NoNodeError):
+        await context.store.put(paths.head, encode(LogHead(deleted=True)), version=ANY_VERSION)
+
+
+async def _remove_below(context: LogContext, path: str, *, but: str = "") -> None:
+    """Remove all nodes below one, the deepest first."""
+    names = await persistently(lambda: context.store.get_children(path, fresh=True)) or []
+    paths = [f"{path}/{name}" for name in names if f"{path}/{name}" != but]
+    for start in range(0, len(paths), _NODES_AT_ONCE):
+        some = paths[start : start + _NODES_AT_ONCE]
+        await asyncio.gather(*(_remove_below(context, each) for each in some))
+        await asyncio.gather(*(_remove_node(context, each) for each in some))
+
+
+async def _remove_node(context: LogContext, path: str) -> None:
+    with contextlib.suppress(NoNodeError, NodeNotEmptyError):  # gone, or more to do: looked at next
+        await persistently(lambda: context.store.delete(path))
 
 
 async def _remove_subscriptions(context: LogContext, paths: LogPaths) -> None:
@@ -114,7 +191,11 @@ async def _remove(context: LogContext, at: VersionedHead, pieces: list[Piece]) -
 async def _next_pieces(
     context: LogContext, at: VersionedHead, *, kept_from_ms: int | None = None
 ) -> list[Piece]:
-    """Return the first pieces that can go, as many as one step takes."""
+    """Return the first pieces that can go, as many as one step takes.
+
+    Raises:
+        ChunkMissingError: a segment is not as the head says; it has changed, or is damaged.
+    """
     head = at.head
     paths = context.logs.paths_of(at.log)
     # Of the segment that holds the first active position, only its end tells whether it can go.
@@ -128,7 +209,9 @@ async def _next_pieces(
                 break
             count, tail = head.segment.chunk_count, head.segment.tail
         elif node is None or not node.value:
-            raise MetadataVersionError(f"log {at.name!r}: segment {lssn} is not as its head says")
+            if pieces:
+                break  # what comes before it first
+            raise ChunkMissingError(f"segment {lssn} is not as its head says")
         else:
             end = decode(SegmentEnd, node.value, source=paths.segment(lssn))
             count, tail = end.chunk_count, end.tail
@@ -138,17 +221,12 @@ async def _next_pieces(
         chunks = read_chunks(
             context.store, paths, lssn, range(number, count), at_once=_CHUNKS_AT_ONCE
         )
-        try:
-            async with aclosing(chunks):
-                async for number, chunk in chunks:
-                    extents = chunk.extents
-                    pieces.append(
-                        Piece(lssn=lssn, chunk=number, extents=extents, covers=chunk.covers)
-                    )
-                    if _is_enough(pieces):
-                        return pieces
-        except ChunkMissingError as error:
-            raise MetadataVersionError(f"log {at.name!r}: {error}") from error
+        async with aclosing(chunks):
+            async for number, chunk in chunks:
+                extents = chunk.extents
+                pieces.append(Piece(lssn=lssn, chunk=number, extents=extents, covers=chunk.covers))
+                if _is_enough(pieces):
+                    return pieces
         pieces.append(Piece(lssn=lssn, chunk=None, extents=tail, has_node=node is not None))
         if _is_enough(pieces):
             break

@@ -15,17 +15,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dlcore.autorecovery.runner import run_together
 from dlcore.backoff import Backoff
 from dlcore.errors import (
+    CorruptMetadataError,
     DLError,
     LogNotFoundError,
     MetadataVersionError,
     NodeExistsError,
     NoNodeError,
+    UnexpectedError,
 )
+from dlcore.log.metadata.commits import CommitStatus
 from dlcore.log.metadata.staged import drop_merged, list_staged, settle, settle_abandoned
 from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import (
@@ -37,7 +41,7 @@ from dlcore.log.metadata.values import (
 from dlcore.log.upkeep.expiry import expire_logs
 from dlcore.log.upkeep.merger import MERGING_IDENTITY, LogMerger
 from dlcore.log.upkeep.removal import remove_deleted, remove_truncated
-from dlcore.metadata.paths import BUCKETS
+from dlcore.metadata.paths import BUCKETS, unescape
 from dlcore.metadata.stored import decode, encode
 
 if TYPE_CHECKING:
@@ -205,11 +209,20 @@ class LogUpkeep:
     async def _remove_deleted(self) -> None:
         context = self._context
         parent = context.paths.deleted_logs
-        for name in await persistently(lambda: context.store.get_children(parent)) or []:
-            path = f"{parent}/{name}"
-            node = await context.store.get(path)
-            if node is not None:
-                await remove_deleted(context, decode(LogMetadata, node.value, source=path))
+        for component in await persistently(lambda: context.store.get_children(parent)) or []:
+            path = f"{parent}/{component}"
+            node = await persistently(partial(context.store.get, path))
+            if node is None:
+                continue
+            log_id = unescape(component)
+            try:
+                name = decode(LogMetadata, node.value, source=path).name
+            except CorruptMetadataError:
+                name = f"of id {log_id}"
+            try:
+                await remove_deleted(context, LogKey(name=name, log_id=log_id))
+            except UnexpectedError as error:
+                logger.warning("deleted log=%s stays: %s", name, error)
 
 
 async def sweep_commits(context: LogContext, *, before_ms: int) -> int:
@@ -227,7 +240,10 @@ async def sweep_commits(context: LogContext, *, before_ms: int) -> int:
 async def commit_records(
     context: LogContext,
 ) -> AsyncGenerator[tuple[str, int, CommitRecord], None]:
-    """Yield the path, the version and the value of every record of a commit, some at a time."""
+    """Yield the path, the version and the value of every record of a commit, some at a time.
+
+    One that is damaged is told in the process's log: its appender is, when it commits.
+    """
 
     async def paths_below(bucket: str) -> list[str]:
         parent = f"{context.paths.commits}/{bucket}"
@@ -242,8 +258,27 @@ async def commit_records(
             paths = found[start : start + _RECORDS_AT_ONCE]
             nodes = await persistently(lambda paths=paths: context.store.get_many(paths))  # type: ignore[misc]
             for path, node in zip(paths, nodes, strict=True):
-                if node is not None:
-                    yield path, node.version, decode(CommitRecord, node.value, source=path)
+                if node is None:
+                    continue
+                try:
+                    record = decode(CommitRecord, node.value, source=path)
+                except CorruptMetadataError as error:
+                    logger.warning("a record of commits is left out: %s", error)
+                else:
+                    yield path, node.version, record
+
+
+async def list_commits(context: LogContext) -> list[CommitStatus]:
+    """Return the last commit of each appender whose record is kept, in no order."""
+    return [
+        CommitStatus(
+            identity=unescape(path.rpartition("/")[2]),
+            version=record.version,
+            appends=record.committed,
+            committed_ms=record.committed_ms,
+        )
+        async for path, _, record in commit_records(context)
+    ]
 
 
 async def last_version(context: LogContext, identity: str) -> int:

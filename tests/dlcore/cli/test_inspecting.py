@@ -286,10 +286,30 @@ def test_ledgers_against_logs(
     with_log(shell.uri, "clicks", damage)
     ((kind, detail),) = findings(shell, "clicks")
     assert (kind, "does not parse" in detail) == ("damage", True)
-    exit_code, _, err = shell.outcome("ledger", "audit", "--delete", "--yes")
+    exit_code, out, err = shell.outcome("ledger", "audit", "--delete", "--yes")
     assert exit_code == EXIT_FAILED
-    assert "nobody knows which ledgers it has" in err
+    assert "damaged" in out
+    assert "nobody knows which ledgers they have" in err
     assert shell.json("ledger", "show", str(second))["state"] == "closed"
+    shell.text("log", "create", "other")
+    write_segments(shell, "other", tmp_path, 1)
+    exit_code, out, err = shell.outcome("--json", "log", "space")
+    assert exit_code == EXIT_FAILED
+    assert [row["log"] for row in json.loads(out)] == ["other"]
+    assert json.loads(err)["kind"] == "CorruptMetadataError"
+    assert "log clicks: " in json.loads(err)["error"]
+    exit_code, _, err = shell.outcome("log", "delete", "clicks", "--yes")
+    assert exit_code == EXIT_FAILED
+    assert "--damaged deletes what can be told of the log" in err
+    exit_code, out, err = shell.outcome("log", "delete", "clicks", "--damaged", "--yes")
+    assert (exit_code, out) == (0, "deleted log clicks\n")
+    assert "others stay until `dlog ledger audit --delete`" in err
+    assert audit(shell) == {second: "orphan"}
+    shell.text("ledger", "audit", "--delete", "--yes")
+    assert audit(shell) == {}
+    exit_code, _, err = shell.outcome("log", "delete", "other", "--damaged", "--yes")
+    assert exit_code == EXIT_USAGE
+    assert "'other' is not damaged" in err
 
 
 def test_questions_say_what_will_go(
