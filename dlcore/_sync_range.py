@@ -53,7 +53,9 @@ class LogRange:
             return
         with LogReader(self._portal, self._portal.call(self._range.open_reader())) as reader:
             while reader.position < end:
-                yield rows_before(reader.read_batch(), end)
+                part = rows_before(reader.read_batch(), end)
+                if part.num_rows:
+                    yield part
 
     def to_arrow(self) -> pa.Table:
         """Return all of it as a table; the records are not copied."""

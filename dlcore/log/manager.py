@@ -20,6 +20,7 @@ from dlcore.errors import (
 from dlcore.ids import DLSN, validate_log_name
 from dlcore.log.metadata.changes import plan_complete, plan_delete, require_unsealed
 from dlcore.log.metadata.store import UNANSWERED
+from dlcore.log.reading.cursor import TruncationRule
 from dlcore.log.reading.inspecting import SegmentWatch, take_status
 from dlcore.log.reading.opening import ReaderOpener
 from dlcore.log.reading.reader import AsyncLogReader, ReadStart
@@ -139,8 +140,7 @@ class DistributedLogManager(AsyncClosing):
 
         Args:
             dlsn: the position of the first record wanted; `DLSN.INITIAL`, the default, means the
-                first
-                one that is not truncated.  A position beyond the end waits for its record.
+                first one that is not truncated.  A position beyond the end waits for its record.
             txid: the first record with this transaction id or a higher one.
             timestamp_ms: the first record written at that time or later, in epoch milliseconds.
             subscriber: for whom it reads: it starts at the position that is stored for him, unless
@@ -160,7 +160,7 @@ class DistributedLogManager(AsyncClosing):
             start,
             subscriber=subscriber,
             skip_broken_entries=skip_broken_entries,
-            ignore_truncation=ignore_truncation,
+            truncated=TruncationRule.IGNORE if ignore_truncation else None,
         )
 
     async def get_subscriptions(self) -> dict[str, DLSN]:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from dlcore.errors import ConfigurationError
+from dlcore.ids import DLSN
 from dlcore.sync import open_namespace
 
 if TYPE_CHECKING:
@@ -47,6 +48,13 @@ def test_tables_and_frames(log: DistributedLogManager) -> None:
     assert part.schema == table.schema
     assert repr(part).startswith("<LogRange 'ranges' from 1:")
     assert log.read(5, 5).to_arrow().num_rows == 0
+
+
+def test_no_batch_is_empty(log: DistributedLogManager) -> None:
+    """Nor where the range ends between two segments, and what follows is looked at."""
+    part = log.read(None, DLSN(2, 0, 0))
+    assert [batch.num_rows for batch in part if not batch.num_rows] == []
+    assert part.to_arrow().num_rows == COUNT // 2
 
 
 def test_streams_that_others_scan(log: DistributedLogManager) -> None:

@@ -38,11 +38,15 @@ class ReaderOpener:
         *,
         subscriber: str | None = None,
         skip_broken_entries: bool = False,
-        ignore_truncation: bool = False,
+        truncated: TruncationRule | None = None,
     ) -> AsyncLogReader:
-        """Open a reader; for a subscriber at its stored position, unless another is given."""
+        """Open a reader; for a subscriber at its stored position, unless another is given.
+
+        Unless `truncated` says what becomes of a position that is, one that the caller names is
+        refused; `DLSN.INITIAL` is no such, it means the first one left.
+        """
         broken = BrokenEntries(self._log.name, skip=skip_broken_entries)
-        fetch_from = partial(self._fetch_from, broken=broken, ignore_truncation=ignore_truncation)
+        fetch_from = partial(self._fetch_from, broken=broken, truncated=truncated)
         hold = None
         if subscriber is not None:
             hold = SubscriptionHold(self._context, self._log, subscriber)
@@ -85,21 +89,20 @@ class ReaderOpener:
             record_count_estimate=sum(each.record_count_estimate for each in scans),
             size_bytes_estimate=sum(each.size_bytes_estimate for each in scans),
         )
-        return LogRange(extent, lambda dlsn: self.open_reader(ReadStart(dlsn=dlsn)))
+        open_at = partial(self.open_reader, ReadStart(dlsn=first), truncated=TruncationRule.REFUSE)
+        return LogRange(extent, open_at)
 
     async def finder(self) -> Finder:
         """Return what finds positions in the log as it is now."""
         return Finder(self._context, await self.follower.take())
 
     async def _fetch_from(
-        self, start: ReadStart, *, broken: BrokenEntries, ignore_truncation: bool
+        self, start: ReadStart, *, broken: BrokenEntries, truncated: TruncationRule | None
     ) -> Fetching:
         is_explicit = start.dlsn is not None and start.dlsn > DLSN.INITIAL
-        rule = TruncationRule.REFUSE if is_explicit else TruncationRule.SKIP
-        if ignore_truncation:
-            rule = TruncationRule.IGNORE
+        rule = truncated or (TruncationRule.REFUSE if is_explicit else TruncationRule.SKIP)
         cursor = ReadCursor(self._log.name, await self.position_of(start), truncated=rule)
-        history = LogHistory(self._context.logs, self._log, keeps_truncated=ignore_truncation)
+        history = LogHistory(self._context.logs, self._log, keeps_truncated=rule is TruncationRule.IGNORE)
         state = await history.read(from_lssn=cursor.position.lssn, count=SEGMENTS_AHEAD)
         beginning = cursor.copy()
         beginning.plan(state)  # raises if the position was truncated

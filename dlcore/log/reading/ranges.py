@@ -93,10 +93,10 @@ class LogRange:
     """
 
     def __init__(
-        self, extent: RangeExtent, open_at: Callable[[DLSN], Awaitable[AsyncLogReader]]
+        self, extent: RangeExtent, open_reader: Callable[[], Awaitable[AsyncLogReader]]
     ) -> None:
         self.extent = extent
-        self._open_at = open_at
+        self._open_reader = open_reader
 
     def __repr__(self) -> str:
         return f"<LogRange {self.extent}>"
@@ -111,7 +111,7 @@ class LogRange:
 
     async def open_reader(self) -> AsyncLogReader:
         """Open a reader at the start; it does not stop at the end."""
-        return await self._open_at(self.extent.start)
+        return await self._open_reader()
 
     async def __aiter__(self) -> AsyncIterator[pa.RecordBatch]:
         end = self.extent.end

@@ -76,6 +76,8 @@ def test_a_range_is_what_it_was_when_it_was_made() -> None:
         assert (await whole.to_arrow())["txid"].to_pylist() == [1, 2]
         assert "'clicks' from 1:0:0 to 2:1:0, about 2 records, 0.0 MB" in repr(whole)
         await log.truncate(DLSN(2, 0, 0))
+        with pytest.raises(AlreadyTruncatedError, match="1:0:0 was truncated away"):
+            await whole.to_arrow()
         assert (await (await log.read(DLSN.INITIAL)).to_arrow())["txid"].to_pylist() == [2, 9]
         with pytest.raises(AlreadyTruncatedError, match="1:0:1 was truncated away"):
             await log.read(DLSN(1, 0, 1))
