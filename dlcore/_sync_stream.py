@@ -15,7 +15,18 @@ if TYPE_CHECKING:
     from dlcore.log.streams import AsyncAppendOnlyStreamReader
 
 
-class AppendOnlyStreamWriter(io.RawIOBase):
+class _Stream(io.RawIOBase):
+    """What both have of a file."""
+
+    def __del__(self) -> None:
+        """Do not close it, as `io` would: nobody knows in which thread."""
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise ValueError("I/O operation on closed file")
+
+
+class AppendOnlyStreamWriter(_Stream):
     """Appends bytes to a stream, as a file that is open for writing.  Not thread-safe.
 
     `write` buffers; `flush` and `close` wait until all of it is durable and visible.  One that is
@@ -26,9 +37,6 @@ class AppendOnlyStreamWriter(io.RawIOBase):
         super().__init__()
         self._writer = writer
         self._position = self._end = max(writer.last_txid, 0)
-
-    def __del__(self) -> None:
-        """Do not close it, as `io` would: nobody knows in which thread."""
 
     @property
     def position(self) -> int:
@@ -80,12 +88,8 @@ class AppendOnlyStreamWriter(io.RawIOBase):
         finally:
             self._writer.close()
 
-    def _require_open(self) -> None:
-        if self.closed:
-            raise ValueError("I/O operation on closed file")
 
-
-class AppendOnlyStreamReader(io.RawIOBase):
+class AppendOnlyStreamReader(_Stream):
     """Reads the bytes of a stream, as a file that is open for reading.  Not thread-safe.
 
     At the end nothing is read, and more once it was written; `has_ended` tells that nothing more
@@ -96,9 +100,6 @@ class AppendOnlyStreamReader(io.RawIOBase):
         super().__init__()
         self._portal = portal
         self._reader = reader
-
-    def __del__(self) -> None:
-        """Do not close it, as `io` would: nobody knows in which thread."""
 
     @property
     def has_ended(self) -> bool:
@@ -147,7 +148,3 @@ class AppendOnlyStreamReader(io.RawIOBase):
             super().close()
             if not self._portal.is_inherited:
                 self._portal.call(self._reader.aclose())
-
-    def _require_open(self) -> None:
-        if self.closed:
-            raise ValueError("I/O operation on closed file")

@@ -18,7 +18,8 @@ class BackgroundTasks:
     """The tasks of one owner, who closes them.
 
     A task that fails is no secret: `on_failure` is called with its error from the event loop, or
-    the error is logged as the defect that it is.  Those who await a task learn of it all the same.
+    the loop's handler of exceptions, which logs it as the defect that it is.  Those who await a
+    task learn of it all the same.
     """
 
     def __init__(self, on_failure: Callable[[BaseException], None] | None = None) -> None:
@@ -43,7 +44,8 @@ class BackgroundTasks:
         if self._on_failure is not None:
             self._on_failure(error)
         else:
-            logger.error("%s failed", task.get_name(), exc_info=error)
+            message = f"{task.get_name()} failed"
+            task.get_loop().call_exception_handler({"message": message, "exception": error})
 
     async def finish(self) -> None:
         """Return when all tasks have ended by themselves."""

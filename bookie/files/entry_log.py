@@ -41,6 +41,7 @@ from bookie.files.format import (
 from bookie.files.index import FileIndex, encode_footer_record
 from bookie.files.replay import NOTE_BYTES, WritePosition, note_newest
 from bookie.files.unsealed import Batch, EntryLogEvents, UnsealedFile
+from dlcore.background import BackgroundTasks
 from dlcore.errors import BookieStorageError, BookieUnavailableError
 from dlcore.wire.digest import frame_check
 
@@ -103,7 +104,7 @@ class EntryLog:
         self._wakeup = asyncio.Event()
         self._is_due = False  # the short way is taken in the next turn of the loop
         self._is_waiting = False  # the task has something to do
-        self._handovers: dict[asyncio.Task[None], None] = {}
+        self._handovers = BackgroundTasks()
         self._failure: BookieError | None = None
         self._owed_footer_bytes = 0
         """Of the files that are full and not sealed yet."""
@@ -357,8 +358,7 @@ class EntryLog:
             self._fail(error)
         finally:
             self._fail(BookieUnavailableError("the bookie's storage was closed"))
-            for task in self._handovers:
-                task.cancel()
+            self._handovers.cancel()
 
     def end_waiting(self) -> None:
         """Fail, rather than wait, when the disk has no room from now on."""
@@ -560,20 +560,13 @@ class EntryLog:
         await self._persist(size, partial(full.file.append, footer))
         await full.file.truncate(full.file.size)
         self._owed_footer_bytes -= full.index.footer_bytes
-        task = self._loop.create_task(self._hand_over(full, full.file))
-        self._handovers[task] = None
-        task.add_done_callback(self._handed_over)
+        self._handovers.start(self._hand_over(full, full.file), name=f"seal-{full.index.number}")
 
     async def _hand_over(self, full: UnsealedFile, file: DiskFile) -> None:
         """Let the file be known as a sealed one; with very many ledgers no add waits for that."""
         await self._events.on_sealed(full.index, file, full.position)
         del self._unsealed[full.index.number]
         file.close()
-
-    def _handed_over(self, task: asyncio.Task[None]) -> None:
-        del self._handovers[task]
-        if not task.cancelled():
-            task.result()
 
     def _fail(self, error: BookieError) -> None:
         if self._failure is not None:

@@ -102,7 +102,8 @@ class ReaderOpener:
         is_explicit = start.dlsn is not None and start.dlsn > DLSN.INITIAL
         rule = truncated or (TruncationRule.REFUSE if is_explicit else TruncationRule.SKIP)
         cursor = ReadCursor(self._log.name, await self.position_of(start), truncated=rule)
-        history = LogHistory(self._context.logs, self._log, keeps_truncated=rule is TruncationRule.IGNORE)
+        keeps = rule is TruncationRule.IGNORE
+        history = LogHistory(self._context.logs, self._log, keeps_truncated=keeps)
         state = await history.read(from_lssn=cursor.position.lssn, count=SEGMENTS_AHEAD)
         beginning = cursor.copy()
         beginning.plan(state)  # raises if the position was truncated
