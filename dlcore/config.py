@@ -41,9 +41,12 @@ class QuorumConfig(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         require(
             condition=self.ensemble_size >= self.write_quorum_size >= self.ack_quorum_size >= 1,
             key="ensemble_size/write_quorum_size/ack_quorum_size",
-            value=f"{self.ensemble_size}/{self.write_quorum_size}/{self.ack_quorum_size}",
+            value=str(self),
             rule="expected E >= Qw >= Qa >= 1",
         )
+
+    def __str__(self) -> str:
+        return f"{self.ensemble_size}/{self.write_quorum_size}/{self.ack_quorum_size}"
 
     @classmethod
     def of_replication_factor(cls, replication_factor: int) -> QuorumConfig:

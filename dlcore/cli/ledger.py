@@ -70,12 +70,11 @@ def list_ledgers(first: int, count: int | None) -> None:
 
 
 def _ledger_row(metadata: LedgerMetadata) -> dict[str, object]:
-    quorum = metadata.quorum
     closed = metadata.state.name == "CLOSED"
     return {
         "ledger": metadata.ledger_id,
         "state": _state_text(metadata),
-        "quorum": (f"{quorum.ensemble_size}/{quorum.write_quorum_size}/{quorum.ack_quorum_size}"),
+        "quorum": str(metadata.quorum),
         "last_entry": metadata.last_entry_id if closed else None,
         "bytes": metadata.length_bytes if closed else None,
         "created": time_text(metadata.created_ms),

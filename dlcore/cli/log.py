@@ -70,8 +70,7 @@ def create_log(
     """
     quorum = _quorum(replication_factor, ensemble, write_quorum, ack_quorum)
     run_async(lambda namespace: namespace.create_log(log, config=LogConfig(quorum=quorum)))
-    sizes = f"{quorum.ensemble_size}/{quorum.write_quorum_size}/{quorum.ack_quorum_size}"
-    show_done(f"created log {log} (E/Qw/Qa {sizes})", {"log": log, "quorum": sizes})
+    show_done(f"created log {log} (E/Qw/Qa {quorum})", {"log": log, "quorum": str(quorum)})
 
 
 def _quorum(
@@ -120,7 +119,6 @@ def show_log(log: str) -> None:
             return await manager.status()
 
     status = run_async(read)
-    quorum = status.quorum
     show_fields(
         {
             "log": status.name,
@@ -133,9 +131,7 @@ def show_log(log: str) -> None:
             "last_dlsn": None if status.last is None else str(status.last),
             "last_txid": status.last_txid,
             "idle_s": status.idle_s,
-            "quorum": (
-                f"{quorum.ensemble_size}/{quorum.write_quorum_size}/{quorum.ack_quorum_size}"
-            ),
+            "quorum": str(status.quorum),
             "ledgers": status.ledger_count,
             "under_replicated": status.under_replicated_ledgers,
             "writer": status.writer,

@@ -55,7 +55,6 @@ class LogStatus:
         return (self.now_ms - self.last_timestamp_ms) / 1000 if self.last_timestamp_ms else None
 
     def _repr_html_(self) -> str:
-        quorum = self.quorum
         idle = "never written" if self.idle_s is None else f"{self.idle_s:,.0f} s"
         return fields_html(
             f"log {self.name}",
@@ -67,8 +66,7 @@ class LogStatus:
                 "segments": self.segment_count,
                 "ledgers": self.ledger_count,
                 "under-replicated ledgers": self.under_replicated_ledgers,
-                "E/Qw/Qa": f"{quorum.ensemble_size}/{quorum.write_quorum_size}/"
-                f"{quorum.ack_quorum_size}",
+                "E/Qw/Qa": self.quorum,
                 "state": "sealed" if self.sealed else "open",
                 "writer": self.writer or "none",
                 "created": f"{self.created:%Y-%m-%d %H:%M:%S} UTC",
