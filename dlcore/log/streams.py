@@ -11,12 +11,11 @@ import io
 from functools import partial
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from dlcore.closing import AsyncClosing
 from dlcore.config import require
 from dlcore.errors import AlreadyTruncatedError, EndOfStreamError, UnexpectedError
 from dlcore.ids import TXID_MAX
+from dlcore.log.entries.batches import batch_of
 from dlcore.log.entries.stream import bytes_of, cut
 from dlcore.records import LogRecord
 
@@ -64,8 +63,7 @@ class AsyncAppendOnlyStreamWriter(AsyncClosing):
             written = self._writer.write(LogRecord(*records[0]))
         else:
             txids, payloads = zip(*records, strict=True)
-            batch = pa.record_batch({"txid": pa.array(txids, pa.int64()), "payload": payloads})
-            written = self._writer.write_batch(batch)
+            written = self._writer.write_batch(batch_of(txids, payloads))
         self._end = records[-1][0]
         written.add_done_callback(partial(self._acknowledged, self._end, answer))
         return answer

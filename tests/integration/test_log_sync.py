@@ -36,7 +36,8 @@ from dlcore.sync import open_namespace
 with open_namespace(sys.argv[1]) as namespace:
     namespace.create_log("sync/light")
     with namespace.open_log("sync/light") as log, log.open_writer() as writer:
-        writer.write(LogRecord(txid=1, payload=b"a"))
+        for txid in range(1000):
+            writer.write(LogRecord(txid, payload=b"a"))
         writer.commit()
         with log.open_reader(dlsn=DLSN.INITIAL) as reader:
             print(reader.read_next().payload)

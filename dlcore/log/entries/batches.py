@@ -28,7 +28,7 @@ RECORD_OVERHEAD_BYTES = 12
 """What a record costs in an entry beyond its payload: its transaction id and its offset."""
 
 _FEW_RECORDS = 100
-"""Up to so many cost less where only their buffers are handed to Arrow."""
+"""Up to so many are summed faster without numpy."""
 
 READ_SCHEMA = pa.schema(
     [
@@ -45,17 +45,26 @@ READ_SCHEMA = pa.schema(
 
 
 def batch_of(txids: Sequence[int], payloads: Sequence[bytes]) -> pa.RecordBatch:
-    """Return a batch of the byte log's schema."""
-    if len(payloads) > _FEW_RECORDS:
-        columns = [pa.array(txids, pa.int64()), pa.array(payloads, pa.binary())]
-        return pa.RecordBatch.from_arrays(columns, schema=BYTE_LOG_SCHEMA)
-    ends = array("i", accumulate(map(len, payloads), initial=0))
-    binary = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(payloads))]
+    """Return a batch of the byte log's schema.
+
+    Only buffers are handed to Arrow, since its own conversion would load pandas: at a program's
+    first large entry, everything else on its event loop would wait for that.
+    """
+    binary = [None, pa.py_buffer(_ends(payloads)), pa.py_buffer(b"".join(payloads))]
     columns = [
         over(array("q", txids), pa.int64()),
         pa.Array.from_buffers(pa.binary(), len(payloads), binary),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=BYTE_LOG_SCHEMA)
+
+
+def _ends(payloads: Sequence[bytes]) -> Any:
+    """Return, as the memory of 32-bit numbers, where each payload starts, and the last one ends."""
+    if len(payloads) <= _FEW_RECORDS:
+        return array("i", accumulate(map(len, payloads), initial=0))
+    ends = np.zeros(len(payloads) + 1, np.int32)
+    np.fromiter(map(len, payloads), np.int32, len(payloads)).cumsum(out=ends[1:])
+    return ends
 
 
 def byte_log_batch(batch: pa.RecordBatch, *, txid_required: bool = True) -> pa.RecordBatch:
@@ -113,7 +122,7 @@ def check_txids(batch: pa.RecordBatch, *, last_txid: int) -> tuple[int, int]:
         ConfigurationError: one is out of range.
         TransactionIdOutOfOrderError: one is lower than the one before it, or than `last_txid`.
     """
-    txids = _txids(batch)
+    txids = numbers_of(batch.column(0))
     first, last = int(txids[0]), int(txids[-1])
     lowest, highest = int(txids.min()), int(txids.max())
     if lowest < 0 or highest > TXID_MAX:
@@ -127,9 +136,8 @@ def check_txids(batch: pa.RecordBatch, *, last_txid: int) -> tuple[int, int]:
     return first, last
 
 
-def _txids(batch: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.int64]]:
-    # Over their memory: Arrow's own conversion would load pandas.
-    column = batch.column(0)
+def numbers_of(column: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return 64-bit integers over their memory: Arrow's own conversion would load pandas."""
     if not len(column):
         return np.zeros(0, np.int64)
     return np.frombuffer(column.buffers()[1], np.int64, len(column), column.offset * 8)
@@ -188,7 +196,7 @@ def check_payload_size(size: int) -> None:
 
 def first_row_not_less(batch: pa.RecordBatch, txid: int) -> int:
     """Return the first row with `txid` or more; the number of rows if there is none."""
-    return int(np.searchsorted(_txids(batch), txid, side="left"))
+    return int(np.searchsorted(numbers_of(batch.column(0)), txid, side="left"))
 
 
 def read_batch(batch: pa.RecordBatch, place: EntryPlace, *, first_slot: int) -> pa.RecordBatch:

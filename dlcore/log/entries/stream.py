@@ -13,6 +13,7 @@ import numpy as np
 
 from dlcore.config import RECORD_SIZE_BYTES_MAX
 from dlcore.errors import UnexpectedError
+from dlcore.log.entries.batches import numbers_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +37,7 @@ def bytes_of(batch: pa.RecordBatch, log: str) -> tuple[int, memoryview]:
     payload = batch.column("payload")
     _, offsets, data = payload.buffers()
     ends = np.frombuffer(offsets, np.int32, len(payload) + 1, payload.offset * 4).astype(np.int64)
-    txids = batch.column("txid").to_numpy()
+    txids = numbers_of(batch.column("txid"))
     begin = int(txids[0]) - int(ends[1] - ends[0])
     wrong = np.flatnonzero(txids - txids[0] != ends[1:] - ends[1])
     if begin < 0 or len(wrong):

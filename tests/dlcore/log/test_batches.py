@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 
 import pyarrow as pa
 import pytest
@@ -35,6 +37,54 @@ from dlcore.log.entries.body import (
 )
 from dlcore.log.reading.rows import EntryRows
 from dlcore.records import EntryPlace
+
+
+@pytest.mark.parametrize("count", [1, 2, 100, 101, 5000])
+def test_batch_of_equals_what_arrow_makes_of_lists(count: int) -> None:
+    """Few and many records, empty payloads among them."""
+    txids = [7 * number for number in range(count)]
+    payloads = [b"x" * (number % 5) for number in range(count)]
+    expected = pa.RecordBatch.from_arrays(
+        [pa.array(txids, pa.int64()), pa.array(payloads, pa.binary())], schema=BYTE_LOG_SCHEMA
+    )
+    batch = batch_of(txids, payloads)
+    batch.validate(full=True)
+    assert batch.equals(expected)
+
+
+def test_a_byte_log_loads_no_pandas() -> None:
+    """It takes up to half a second, in which nothing else on the event loop goes on."""
+    script = """
+import sys
+from dlcore.log.entries.batches import batch_of, check_txids, cut, read_batch, records_of
+from dlcore.log.entries.body import decode_entry_batch, decode_entry_header, encode_entry
+from dlcore.log.entries.body import ipc_options
+from dlcore.log.entries.stream import bytes_of
+from dlcore.records import EntryPlace
+for count in (1, 2, 1000):
+    rows = batch_of(range(1, count + 1), [b"x"] * count)
+    check_txids(rows, last_txid=-1)
+    (part, _), *_ = cut(rows, entry_bytes=1000)
+    for compression in ("none", "lz4", "zstd"):
+        body = b"".join(
+            encode_entry(
+                part,
+                first_txid=1,
+                last_txid=part.num_rows,
+                records_before=0,
+                write_time_ms=0,
+                options=ipc_options(compression),
+            )
+        )
+        decoded = decode_entry_batch(body, decode_entry_header(body))
+        records_of(decoded, EntryPlace(1, 0, 0, 0, 0), first_slot=0)
+        bytes_of(read_batch(decoded, EntryPlace(1, 0, 0, 0, 0), first_slot=0), "log")
+print("pandas" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == "False\n"
 
 
 @pytest.mark.parametrize("seed", range(50))
