@@ -13,17 +13,25 @@ import os
 import signal
 import sys
 import threading
+from functools import partial
+from typing import TYPE_CHECKING
 
 import uvloop
 
 from bookie import allocator, collector
 from bookie.server import BookieServer
 from bookie.server_config import BookieConfig, bookie_options
+from dlcore.background import BackgroundTasks
 from dlcore.clock import SystemClock
 from dlcore.errors import ConfigurationError, DLError
 from dlcore.metadata.paths import parse_uri
 from dlcore.metadata.zookeeper import ZooKeeperStore
-from dlcore.settings import read_settings
+from dlcore.settings import configuration_file, read_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
 
 EXIT_STOPPED, EXIT_FAILED, EXIT_REFUSED = 0, 1, 2
 
@@ -37,7 +45,7 @@ The TOML file of --config, or of $DLOG_CONFIG, has the same keys with underscore
   name = "bookie-1"
   garbage_interval_s = 60
 Variables like DLOG_BOOKIE_GARBAGE_INTERVAL_S override it, options of the command line both.  The
-namespace may also be in $DLOG_URI."""
+namespace may also be in $DLOG_URI.  On SIGHUP the file is read again (docs/configuration.md)."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -46,18 +54,17 @@ def main(arguments: list[str] | None = None) -> int:
         return _refuse("python -O removes the checks that guard the data: start without it")
     options = vars(_parser().parse_args(arguments))
     watch_parent = bool(options.pop("watch_parent"))
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         config = _read_config(options)
+        file = configuration_file(options["config"], os.environ)
     except ConfigurationError as error:
         return _refuse(str(error))
+    logging.getLogger().setLevel(config.log_level.upper())
     allocator.install()
     # An append crosses five event loops on its way to three bookies and back: uvloop's are faster.
-    return uvloop.run(_run(config, watch_parent=watch_parent))
+    read_again = partial(_read_config, options) if file else None
+    return uvloop.run(_run(config, watch_parent=watch_parent, read_again=read_again))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -85,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _read_config(options: dict[str, object]) -> BookieConfig:
-    file = options.pop("config")
+    file = options["config"]
     below = read_settings(
         "bookie",
         bookie_options(),
@@ -94,18 +101,29 @@ def _read_config(options: dict[str, object]) -> BookieConfig:
     )
     if "DLOG_URI" in os.environ:
         below.setdefault("metadata_uri", os.environ["DLOG_URI"])
-    return BookieConfig.from_options({**below, **options})
+    given = {key: value for key, value in options.items() if key != "config"}
+    return BookieConfig.from_options({**below, **given})
 
 
-async def _run(config: BookieConfig, *, watch_parent: bool) -> int:
-    """Serve until stopped; stopping cancels the serving task, which then shuts down in order."""
+async def _run(
+    config: BookieConfig,
+    *,
+    watch_parent: bool,
+    read_again: Callable[[], BookieConfig] | None = None,
+) -> int:
+    """Serve until stopped; stopping cancels the serving task, which then shuts down in order.
+
+    `read_again` returns the configuration as it is now, for SIGHUP; None: that stops it.
+    """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, stop.set)
     if watch_parent:
         _call_at_end_of_stdin(loop, stop)
-    serving = asyncio.create_task(_serve(config))
+    hung_up = asyncio.Event()
+    loop.add_signal_handler(signal.SIGHUP, stop.set if read_again is None else hung_up.set)
+    serving = asyncio.create_task(_serve(config, hung_up, read_again))
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -122,7 +140,9 @@ async def _run(config: BookieConfig, *, watch_parent: bool) -> int:
     return EXIT_FAILED
 
 
-async def _serve(config: BookieConfig) -> DLError:
+async def _serve(
+    config: BookieConfig, hung_up: asyncio.Event, read_again: Callable[[], BookieConfig] | None
+) -> DLError:
     """Serve until cancelled, or return why the bookie failed."""
     store = await ZooKeeperStore.connect(
         parse_uri(config.metadata_uri).servers, session_timeout_s=config.session_timeout_s
@@ -135,9 +155,38 @@ async def _serve(config: BookieConfig) -> DLError:
                 f"bookie {config.name} (incarnation {incarnation}) serving on {server.address}\n"
             )
             sys.stdout.flush()
-            return await server.wait_failed()
+            following = BackgroundTasks()
+            if read_again is not None:
+                following.start(_follow(server, config, hung_up, read_again), name="configuration")
+            try:
+                return await server.wait_failed()
+            finally:
+                await following.aclose()
     finally:
         await store.aclose()
+
+
+async def _follow(
+    server: BookieServer,
+    config: BookieConfig,
+    hung_up: asyncio.Event,
+    read_again: Callable[[], BookieConfig],
+) -> None:
+    """Take the configuration over whenever it is said to have changed."""
+    while True:
+        await hung_up.wait()
+        hung_up.clear()
+        try:
+            config, left = config.changed_to(await asyncio.to_thread(read_again))
+        except ConfigurationError as error:
+            logger.error("the configuration stays as it was: %s", error)  # noqa: TRY400  not ours
+            continue
+        server.configure(config)
+        logging.getLogger().setLevel(config.log_level.upper())
+        logger.warning("the configuration was read again")
+        for key, value in left.items():
+            kept = config.options[key]
+            logger.warning("%s=%s needs a restart, %s stays", key, value, kept)
 
 
 def _call_at_end_of_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:

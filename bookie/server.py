@@ -8,6 +8,7 @@ under the same identity, ends the bookie (`wait_failed`): it never goes on with 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
@@ -79,6 +80,7 @@ class BookieServer(AsyncClosing):
         self._paths = NamespacePaths(parse_uri(config.metadata_uri).root)
         self._cluster_id = ""
         self._failure: asyncio.Future[DLError] = asyncio.get_running_loop().create_future()
+        self._configured = asyncio.Event()
         self._running = AsyncExitStack()
         self._stopping = asyncio.Lock()
 
@@ -109,6 +111,13 @@ class BookieServer(AsyncClosing):
             await server.aclose()
             raise
         return server
+
+    def configure(self, config: BookieConfig) -> None:
+        """Go on with another configuration; what cannot change at run time must be the same."""
+        self._config = config
+        self.storage.upkeep.configure(config.storage)
+        self._configured.set()  # who pauses looks how long now
+        self._configured.clear()
 
     async def wait_failed(self) -> DLError:
         """Wait until the bookie can no longer serve, and return why."""
@@ -171,7 +180,7 @@ class BookieServer(AsyncClosing):
         async def stop() -> None:
             logger.info("draining bookie=%s", self.bookie)
             try:
-                async with asyncio.timeout(config.drain_timeout_s):
+                async with asyncio.timeout(self._config.drain_timeout_s):
                     await service.drain()
             except TimeoutError:
                 logger.warning("clients did not take their results bookie=%s", self.bookie)
@@ -218,7 +227,7 @@ class BookieServer(AsyncClosing):
         async def report_space() -> None:
             self._report_space(registrar, report)
 
-        self._repeat("telling of free space", report_space, _SPACE_INTERVAL_S)
+        self._repeat("telling of free space", report_space, lambda: _SPACE_INTERVAL_S)
 
     def _report_space(self, registrar: Registrar, report: SpaceReport) -> None:
         stats = self.storage.stats()
@@ -234,10 +243,11 @@ class BookieServer(AsyncClosing):
 
     def _keep_house(self) -> None:
         """Start what runs in the background as long as the bookie does."""
-        config = self._config
-        self._repeat("garbage collection", self._collect_once, config.garbage_interval_s)
-        self._repeat("compaction", self._compact_once, config.compact_interval_s)
-        self._repeat("scrubbing", self._scrub_once, config.scrub_interval_s)
+        self._repeat(
+            "garbage collection", self._collect_once, lambda: self._config.garbage_interval_s
+        )
+        self._repeat("compaction", self._compact_once, lambda: self._config.compact_interval_s)
+        self._repeat("scrubbing", self._scrub_once, lambda: self._config.scrub_interval_s)
         self._repair()
 
     def _repair(self) -> None:
@@ -256,14 +266,16 @@ class BookieServer(AsyncClosing):
             ledgers=LedgerStore(self._store, self._paths),
             client=client,
         )
-        self._repeat("repair", repairer.run, _REPAIR_RETRY_S)
+        self._repeat("repair", repairer.run, lambda: _REPAIR_RETRY_S)
 
-    def _repeat(self, what: str, once: Callable[[], Awaitable[None]], interval_s: float) -> None:
+    def _repeat(
+        self, what: str, once: Callable[[], Awaitable[None]], interval_s: Callable[[], float]
+    ) -> None:
         """Do something again and again, with a pause before each time, whether it fails or not."""
 
         async def repeat() -> None:
             while True:
-                await asyncio.sleep(interval_s)
+                await self._pause(interval_s)
                 try:
                     await once()
                 except DLError as error:
@@ -275,6 +287,15 @@ class BookieServer(AsyncClosing):
         tasks = BackgroundTasks()
         tasks.start(repeat(), name=f"bookie {what}")
         self._running.push_async_callback(tasks.aclose)
+
+    async def _pause(self, interval_s: Callable[[], float]) -> None:
+        """Pause for an interval, which may become another one meanwhile."""
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        while (left_s := begun + interval_s() - loop.time()) > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._configured.wait()
 
     async def _compact_once(self) -> None:
         report = await self.storage.compact()

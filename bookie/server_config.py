@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path  # noqa: TC003  get_type_hints looks it up
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -23,7 +24,7 @@ from bookie.config import (
 from dlcore.config import DEFAULT_RACK, ENTRY_SIZE_BYTES_MAX, MIB, require
 from dlcore.errors import ConfigurationError
 from dlcore.metadata.paths import parse_uri
-from dlcore.settings import KINDS, Option, field_texts, parse_value
+from dlcore.settings import KINDS, Option, field_texts, parse_value, require_log_level
 from dlcore.tls import TlsFiles
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 _NAME_LENGTH_MAX = 128
 _RACK = re.compile(r"/?[^/\s]+(/[^/\s]+)*")
+_CHANGING = re.compile("(garbage|compact|scrub)_.*|drain_timeout_s|log_level")
+"""What a running bookie takes over: how it keeps house, and what it tells."""
 _ANY_HOST = ("", "0.0.0.0", "::", "[::]")
 
 
@@ -80,10 +83,13 @@ class BookieConfig:
     """Pause between two passes of scrubbing."""
     drain_timeout_s: float = 10.0
     """How long a stopping bookie waits for what is in flight."""
+    log_level: str = "info"
+    """What the log tells at least: debug, info, warning or error."""
     storage: StorageConfig = field(default_factory=StorageConfig)
 
     def __post_init__(self) -> None:
         parse_uri(self.metadata_uri)
+        require_log_level(self.log_level)
         require(
             condition=0 < len(self.name) <= _NAME_LENGTH_MAX and self.name.isprintable(),
             key="name",
@@ -144,6 +150,31 @@ class BookieConfig:
         """Whether clients need a certificate, with TLS."""
         return self.tls_client_auth == "required"
 
+    @property
+    def options(self) -> dict[str, object]:
+        """The value of every option, as `from_options` takes them."""
+        return {
+            prefix + each.name: getattr(part, each.name)
+            for prefix, part in (
+                ("", self),
+                ("", self.storage),
+                ("space_", self.storage.space),
+                ("garbage_", self.storage.garbage),
+                ("compact_", self.storage.compact),
+                ("scrub_", self.storage.scrub),
+            )
+            for each in dataclasses.fields(part)
+            if not dataclasses.is_dataclass(getattr(part, each.name))
+        }
+
+    def changed_to(self, new: BookieConfig) -> tuple[BookieConfig, dict[str, object]]:
+        """Return what a running bookie goes on with, and what of `new` needs a restart, by key."""
+        options, known = self.options, bookie_options()
+        differing = {key: value for key, value in new.options.items() if value != options[key]}
+        changes = {key: value for key, value in differing.items() if known[key].changes}
+        left = {key: value for key, value in differing.items() if key not in changes}
+        return BookieConfig.from_options(options | changes), left
+
     @classmethod
     def from_options(cls, options: Mapping[str, object]) -> BookieConfig:
         """Return the configuration that flat `options` describe; text is parsed.
@@ -171,6 +202,7 @@ class BookieConfig:
         return cls(**_take(cls, "", values), storage=storage)
 
 
+@cache
 def bookie_options() -> dict[str, Option]:
     """Return every option by its key, with what it means."""
     return {
@@ -190,6 +222,7 @@ def _scalars(config: type, prefix: str) -> dict[str, Option]:
             types[each.name],
             None if each.default is dataclasses.MISSING else each.default,
             texts.get(each.name, ""),
+            changes=_CHANGING.fullmatch(prefix + each.name) is not None,
         )
         for each in dataclasses.fields(config)
         if types[each.name] in KINDS

@@ -144,7 +144,7 @@ class LedgerStorage:
         core = StorageCore(disk, self._log, self._reader, self._files, self._ledgers, self.damage)
         self._core = core
         self._held = HeldEntries(core, self._check_room)
-        self._upkeep = Upkeep(
+        self.upkeep = Upkeep(
             core, config, owner=owner, clock=clock, is_full=lambda: self._room.is_read_only
         )
         self._followers = Followers(asyncio.get_running_loop().call_soon)
@@ -377,7 +377,7 @@ class LedgerStorage:
         `confirm` has the last word on each; its context keeps others from coming to need it.
         """
         self._check_open()
-        collect = self._upkeep.collect_garbage
+        collect = self.upkeep.collect_garbage
         return await collect(is_unneeded, confirm=confirm, is_released=is_released)
 
     async def compact(self) -> CompactionReport:
@@ -390,14 +390,14 @@ class LedgerStorage:
             BookieStorageError: the log failed.
         """
         self._check_open()
-        report = await self._upkeep.compact()
+        report = await self.upkeep.compact()
         self._watch_space()
         return report
 
     async def scrub(self) -> ScrubReport:
         """Read and verify everything stored, once; see scrub.py."""
         self._check_open()
-        return await self._upkeep.scrub()
+        return await self.upkeep.scrub()
 
     async def repair_entry(self, frame: BytesLike) -> None:
         """Write a good frame again in place of a held copy that is damaged; durable at the end.

@@ -5,6 +5,9 @@ variables that begin with its prefix, ``DLOG_BOOKIE_`` and so on, followed by th
 What stands on the command line counts before a variable, that before the file, that before the
 default.  The file is the one that ``--config`` or ``DLOG_CONFIG`` names.
 
+A running bookie or auto-recovery reads its file again on SIGHUP, and takes over what may change;
+where no file is named, that signal stops it as SIGTERM does.
+
 A key or a value that cannot be is an error that says where it stands, and what could stand there.
 """
 
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
 TABLES = ("dlog", "bookie", "autorecovery")
 FILE_VARIABLE = "DLOG_CONFIG"
+LOG_LEVELS = ("debug", "info", "warning", "error")
 _KIND_NAMES = {str: "text", Path: "a path", int: "a whole number", float: "a number"}
 KINDS = tuple(_KIND_NAMES)
 
@@ -39,6 +43,8 @@ class Option:
     kind: type
     default: object
     text: str = ""
+    changes: bool = False
+    """Whether a running program takes another value over."""
 
 
 def read_settings(
@@ -59,7 +65,7 @@ def read_settings(
     Raises:
         ConfigurationError: the file cannot be read; a key is unknown, or its value is none.
     """
-    path = file or environment.get(FILE_VARIABLE) or ""
+    path = configuration_file(file, environment)
     found = _checked(_table_of(path, table), options, f"{path} [{table}] {{}}") if path else {}
     prefix = variable_of(table, "")
     others = [variable_of(other, "") for other in TABLES if variable_of(other, "") != prefix]
@@ -71,6 +77,17 @@ def read_settings(
     if table == "dlog":  # other programs may have variables that begin so
         named = {key: value for key, value in named.items() if key in options}
     return found | _checked(named, options, f"${prefix}{{}}", is_variable=True)
+
+
+def configuration_file(given: str | None, environment: Mapping[str, str]) -> str:
+    """Return the path of the file that counts, "" if none does."""
+    return given or environment.get(FILE_VARIABLE) or ""
+
+
+def require_log_level(level: str) -> None:
+    """Refuse what is no level."""
+    if level not in LOG_LEVELS:
+        raise ConfigurationError(f"log_level={level!r}: expected one of {', '.join(LOG_LEVELS)}")
 
 
 def variable_of(table: str, key: str) -> str:

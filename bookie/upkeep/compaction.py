@@ -106,7 +106,7 @@ class Compactor:
         is_full: Callable[[], bool],
     ) -> None:
         self._core = core
-        self._config = config
+        self.config = config
         self._room_bytes = room_bytes
         self._is_full = is_full
 
@@ -135,9 +135,9 @@ class Compactor:
         self, newest: int, tried: set[int], report: CompactionReport
     ) -> FileLoad | None:
         """Return the next file, and note why others are not taken."""
-        share = self._config.below_live_share
+        share = self.config.below_live_share
         if self._is_full():
-            share = max(share, self._config.full_below_live_share)
+            share = max(share, self.config.full_below_live_share)
         damaged = self._core.damage.files_of_entries() | self._core.damage.footers
         loads = [
             load
@@ -270,7 +270,7 @@ class Compactor:
                 damaged += damaged_here
                 if not damaged:
                     await self._write_chunk(good, needed, report)
-                await asyncio.sleep(size / self._config.bytes_per_second)
+                await asyncio.sleep(size / self.config.bytes_per_second)
         finally:
             file.close()
         if damaged:
@@ -319,7 +319,7 @@ class Compactor:
                 except BookieStorageError:
                     lost.append(row)
             size = int(needed.columns.sizes[part].sum(dtype=np.int64))
-            await asyncio.sleep(size / self._config.bytes_per_second)
+            await asyncio.sleep(size / self.config.bytes_per_second)
         return np.array(lost, np.int64)
 
     async def _copy_states(self, footer: SealedIndex, needed: _Needed) -> None:

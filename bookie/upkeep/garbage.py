@@ -49,7 +49,7 @@ class GarbageJudge:
     """Remembers since when each ledger looks deleted; pure, the time is passed in."""
 
     def __init__(self, config: GarbageConfig) -> None:
-        self._config = config
+        self.config = config
         self._suspicions: dict[int, _Suspicion] = {}
 
     def judge(
@@ -64,7 +64,7 @@ class GarbageJudge:
 
         With `is_released` the brake holds nothing back: an operator says that all is well.
         """
-        config = self._config
+        config = self.config
         count, total = len(looks_deleted), len(seen)
         is_braked = count > config.brake_count and count > config.brake_share * total
         before = self._suspicions
@@ -90,10 +90,10 @@ class GarbageJudge:
         braked = [each.since_ms for each in self._suspicions.values() if each.is_braked]
         if not braked:
             return ""
-        left_s = (min(braked) + self._config.brake_age_ms - now_ms) / 1000
+        left_s = (min(braked) + self.config.brake_age_ms - now_ms) / 1000
         return (
             f"{len(braked)} of {total} ledgers looked deleted at once, more than the brake allows "
-            f"({self._config.brake_count} and a share of {self._config.brake_share}): they are "
+            f"({self.config.brake_count} and a share of {self.config.brake_share}): they are "
             f"kept for {max(0.0, left_s):.0f} s more; if they really are deleted, "
             "dlog bookie collect NAME lets them go now"
         )

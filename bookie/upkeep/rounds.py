@@ -54,6 +54,13 @@ class Upkeep:
         self._compaction_lock = asyncio.Lock()
         self._scrub_lock = asyncio.Lock()
 
+    def configure(self, config: StorageConfig) -> None:
+        """Go on as another configuration says: rounds that are under way, too."""
+        self._config = config
+        self._judge.config = config.garbage
+        self._compactor.config = config.compact
+        self._scrubber.config = config.scrub
+
     async def collect_garbage(
         self,
         is_unneeded: Callable[[int], Awaitable[bool]],

@@ -92,7 +92,7 @@ class Scrubber:
         owner: bytes,
     ) -> None:
         self._core = core
-        self._config = config
+        self.config = config
         self._owner = owner
         self._footer_lock = asyncio.Lock()
         """Held by the one pass that makes a footer again; the other one must not."""
@@ -211,7 +211,7 @@ class Scrubber:
                 stop = self._note_damaged_record(part, stop)
             chunk_bytes = max(_CHUNK_BYTES, cut_bytes)  # of a big record
             position = stop
-            await asyncio.sleep(size / self._config.bytes_per_second)
+            await asyncio.sleep(size / self.config.bytes_per_second)
 
     async def _scrub_unreadable(
         self, file: DiskFile, part: _Part, position: int, size: int, report: ScrubReport

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import socket
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -15,6 +17,7 @@ import click
 from dlcore.autorecovery.config import AutoRecoveryConfig
 from dlcore.cli.context import (
     common_options,
+    has_settings_file,
     namespace_tls,
     namespace_uri,
     run_async,
@@ -22,15 +25,18 @@ from dlcore.cli.context import (
     wants_json,
 )
 from dlcore.cli.output import show_done, show_fields, show_rows, time_text
+from dlcore.errors import ConfigurationError
 from dlcore.log.upkeep.config import UpkeepConfig
-from dlcore.settings import Option
+from dlcore.settings import Option, require_log_level
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncGenerator, Callable, Mapping
 
     from dlcore.autorecovery.maintenance import RecoveryStatus
     from dlcore.namespace import Namespace
     from dlcore.tls import TlsFiles
+
+logger = logging.getLogger(__name__)
 
 _Command = TypeVar("_Command", bound="Callable[..., Any]")
 _DEFAULTS = AutoRecoveryConfig()
@@ -94,8 +100,15 @@ def _seconds(flag: str, default: float, text: str) -> Callable[[_Command], _Comm
     show_default=True,
     help="Pace of copying, of repairs; merging takes half of it.",
 )
+@click.option(
+    "--log-level",
+    default="info",
+    show_default=True,
+    metavar="LEVEL",
+    help="What the log tells at least: debug, info, warning or error.",
+)
 @common_options
-def run_service(**options: float) -> None:
+def run_service(**options: float | str) -> None:
     """Run a candidate for auditor and a worker, until interrupted.
 
     Any number may run; one of them audits, all repair.  They also keep logs up: small extents that
@@ -103,60 +116,119 @@ def run_service(**options: float) -> None:
     to standard error.  SIGINT (Ctrl-C) and SIGTERM stop it cleanly.
 
     Its settings may also stand in the table [autorecovery] of the configuration file, and in
-    variables like DLOG_AUTORECOVERY_AUDIT_INTERVAL_S.
+    variables like DLOG_AUTORECOVERY_AUDIT_INTERVAL_S.  On SIGHUP the file is read again.
     """
     context = click.get_current_context()
-    for key, value in settings_below("autorecovery", autorecovery_options()).items():
-        if context.get_parameter_source(key) is click.core.ParameterSource.DEFAULT:
-            options[key] = float(str(value))
-    config = AutoRecoveryConfig(
-        **{key: value for key, value in options.items() if key not in _OF_UPKEEP}  # type: ignore[arg-type]
-    )
-    upkeep = UpkeepConfig(
-        **{field: options[key] for key, field in _OF_UPKEEP.items()},  # type: ignore[arg-type]
-        copy_bytes_per_s=config.copy_bytes_per_s / 2,
-    )
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
-    asyncio.run(_serve(namespace_uri(), namespace_tls(), config, upkeep))
+    by_hand = {
+        key: value
+        for key, value in options.items()
+        if context.get_parameter_source(key) is not click.core.ParameterSource.DEFAULT
+    }
+
+    def read() -> _ServiceConfig:
+        below = settings_below("autorecovery", autorecovery_options())
+        return _ServiceConfig.of(options | below | by_hand)
+
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    asyncio.run(_serve(namespace_uri(), namespace_tls(), read))
+
+
+@dataclass(frozen=True, slots=True)
+class _ServiceConfig:
+    """What the service does, and what it tells."""
+
+    recovery: AutoRecoveryConfig
+    upkeep: UpkeepConfig
+    log_level: str
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> _ServiceConfig:
+        """Return what the settings say, by key; `ConfigurationError` if one of them cannot be."""
+        require_log_level(settings["log_level"])
+        others = {*_OF_UPKEEP, "log_level"}
+        recovery = AutoRecoveryConfig(**{k: v for k, v in settings.items() if k not in others})
+        upkeep = UpkeepConfig(
+            **{field: settings[key] for key, field in _OF_UPKEEP.items()},
+            copy_bytes_per_s=recovery.copy_bytes_per_s / 2,
+        )
+        return cls(recovery=recovery, upkeep=upkeep, log_level=settings["log_level"])
 
 
 def autorecovery_options() -> dict[str, Option]:
     """Return the settings of the service by key, with what they mean."""
     return {
-        each.name: Option(float, each.default, each.help or "")
+        each.name: Option(type(each.default), each.default, each.help or "", changes=True)
         for each in run_service.params
         if isinstance(each, click.Option) and each.expose_value and each.name
     }
 
 
-async def _serve(
-    uri: str, tls: TlsFiles | None, config: AutoRecoveryConfig, upkeep: UpkeepConfig
-) -> None:
-    from dlcore.autorecovery.service import AutoRecovery
+async def _serve(uri: str, tls: TlsFiles | None, read: Callable[[], _ServiceConfig]) -> None:
     from dlcore.namespace import open_namespace
 
     loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
+    stop, hung_up = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, (hung_up if has_settings_file() else stop).set)
+    config = read()
     async with await open_namespace(uri, tls=tls) as namespace:
-        service = AutoRecovery(
-            namespace.recovery_context,
-            config=config,
-            owner=f"{socket.gethostname()}:{os.getpid()}",
-            also=[namespace.upkeep(upkeep).run],
-        )
-        running = loop.create_task(service.run())
-        stopping = loop.create_task(stop.wait())
-        click.echo(f"auto-recovery of {namespace.uri} at work")
-        await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
+        while not stop.is_set():
+            logging.getLogger().setLevel(config.log_level.upper())
+            async with _started(namespace, config) as running:
+                click.echo(f"auto-recovery of {namespace.uri} at work")
+                changed = await _changed(running, stop, hung_up, read, config)
+            if running.done():
+                running.result()  # raises if it ended by a defect
+            if changed is None:
+                return
+            config = changed
+
+
+@contextlib.asynccontextmanager
+async def _started(
+    namespace: Namespace, config: _ServiceConfig
+) -> AsyncGenerator[asyncio.Task[None], None]:
+    from dlcore.autorecovery.service import AutoRecovery
+
+    service = AutoRecovery(
+        namespace.recovery_context,
+        config=config.recovery,
+        owner=f"{socket.gethostname()}:{os.getpid()}",
+        also=[namespace.upkeep(config.upkeep).run],
+    )
+    running = asyncio.get_running_loop().create_task(service.run())
+    try:
+        yield running
+    finally:
         await service.aclose()
-        await running  # raises if it ended by a defect
+        await asyncio.wait([running])
+
+
+async def _changed(
+    running: asyncio.Task[None],
+    stop: asyncio.Event,
+    hung_up: asyncio.Event,
+    read: Callable[[], _ServiceConfig],
+    config: _ServiceConfig,
+) -> _ServiceConfig | None:
+    """Return the configuration to go on with, once it is another one; None: the end."""
+    while True:
+        waits = [asyncio.create_task(each.wait()) for each in (stop, hung_up)]
+        await asyncio.wait([running, *waits], return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        if running.done() or stop.is_set():
+            return None
+        hung_up.clear()
+        try:
+            found = read()  # not in a thread: it asks click's context, which is this one's
+        except ConfigurationError as error:
+            logger.error("the configuration stays as it was: %s", error)  # noqa: TRY400  not ours
+            continue
+        logger.warning("the configuration was read again")
+        if found != config:
+            return found
 
 
 @autorecovery_group.command("status", epilog="Example: dlog autorecovery status --json")

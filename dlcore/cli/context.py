@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from dlcore.errors import DLError
-from dlcore.settings import Option, read_settings
+from dlcore.settings import Option, configuration_file, read_settings
 
 if TYPE_CHECKING:
     from dlcore.namespace import Namespace as AsyncNamespace
@@ -127,6 +127,12 @@ def settings_below(table: str, options: Mapping[str, Option]) -> dict[str, objec
     """Return what file and variables say of a program that a command runs."""
     file = click.get_current_context().obj.get(CONFIG_KEY)
     return read_settings(table, options, file=file, environment=os.environ)
+
+
+def has_settings_file() -> bool:
+    """Whether a configuration file is named."""
+    file = click.get_current_context().obj.get(CONFIG_KEY)
+    return bool(configuration_file(file, os.environ))
 
 
 def wants_json() -> bool:

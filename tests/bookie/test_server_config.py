@@ -98,3 +98,18 @@ def test_files_of_tls_are_read_at_once(tmp_path: Path) -> None:
         BookieConfig.from_options({**REQUIRED, **files, "tls_ca": f"{tmp_path}/none"})
     with pytest.raises(ConfigurationError, match="tls_client_auth='maybe'"):
         BookieConfig.from_options({**REQUIRED, "tls_client_auth": "maybe"})
+
+
+def test_what_a_running_bookie_takes_over() -> None:
+    """How it keeps house and what it tells; the rest is named with what was wanted."""
+    old = BookieConfig.from_options({**REQUIRED, "garbage_age_ms": 5, "port": 7})
+    assert BookieConfig.from_options(old.options) == old
+    assert old.changed_to(old) == (old, {})
+    wanted = {"scrub_bytes_per_second": 9, "log_level": "debug", "space_minimum_bytes": 3}
+    changed, left = old.changed_to(BookieConfig.from_options({**REQUIRED, "port": 8, **wanted}))
+    assert left == {"port": 8, "space_minimum_bytes": 3}
+    assert (changed.port, changed.log_level) == (7, "debug")
+    assert changed.storage.scrub.bytes_per_second == 9
+    assert changed.storage.garbage == BookieConfig.from_options(REQUIRED).storage.garbage
+    with pytest.raises(ConfigurationError, match="log_level='DEBUG': expected one of debug"):
+        BookieConfig.from_options({**REQUIRED, "log_level": "DEBUG"})

@@ -1,0 +1,165 @@
+"""Settings that change while a program runs: its file is read again on SIGHUP.
+
+Method: a bookie and auto-recovery as processes, whose files are written anew; what they do after
+the signal is read in their logs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fixtures.bookie_process import REPOSITORY, bookie_process
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.sandbox.zookeeper import EmbeddedZooKeeper
+
+pytestmark = pytest.mark.integration
+
+TIME_LIMIT_S = 60
+
+
+class Log:
+    """What a process writes to standard error, as it comes."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stderr is not None
+        self._lines = process.stderr
+
+    async def until(self, text: str, *, count: int = 1) -> list[str]:
+        """Return the lines up to the n-th one with `text`."""
+        lines: list[str] = []
+        while count:
+            line = (await self._lines.readline()).decode()
+            assert line, f"it ended, and did not say {text!r}: {lines}"
+            lines.append(line)
+            count -= text in line
+        return lines
+
+
+def test_a_bookie_reads_its_file_again(
+    zookeeper: EmbeddedZooKeeper, zookeeper_root: str, tmp_path: Path
+) -> None:
+    """It scrubs at another pace and tells more; what it cannot change or understand it names."""
+    uri = f"distributedlog://{zookeeper.servers}{zookeeper_root}"
+    file = tmp_path / "dlog.toml"
+    file.write_text("[bookie]\nscrub_interval_s = 1000\ncompact_interval_s = 1000\n")
+
+    async def scenario() -> None:
+        given = ("--config", str(file), "--compact-interval-s", "2000")
+        async with bookie_process(uri, "b", tmp_path / "data", *given) as bookie:
+            log = Log(bookie.process)
+            file.write_text(
+                "[bookie]\nscrub_interval_s = 0.05\nport = 1\ncompact_interval_s = 0.05\n"
+                'rack = "r7"\nlog_level = "debug"\n'
+            )
+            bookie.send(signal.SIGHUP)
+            told = await log.until("rack=r7 needs a restart, /default-rack stays")
+            assert [line for line in told if "port=1 needs a restart, 0 stays" in line]
+            # The command line counts before the file, as it did.
+            assert not [line for line in told if "compact_interval_s" in line]
+            told = await log.until("scrubbed bookie=b", count=3)
+
+            for text, why in {
+                "[bookie]\nscrub_interval_s = 0": "scrub_interval_s=0.0: expected a number > 0",
+                "[bookie]\nscrub_interval = 9": "[bookie] scrub_interval=9: there is no such",
+                '[bookie]\nlog_level = "loud"': "log_level='loud': expected one of debug, info",
+                "[bookie": f"configuration file {file}: ",
+            }.items():
+                file.write_text(text)
+                bookie.send(signal.SIGHUP)
+                (*_, line) = await log.until("the configuration stays as it was: ")
+                assert why in line
+                await log.until("scrubbed bookie=b")  # as before
+
+            file.write_text('[bookie]\nlog_level = "warning"\n')
+            bookie.send(signal.SIGHUP)
+            await log.until("the configuration was read again")
+            bookie.send(signal.SIGTERM)
+            status, rest = await bookie.end()
+            assert status == 0
+            assert "INFO" not in rest.partition("needs a restart")[2]
+
+    asyncio.run(asyncio.wait_for(scenario(), TIME_LIMIT_S))
+
+
+def test_without_a_file_the_signal_stops_a_bookie(
+    zookeeper: EmbeddedZooKeeper, zookeeper_root: str, tmp_path: Path
+) -> None:
+    """As cleanly as any other: its terminal is gone, perhaps."""
+    uri = f"distributedlog://{zookeeper.servers}{zookeeper_root}"
+
+    async def scenario() -> None:
+        async with bookie_process(uri, "b", tmp_path / "data") as bookie:
+            bookie.send(signal.SIGHUP)
+            status, errors = await bookie.end()
+            assert status == 0
+            assert "draining bookie=" in errors
+
+    asyncio.run(asyncio.wait_for(scenario(), TIME_LIMIT_S))
+
+
+@asynccontextmanager
+async def autorecovery(uri: str, *options: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run the service until it is at work; what still runs at the end is killed."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "dlcore.cli", *options, "autorecovery", "run", "--uri", uri,
+        cwd=REPOSITORY,
+        env={k: v for k, v in os.environ.items() if not k.startswith("DLOG_")},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        assert b"at work" in await process.stdout.readline()
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+        process._transport.close()  # type: ignore[attr-defined]  # else only when collected
+
+
+def test_autorecovery_reads_its_file_again(
+    fresh_sandbox: Callable[..., Sandbox], tmp_path: Path
+) -> None:
+    """It begins anew with other settings; with the same ones, or wrong ones, it goes on."""
+    uri = fresh_sandbox(3).uri
+    file = tmp_path / "dlog.toml"
+    file.write_text("[autorecovery]\nsweep_interval_s = 1000\n")
+
+    async def scenario() -> None:
+        async with autorecovery(uri, "--config", str(file)) as process:
+            log = Log(process)
+            await log.until("swept merged ledgers=0")
+            file.write_text("[autorecovery]\nsweep_interval_s = 0\n")
+            process.send_signal(signal.SIGHUP)
+            (*_, line) = await log.until("the configuration stays as it was: ")
+            assert "sweep_interval_s=0.0: expected a number > 0" in line
+            file.write_text("[autorecovery]\nsweep_interval_s = 0.05\nlog_level = 'debug'\n")
+            process.send_signal(signal.SIGHUP)
+            await log.until("the configuration was read again")
+            await log.until("swept merged ledgers=0", count=3)
+            process.send_signal(signal.SIGHUP)
+            told = await log.until("the configuration was read again")
+            told += await log.until("swept merged ledgers=0", count=2)
+            assert not [line for line in told if "is at work" in line]
+            process.send_signal(signal.SIGTERM)
+            _, _ = await process.communicate()
+            assert process.returncode == 0
+        async with autorecovery(uri) as process:
+            process.send_signal(signal.SIGHUP)
+            await process.communicate()
+            assert process.returncode == 0
+
+    asyncio.run(asyncio.wait_for(scenario(), TIME_LIMIT_S))
