@@ -53,7 +53,7 @@ class LogRange:
             return
         with LogReader(self._portal, self._portal.call(self._range.open_reader())) as reader:
             while reader.position < end:
-                part = rows_before(reader.read_batch(), end)
+                part = self._range.view.of(rows_before(reader.read_batch(), end))
                 if part.num_rows:
                     yield part
 

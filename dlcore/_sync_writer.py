@@ -8,12 +8,12 @@ import os
 import threading
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dlcore._blocking import Blocking
 from dlcore._portal import fail_exit
 from dlcore.config import RECORD_SIZE_BYTES_MAX
-from dlcore.errors import DLError
+from dlcore.errors import DLError, SchemaMismatchError
 from dlcore.ids import TXID_MAX
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from dlcore._portal import Portal
     from dlcore.ids import DLSN
+    from dlcore.log.writing.typed import AsyncTypedLogWriter
     from dlcore.log.writing.writer import AsyncLogWriter
     from dlcore.records import LogRecord
 
@@ -32,6 +33,12 @@ _BUFFERED_RECORD_BYTES = 64
 """What a buffered record costs beyond its payload."""
 _EXIT_FLUSH_S = 10.0
 """How long at exit a writer may take."""
+
+
+def _as_typed(writer: AsyncLogWriter) -> AsyncTypedLogWriter | None:
+    from dlcore.log.writing.typed import AsyncTypedLogWriter
+
+    return writer if isinstance(writer, AsyncTypedLogWriter) else None
 
 
 class LogWriter(Blocking):
@@ -52,9 +59,10 @@ class LogWriter(Blocking):
         self._opened = opened
         self._buffer_bytes = writer.config.buffer_bytes
         self._accepting = asyncio.Lock()
-        self._outbox: deque[pa.RecordBatch] = deque()  # handed over, not yet accepted
+        self._outbox: deque[Any] = deque()  # batches or rows handed over, not yet accepted
         self._last_txid = writer.last_txid
-        self._lowest_txid = max(0, self._last_txid)  # that may follow; too high: look closer
+        self._typed = _as_typed(writer)
+        self._lowest_txid = self._next_lowest_txid()  # that may follow; too high: look closer
         self._txids: list[int] = []
         self._payloads: list[bytes] = []
         self._buffered_bytes = 0
@@ -87,10 +95,15 @@ class LogWriter(Blocking):
         if self._buffered_bytes >= self._buffer_bytes:
             self._hand_over()
 
+    def _next_lowest_txid(self) -> int:
+        return max(0, self._last_txid) if self._typed is None else TXID_MAX + 1
+
     def _checked(self, record: LogRecord) -> bytes:
         from dlcore.log.writing.transmit import checked_payload
 
         self._portal.check_process()
+        if self._typed is not None:
+            raise self._typed.refusal()
         return checked_payload(record.txid, record.payload, last_txid=self._last_txid)
 
     def _look_closer(self) -> None:
@@ -106,16 +119,33 @@ class LogWriter(Blocking):
         return count
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
-        """Write the rows of `batch`, which has the columns txid (int64) and payload (binary)."""
-        from dlcore.log.entries.batches import byte_log_batch
+        """Write the rows of `batch`, which has the columns txid (int64) and payload (binary).
 
+        For a typed log it has columns of the log's schema, and `_txid` where rows have their own;
+        else they get the present time in epoch milliseconds, or the one before, if that is higher.
+        """
         self._portal.check_process()
         self._buffer_to_outbox()
         if batch.num_rows:
-            self._outbox.append(byte_log_batch(batch))
+            self._outbox.append(self._fitted(batch))
         self._hand_over()
         self._last_txid = max(self._last_txid, self._writer.last_txid)
-        self._lowest_txid = max(0, self._last_txid)
+        self._lowest_txid = self._next_lowest_txid()
+
+    def _fitted(self, batch: pa.RecordBatch) -> Any:
+        try:
+            return self._writer.fitted(batch, last_txid=self._last_txid)
+        except SchemaMismatchError:
+            if self._typed is None or not self._call(self._typed.refresh_schema()):
+                raise
+        return self._writer.fitted(batch, last_txid=self._last_txid)
+
+    def write_table(self, table: Any) -> None:
+        """Write, as `write_batch`, what is in an Arrow table, a frame, or an Arrow stream."""
+        from dlcore.log.entries.batches import batches_from
+
+        for batch in batches_from(table):
+            self.write_batch(batch)
 
     def flush(self) -> None:
         """Transmit what is buffered and wait until it is durable."""
@@ -184,7 +214,7 @@ class LogWriter(Blocking):
             while self._outbox:
                 await self._writer.wait_for_capacity()
                 try:
-                    self._writer.write_batch(self._outbox[0])
+                    self._writer.write_fitted(self._outbox[0])
                 finally:
                     self._outbox.popleft()
 
@@ -207,7 +237,7 @@ class LogWriter(Blocking):
     def _report_unwritten(self, reason: str) -> None:
         from dlcore.log.writing.transmit import Unwritten
 
-        waiting = [Unwritten.of(batch) for batch in self._outbox]
+        waiting = [Unwritten.of(getattr(each, "batch", each)) for each in self._outbox]
         unwritten = Unwritten.joined([self._writer.lost, *waiting])
         if unwritten is None:
             return

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_BYTES_COLUMNS = ["txid", "payload"]
 _COMMIT_BYTES = 16 * 1024 * 1024
 """So much of the source is copied with one commit, or one entry."""
 
@@ -23,7 +24,8 @@ _COMMIT_BYTES = 16 * 1024 * 1024
 async def copy_log(source: DistributedLogManager, namespace: Namespace, target: str) -> int:
     """Copy what is readable of a log to another; return how many records this call copied.
 
-    Transaction ids and payloads are kept.  Each record is copied once, however often this is
+    Transaction ids and payloads are kept; of a typed log, to one whose schema holds what its own
+    does, transaction ids and columns.  Each record is copied once, however often this is
     called, wherever a call died, and if several run at once: the version of each commit is how many
     records of the source it reaches, and it must follow the one that the copier went on from.  The
     record of commits is kept for 90 days after the last one; a copy that rested for longer begins
@@ -65,7 +67,7 @@ async def _copy_some(
     append = await namespace.begin_append(identity, max(done, 0) + count, after=done)
     async with append:
         for batch in batches:
-            await append.write_batch(target, batch.select(["txid", "payload"]))
+            await append.write_batch(target, batch)
         try:
             result = await append.commit()
         except AppendMismatchError:
@@ -87,7 +89,9 @@ async def _next_batches(source: DistributedLogManager, done: int) -> list[pa.Rec
         )
     batches: list[pa.RecordBatch] = []
     size_bytes = 0
-    async for batch in await source.read(place.dlsn):
+    schema = await source.get_schema()
+    columns = _BYTES_COLUMNS if schema is None else [*schema.names, "_txid"]
+    async for batch in await source.read(place.dlsn, columns=columns):
         batches.append(batch)
         size_bytes += batch.nbytes
         if size_bytes >= _COMMIT_BYTES:

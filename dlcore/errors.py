@@ -51,6 +51,7 @@ is set); ``retriable`` says whether the same call may succeed later without a ch
         ├── OverCapacityError
         ├── LogNotReadyError            the next segment is being started, or the lock is lost
         ├── SubscriptionMovedError      another reader has the stored position now
+        ├── SchemaMismatchError         what is written or wanted does not fit the schema
         ├── WriteError                  the writer failed earlier and refuses further writes
         ├── WriteCancelledError         a write queued behind one that failed
         ├── InvalidEntryError           an entry's body is not what a log writer writes
@@ -377,6 +378,12 @@ class SubscriptionMovedError(LogError):
     """A stored position is somebody else's now: taken over, moved or deleted."""
 
     code = 549
+
+
+class SchemaMismatchError(LogError):
+    """What is written to a log, read of it, or to become its schema does not fit the one it has."""
+
+    code = 551
 
 
 class WriteError(LogError):

@@ -45,6 +45,7 @@ from dlcore.log.reading.snapshots import LogFollowers, Outcome
 from dlcore.log.staging.append import StagedAppend, check_identity
 from dlcore.log.staging.writer import StagingWriter
 from dlcore.log.tidying import Tidier
+from dlcore.log.typed.arrow import first_schema
 from dlcore.log.upkeep.config import UpkeepConfig
 from dlcore.log.upkeep.worker import LogUpkeep, last_version, list_commits, sweep_commits
 from dlcore.metadata.paths import NamespacePaths, parse_uri
@@ -168,6 +169,7 @@ class Namespace(AsyncClosing):
         *,
         config: LogConfig | None = None,
         settings: LogSettings | None = None,
+        schema: Any = None,
     ) -> None:
         """Create a log.
 
@@ -175,6 +177,7 @@ class Namespace(AsyncClosing):
             name: the log.
             config: its quorums are stored with the log, whoever writes it later.
             settings: what else is stored with it, for whoever writes it.
+            schema: its columns, as an Arrow schema, which makes it a typed log; else one of bytes.
 
         Raises:
             InvalidLogNameError, LogExistsError.
@@ -186,8 +189,10 @@ class Namespace(AsyncClosing):
             log_id=self._context.clock.new_token(),
             created_ms=self._context.clock.now_ms(),
             quorum=(config or self._context.config).quorum,
+            typed=schema is not None,
         )
-        await self._context.logs.create(metadata, settings or LogSettings())
+        columns = None if schema is None else first_schema(schema)
+        await self._context.logs.create(metadata, settings or LogSettings(), columns)
 
     async def delete_log(self, name: str, *, damaged: bool = False) -> None:
         """Delete a log and its data.

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dlcore._blocking import Blocking, iterate
 from dlcore._portal import Portal, close_at_exit, forget, shared_portal
@@ -45,6 +45,9 @@ from dlcore.statistics import NamespaceStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+    import pyarrow.compute as pc
 
     from dlcore import namespace as aio
     from dlcore.config import LedgerClientConfig, LogConfig, LogSettings
@@ -156,9 +159,14 @@ class Namespace(Blocking):
         *,
         config: LogConfig | None = None,
         settings: LogSettings | None = None,
+        schema: Any = None,
     ) -> None:
-        """Create a log; the quorums of `config`, and `settings`, are stored with it."""
-        self._call(self._namespace.create_log(name, config=config, settings=settings))
+        """Create a log; the quorums of `config`, and `settings`, are stored with it.
+
+        With a `schema`, an Arrow schema, it is a typed log; else one of bytes.
+        """
+        creating = self._namespace.create_log(name, config=config, settings=settings, schema=schema)
+        self._call(creating)
 
     def delete_log(self, name: str, *, damaged: bool = False) -> None:
         """Delete a log and its data, unless a writer owns it; of a `damaged` one what is told."""
@@ -393,13 +401,33 @@ class DistributedLogManager(Blocking):
         """Forget a subscriber that has no reader; return whether there was one."""
         return self._call(self._manager.delete_subscription(subscriber))
 
-    def read(self, start: Bound | None = None, end: Bound | None = None) -> LogRange:
+    def read(
+        self,
+        start: Bound | None = None,
+        end: Bound | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        where: pc.Expression | None = None,
+    ) -> LogRange:
         """Return the records in [start, end), as batches, tables, frames, or an Arrow stream.
 
         A bound is a position, a transaction id (int) or a time (datetime with a time zone); without
         one it is the first record that is not truncated, or the end of what is readable now.
+        `columns` are those wanted, `where` what rows must fulfil.
         """
-        return LogRange(self._portal, self._call(self._manager.read(start, end)))
+        reading = self._manager.read(start, end, columns=columns, where=where)
+        return LogRange(self._portal, self._call(reading))
+
+    def get_schema(self) -> pa.Schema | None:
+        """Return the columns of a typed log; None of a log of bytes."""
+        return self._call(self._manager.get_schema())
+
+    def update_schema(self, schema: Any, *, merge: bool = False) -> pa.Schema:
+        """Add columns to a typed log, or widen their types; return all, as they are then.
+
+        `schema` says all columns; with `merge` the log keeps those that it says nothing of.
+        """
+        return self._call(self._manager.update_schema(schema, merge=merge))
 
     def open_stream_writer(self) -> AppendOnlyStreamWriter:
         """Open the log's writer as a binary file, which begins where the bytes of the log end."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dlcore.closing import AsyncClosing
 from dlcore.errors import (
@@ -16,6 +16,7 @@ from dlcore.errors import (
     LogRenamedError,
     MetadataVersionError,
     NoNodeError,
+    SchemaMismatchError,
 )
 from dlcore.ids import DLSN, validate_log_name
 from dlcore.log.metadata.changes import plan_complete, plan_delete, require_unsealed
@@ -24,6 +25,7 @@ from dlcore.log.reading.cursor import TruncationRule
 from dlcore.log.reading.inspecting import SegmentWatch, take_status
 from dlcore.log.reading.opening import ReaderOpener
 from dlcore.log.reading.reader import AsyncLogReader, ReadStart
+from dlcore.log.reading.schemas import KnownSchemas
 from dlcore.log.reading.snapshot import Finder, take_last
 from dlcore.log.reading.subscriptions import (
     delete_subscription,
@@ -32,14 +34,19 @@ from dlcore.log.reading.subscriptions import (
 )
 from dlcore.log.recovery import recover_log
 from dlcore.log.streams import AsyncAppendOnlyStreamReader, AsyncAppendOnlyStreamWriter
+from dlcore.log.typed.arrow import columns_of, schema_from, schema_of
 from dlcore.log.upkeep.removal import remove_deleted, remove_truncated
 from dlcore.log.writing.lock import WriterLock
 from dlcore.log.writing.renaming import rename_log
 from dlcore.log.writing.truncation import first_to_keep, truncate_log
+from dlcore.log.writing.typed import AsyncTypedLogWriter
 from dlcore.log.writing.writer import AsyncLogWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    import pyarrow as pa
+    import pyarrow.compute as pc
 
     from dlcore.config import LogConfig, LogSettings
     from dlcore.log.context import LogContext
@@ -48,6 +55,7 @@ if TYPE_CHECKING:
     from dlcore.log.reading.ranges import Bound, LogRange
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.log.reading.status import LogStatus
+    from dlcore.log.typed.schema import LogSchema
     from dlcore.records import LogRecordWithDLSN, NotLessThan, RecordPlace
 
 _OWN_METADATA = {"log", "log_id"}
@@ -109,13 +117,17 @@ class DistributedLogManager(AsyncClosing):
         try:
             self._require_open()
             at, settings = await self._context.logs.open(self._log)
+            (schema,) = await self._context.logs.read_schemas([self._log])
             at = await recover_log(self._context, at)
             require_unsealed(at)  # it was when the owner before us let go of it, perhaps
         except BaseException:
             if lock is not None:
                 await lock.release()
             raise
-        return AsyncLogWriter(self._context, self._log, at, lock, self._config, settings, custom)
+        state = self._context, self._log, at, lock, self._config, settings, custom
+        if schema is None:
+            return AsyncLogWriter(*state)
+        return AsyncTypedLogWriter(*state, schema=schema)
 
     async def _acquire(self, *, timeout_s: float | None = None) -> WriterLock:
         self._require_open()
@@ -192,26 +204,75 @@ class DistributedLogManager(AsyncClosing):
         self._require_open()
         return await delete_subscription(self._context, self._log, subscriber)
 
-    async def read(self, start: Bound | None = None, end: Bound | None = None) -> LogRange:
+    async def read(
+        self,
+        start: Bound | None = None,
+        end: Bound | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        where: pc.Expression | None = None,
+    ) -> LogRange:
         """Return the records from `start` up to but not including `end`, to be read at once.
 
         Args:
             start: a position, a transaction id (int) or a time (datetime with a time zone): the
                 first record that is not below it; None: the first one that is not truncated.
             end: likewise; None: the end of what is readable now.
+            columns: which ones, by name.  A typed log has also `_dlsn`, `_txid`, `_sequence_id`,
+                `_timestamp` and `_log`, which are there on request only.
+            where: only the rows that fulfil it, such as ``pc.field("fare") > 20``.
 
         Raises:
+            SchemaMismatchError: the log has no such column.
             AlreadyTruncatedError: `start` is a position that was truncated away.
             ConfigurationError: a time has no time zone.
         """
         self._require_open()
-        return await self._readers.open_range(start, end)
+        return await self._readers.open_range(start, end, columns, where)
+
+    async def get_schema(self) -> pa.Schema | None:
+        """Return the columns of a typed log; None of a log of bytes."""
+        self._require_open()
+        schemas = await KnownSchemas.read(self._context.logs, self._log)
+        return None if schemas is None else schemas.entries.columns
+
+    async def update_schema(self, schema: Any, *, merge: bool = False) -> pa.Schema:
+        """Change the columns of a typed log; return all of them, as they are then.
+
+        Columns may be added, of which older records have nulls, and types may get wider; see
+        `dlcore.log.typed.schema`.  Who reads or writes learns of it when it meets the change.
+
+        Args:
+            schema: all columns, as an Arrow schema.
+            merge: let the log keep columns that are missing, and types that are wider.
+
+        Raises:
+            SchemaMismatchError: it is no such change; both schemas are shown.
+            ConfigurationError: a log cannot have these columns.
+        """
+        self._require_open()
+        self._require_typed()
+        columns = columns_of(schema_from(schema))
+        name = self.name
+
+        def change(known: LogSchema) -> LogSchema:
+            return known.merged(name, columns) if merge else known.evolved(name, columns)
+
+        return schema_of((await self._context.logs.change_schema(self._log, change)).latest)
+
+    def _require_typed(self, *, typed: bool = True) -> None:
+        if self._log.typed is not typed:
+            raise SchemaMismatchError(
+                f"log {self.name!r} was created {'without' if typed else 'with'} a schema, which "
+                f"makes it a log of {'bytes' if typed else 'typed columns'} for good"
+            )
 
     async def open_stream_writer(self) -> AsyncAppendOnlyStreamWriter:
         """Open the log's writer as one of bytes; it begins where the bytes of the log end.
 
         Raises: as `open_writer`.
         """
+        self._require_typed(typed=False)
         return AsyncAppendOnlyStreamWriter(await self.open_writer())
 
     async def open_stream_reader(self, position: int | None = None) -> AsyncAppendOnlyStreamReader:
@@ -221,6 +282,7 @@ class DistributedLogManager(AsyncClosing):
             position: the first byte wanted, perhaps past the end; None: the first one that is not
                 truncated.
         """
+        self._require_typed(typed=False)
         reader = await self.open_reader()
         stream = AsyncAppendOnlyStreamReader(reader, 0, self._get_stream_end)
         try:

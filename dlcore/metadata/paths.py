@@ -14,6 +14,7 @@
                                                 the log's only compare-and-set token
     …/lock                                      LockHolder, ephemeral: the log's writer
     …/settings                                  StoredSettings, of a log that has some
+    …/schema                                    LogSchema, of a typed log
     …/subscribers/<escaped id>                  Subscription: a position kept for a reader
     …/subscribers/<escaped id>/lock             LockHolder, ephemeral: that reader
     …/<LSSN>                                    SegmentEnd; empty until the segment is completed
@@ -371,6 +372,11 @@ class LogPaths:
     def settings(self) -> str:
         """What the log says of itself to its writers."""
         return f"{self.head}/settings"
+
+    @property
+    def schema(self) -> str:
+        """What the records of a typed log are made of."""
+        return f"{self.head}/schema"
 
     @property
     def subscribers(self) -> str:

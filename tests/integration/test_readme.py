@@ -26,7 +26,7 @@ def test_the_blocks_of_the_readme_run_as_they_stand(tmp_path: Path) -> None:
     base_port = str(free_ports(4))
     readme = (ROOT / "README.md").read_text(encoding="utf-8").replace("2181", base_port)
     blocks = re.findall(r"^```(bash|python)\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
-    assert [kind for kind, _ in blocks] == ["bash", "python", "python"]
+    assert [kind for kind, _ in blocks] == ["bash", "python", "python", "python"]
     others = re.findall(r"^```(?!bash|python)(.*)$", readme, re.MULTILINE)
     assert others == [""] * (len(blocks) + 2)  # the ends of these, and one block of make targets
     script = ["set -eu -o pipefail"]

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 RECORD_OVERHEAD_BYTES = 12
 """What a record costs in an entry beyond its payload: its transaction id and its offset."""
 
+_ROWS_PER_BATCH = 64 * 1024
+"""A table is taken in batches of so many rows at most."""
+
 _FEW_RECORDS = 100
 """Up to so many are summed faster without numpy."""
 
@@ -79,7 +82,10 @@ def byte_log_batch(batch: pa.RecordBatch, *, txid_required: bool = True) -> pa.R
     """
     payload = _column(batch, "payload")
     if payload is None:
-        raise ConfigurationError(f"a batch needs a column payload, it has {batch.schema.names}")
+        raise ConfigurationError(
+            f"a batch needs a column payload, it has {batch.schema.names}: a log of bytes takes "
+            "that and txid; other columns are for logs that were created with a schema"
+        )
     txid = _column(batch, "txid")
     if txid is None:
         if txid_required:
@@ -87,6 +93,20 @@ def byte_log_batch(batch: pa.RecordBatch, *, txid_required: bool = True) -> pa.R
         txid = over(np.zeros(batch.num_rows, np.int64), pa.int64())
     columns = [_typed("txid", txid, pa.int64()), _typed("payload", payload, pa.binary())]
     return pa.RecordBatch.from_arrays(columns, schema=BYTE_LOG_SCHEMA)
+
+
+def batches_from(table: Any) -> list[pa.RecordBatch]:
+    """Return the rows of Arrow's table, of a frame, or of what exports Arrow's stream.
+
+    Raises:
+        ConfigurationError: it is none of these.
+    """
+    try:
+        return pa.table(table).to_batches(max_chunksize=_ROWS_PER_BATCH)  # type: ignore[no-any-return]
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        raise ConfigurationError(
+            f"expected a table or frame that Arrow can take, not {type(table).__name__}: {error}"
+        ) from error
 
 
 def _column(batch: pa.RecordBatch, name: str) -> Any:
@@ -201,6 +221,18 @@ def first_row_not_less(batch: pa.RecordBatch, txid: int) -> int:
 
 def read_batch(batch: pa.RecordBatch, place: EntryPlace, *, first_slot: int) -> pa.RecordBatch:
     """Return rows of one entry, the first at `first_slot`, with all columns of `READ_SCHEMA`."""
+    lssn, entry_id, slot_id, sequence_id, timestamp = _numbers_of(batch, place, first_slot)
+    columns = [
+        *(lssn, entry_id, slot_id),
+        batch.column(0),
+        *(sequence_id, timestamp),
+        batch.column(1),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=READ_SCHEMA)
+
+
+def _numbers_of(batch: pa.RecordBatch, place: EntryPlace, first_slot: int) -> list[pa.Array]:
+    """Return what is known of rows of an entry: the three parts of the DLSN, number and time."""
     count = batch.num_rows
     numbers = np.empty((5, count), np.int64)
     numbers[0] = place.lssn
@@ -208,14 +240,31 @@ def read_batch(batch: pa.RecordBatch, place: EntryPlace, *, first_slot: int) -> 
     numbers[2] = np.arange(first_slot, first_slot + count)
     numbers[3] = numbers[2] + place.sequence_id
     numbers[4] = place.timestamp_ms
-    columns = [
-        *(over(row, pa.int64()) for row in numbers[:3]),
-        batch.column(0),
-        over(numbers[3], pa.int64()),
-        over(numbers[4], READ_SCHEMA.field("timestamp").type),
-        batch.column(1),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=READ_SCHEMA)
+    integers = [over(row, pa.int64()) for row in numbers[:4]]
+    return [*integers, over(numbers[4], READ_SCHEMA.field("timestamp").type)]
+
+
+TYPED_READ_FIELDS = (
+    pa.field(
+        "_dlsn",
+        pa.struct([("lssn", pa.int64()), ("entry", pa.int64()), ("slot", pa.int64())]),
+    ),
+    pa.field("_txid", pa.int64()),
+    pa.field("_sequence_id", pa.int64()),
+    pa.field("_timestamp", READ_SCHEMA.field("timestamp").type),
+)
+"""The columns that `read_batch` of a typed log has before those of the log."""
+
+
+def typed_read_batch(
+    batch: pa.RecordBatch, place: EntryPlace, *, first_slot: int
+) -> pa.RecordBatch:
+    """Return rows of one entry of a typed log, the first at `first_slot`, with what is known."""
+    *position, sequence_id, timestamp = _numbers_of(batch, place, first_slot)
+    dlsn = pa.StructArray.from_arrays(position, fields=list(TYPED_READ_FIELDS[0].type))
+    columns = [dlsn, batch.column(0), sequence_id, timestamp, *batch.columns[1:]]
+    schema = pa.schema([*TYPED_READ_FIELDS, *list(batch.schema)[1:]])
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def records_of(

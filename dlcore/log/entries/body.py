@@ -6,8 +6,8 @@ reserved u64.  With the flag `_TXID_ASSIGNED` every record has the header's firs
 batch says: staged records get theirs when they are committed, long after they were encoded.
 
 The batch is an encapsulated Arrow IPC message, so reading is zero-copy; buffer compression is
-Arrow's own.  The schema of a byte log is `BYTE_LOG_SCHEMA`; schema ids other than 0 are reserved
-for typed logs.
+Arrow's own.  Schema id 0 is that of a byte log, `BYTE_LOG_SCHEMA`; others are versions of the
+log's own schema (`dlcore.log.typed.schema`), which begins with the column of transaction ids too.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from dlcore.errors import InvalidEntryError
 if TYPE_CHECKING:
     from array import array
 
+    from dlcore.log.typed.arrow import EntrySchemas
     from dlcore.wire.digest import BytesLike
 
 ENTRY_HEADER_BYTES = 48
@@ -31,9 +32,9 @@ BYTE_LOG_SCHEMA = pa.schema([("txid", pa.int64()), ("payload", pa.binary())])
 _HEADER = struct.Struct(">BBHIqqqqQ")
 _VERSION = 1
 _TXID_ASSIGNED = 1
-_SCHEMA_ID_BYTES = 0
-_END_BYTES = 8  # the end-of-stream marker of Arrow's IPC streaming format
+BYTES_SCHEMA_ID = 0
 _SCHEMA_MESSAGE_BYTES = BYTE_LOG_SCHEMA.serialize().size
+_END_BYTES = 8  # the end-of-stream marker of Arrow's IPC streaming format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,7 @@ class EntryHeader:
     records_before: int
     write_time_ms: int
     txid_assigned: bool = False
+    schema_id: int = BYTES_SCHEMA_ID
 
 
 def ipc_options(compression: str) -> pa.ipc.IpcWriteOptions:
@@ -61,10 +63,11 @@ def encode_entry(
     records_before: int,
     write_time_ms: int,
     options: pa.ipc.IpcWriteOptions,
+    schema_id: int = BYTES_SCHEMA_ID,
 ) -> list[BytesLike]:
     """Return the parts of an entry's body: its header and the serialized `batch`.
 
-    `batch` has `BYTE_LOG_SCHEMA` and at least one record.
+    `batch` has the schema of that id, and at least one record.
     """
     assert batch.num_rows > 0
     header = encode_entry_header(
@@ -73,18 +76,25 @@ def encode_entry(
         last_txid=last_txid,
         records_before=records_before,
         write_time_ms=write_time_ms,
+        schema_id=schema_id,
     )
-    return [header, memoryview(_encapsulate(batch, options))]
+    return [header, memoryview(_encapsulate(batch, options, schema_id))]
 
 
 def encode_entry_header(
-    *, record_count: int, first_txid: int, last_txid: int, records_before: int, write_time_ms: int
+    *,
+    record_count: int,
+    first_txid: int,
+    last_txid: int,
+    records_before: int,
+    write_time_ms: int,
+    schema_id: int = BYTES_SCHEMA_ID,
 ) -> bytes:
     """Return what stands before the batch in an entry's body."""
     return _HEADER.pack(
         _VERSION,
         0,
-        _SCHEMA_ID_BYTES,
+        schema_id,
         record_count,
         first_txid,
         last_txid,
@@ -94,23 +104,27 @@ def encode_entry_header(
     )
 
 
-def _encapsulate(batch: pa.RecordBatch, options: pa.ipc.IpcWriteOptions) -> pa.Buffer:
+def _encapsulate(
+    batch: pa.RecordBatch, options: pa.ipc.IpcWriteOptions, schema_id: int
+) -> pa.Buffer:
     # `RecordBatch.serialize` takes no options; a stream does, and its batch message stands between
-    # the schema message, whose size is known, and the end marker.
+    # the schema message and the end marker.
     if options.compression is None:
         return batch.serialize()
+    is_bytes = schema_id == BYTES_SCHEMA_ID
+    schema_bytes = _SCHEMA_MESSAGE_BYTES if is_bytes else batch.schema.serialize().size
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, BYTE_LOG_SCHEMA, options=options) as writer:
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
     stream = sink.getvalue()
-    return stream.slice(_SCHEMA_MESSAGE_BYTES, stream.size - _SCHEMA_MESSAGE_BYTES - _END_BYTES)
+    return stream.slice(schema_bytes, stream.size - schema_bytes - _END_BYTES)
 
 
 def decode_entry_header(body: BytesLike) -> EntryHeader:
     """Parse the header of an entry's body.
 
     Raises:
-        InvalidEntryError: not an entry of this version, or of a schema this version does not know.
+        InvalidEntryError: not an entry of this version.
     """
     if memoryview(body).nbytes < ENTRY_HEADER_BYTES:
         raise InvalidEntryError(
@@ -119,10 +133,10 @@ def decode_entry_header(body: BytesLike) -> EntryHeader:
     (version, flags, schema_id, count, first, last, before, write_time_ms, _) = _HEADER.unpack_from(
         body
     )
-    if version != _VERSION or schema_id != _SCHEMA_ID_BYTES or flags & ~_TXID_ASSIGNED:
+    if version != _VERSION or flags & ~_TXID_ASSIGNED:
         raise InvalidEntryError(
-            f"entry of format {version}, schema {schema_id} and flags {flags:#x}, expected "
-            f"{_VERSION}, {_SCHEMA_ID_BYTES} and no flags above {_TXID_ASSIGNED:#x}"
+            f"entry of format {version} and flags {flags:#x}, expected {_VERSION} and no flags "
+            f"above {_TXID_ASSIGNED:#x}"
         )
     if count < 1 or before < 0:
         raise InvalidEntryError(f"entry with {count} records, {before} before it")
@@ -133,6 +147,7 @@ def decode_entry_header(body: BytesLike) -> EntryHeader:
         records_before=before,
         write_time_ms=write_time_ms,
         txid_assigned=bool(flags & _TXID_ASSIGNED),
+        schema_id=schema_id,
     )
 
 
@@ -157,7 +172,7 @@ def move_entry(
     head = _HEADER.pack(
         _VERSION,
         _TXID_ASSIGNED if is_assigned else 0,
-        _SCHEMA_ID_BYTES,
+        header.schema_id,
         header.record_count,
         header.first_txid if assigned_txid is None else assigned_txid,
         header.last_txid if assigned_txid is None else assigned_txid,
@@ -168,17 +183,28 @@ def move_entry(
     return [head, memoryview(body)[ENTRY_HEADER_BYTES:]]
 
 
-def decode_entry_batch(body: BytesLike, header: EntryHeader) -> pa.RecordBatch:
+def decode_entry_batch(
+    body: BytesLike, header: EntryHeader, schemas: EntrySchemas | None = None
+) -> pa.RecordBatch:
     """Return the batch of an entry's body, as views into it where it is not compressed.
 
-    Its transaction ids are those of the header where that assigns them.
+    Its transaction ids are those of the header where that assigns them.  Of a typed log, whose
+    `schemas` must be given, it has the version of the schema that it was written with.
 
     Raises:
-        InvalidEntryError: the batch does not parse, or is not what its header says.
+        InvalidEntryError: the batch does not parse, or is not what its header says, or of a schema
+            that the log does not have.
     """
+    schema = BYTE_LOG_SCHEMA
+    if header.schema_id != BYTES_SCHEMA_ID:
+        if schemas is None:
+            raise InvalidEntryError(f"an entry of a byte log has schema {header.schema_id}")
+        schema = schemas.of(header.schema_id)
+    elif schemas is not None:
+        raise InvalidEntryError("an entry of a typed log has no schema")
     view = memoryview(body)[ENTRY_HEADER_BYTES:]
     try:
-        batch = pa.ipc.read_record_batch(pa.py_buffer(view), BYTE_LOG_SCHEMA)
+        batch = pa.ipc.read_record_batch(pa.py_buffer(view), schema)
     except (pa.ArrowInvalid, OSError) as error:
         raise InvalidEntryError(f"an entry's Arrow batch does not parse: {error}") from error
     if batch.num_rows != header.record_count:
@@ -189,9 +215,9 @@ def decode_entry_batch(body: BytesLike, header: EntryHeader) -> pa.RecordBatch:
 
 
 def with_txid(batch: pa.RecordBatch, txid: int) -> pa.RecordBatch:
-    """Return a byte log's batch whose records all have `txid`."""
+    """Return an entry's batch whose records all have `txid`."""
     column = over(np.full(batch.num_rows, txid, np.int64), pa.int64())
-    return pa.RecordBatch.from_arrays([column, batch.column(1)], schema=BYTE_LOG_SCHEMA)
+    return pa.RecordBatch.from_arrays([column, *batch.columns[1:]], schema=batch.schema)
 
 
 def over(numbers: np.ndarray[Any, np.dtype[np.int64]] | array[int], kind: pa.DataType) -> pa.Array:

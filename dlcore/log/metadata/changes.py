@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     from dlcore.config import LogConfig
     from dlcore.log.reading.scan import StagedExtent
+    from dlcore.log.typed.schema import LogSchema
     from dlcore.metadata.paths import LogPaths, NamespacePaths
     from dlcore.metadata.port import Versioned
 
@@ -201,12 +202,17 @@ class _Draft:
         return Change(ops, self._at.with_head(self.head))
 
 
-def plan_create(paths: NamespacePaths, log: LogMetadata, settings: LogSettings) -> tuple[Op, ...]:
-    """Return the operations that create an empty log."""
+def plan_create(
+    paths: NamespacePaths, log: LogMetadata, settings: LogSettings, schema: LogSchema | None = None
+) -> tuple[Op, ...]:
+    """Return the operations that create an empty log, with a schema if it is a typed one."""
+    assert log.typed is (schema is not None)
+    own = paths.log_of(log.log_id)
     return (
         Create(paths.log(log.name), encode(log)),
-        Create(paths.log_of(log.log_id).head, encode(LogHead())),
+        Create(own.head, encode(LogHead())),
         *plan_settings(paths, log, None, settings),
+        *(() if schema is None else (Create(own.schema, encode(schema)),)),
     )
 
 

@@ -33,6 +33,7 @@ from dlcore.log.metadata.values import (
     StoredSettings,
     VersionedHead,
 )
+from dlcore.log.typed.schema import LogSchema
 from dlcore.metadata.paths import BUCKETS, LogPaths, NamespacePaths, unescape
 from dlcore.metadata.port import Create, MetadataStore, Op, Put, Versioned
 from dlcore.metadata.stored import decode, encode
@@ -78,15 +79,17 @@ class LogStore:
         """Return the paths of a log."""
         return self._paths.log_of(log.log_id)
 
-    async def create(self, log: LogMetadata, settings: LogSettings) -> None:
-        """Create an empty log.
+    async def create(
+        self, log: LogMetadata, settings: LogSettings, schema: LogSchema | None = None
+    ) -> None:
+        """Create an empty log; a typed one with its schema.
 
         Raises:
             LogExistsError: there is one of that name, with another id.
         """
         path = self._paths.log(log.name)
         try:
-            await self._store.multi(plan_create(self._paths, log, settings))
+            await self._store.multi(plan_create(self._paths, log, settings, schema))
         except NodeExistsError as error:
             raise LogExistsError(f"log {log.name!r} exists") from error
         except UNANSWERED as error:
@@ -219,6 +222,52 @@ class LogStore:
                 return settings
         raise MetadataConnectionError(
             f"log {log.name!r}: its settings could not be changed: each try was overtaken or not "
+            "answered"
+        )
+
+    async def read_schemas(self, logs: Sequence[LogMetadata]) -> list[LogSchema | None]:
+        """Return the schema of each log, None for logs of bytes, for which nothing is asked.
+
+        Raises:
+            LogNotFoundError: a typed log was deleted.
+        """
+        paths = {log.log_id: self.paths_of(log).schema for log in logs if log.typed}
+        if not paths:
+            return [None] * len(logs)
+        nodes = await persistently(lambda: self._store.get_many(list(paths.values()), fresh=True))
+        found = dict(zip(paths, nodes, strict=True))
+        return [self._schema_of(log, found[log.log_id]) if log.typed else None for log in logs]
+
+    def _schema_of(self, log: LogKey, node: Versioned | None) -> LogSchema:
+        if node is None:
+            raise LogNotFoundError(f"log {log.name!r} was deleted")
+        return decode(LogSchema, node.value, source=self.paths_of(log).schema)
+
+    async def change_schema(
+        self, log: LogKey, change: Callable[[LogSchema], LogSchema]
+    ) -> LogSchema:
+        """Store what `change` makes of a typed log's schema, and return it.
+
+        Raises:
+            LogNotFoundError: the log was deleted.
+            What `change` raises.
+        """
+        path = self.paths_of(log).schema
+        for delay_s in _RETRY_DELAYS_S:
+            node = await persistently(lambda: self._store.get(path, fresh=True))
+            known = self._schema_of(log, node)
+            schema = change(known)
+            if schema is known:
+                return schema
+            assert node is not None
+            try:
+                await self._store.multi([Put(path, encode(schema), node.version)])
+            except (NoNodeError, MetadataVersionError, *UNANSWERED):
+                await asyncio.sleep(delay_s)
+            else:
+                return schema
+        raise MetadataConnectionError(
+            f"log {log.name!r}: its schema could not be changed: each try was overtaken or not "
             "answered"
         )
 

@@ -114,6 +114,8 @@ class LogMetadata(LogKey, frozen=True, kw_only=True):
     created_ms: Count
     quorum: QuorumConfig
     """Of its ledgers."""
+    typed: bool = False
+    """Whether it has a schema (`LogSchema`), which may change."""
 
 
 class StoredSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,22 +11,27 @@ from dlcore.log.metadata.history import LogHistory
 from dlcore.log.reading.broken import BrokenEntries
 from dlcore.log.reading.cursor import ReadCursor, TruncationRule
 from dlcore.log.reading.fetch import SEGMENTS_AHEAD, Fetcher
-from dlcore.log.reading.ranges import LogRange, RangeExtent, position_of
+from dlcore.log.reading.ranges import LogRange, RangeExtent, RangeView, position_of
 from dlcore.log.reading.reader import AsyncLogReader, Fetching, ReadStart
+from dlcore.log.reading.schemas import KnownSchemas
 from dlcore.log.reading.snapshot import Finder, LogFollower
 from dlcore.log.reading.subscriptions import SubscriptionHold
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow.compute as pc
+
     from dlcore.config import LogConfig
     from dlcore.log.context import LogContext
-    from dlcore.log.metadata.values import LogKey
+    from dlcore.log.metadata.values import LogMetadata
     from dlcore.log.reading.ranges import Bound
 
 
 class ReaderOpener:
     """Opens readers of a log, and moves them."""
 
-    def __init__(self, context: LogContext, log: LogKey, config: LogConfig) -> None:
+    def __init__(self, context: LogContext, log: LogMetadata, config: LogConfig) -> None:
         self._context = context
         self._log = log
         self._config = config
@@ -45,6 +50,7 @@ class ReaderOpener:
         Unless `truncated` says what becomes of a position that is, one that the caller names is
         refused; `DLSN.INITIAL` is no such, it means the first one left.
         """
+        schemas = await KnownSchemas.read(self._context.logs, self._log)
         broken = BrokenEntries(self._log.name, skip=skip_broken_entries)
         fetch_from = partial(self._fetch_from, broken=broken, truncated=truncated)
         hold = None
@@ -59,7 +65,7 @@ class ReaderOpener:
                 await hold.release()
             raise
         return AsyncLogReader(
-            self._context, self._log.name, fetch_from, start, fetching, broken, hold
+            self._context, self._log.name, fetch_from, start, fetching, broken, hold, schemas
         )
 
     async def position_of(self, start: ReadStart) -> DLSN:
@@ -70,7 +76,13 @@ class ReaderOpener:
             return await (await self.finder()).not_less_than_timestamp(start.timestamp_ms)
         return start.dlsn or DLSN.INITIAL
 
-    async def open_range(self, start: Bound | None, end: Bound | None) -> LogRange:
+    async def open_range(
+        self,
+        start: Bound | None,
+        end: Bound | None,
+        columns: Sequence[str] | None = None,
+        where: pc.Expression | None = None,
+    ) -> LogRange:
         """Return the records in [start, end) of what is readable now."""
         finder = await self.finder()
         snapshot = finder.snapshot
@@ -90,7 +102,8 @@ class ReaderOpener:
             size_bytes_estimate=sum(each.size_bytes_estimate for each in scans),
         )
         open_at = partial(self.open_reader, ReadStart(dlsn=first), truncated=TruncationRule.REFUSE)
-        return LogRange(extent, open_at)
+        view = RangeView(self._log.name, snapshot.schema, columns, where)
+        return LogRange(extent, open_at, view)
 
     async def finder(self) -> Finder:
         """Return what finds positions in the log as it is now."""

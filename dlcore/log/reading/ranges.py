@@ -6,23 +6,29 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from dlcore._html import fields_html
-from dlcore.errors import ConfigurationError
+from dlcore.errors import ConfigurationError, SchemaMismatchError
 from dlcore.ids import DLSN
-from dlcore.log.entries.batches import READ_SCHEMA
+from dlcore.log.entries.batches import READ_SCHEMA, TYPED_READ_FIELDS
+from dlcore.log.typed.arrow import conform, schema_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+    import pyarrow.compute as pc
 
     from dlcore.log.reading.reader import AsyncLogReader
     from dlcore.log.reading.snapshot import Finder
+    from dlcore.log.typed.schema import LogSchema
 
 Bound: TypeAlias = DLSN | int | datetime
 """A position, a transaction id, or a time with a time zone."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
+_LOG = "_log"
 
 
 def timestamp_ms_of(time: datetime) -> int:
@@ -44,13 +50,85 @@ async def position_of(finder: Finder, bound: Bound) -> DLSN:
 
 
 def rows_before(batch: pa.RecordBatch, end: DLSN) -> pa.RecordBatch:
-    """Return the rows of one entry, with `READ_SCHEMA`'s columns, that are before `end`."""
-    first = DLSN(*(batch.column(index)[0].as_py() for index in range(3)))
+    """Return the rows of one entry, as a reader's batch has them, that are before `end`."""
+    first = _first_dlsn(batch)
     if (first.lssn, first.entry_id) < (end.lssn, end.entry_id):
         return batch
     if (first.lssn, first.entry_id) > (end.lssn, end.entry_id):
         return batch.slice(0, 0)
     return batch.slice(0, max(0, end.slot_id - first.slot_id))
+
+
+def _first_dlsn(batch: pa.RecordBatch) -> DLSN:
+    if batch.schema.names[0] == TYPED_READ_FIELDS[0].name:
+        return DLSN(*batch.column(0)[0].as_py().values())
+    return DLSN(*(batch.column(index)[0].as_py() for index in range(3)))
+
+
+class RangeView:
+    """Which columns of a log are wanted, and which rows.
+
+    Args:
+        log: its name.
+        schema: of a typed log.
+        columns: by name, what a log says of its records included; by default all of the log's own,
+            of a log of bytes all there are.
+        where: what rows must fulfil, over any of these columns.
+
+    Raises:
+        SchemaMismatchError: the log has no such column, or `where` makes no sense for it.
+    """
+
+    def __init__(
+        self,
+        log: str,
+        schema: LogSchema | None = None,
+        columns: Sequence[str] | None = None,
+        where: pc.Expression | None = None,
+    ) -> None:
+        self._log = log
+        self._where = where
+        self._read = READ_SCHEMA
+        default = READ_SCHEMA.names
+        if schema is not None:
+            own = schema_of(schema.latest)
+            self._read = pa.schema([*TYPED_READ_FIELDS, *own])
+            default = own.names
+        names = list(default if columns is None else columns)
+        self._log_field = [pa.field(_LOG, pa.string())] if schema is not None else []
+        available = pa.schema([*self._read, *self._log_field])
+        for name in names:
+            if available.get_field_index(name) < 0 or names.count(name) > 1:
+                raise SchemaMismatchError(
+                    f"log {log!r}: columns={names}: {name!r} is none of its columns, or there "
+                    f"twice; there are {', '.join(available.names)}"
+                )
+        self.schema = pa.schema([available.field(name) for name in names])
+        if where is not None:
+            try:
+                pa.Table.from_batches([], self._read).filter(where)
+            except (pa.ArrowException, TypeError) as error:
+                raise SchemaMismatchError(
+                    f"log {log!r}: where={where}: expected a pyarrow.compute.Expression over "
+                    f"{', '.join(self._read.names)}: {error}"
+                ) from error
+        self._takes_all = where is None and self.schema.equals(self._read)
+
+    def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return what is wanted of a batch as a reader returns it."""
+        if self._takes_all and batch.schema.equals(self.schema):
+            return batch
+        if not batch.schema.equals(self._read):
+            batch = conform(batch, self._read)  # the log's schema has changed since
+        if self._where is not None:
+            batch = batch.filter(self._where)
+        arrays = [
+            pa.array([self._log], pa.string()).take(pa.array(np.zeros(batch.num_rows, np.int64)))
+            if name == _LOG
+            else batch.column(name)
+            for name in self.schema.names
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,14 +166,18 @@ class RangeExtent:
 class LogRange:
     """The records of a log in [start, end), fixed when it was made; use `log.read`.
 
-    `async for batch in log_range` yields Arrow batches with `READ_SCHEMA`'s columns.  Each
+    `async for batch in log_range` yields Arrow batches with the columns of `schema`.  Each
     iteration reads again; what is truncated before it is read is an `AlreadyTruncatedError`.
     """
 
     def __init__(
-        self, extent: RangeExtent, open_reader: Callable[[], Awaitable[AsyncLogReader]]
+        self,
+        extent: RangeExtent,
+        open_reader: Callable[[], Awaitable[AsyncLogReader]],
+        view: RangeView,
     ) -> None:
         self.extent = extent
+        self.view = view
         self._open_reader = open_reader
 
     def __repr__(self) -> str:
@@ -107,7 +189,7 @@ class LogRange:
     @property
     def schema(self) -> pa.Schema:
         """The columns."""
-        return READ_SCHEMA
+        return self.view.schema
 
     async def open_reader(self) -> AsyncLogReader:
         """Open a reader at the start; it does not stop at the end."""
@@ -120,10 +202,10 @@ class LogRange:
         async with await self.open_reader() as reader:
             while reader.position < end:
                 batch = await reader.read_batch()
-                part = rows_before(batch, end)
+                part = self.view.of(rows_before(batch, end))
                 if part.num_rows:
                     yield part
 
     async def to_arrow(self) -> pa.Table:
         """Return all of it as a table; the records are not copied."""
-        return pa.Table.from_batches([batch async for batch in self], READ_SCHEMA)
+        return pa.Table.from_batches([batch async for batch in self], self.schema)

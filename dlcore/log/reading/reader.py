@@ -19,7 +19,7 @@ from dlcore.errors import (
 from dlcore.log.entries.batches import first_row_not_less
 from dlcore.log.entries.body import ENTRY_HEADER_BYTES, decode_entry_batch, with_txid
 from dlcore.log.entries.lone_record import LONE_RECORD_FORMAT
-from dlcore.log.reading.rows import EntryRows
+from dlcore.log.reading.rows import EntryRows, TypedEntryRows
 from dlcore.records import LogRecordWithDLSN
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from dlcore.log.context import LogContext
     from dlcore.log.reading.broken import BrokenEntries
     from dlcore.log.reading.fetch import FetchedEntry, Fetcher
+    from dlcore.log.reading.schemas import KnownSchemas
     from dlcore.log.reading.subscriptions import SubscriptionHold
 
 logger = logging.getLogger(__name__)
@@ -76,12 +77,15 @@ class AsyncLogReader(AsyncClosing):
         fetching: Fetching,
         broken: BrokenEntries,
         hold: SubscriptionHold | None = None,
+        schemas: KnownSchemas | None = None,
     ) -> None:
         self._context = context
         self._name = name
         self._fetch_from = fetch_from
         self._broken = broken
         self._hold = hold
+        self._schemas = schemas
+        self._undecoded: FetchedEntry | None = None  # until its schema is known
         self._fetcher, self._position = fetching
         self._start: ReadStart | None = start
         self._rows: EntryRows | None = None
@@ -227,7 +231,10 @@ class AsyncLogReader(AsyncClosing):
         return records
 
     async def read_batch(self, *, until_caught_up: bool = False) -> pa.RecordBatch | None:
-        """Return what is left of the current entry, or the next one, with `READ_SCHEMA`'s columns.
+        """Return what is left of the current entry, or the next one.
+
+        It has `READ_SCHEMA`'s columns; of a typed log `_dlsn`, `_txid`, `_sequence_id`,
+        `_timestamp` and the log's own, by the latest version of its schema that the reader met.
 
         Wait until there is one; with `until_caught_up` return None once all was returned.
         """
@@ -296,8 +303,12 @@ class AsyncLogReader(AsyncClosing):
             await self._hold.ensure_locked()
         reads = self._context.reads
         while self._rows is None or not self._rows.rows_left:
-            entry = self._fetcher.take()
+            entry = self._undecoded or self._fetcher.take()
             if entry is not None:
+                if self._schemas is not None:
+                    self._undecoded = entry
+                    await self._schemas.learn(entry.header.schema_id)
+                    self._undecoded = None
                 reads.entries += 1
                 reads.size_bytes += entry.body.nbytes
                 self._rows, self._position = self._decode_unbroken(entry), entry.place.end
@@ -334,14 +345,16 @@ class AsyncLogReader(AsyncClosing):
                 return None
             if start.txid is not None and entry.last_txid < start.txid:
                 return None
-        batch = _batch_of(entry)
+        batch = _batch_of(entry, self._schemas)
         first_row = entry.first_slot
         if start is not None and start.txid is not None:
             first_row = max(first_row, first_row_not_less(batch, start.txid))
         self._start = None  # transaction ids and timestamps do not decrease
-        return EntryRows(batch, entry.place, first_row, size_bytes=entry.body.nbytes)
+        kind = EntryRows if self._schemas is None else TypedEntryRows
+        return kind(batch, entry.place, first_row, size_bytes=entry.body.nbytes)
 
     def _drop_rows(self) -> None:
+        self._undecoded = None
         if self._rows is not None:
             self._rows.drop()
             self._rows = None
@@ -364,16 +377,24 @@ class AsyncLogReader(AsyncClosing):
         await self.aclose()
 
 
-def _batch_of(entry: FetchedEntry) -> pa.RecordBatch:
-    """Return all rows of an entry, decoded."""
-    batch = decode_entry_batch(entry.body, entry.header)
+def _batch_of(entry: FetchedEntry, schemas: KnownSchemas | None = None) -> pa.RecordBatch:
+    """Return all rows of an entry, decoded, by the latest schema that is known."""
+    known = None if schemas is None else schemas.entries
+    batch = decode_entry_batch(entry.body, entry.header, known)
+    if known is not None:
+        batch = known.promote(batch, entry.header.schema_id)
     return batch if entry.assigned_txid is None else with_txid(batch, entry.assigned_txid)
 
 
 def _lone_row_of(entry: FetchedEntry) -> EntryRows | None:
     """Return the entry's row; None if it has others, or Arrow is to be asked."""
     header = entry.header
-    if header.record_count > 1 or entry.first_slot or LONE_RECORD_FORMAT is None:
+    if (
+        header.record_count > 1
+        or entry.first_slot
+        or header.schema_id
+        or LONE_RECORD_FORMAT is None
+    ):
         return None
     found = LONE_RECORD_FORMAT.parse(entry.body[ENTRY_HEADER_BYTES:])
     if found is None:

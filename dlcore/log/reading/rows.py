@@ -6,8 +6,9 @@ from itertools import islice
 from operator import length_hint
 from typing import TYPE_CHECKING
 
+from dlcore.errors import SchemaMismatchError
 from dlcore.ids import DLSN
-from dlcore.log.entries.batches import read_batch, records_of
+from dlcore.log.entries.batches import read_batch, records_of, typed_read_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -75,10 +76,12 @@ class EntryRows:
         return list(islice(self.records(), count))
 
     def take_batch(self) -> pa.RecordBatch:
-        """Take all that is left, with the columns of `READ_SCHEMA`."""
+        """Take all that is left, with the columns that the log's batches have."""
         first_row = self._row_count - self.rows_left
         self.drop()
-        return read_batch(self._slice(first_row), self.place, first_slot=first_row)
+        return self._read(self._slice(first_row), self.place, first_slot=first_row)
+
+    _read = staticmethod(read_batch)
 
     def _slice(self, first_row: int) -> pa.RecordBatch:
         if callable(self._batch):
@@ -90,3 +93,22 @@ class EntryRows:
         self._next_row = self._row_count
         for _ in self._records or ():
             pass
+
+
+class TypedEntryRows(EntryRows):
+    """What is left of an entry of a typed log, for which there are batches only."""
+
+    __slots__ = ()
+
+    _read = staticmethod(typed_read_batch)
+
+    def records(self) -> Iterator[LogRecordWithDLSN]:
+        """Refuse to make records.
+
+        Raises:
+            SchemaMismatchError: read the log by batches.
+        """
+        raise SchemaMismatchError(
+            "the log is typed, its rows are no records of bytes: use read_batch() or batches() of "
+            "a reader, or read() of the log, which gives tables and frames"
+        )

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dlcore.ledger.metadata.values import LedgerMetadata
+    from dlcore.log.typed.schema import LogSchema
 
 _SHOWN_SEGMENTS = 100
 
@@ -127,6 +128,7 @@ class ScanRange:
     extents: tuple[ExtentView, ...]
     cluster_id: str = ""
     addresses: Mapping[BookieId, str] = field(default_factory=dict)
+    schema: LogSchema | None = None
 
     @property
     def entry_count(self) -> int:
@@ -184,7 +186,8 @@ def _clip(extents: tuple[ExtentView, ...], start: DLSN, end: DLSN) -> tuple[Exte
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanBatch:
-    """Records of one entry, in order: `batch` has the columns txid (int64) and payload (binary).
+    """Records of one entry, in order: `batch` has the columns txid (int64) and payload (binary),
+    of a typed log `_txid` and the log's own.
 
     The first row is at DLSN(lssn, entry_id, first_slot) and has `sequence_id`; the following rows
     count up from there.  All rows have `timestamp_ms`, epoch milliseconds.
@@ -210,7 +213,7 @@ class LogSnapshot:
     `first` is the position of the first record that is not truncated (where the next record will
     be, when there is none).  `end` is the position after the last readable one, in canonical form:
     the entry count of the last segment that has readable entries, slot 0; or `first` if there is
-    none.
+    none.  `schema` is that of a typed log, with every version that its entries have.
     """
 
     log: str
@@ -221,6 +224,7 @@ class LogSnapshot:
     sealed: bool = False
     cluster_id: str = ""
     addresses: Mapping[BookieId, str] = field(default_factory=dict)
+    schema: LogSchema | None = None
 
     def __repr__(self) -> str:
         return (
@@ -301,6 +305,7 @@ class LogSnapshot:
                 extents=extents,
                 cluster_id=self.cluster_id,
                 addresses={b: a for b, a in self.addresses.items() if b in bookies},
+                schema=self.schema,
             )
 
     def count_records(self, start: DLSN, end: DLSN) -> int:

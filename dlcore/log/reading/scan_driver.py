@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 from dlcore.log.entries.body import decode_entry_batch, decode_entry_header, with_txid
 from dlcore.log.metadata.segment import adjacent
 from dlcore.log.reading.scan import ExtentView, ScanBatch, ScanRange
+from dlcore.log.typed.arrow import entry_schemas
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from dlcore.ledger.client import LedgerClient
     from dlcore.ledger.reading.reader import LedgerReader
+    from dlcore.log.typed.arrow import EntrySchemas
     from dlcore.wire.digest import EntryFrame
 
 
@@ -29,6 +31,7 @@ async def scan_range(part: ScanRange, ledgers: LedgerClient) -> AsyncGenerator[S
 async def _read_extents(
     part: ScanRange, group: Sequence[ExtentView], reader: LedgerReader
 ) -> AsyncGenerator[ScanBatch, None]:
+    schemas = None if part.schema is None else entry_schemas(part.schema)
     extents = iter(group)
     extent = next(extents)
     async with aclosing(reader.read(extent.first_entry_id, group[-1].last_entry_id)) as chunks:
@@ -36,14 +39,18 @@ async def _read_extents(
             for frame in frames:
                 if frame.entry_id > extent.last_entry_id:
                     extent = next(extents)
-                batch = _scan_batch(part, extent, frame)
+                batch = _scan_batch(part, extent, frame, schemas)
                 if batch is not None:
                     yield batch
 
 
-def _scan_batch(part: ScanRange, extent: ExtentView, frame: EntryFrame) -> ScanBatch | None:
+def _scan_batch(
+    part: ScanRange, extent: ExtentView, frame: EntryFrame, schemas: EntrySchemas | None
+) -> ScanBatch | None:
     header = decode_entry_header(frame.body)
-    batch = decode_entry_batch(frame.body, header)
+    batch = decode_entry_batch(frame.body, header, schemas)
+    if schemas is not None:
+        batch = schemas.promote(batch, header.schema_id)
     entry_id = extent.base_entry_id + frame.entry_id - extent.first_entry_id
     first = part.start.slot_id if entry_id == part.start.entry_id else 0
     end = part.end.slot_id if entry_id == part.end.entry_id else header.record_count

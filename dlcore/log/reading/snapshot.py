@@ -16,8 +16,10 @@ from dlcore.log.entries.batches import first_row_not_less
 from dlcore.log.entries.body import EntryHeader, decode_entry_batch, decode_entry_header
 from dlcore.log.metadata.history import LogHistory
 from dlcore.log.metadata.store import persistently
+from dlcore.log.metadata.values import LogMetadata
 from dlcore.log.reading.scan import ExtentView, LogSnapshot, SegmentView
 from dlcore.log.recovery import bounded_extent, read_frame, read_header
+from dlcore.log.typed.arrow import entry_schemas
 from dlcore.metadata.port import SessionState
 from dlcore.records import NotLessThan, RecordField, RecordPlace
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.segment import Extent, LogSegment
     from dlcore.log.metadata.values import LogKey, LogState, VersionedHead
+    from dlcore.log.typed.schema import LogSchema
     from dlcore.metadata.port import Unsubscribe
 
 _PLACES_AT_ONCE = 64
@@ -180,10 +183,17 @@ class LogFollower:
             sealed=state.head.sealed,
             cluster_id=self._context.cluster_id,
             addresses=await self._context.registry.get_addresses(),
+            schema=await self._read_schema(),
         )
         if first < snapshot.end and first != (canonical := snapshot.canonical(first)):
             return snapshot.starting_at(canonical)
         return snapshot
+
+    async def _read_schema(self) -> LogSchema | None:
+        """Return the schema after all that is readable was written: no entry has a later one."""
+        if not (isinstance(self.log, LogMetadata) and self.log.typed):
+            return None
+        return (await self._context.logs.read_schemas([self.log]))[0]
 
     async def _views_of(self, state: LogState) -> list[SegmentView]:
         kept: dict[int, tuple[LogSegment, SegmentView]] = {}
@@ -301,7 +311,9 @@ class Finder:
             entry_id = await self._first_entry(view, lambda header: header.last_txid >= txid)
             frame = await read_frame(self._reader(view), entry_id)
             header = decode_entry_header(frame.body)
-            row = first_row_not_less(decode_entry_batch(frame.body, header), txid)
+            schema = self._snapshot.schema
+            schemas = None if schema is None else entry_schemas(schema)
+            row = first_row_not_less(decode_entry_batch(frame.body, header, schemas), txid)
             return self._clamped(DLSN(segment.lssn, _in_segment(view, entry_id), row))
         return self._snapshot.end
 

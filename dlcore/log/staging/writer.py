@@ -21,6 +21,7 @@ from dlcore.errors import (
     DLError,
     MetadataVersionError,
     NoNodeError,
+    SchemaMismatchError,
     TransactionTooLargeError,
     WriteError,
 )
@@ -30,8 +31,10 @@ from dlcore.log.metadata.changes import SegmentLimits
 from dlcore.log.metadata.staged import create_staged_ledger, drop, read_staged
 from dlcore.log.metadata.store import UNANSWERED
 from dlcore.log.reading.scan import StagedExtent
+from dlcore.log.typed.rows import TypedRows
 from dlcore.log.writing.run import Run
 from dlcore.log.writing.transmit import Transmitter
+from dlcore.log.writing.typed import fit_rows
 
 if TYPE_CHECKING:
     import asyncio
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.owner import StagingOwner
     from dlcore.log.metadata.values import LogMetadata
+    from dlcore.log.typed.schema import LogSchema
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +106,7 @@ class StagingWriter(AsyncClosing):
         self._limits = SegmentLimits.of(config)
         self._logs: dict[str, LogMetadata] = {}
         self._configs: dict[str, LogConfig] = {}  # by log id, with the settings of the log
+        self._schemas: dict[str, LogSchema] = {}  # likewise, of typed logs
         self._parts: dict[str, _Part] = {}
         self._queued_bytes = 0
         self._lanes: dict[QuorumConfig, _Lane] = {}
@@ -129,6 +134,8 @@ class StagingWriter(AsyncClosing):
     async def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
         """Write rows for `log`: payload (binary), and txid (int64) where they have their own.
 
+        For a typed log, columns of its schema, and `_txid` where they have their own.
+
         What is staged for one log at once either has transaction ids, or has none; then its records
         get one when the append commits.
 
@@ -141,8 +148,12 @@ class StagingWriter(AsyncClosing):
         """
         self._require_usable()
         metadata = await self._metadata_of(log)
-        has_txids = batch.schema.get_field_index("txid") >= 0
-        batch = byte_log_batch(batch, txid_required=False)
+        rows: pa.RecordBatch | TypedRows
+        if metadata.typed:
+            rows, has_txids = await self._fit(metadata, batch)
+        else:
+            has_txids = batch.schema.get_field_index("txid") >= 0
+            rows = byte_log_batch(batch, txid_required=False)
         if batch.num_rows == 0:
             return
         part = self._parts.get(log)
@@ -154,7 +165,10 @@ class StagingWriter(AsyncClosing):
                 f"staging for log {log!r}: one extent mixes batches with and without a column txid"
             )
         before = part.transmitter.queued_bytes
-        part.transmitter.add_batch(batch)
+        if isinstance(rows, TypedRows):
+            part.transmitter.add_rows(rows)
+        else:
+            part.transmitter.add_batch(rows)
         self._queued_bytes += part.transmitter.queued_bytes - before
         self._parts[log] = part
         lane = self._lane_of(metadata)
@@ -164,6 +178,23 @@ class StagingWriter(AsyncClosing):
             await self._send_full(lane, part)
         await self._spill()
 
+    async def _fit(self, log: LogMetadata, batch: pa.RecordBatch) -> tuple[TypedRows, bool]:
+        """Return what entries hold of a batch, by a later version of the schema if it needs one."""
+        try:
+            return fit_rows(log.name, self._schemas[log.log_id], batch)
+        except SchemaMismatchError:
+            known = self._schemas[log.log_id]
+            await self._read_schemas([log])
+            if self._schemas[log.log_id] == known:
+                raise
+        return fit_rows(log.name, self._schemas[log.log_id], batch)
+
+    async def _read_schemas(self, logs: Sequence[LogMetadata]) -> None:
+        schemas = await self._context.logs.read_schemas(logs)
+        for log, schema in zip(logs, schemas, strict=True):
+            if schema is not None:
+                self._schemas[log.log_id] = schema
+
     async def _metadata_of(self, log: str) -> LogMetadata:
         if log not in self._logs:
             await self._find([log])
@@ -172,6 +203,7 @@ class StagingWriter(AsyncClosing):
     async def _find(self, names: Sequence[str]) -> None:
         found = await self._context.logs.find_many(names)
         await self._read_settings(found)
+        await self._read_schemas(found)
         self._logs.update(zip(names, found, strict=True))
 
     async def _read_settings(self, logs: Sequence[LogMetadata]) -> None:

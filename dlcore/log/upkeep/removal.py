@@ -125,10 +125,11 @@ async def _remove_all(context: LogContext, log: LogKey, node: Versioned) -> None
     while pieces := await _next_pieces(context, at):
         at = await _remove(context, at, pieces)
     await _remove_subscriptions(context, paths)
-    settings = await context.store.get(paths.settings)
+    settings, schema = await context.store.get_many([paths.settings, paths.schema])
     await context.store.multi(
         [
             *plan_settings(context.paths, log, settings, LogSettings()),
+            *(() if schema is None else (Delete(paths.schema),)),
             Delete(paths.head, at.version),
             Delete(context.paths.deleted_log(log.log_id)),
         ]

@@ -91,6 +91,7 @@ if TYPE_CHECKING:
 
     from dlcore.config import LogConfig
     from dlcore.log.metadata.values import VersionedHead
+    from dlcore.log.typed.rows import TypedRows
     from dlcore.log.writing.transmit import Group
     from dlcore.wire.digest import BytesLike
 
@@ -248,6 +249,11 @@ class LogAppender(Generic[_Ticket]):
         """Accept a byte log's batch of at least one row, whole or not at all, as `add_record`."""
         self._require_writable()
         self._transmitter.add_batch(batch, ticket)
+
+    def add_rows(self, rows: TypedRows, ticket: _Ticket) -> None:
+        """Accept rows of a typed log, at least one, whole or not at all, as `add_record`."""
+        self._require_writable()
+        self._transmitter.add_rows(rows, ticket)
 
     def flush(self, ticket: _Ticket) -> bool:
         """Answer the ticket with the last record accepted; False if that is answered already."""

@@ -67,4 +67,5 @@ class Run:
             records_before=self.record_count,
             write_time_ms=self.timestamp_ms,
             options=options,
+            schema_id=group.schema_id,
         )

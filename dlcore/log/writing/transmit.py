@@ -29,9 +29,12 @@ from dlcore.log.entries.batches import (
     txid_out_of_order,
     txid_out_of_range,
 )
+from dlcore.log.entries.body import BYTES_SCHEMA_ID
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from dlcore.log.typed.rows import TypedRows
 
 _Ticket = TypeVar("_Ticket")
 RECORD_TICKET_BYTES = 256
@@ -70,6 +73,7 @@ class Group(Generic[_Ticket]):
 
     first_txid: int
     last_txid: int
+    schema_id: int = BYTES_SCHEMA_ID
     record_count: int = 0
     size_bytes: int = 0
     memory_bytes: int = 0
@@ -126,7 +130,7 @@ class Unwritten:
 
     @classmethod
     def of(cls, batch: pa.RecordBatch) -> Unwritten:
-        """Return the rows of a byte log's batch, which has some."""
+        """Return the rows of what an entry is to hold, which has some."""
         txids = batch.column(0)
         return cls(batch.num_rows, txids[0].as_py(), txids[-1].as_py())
 
@@ -206,11 +210,24 @@ class Transmitter(Generic[_Ticket]):
             TransactionIdOutOfOrderError, LogRecordTooLongError, ConfigurationError.
         """
         check_txids(batch, last_txid=self.last_txid)
+        self._add_parts(cut(batch, entry_bytes=self.entry_bytes), ticket, BYTES_SCHEMA_ID)
+
+    def add_rows(self, rows: TypedRows, ticket: _Ticket | None = None) -> None:
+        """Accept rows of a typed log, at least one, as `add_batch`."""
+        check_txids(rows.batch, last_txid=self.last_txid)
+        self._add_parts(rows.cut(self.entry_bytes), ticket, rows.schema_id)
+
+    def _add_parts(
+        self,
+        parts: Iterable[tuple[pa.RecordBatch, int]],
+        ticket: _Ticket | None,
+        schema_id: int,
+    ) -> None:
         before: Group[_Ticket] | None = None
-        for part, size_bytes in cut(batch, entry_bytes=self.entry_bytes):
+        for part, size_bytes in parts:
             txids = part.column(0)
             first_txid, self.last_txid = txids[0].as_py(), txids[-1].as_py()
-            group = self._group_for(first_txid, size_bytes)
+            group = self._group_for(first_txid, size_bytes, schema_id)
             group.goes_on |= before is not None and group is not before
             before = group
             group._add_batch(part, self.last_txid, size_bytes)
@@ -220,13 +237,17 @@ class Transmitter(Generic[_Ticket]):
         if ticket is not None:
             group.tickets.append((group.record_count - 1, ticket))
 
-    def _group_for(self, first_txid: int, size_bytes: int) -> Group[_Ticket]:
+    def _group_for(
+        self, first_txid: int, size_bytes: int, schema_id: int = BYTES_SCHEMA_ID
+    ) -> Group[_Ticket]:
         group = self._open
-        if group is not None and group.size_bytes + size_bytes > self.entry_bytes:
+        if group is not None and (
+            group.size_bytes + size_bytes > self.entry_bytes or group.schema_id != schema_id
+        ):
             self.seal()
             group = None
         if group is None:
-            group = self._open = Group(first_txid, first_txid)
+            group = self._open = Group(first_txid, first_txid, schema_id)
         assert first_txid >= group.last_txid
         return group
 

@@ -12,7 +12,7 @@ import logging
 import os
 import weakref
 from dataclasses import replace
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 from dlcore.closing import AsyncClosing
 from dlcore.errors import (
@@ -26,7 +26,7 @@ from dlcore.errors import (
     WriteError,
 )
 from dlcore.ids import DLSN
-from dlcore.log.entries.batches import byte_log_batch
+from dlcore.log.entries.batches import batches_from, byte_log_batch
 from dlcore.log.metadata.changes import Change, plan_complete, plan_start
 from dlcore.log.reading.snapshot import LogFollower, find_last_dlsn
 from dlcore.log.recovery import recover_log
@@ -203,10 +203,23 @@ class AsyncLogWriter(AsyncClosing):
         """
         if batch.num_rows == 0:
             raise ConfigurationError("a batch without rows has no position")
+        return self.write_fitted(self.fitted(batch, last_txid=self.last_txid))
+
+    def fitted(self, batch: pa.RecordBatch, *, last_txid: int) -> Any:
+        """Return what `write_fitted` takes of a batch that follows `last_txid`."""
+        return byte_log_batch(batch)
+
+    def write_fitted(self, rows: Any) -> asyncio.Future[DLSN]:
+        """Accept rows that `fitted` returned."""
         future: asyncio.Future[DLSN] = self._loop.create_future()
-        self._machine.add_batch(byte_log_batch(batch), future)
+        self._machine.add_batch(rows, future)
         self._wake.set()
         return future
+
+    async def submit_table(self, table: Any) -> None:
+        """Write, as `submit_batch`, what is in an Arrow table, a frame, or an Arrow stream."""
+        for batch in batches_from(table):
+            await self.submit_batch(batch)
 
     async def submit_batch(self, batch: pa.RecordBatch) -> None:
         """Wait for capacity and write `batch`; its failure shows in the next call."""

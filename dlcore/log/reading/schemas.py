@@ -1,0 +1,33 @@
+"""The schema of a typed log that is read, as far as its reader knows it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dlcore.log.typed.arrow import EntrySchemas, entry_schemas
+
+if TYPE_CHECKING:
+    from dlcore.log.metadata.store import LogStore
+    from dlcore.log.metadata.values import LogMetadata
+
+
+class KnownSchemas:
+    """All versions of a log's schema; read again when an entry was written by a later one."""
+
+    def __init__(self, logs: LogStore, log: LogMetadata, known: EntrySchemas) -> None:
+        self._logs = logs
+        self._log = log
+        self.entries = known
+
+    @classmethod
+    async def read(cls, logs: LogStore, log: LogMetadata) -> KnownSchemas | None:
+        """Read the schema of a log; None of a log of bytes, for which nothing is asked."""
+        (schema,) = await logs.read_schemas([log])
+        return None if schema is None else cls(logs, log, entry_schemas(schema))
+
+    async def learn(self, schema_id: int) -> None:
+        """Read the schema again unless it has a version of this number."""
+        if schema_id > self.entries.latest_id:
+            (schema,) = await self._logs.read_schemas([self._log])
+            assert schema is not None
+            self.entries = entry_schemas(schema)

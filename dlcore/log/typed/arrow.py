@@ -1,0 +1,314 @@
+"""Columns of a log's schema as Arrow types, and batches made to fit them: whole columns at a time.
+
+An entry of a typed log holds the record's transaction id, in the column `_txid`, and behind it the
+log's columns.  Other spellings of the same values (dictionaries, views of strings, large or
+fixed-size lists) are stored in the plain one: whatever program made a batch, any can read it.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from dlcore.errors import ConfigurationError, InvalidEntryError, SchemaMismatchError
+from dlcore.log.typed.schema import (
+    LIST,
+    MAP,
+    METADATA_COLUMNS,
+    STRUCT,
+    Column,
+    LogSchema,
+    describe,
+    join_types,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+TXID = "_txid"
+_TXID_FIELD = pa.field(TXID, pa.int64())
+_PLAIN: dict[str, pa.DataType] = {
+    str(kind): kind
+    for kind in (
+        pa.null(),
+        pa.bool_(),
+        *(pa.int8(), pa.int16(), pa.int32(), pa.int64()),
+        *(pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
+        *(pa.float16(), pa.float32(), pa.float64()),
+        *(pa.string(), pa.binary()),
+        *(pa.date32(), pa.date64()),
+        *(pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns")),
+        *(pa.timestamp(unit) for unit in ("s", "ms", "us", "ns")),
+        *(pa.duration(unit) for unit in ("s", "ms", "us", "ns")),
+        pa.month_day_nano_interval(),
+    )
+}
+_ZONED = re.compile(r"timestamp\[(s|ms|us|ns), tz=(.+)\]")
+_DECIMAL = re.compile(r"decimal(128|256)\((\d+), (-?\d+)\)")
+_FIXED_BINARY = re.compile(r"fixed_size_binary\[(\d+)\]")
+_EXACT_KINDS = (
+    pa.types.is_integer,
+    pa.types.is_decimal,
+    pa.types.is_timestamp,
+    pa.types.is_duration,
+    pa.types.is_date,
+    pa.types.is_time,
+)
+"""Of one of these kinds values are written to a column of another type if each keeps its value."""
+
+
+# Types
+
+
+def schema_from(schema: Any) -> pa.Schema:
+    """Return an Arrow schema from one, or from what exports one or can be made one.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    try:
+        return pa.schema(schema)
+    except (pa.ArrowInvalid, TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"schema={schema!r}: expected an Arrow schema, or what makes one: {error}"
+        ) from error
+
+
+def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
+    """Return the columns that hold what an Arrow schema says.
+
+    Raises:
+        ConfigurationError: a log cannot hold values of a type.
+    """
+    return tuple(_column_of(field.name, field.type) for field in schema)
+
+
+def first_schema(schema: Any) -> LogSchema:
+    """Return the schema of a new log, from an Arrow schema or what can be made one.
+
+    Raises:
+        ConfigurationError: a log cannot have these columns.
+    """
+    return LogSchema.first(columns_of(schema_from(schema)))
+
+
+def _column_of(name: str, kind: Any) -> Column:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _column_of(name, kind.storage_type)
+    types = pa.types
+    if types.is_dictionary(kind):
+        return _column_of(name, kind.value_type)
+    if types.is_struct(kind):
+        return Column(name, STRUCT, columns_of(pa.schema(list(kind))))
+    if types.is_map(kind):
+        fields = _column_of("key", kind.key_type), _column_of("value", kind.item_type)
+        return Column(name, MAP, fields)
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return Column(name, LIST, (_column_of("item", kind.value_type),))
+    return Column(name, _leaf_of(name, kind))
+
+
+def _leaf_of(name: str, kind: Any) -> str:
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return "string"
+    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
+        return "binary"
+    if pa.types.is_decimal(kind):
+        return f"decimal{256 if kind.bit_width > 128 else 128}({kind.precision}, {kind.scale})"
+    leaf = str(kind)
+    if leaf in _PLAIN or _ZONED.fullmatch(leaf) or _FIXED_BINARY.fullmatch(leaf):
+        return leaf
+    raise ConfigurationError(f"column {name!r}: a log cannot hold values of the type {leaf}")
+
+
+def type_of(column: Column) -> pa.DataType:
+    """Return a column's Arrow type; of a stored one this invents nothing and loses nothing.
+
+    Raises:
+        InvalidEntryError: this release does not know the type.
+    """
+    if column.type == STRUCT:
+        return pa.struct([_field_of(field) for field in column.fields])
+    if column.type == LIST and len(column.fields) == 1:
+        return pa.list_(_field_of(column.fields[0]))
+    if column.type == MAP and len(column.fields) == 2:
+        return pa.map_(*map(type_of, column.fields))
+    if column.type in _PLAIN:
+        return _PLAIN[column.type]
+    if zoned := _ZONED.fullmatch(column.type):
+        return pa.timestamp(zoned[1], zoned[2])
+    if decimal := _DECIMAL.fullmatch(column.type):
+        make = pa.decimal128 if decimal[1] == "128" else pa.decimal256
+        return make(int(decimal[2]), int(decimal[3]))
+    if fixed := _FIXED_BINARY.fullmatch(column.type):
+        return pa.binary(int(fixed[1]))
+    raise InvalidEntryError(
+        f"column {column.name!r} has the type {column.type!r}, which this release does not know"
+    )
+
+
+def _field_of(column: Column) -> pa.Field:
+    return pa.field(column.name, type_of(column))
+
+
+def schema_of(columns: Sequence[Column]) -> pa.Schema:
+    """Return columns as an Arrow schema."""
+    return pa.schema([_field_of(column) for column in columns])
+
+
+# Batches
+
+
+class EntrySchemas:
+    """What entries of one log hold, by the version of its schema that they were written with."""
+
+    def __init__(self, schema: LogSchema) -> None:
+        self.stored = schema
+        self.latest_id = schema.latest_id
+        self._versions = [
+            pa.schema([_TXID_FIELD, *schema_of(columns)]) for columns in schema.versions
+        ]
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The log's columns."""
+        return self.latest.remove(0)
+
+    @property
+    def latest(self) -> pa.Schema:
+        """What entries hold that are written now."""
+        return self._versions[-1]
+
+    def of(self, schema_id: int) -> pa.Schema:
+        """Return what entries hold that were written with a version.
+
+        Raises:
+            InvalidEntryError: there is none of that number.
+        """
+        if not 1 <= schema_id <= self.latest_id:
+            raise InvalidEntryError(
+                f"an entry has schema {schema_id}, the log has 1 … {self.latest_id}"
+            )
+        return self._versions[schema_id - 1]
+
+    def promote(self, batch: pa.RecordBatch, schema_id: int) -> pa.RecordBatch:
+        """Return an entry's batch as if it had been written with the latest version."""
+        return batch if schema_id == self.latest_id else conform(batch, self.latest)
+
+    def fit(self, log: str, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, bool]:
+        """Return what an entry holds of a batch to write, and whether that has transaction ids.
+
+        Columns are found by name; those that are missing become null.  Values keep what they are:
+        types may be narrower than the log's, or wider where no value needs that.  What a log says
+        of its records is passed over, but for `_txid`.
+
+        Raises:
+            SchemaMismatchError: a column is unknown, or has values that its type cannot hold.
+        """
+        given = dict(zip(batch.schema.names, batch.columns, strict=True))
+        if len(given) < batch.num_columns:
+            raise SchemaMismatchError(f"log {log!r}: {batch.schema.names} has a name twice")
+        txids = given.get(TXID)
+        unknown = [
+            name
+            for name in given
+            if self.latest.get_field_index(name) < 0 and name not in METADATA_COLUMNS
+        ]
+        if unknown or given.keys() <= set(METADATA_COLUMNS):
+            why = f"it has no column {unknown[0]!r}" if unknown else "the batch has none of them"
+            raise SchemaMismatchError(
+                f"log {log!r}: {why}; the log's columns are ({describe(self.stored.latest)}). "
+                "update_schema adds columns"
+            )
+        arrays = [_txid_column(log, txids, batch.num_rows)]
+        for field, column in zip(self.columns, self.stored.latest, strict=True):
+            found = given.get(field.name)
+            arrays.append(
+                pa.nulls(batch.num_rows, field.type)
+                if found is None
+                else _fitted(log, found, column, field.type)
+            )
+        return pa.RecordBatch.from_arrays(arrays, schema=self.latest), txids is not None
+
+
+@lru_cache(maxsize=256)
+def entry_schemas(schema: LogSchema) -> EntrySchemas:
+    """Return the Arrow side of a schema."""
+    return EntrySchemas(schema)
+
+
+def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return a batch with the columns of a schema, which holds what the batch's own does."""
+    arrays = []
+    for field in schema:
+        index = batch.schema.get_field_index(field.name)
+        if index < 0:
+            arrays.append(pa.nulls(batch.num_rows, field.type))
+            continue
+        column = batch.column(index)
+        arrays.append(column if column.type == field.type else column.cast(field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _txid_column(log: str, given: Any, count: int) -> Any:
+    if given is None:
+        zeros = pa.py_buffer(np.zeros(count, np.int64))
+        return pa.Array.from_buffers(_TXID_FIELD.type, count, [None, zeros])
+    if given.null_count or not pa.types.is_integer(given.type):
+        raise SchemaMismatchError(
+            f"log {log!r}: column {TXID} has {given.null_count} nulls and the type {given.type}, "
+            "expected integers"
+        )
+    return given if given.type == pa.int64() else given.cast(pa.int64())
+
+
+def _fitted(log: str, array: Any, column: Column, kind: Any) -> Any:
+    if array.type == kind:
+        return array
+    array = _plain(array)
+    if array.type == kind:
+        return array
+    given = _column_of(column.name, array.type)
+    if _may_hold(column, given):
+        try:
+            return array.cast(kind)
+        except pa.ArrowInvalid as error:
+            raise SchemaMismatchError(
+                f"log {log!r}: column {column} cannot hold all values of {given}: {error}"
+            ) from error
+    raise SchemaMismatchError(f"log {log!r}: column {column} cannot hold {given}")
+
+
+def _plain(array: Any) -> Any:
+    """Return an array in the spelling in which a log stores its values."""
+    kind = type_of(_column_of("", array.type))
+    return array if array.type == kind else array.cast(kind)
+
+
+def _may_hold(column: Column, given: Column) -> bool:
+    """Return whether values of a type may become those of a column, each as it is."""
+    if join_types(column, given) == column:
+        return True
+    if column.type != given.type:
+        leaves = not column.fields and not given.fields
+        return leaves and _are_of_a_kind(type_of(column), type_of(given))
+    if column.type == STRUCT:
+        known = {field.name: field for field in column.fields}
+        return all(
+            field.name in known and _may_hold(known[field.name], field) for field in given.fields
+        )
+    pairs = zip(column.fields, given.fields, strict=True)
+    return bool(column.fields) and all(_may_hold(*pair) for pair in pairs)
+
+
+@cache
+def _are_of_a_kind(first: Any, second: Any) -> bool:
+    if pa.types.is_timestamp(first) and pa.types.is_timestamp(second):
+        return (first.tz is None) == (second.tz is None)
+    if pa.types.is_fixed_size_binary(second):
+        return bool(pa.types.is_binary(first))
+    return any(is_kind(first) and is_kind(second) for is_kind in _EXACT_KINDS)

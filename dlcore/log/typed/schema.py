@@ -1,0 +1,230 @@
+"""The schema of a log as it is stored, and how it may change: a machine without Arrow.
+
+A typed log has one from its creation on.  Each change makes a version, whose number (from 1) stands
+in the header of each entry that is written by it, and no version is ever changed or removed: so
+every entry is read by the schema it was written with, and shown by the latest one.
+
+The latest version holds whatever an older one holds.  A change may add columns, of which older
+records have nulls, and widen types:
+
+- int8, int16, int32, int64, each to those after it; likewise uint8 to uint64, halffloat to double
+- a decimal to more digits at the same scale
+- null, of a column that held nothing yet, to any type
+- what lies in lists, structs and values of maps, likewise; structs may get more fields
+
+Anything else is refused, with both schemas shown.  Types are spelled as Arrow does.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from dlcore.errors import ConfigurationError, SchemaMismatchError
+from dlcore.metadata.stored import LAYOUT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+METADATA_COLUMNS = ("_log", "_dlsn", "_txid", "_sequence_id", "_timestamp")
+"""What is known of each record beside its columns, which cannot have these names."""
+VERSIONS_MAX = 100
+SCHEMA_BYTES_MAX = 500_000
+"""All versions together: they are one node of the metadata store."""
+
+LIST, STRUCT, MAP, NULL = "list", "struct", "map", "null"
+_CHAINS = (
+    ("int8", "int16", "int32", "int64"),
+    ("uint8", "uint16", "uint32", "uint64"),
+    ("halffloat", "float", "double"),
+)
+_DECIMAL = re.compile(r"decimal(?:128|256)\((\d+), (-?\d+)\)")
+_DIGITS_OF_128_BITS = 38
+
+
+class Column(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A column, or what a nested type is made of; all of them can be null, but for keys of maps.
+
+    A list has one of them in `fields`, a map two, a struct any number.
+    """
+
+    name: str
+    type: str
+    fields: tuple[Column, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.name} {describe_type(self)}"
+
+
+class LogSchema(msgspec.Struct, frozen=True, kw_only=True):
+    """All versions of a log's schema: `versions[n - 1]` is the one that entries call n."""
+
+    layout: int = LAYOUT
+    versions: tuple[tuple[Column, ...], ...]
+
+    @property
+    def latest_id(self) -> int:
+        """The number of the version that is written now."""
+        return len(self.versions)
+
+    @property
+    def latest(self) -> tuple[Column, ...]:
+        """Its columns."""
+        return self.versions[-1]
+
+    @classmethod
+    def first(cls, columns: Sequence[Column]) -> LogSchema:
+        """Return the schema of a new log.
+
+        Raises:
+            ConfigurationError: a log cannot have these columns.
+        """
+        check_columns(columns)
+        return _bounded(cls(versions=(tuple(columns),)))
+
+    def evolved(self, log: str, columns: Sequence[Column]) -> LogSchema:
+        """Return the schema with a version of these columns, itself if they are the latest.
+
+        Raises:
+            SchemaMismatchError: a column is missing, or has a type that holds less, or another.
+            ConfigurationError: a log cannot have these columns.
+        """
+        after = self.merged(log, columns)
+        wanted = {column.name: column for column in columns}
+        for column in after.latest:
+            given = wanted.get(column.name)
+            if given is None:
+                raise _refused(log, self.latest, columns, f"column {column.name!r} is missing")
+            if given != column:
+                raise _refused(
+                    log, self.latest, columns, f"{given} would hold less than {column} does"
+                )
+        return after
+
+    def merged(self, log: str, columns: Sequence[Column]) -> LogSchema:
+        """Return the schema with a version that holds what it held and what `columns` hold.
+
+        Raises: as `evolved`, but not for columns that are missing or hold less.
+        """
+        check_columns(columns)
+        latest = merge_columns(self.latest, columns)
+        if latest is None:
+            known = {column.name: column for column in self.latest}
+            clash = next(
+                f"{known[column.name]} cannot become {column}"
+                for column in columns
+                if column.name in known and join_types(known[column.name], column) is None
+            )
+            raise _refused(log, self.latest, columns, clash)
+        if latest == self.latest:
+            return self
+        if self.latest_id == VERSIONS_MAX:
+            raise ConfigurationError(
+                f"log {log!r}: its schema has changed {VERSIONS_MAX - 1} times, which is the most; "
+                "write to a new log"
+            )
+        return _bounded(LogSchema(versions=(*self.versions, latest)))
+
+
+def _bounded(schema: LogSchema) -> LogSchema:
+    size = len(msgspec.json.encode(schema))
+    if size > SCHEMA_BYTES_MAX:
+        raise ConfigurationError(
+            f"a schema of {len(schema.latest)} columns, in {schema.latest_id} versions, takes "
+            f"{size} bytes, the limit is {SCHEMA_BYTES_MAX}"
+        )
+    return schema
+
+
+def _refused(
+    log: str, known: Sequence[Column], wanted: Sequence[Column], why: str
+) -> SchemaMismatchError:
+    return SchemaMismatchError(
+        f"log {log!r}: {why}; columns may be added, and types may get wider. The log has "
+        f"({describe(known)}), wanted is ({describe(wanted)})"
+    )
+
+
+def check_columns(columns: Sequence[Column]) -> None:
+    """Raise `ConfigurationError` if a log cannot have these columns."""
+    if not columns:
+        raise ConfigurationError("a schema needs a column, it has none")
+    for column in columns:
+        if column.name.lower() in METADATA_COLUMNS:
+            raise ConfigurationError(
+                f"a column cannot be called {column.name!r}: {', '.join(METADATA_COLUMNS)} are "
+                "what a log says of its records; rename it"
+            )
+    _check_names(columns, "the schema")
+
+
+def _check_names(columns: Sequence[Column], where: str) -> None:
+    seen: set[str] = set()
+    for column in columns:
+        if not column.name or column.name in seen:
+            raise ConfigurationError(
+                f"{where} has the name {column.name!r} {'twice' if column.name else 'for a column'}"
+            )
+        seen.add(column.name)
+        if column.fields:
+            _check_names(column.fields, f"column {column.name!r}")
+
+
+def merge_columns(known: Sequence[Column], columns: Sequence[Column]) -> tuple[Column, ...] | None:
+    """Return columns that hold what both hold, new ones last; None if some of them cannot."""
+    given = {column.name: column for column in columns}
+    merged: list[Column] = []
+    for column in known:
+        other = given.pop(column.name, column)
+        joined = join_types(column, other)
+        if joined is None:
+            return None
+        merged.append(joined)
+    return (*merged, *given.values())
+
+
+def join_types(known: Column, other: Column) -> Column | None:
+    """Return `known` with the narrowest type that holds what both hold; None if there is none."""
+    if known.type == other.type and known.fields == other.fields:
+        return known
+    if NULL in (known.type, other.type):
+        wider = other if known.type == NULL else known
+        return Column(known.name, wider.type, wider.fields)
+    if known.type != other.type:
+        leaf = _join_leaves(known.type, other.type)
+        return None if leaf is None else Column(known.name, leaf)
+    if known.type == STRUCT:
+        fields = merge_columns(known.fields, other.fields)
+        return None if fields is None else Column(known.name, STRUCT, fields)
+    # Of a list its element, of a map its key, which stays as it is, and its value.
+    if known.fields[:-1] != other.fields[:-1]:
+        return None
+    last = join_types(known.fields[-1], other.fields[-1])
+    return None if last is None else Column(known.name, known.type, (*known.fields[:-1], last))
+
+
+def _join_leaves(known: str, other: str) -> str | None:
+    for chain in _CHAINS:
+        if known in chain and other in chain:
+            return max(known, other, key=chain.index)
+    first, second = _DECIMAL.fullmatch(known), _DECIMAL.fullmatch(other)
+    if first is None or second is None or first[2] != second[2]:
+        return None
+    digits = max(int(first[1]), int(second[1]))
+    return f"decimal{128 if digits <= _DIGITS_OF_128_BITS else 256}({digits}, {first[2]})"
+
+
+def describe(columns: Sequence[Column]) -> str:
+    """Return columns as people read them."""
+    return ", ".join(map(str, columns))
+
+
+def describe_type(column: Column) -> str:
+    """Return a column's type as people read it."""
+    if column.type == STRUCT:
+        return f"struct<{describe(column.fields)}>"
+    if column.fields:
+        return f"{column.type}<{', '.join(describe_type(field) for field in column.fields)}>"
+    return column.type
