@@ -15,7 +15,7 @@ from pathlib import Path
 from bookie.config import StorageConfig
 from bookie.disks.real import RealDisk
 from bookie.membership.registration import COOKIE_FILE
-from bookie.storage import LedgerStorage
+from bookie.storage.ledger_storage import LedgerStorage
 from dlcore.clock import SystemClock
 from dlcore.ledger.metadata.bookies import BookieCookie
 from dlcore.metadata.stored import decode
@@ -55,10 +55,10 @@ async def _add(
 ) -> None:
     """Add entries round robin to all ledgers until so much is stored."""
     body = os.urandom(body_bytes)
-    while (room := stored_bytes_max - storage.stats().stored_bytes) > body_bytes:
+    while (room := stored_bytes_max - storage.status.stats().stored_bytes) > body_bytes:
         for _ in range(min(_FLUSH_BYTES, room) // (body_bytes + 1)):
             entry_id, ledger_id = divmod(next(entry_ids), LEDGERS)
-            durable = storage.add_entry(
+            durable = storage.writes.add_entry(
                 encode_frame(
                     ledger_id=ledger_id,
                     entry_id=entry_id,

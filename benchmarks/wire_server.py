@@ -20,7 +20,7 @@ from bookie import allocator
 from bookie.config import StorageConfig
 from bookie.disks.real import RealDisk
 from bookie.serving.service import BookieService
-from bookie.storage import LedgerStorage
+from bookie.storage.ledger_storage import LedgerStorage
 from dlcore.clock import SystemClock
 from dlcore.config import MIB
 from dlcore.ids import BookieId

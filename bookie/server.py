@@ -21,8 +21,8 @@ from bookie.membership.repair import Repairer
 from bookie.serving.control import BookieControl
 from bookie.serving.service import BookieService
 from bookie.space.budget import SpaceReport
-from bookie.storage import LedgerStorage
-from bookie.storage_core import StorageState
+from bookie.storage.ledger_storage import LedgerStorage
+from bookie.storage.status import StorageState
 from bookie.upkeep.garbage_collector import GarbageCollector
 from dlcore.background import BackgroundTasks
 from dlcore.closing import AsyncClosing
@@ -85,7 +85,7 @@ class BookieServer(AsyncClosing):
         self._stopping = asyncio.Lock()
 
     def __repr__(self) -> str:
-        return f"<BookieServer {self.bookie} at {self.address} {self.storage.state.value}>"
+        return f"<BookieServer {self.bookie} at {self.address} {self.storage.status.state.value}>"
 
     @classmethod
     async def start(
@@ -216,11 +216,11 @@ class BookieServer(AsyncClosing):
             else:
                 registrar.set_read_only(is_read_only=state is StorageState.READ_ONLY)
 
-        self.storage.on_state(follow_state)
-        if self.storage.state is StorageState.FAILED:  # before anybody was told
+        self.storage.status.on_state(follow_state)
+        if self.storage.status.state is StorageState.FAILED:  # before anybody was told
             raise BookieStorageError(f"bookie {self.bookie}: the storage failed")
         await registrar.register(
-            is_read_only=self.storage.state is StorageState.READ_ONLY,
+            is_read_only=self.storage.status.state is StorageState.READ_ONLY,
             patience_s=self._config.session_timeout_s + _REGISTER_PATIENCE_S,
         )
 
@@ -230,7 +230,7 @@ class BookieServer(AsyncClosing):
         self._repeat("telling of free space", report_space, lambda: _SPACE_INTERVAL_S)
 
     def _report_space(self, registrar: Registrar, report: SpaceReport) -> None:
-        stats = self.storage.stats()
+        stats = self.storage.status.stats()
         space = DiskSpace(free_bytes=stats.disk_free_bytes, total_bytes=stats.disk_total_bytes)
         now = asyncio.get_running_loop().time()
         if report.is_due(free_bytes=space.free_bytes, total_bytes=space.total_bytes, now=now):
@@ -298,7 +298,7 @@ class BookieServer(AsyncClosing):
                     await self._configured.wait()
 
     async def _compact_once(self) -> None:
-        report = await self.storage.compact()
+        report = await self.storage.upkeep.compact()
         if report.files_compacted or report.files_left_alone or report.files_without_room:
             logger.info(
                 "compacted bookie=%s files=%d copied=%d freed=%d left_alone=%s without_room=%d",
@@ -311,7 +311,7 @@ class BookieServer(AsyncClosing):
             )
 
     async def _scrub_once(self) -> None:
-        report = await self.storage.scrub()
+        report = await self.storage.upkeep.scrub()
         logger.info(
             "scrubbed bookie=%s files=%d bytes=%d damaged_records=%d damaged_files=%s "
             "footers_made_again=%d",

@@ -18,7 +18,7 @@ from dlcore.ledger.metadata.values import LedgerState
 from dlcore.wire.digest import decode_frame
 
 if TYPE_CHECKING:
-    from bookie.storage import LedgerStorage
+    from bookie.storage.ledger_storage import LedgerStorage
     from dlcore.ids import BookieId
     from dlcore.ledger.metadata.store import LedgerStore
     from dlcore.ledger.port import BookieClient
@@ -45,13 +45,14 @@ class Repairer:
         ledgers: LedgerStore,
         client: BookieClient,
     ) -> None:
-        self._storage = storage
+        self._writes = storage.writes
+        self._damage = storage.core.damage
         self._bookie = bookie
         self._ledgers = ledgers
         self._client = client
         self._retries: dict[tuple[int, int], Backoff] = {}
         self._has_news = asyncio.Event()
-        storage.damage.on_entry(self._has_news.set)
+        self._damage.on_entry(self._has_news.set)
 
     async def run(self) -> None:
         """Repair until cancelled; what is newly found damaged is tried at once."""
@@ -66,7 +67,7 @@ class Repairer:
 
     async def _repair_due(self) -> float | None:
         """Try every entry whose time has come; return the seconds to the next one's time."""
-        damaged = self._storage.damage.entries()
+        damaged = self._damage.entries()
         known = set(damaged)
         self._retries = {key: each for key, each in self._retries.items() if key in known}
         loop = asyncio.get_running_loop()
@@ -96,11 +97,11 @@ class Repairer:
         try:
             metadata = (await self._ledgers.read(ledger_id, fresh=True)).metadata
         except LedgerNotFoundError:
-            self._storage.damage.forget_entry(ledger_id, entry_id, is_repaired=False)
+            self._damage.forget_entry(ledger_id, entry_id, is_repaired=False)
             return
         if metadata.state is LedgerState.CLOSED and entry_id > metadata.last_entry_id:
             # It never became part of the ledger.
-            self._storage.damage.forget_entry(ledger_id, entry_id, is_repaired=False)
+            self._damage.forget_entry(ledger_id, entry_id, is_repaired=False)
             return
         bookies = metadata.ensemble_of(entry_id).bookies
         failures = []
@@ -112,7 +113,7 @@ class Repairer:
                     bookies[position], ledger_id=ledger_id, entry_id=entry_id, fence=False
                 )
                 decode_frame(frame, ledger_id=ledger_id, entry_id=entry_id)
-                await self._storage.repair_entry(frame)
+                await self._writes.repair_entry(frame)
             except DLError as error:
                 failures.append(f"{bookies[position]}: {type(error).__name__}: {error}")
             else:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from bookie.serving.read_streams import ReadStream
     from bookie.serving.service import BookieService
-    from bookie.storage import LedgerStorage
+    from bookie.storage.ledger_storage import LedgerStorage
     from dlcore.wire.bookie_end import BookieEvent
 
 logger = logging.getLogger(__name__)
@@ -324,7 +324,7 @@ class Connection(asyncio.BufferedProtocol):
         frames, first = add.frames, add.first_request_id
         if self._is_draining or add.is_recovery or not isinstance(frames, FrameRun):
             return False
-        future = self._storage.add_run(frames)
+        future = self._storage.writes.add_run(frames)
         if future is not None:
             self._fly(range(first, first + len(frames)), len(frames.payload), future)
         return future is not None
@@ -333,7 +333,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._is_draining:
             self._settle([request_id], BookieUnavailableError(_SHUTTING_DOWN))
             return
-        future = self._storage.add_entry(frame, is_recovery=is_recovery)
+        future = self._storage.writes.add_entry(frame, is_recovery=is_recovery)
         if future.done():
             self._settle([request_id], future.exception())
         else:
@@ -343,7 +343,7 @@ class Connection(asyncio.BufferedProtocol):
         try:
             if self._is_draining:
                 raise BookieUnavailableError(_SHUTTING_DOWN)
-            future = self._storage.write_lac(request.ledger_id, request.last_add_confirmed)
+            future = self._storage.writes.write_lac(request.ledger_id, request.last_add_confirmed)
         except DLError as error:
             self._settle([request.request_id], error)
         else:
@@ -422,7 +422,9 @@ class Connection(asyncio.BufferedProtocol):
     async def _answer(self, request: ReadLac | ReadEntry) -> None:
         try:
             if isinstance(request, ReadLac):
-                self._write(self._end.send(await self._read_lac(request)))
+                self._refuse_fence(is_fence=request.fence)
+                lac = await self._storage.reads.read_lac(request.ledger_id, fence=request.fence)
+                self._write(self._end.send(Lac(request.request_id, lac)))
             else:
                 await self._send_entry(request)
         except DLError as error:
@@ -453,14 +455,9 @@ class Connection(asyncio.BufferedProtocol):
             self._settle([request_id], error)
         self._read_on()
 
-    async def _read_lac(self, request: ReadLac) -> Lac:
-        self._refuse_fence(is_fence=request.fence)
-        lac = await self._storage.read_lac(request.ledger_id, fence=request.fence)
-        return Lac(request.request_id, lac)
-
     async def _read_entry(self, request: ReadEntry) -> Chunk:
         self._refuse_fence(is_fence=request.fence)
-        frame = await self._storage.read_entry(
+        frame = await self._storage.reads.read_entry(
             request.ledger_id, request.entry_id, fence=request.fence
         )
         return Chunk(request.request_id, [frame], is_last=True)
@@ -495,10 +492,13 @@ class Connection(asyncio.BufferedProtocol):
         chunk_bytes = min(self._service.chunk_bytes_max, CHUNK_BYTES_MAX)
         if isinstance(request, ReadEntries):
             chunk_bytes = min(request.chunk_bytes, chunk_bytes)
-            return RangeStream(self._storage, request, chunk_bytes=chunk_bytes)
+            return RangeStream(self._storage.reads, request, chunk_bytes=chunk_bytes)
         if self._is_draining:
             raise BookieUnavailableError(_SHUTTING_DOWN)
-        return FollowStream(self._storage, request, chunk_bytes=chunk_bytes, on_news=self._enqueue)
+        reads, followers = self._storage.reads, self._storage.followers
+        return FollowStream(
+            reads, followers, request, chunk_bytes=chunk_bytes, on_news=self._enqueue
+        )
 
     def _enqueue(self, stream: ReadStream) -> None:
         """Make the stream's next message when its turn comes, if there is one and room for it."""

@@ -21,7 +21,7 @@ from dlcore.wire.statuses import status_of
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from bookie.storage import LedgerStorage
+    from bookie.storage.ledger_storage import LedgerStorage
     from dlcore.ids import BookieId
     from dlcore.tls import TlsFiles
 
@@ -43,7 +43,8 @@ class BookieControl(BookieControlServicer):
     """
 
     def __init__(self, storage: LedgerStorage, *, bookie: BookieId) -> None:
-        self._storage = storage
+        self._reads = storage.reads
+        self._status = storage.status
         self._bookie = bookie
         self._server = grpc.aio.server(options=_OPTIONS)
         add_BookieControlServicer_to_server(self, self._server)
@@ -85,7 +86,7 @@ class BookieControl(BookieControlServicer):
                     f"this is {self._bookie.name}, incarnation {self._bookie.incarnation}; "
                     f"not {request.incarnation}"
                 )
-            for ranges in self._storage.list_entries(request.ledger_id).pages():
+            for ranges in self._reads.list_entries(request.ledger_id).pages():
                 for start in range(0, len(ranges), LISTED_RANGES_MAX):
                     yield _page(ranges[start : start + LISTED_RANGES_MAX])
                 await asyncio.sleep(0)  # others' turn
@@ -96,7 +97,7 @@ class BookieControl(BookieControlServicer):
 
     async def GetInfo(self, request: pb.InfoRequest, context: object) -> pb.InfoResponse:
         """Send counts and space."""
-        stats = self._storage.stats()
+        stats = self._status.stats()
         return pb.InfoResponse(
             bookie_name=self._bookie.name,
             incarnation=self._bookie.incarnation,

@@ -9,7 +9,8 @@ from dlcore.wire.messages import Chunk, Follow, ReadEntries, Update
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bookie.storage import LedgerStorage
+    from bookie.storage.followers import Followers
+    from bookie.storage.reads import Reads
     from dlcore.ledger.port import FollowUpdate
 
 
@@ -40,19 +41,19 @@ class ReadStream(Protocol):
 class RangeStream:
     """Entries of a range, one chunk after the other."""
 
-    def __init__(self, storage: LedgerStorage, request: ReadEntries, *, chunk_bytes: int) -> None:
+    def __init__(self, reads: Reads, request: ReadEntries, *, chunk_bytes: int) -> None:
         self.request_id = request.request_id
         self.chunk_bytes = chunk_bytes
         self.is_queued = False
         self.has_news = True
-        self._storage = storage
+        self._reads = reads
         self._request = request
         self._next_entry_id = request.first_entry_id
 
     async def advance(self, bytes_max: int) -> Chunk:
         """Return the next chunk."""
         request = self._request
-        frames = await self._storage.read_chunk(
+        frames = await self._reads.read_chunk(
             request.ledger_id,
             first_entry_id=self._next_entry_id,
             last_entry_id=request.last_entry_id,
@@ -72,7 +73,8 @@ class FollowStream:
 
     def __init__(
         self,
-        storage: LedgerStorage,
+        reads: Reads,
+        followers: Followers,
         request: Follow,
         *,
         chunk_bytes: int,
@@ -82,15 +84,15 @@ class FollowStream:
         self.chunk_bytes = chunk_bytes
         self.is_queued = False
         self.has_news = True
-        self._storage = storage
+        self._reads = reads
         self._ledger_id = request.ledger_id
         self._next_entry_id = request.first_entry_id
         self._told: FollowUpdate | None = None
         self._on_news = on_news
-        self._end_watch = storage.watch(request.ledger_id, self._wake)
+        self._end_watch = followers.watch(request.ledger_id, self._wake)
 
     def _wake(self) -> None:
-        if self._told is not None and not self._storage.may_tell_more(self._ledger_id, self._told):
+        if self._told is not None and not self._reads.may_tell_more(self._ledger_id, self._told):
             return
         self.has_news = True
         self._on_news(self)
@@ -98,7 +100,7 @@ class FollowStream:
     async def advance(self, bytes_max: int) -> Update | None:
         """Return what is new."""
         self.has_news = False
-        update = await self._storage.follow_chunk(
+        update = await self._reads.follow_chunk(
             self._ledger_id,
             first_entry_id=self._next_entry_id,
             told=self._told,
@@ -106,7 +108,7 @@ class FollowStream:
         )
         if update is None:
             return None
-        self.has_news = self.has_news or self._storage.may_tell_more(self._ledger_id, update)
+        self.has_news = self.has_news or self._reads.may_tell_more(self._ledger_id, update)
         self._next_entry_id = max(self._next_entry_id, update.last_add_confirmed + 1)
         self._told = update._replace(frames=())  # they are not kept for a reader who waits
         return Update(self.request_id, update.frames, update.last_add_confirmed, update.fenced)

@@ -18,7 +18,7 @@ from dlcore.wire.memory import ReceiveMemory
 from dlcore.wire.messages import CHUNK_BYTES_MAX
 
 if TYPE_CHECKING:
-    from bookie.storage import LedgerStorage
+    from bookie.storage.ledger_storage import LedgerStorage
     from dlcore.ids import BookieId
 
 logger = logging.getLogger(__name__)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from bookie.config import CompactionConfig
     from bookie.disks.port import DiskFile
     from bookie.files.index import EntryColumns, LedgerEntries, SealedIndex
-    from bookie.storage_core import StorageCore
+    from bookie.storage.storage_core import StorageCore
 
 logger = logging.getLogger(__name__)
 _CHUNK_BYTES = 256 * 1024

@@ -42,7 +42,7 @@ from dlcore.metadata.stored import decode
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from bookie.storage import LedgerStorage
+    from bookie.storage.ledger_storage import LedgerStorage
     from bookie.upkeep.garbage import GarbageReport
     from dlcore.ids import BookieId
     from dlcore.metadata.paths import NamespacePaths
@@ -87,7 +87,7 @@ class GarbageCollector:
         await self._check_metadata_is_not_older()
         path = self._paths.garbage_release(self._bookie.name)
         release = await self._store.get(path)
-        report = await self._storage.collect_garbage(
+        report = await self._storage.upkeep.collect_garbage(
             self._is_unneeded,
             confirm=self._confirm,
             is_released=release is not None and release.value == self._bookie.incarnation.encode(),
@@ -121,7 +121,9 @@ class GarbageCollector:
         Raises:
             CorruptMetadataError: the next ledger id is missing, or not above every id held here.
         """
-        highest = max(self._storage.ledgers(), default=-1)  # looked at first: ids rise meanwhile
+        highest = max(
+            self._storage.core.live_ledgers(), default=-1
+        )  # looked at first: ids rise meanwhile
         try:
             next_id = await self._ledgers.next_ledger_id()
         except CorruptMetadataError as error:

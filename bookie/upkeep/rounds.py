@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from bookie.upkeep.compaction import CompactionReport, Compactor
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from bookie.config import StorageConfig
-    from bookie.storage_core import StorageCore
+    from bookie.storage.status import StorageStatus
+    from bookie.storage.storage_core import StorageCore
     from dlcore.clock import Clock
 
 logger = logging.getLogger(__name__)
@@ -29,8 +31,8 @@ class Upkeep:
     """The passes over one storage.
 
     Args:
+        status: refuses passes once the storage is closed.
         owner: what every file header must say.
-        is_full: returns whether the disk is so full that the bookie is read-only.
     """
 
     def __init__(
@@ -38,16 +40,20 @@ class Upkeep:
         core: StorageCore,
         config: StorageConfig,
         *,
+        status: StorageStatus,
         owner: bytes,
         clock: Clock,
-        is_full: Callable[[], bool],
     ) -> None:
         self._core = core
+        self._status = status
         self._config = config
         self._clock = clock
         self._judge = GarbageJudge(config.garbage)
         self._compactor = Compactor(
-            core, config.compact, room_bytes=self._room_for_copies, is_full=is_full
+            core,
+            config.compact,
+            room_bytes=self._room_for_copies,
+            is_full=lambda: status.is_read_only,
         )
         self._scrubber = Scrubber(core, config.scrub, owner=owner)
         self._garbage_lock = asyncio.Lock()
@@ -65,13 +71,17 @@ class Upkeep:
         self,
         is_unneeded: Callable[[int], Awaitable[bool]],
         *,
-        confirm: Callable[[int], AbstractAsyncContextManager[bool]],
-        is_released: bool,
+        confirm: Callable[[int], AbstractAsyncContextManager[bool]] = lambda _: nullcontext(True),
+        is_released: bool = False,
     ) -> GarbageReport:
-        """Ask about every ledger, and drop files whose ledgers are all proven unneeded."""
-        ledgers = self._core.ledgers
+        """Ask about every ledger, and drop files whose ledgers are all proven unneeded.
+
+        `confirm` has the last word on each; its context keeps others from coming to need it.  With
+        `is_released` many at once are believed: an operator says that all is well.
+        """
+        self._status.check_open()
         async with self._garbage_lock:
-            seen = sorted(each for each in ledgers if self._core.is_live(each))
+            seen = self._core.live_ledgers()
             looks_deleted = [each for each in seen if await is_unneeded(each)]
             verdict = self._judge.judge(
                 seen=seen,
@@ -85,7 +95,7 @@ class Upkeep:
             for ledger_id in sorted(verdict.deleted):
                 async with confirm(ledger_id) as is_certain:
                     if is_certain and self._core.is_live(ledger_id):
-                        ledgers[ledger_id].is_deleted = True
+                        self._core.ledgers[ledger_id].is_deleted = True
                         deleted.add(ledger_id)
             self._core.damage.forget_ledgers(deleted)
             dropped = await self._core.files.drop_dead()
@@ -101,15 +111,23 @@ class Upkeep:
         """Compact every file that is worth it and fits, each at most once.
 
         Footers known to be damaged are mended first: their files could not be compacted, and the
-        entries in them are found no more.
+        entries in them are found no more.  It may be cancelled at any time.
+
+        Raises:
+            BookieUnavailableError: the storage is closed.
+            BookieStorageError: the log failed.
         """
+        self._status.check_open()
         async with self._compaction_lock:
             self._core.log.check()
             await self._scrubber.mend_footers()
-            return await self._compactor.run()
+            report = await self._compactor.run()
+        self._status.look()  # there may be room again
+        return report
 
     async def scrub(self) -> ScrubReport:
-        """Read every file once."""
+        """Read and verify everything stored, once."""
+        self._status.check_open()
         async with self._scrub_lock:
             return await self._scrubber.run()
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from bookie.config import ScrubConfig
     from bookie.disks.port import DiskFile
     from bookie.files.index import EntryColumns
-    from bookie.storage_core import StorageCore
+    from bookie.storage.storage_core import StorageCore
 
 logger = logging.getLogger(__name__)
 _CHUNK_BYTES = 256 * 1024

@@ -16,7 +16,7 @@ import pytest
 from bookie.config import CompactionConfig, GarbageConfig, SpaceConfig
 from bookie.disks.memory import MemoryDisk
 from bookie.files.format import RECORD_HEADER_BYTES, file_name
-from bookie.storage import LedgerStorage
+from bookie.storage.ledger_storage import LedgerStorage
 from dlcore.errors import (
     BookieError,
     BookieStorageError,
@@ -70,16 +70,16 @@ def frame_of(number: int) -> bytes:
 
 async def fill(storage: LedgerStorage) -> None:
     """Fill files with mostly doomed entries; ledger 3 is fenced, ledger 4 has a LAC only."""
-    await storage.read_lac(3, fence=True)
-    storage.write_lac(4, 17)
+    await storage.reads.read_lac(3, fence=True)
+    storage.writes.write_lac(4, 17)
     for number in range(ENTRIES):
-        await storage.add_entry(frame_of(number))
+        await storage.writes.add_entry(frame_of(number))
 
 
 async def delete_doomed(storage: LedgerStorage) -> None:
     """Prove the doomed ledger deleted."""
     for _ in range(2):
-        report = await storage.collect_garbage(is_doomed)
+        report = await storage.upkeep.collect_garbage(is_doomed)
     assert report.ledgers_deleted == 1
 
 
@@ -87,31 +87,33 @@ async def check_kept(storage: LedgerStorage) -> None:
     """Check every answer about the ledgers to keep."""
     for number in range(0, ENTRIES, 4):
         ledger_id, entry_id = 1 + number // 4 % 2, number // 8
-        assert await storage.read_entry(ledger_id, entry_id, fence=False) == frame_of(number)
+        assert await storage.reads.read_entry(ledger_id, entry_id, fence=False) == frame_of(number)
     for ledger_id, last in ((1, LAST), (2, LAST)):
         frames = await read_all(storage, ledger_id, first=0, last=last)
         assert frames == [
             make_frame(ledger_id, entry_id, last_add_confirmed=-1) for entry_id in range(last + 1)
         ]
-        listed = [(e.first_entry_id, e.last_entry_id) for e in storage.list_entries(ledger_id)]
+        listed = [
+            (e.first_entry_id, e.last_entry_id) for e in storage.reads.list_entries(ledger_id)
+        ]
         assert listed == [(0, last)]
         with pytest.raises(NoSuchEntryError):
-            await storage.read_entry(ledger_id, last + 1, fence=False)
+            await storage.reads.read_entry(ledger_id, last + 1, fence=False)
     with pytest.raises(LedgerFencedError):
-        await storage.add_entry(make_frame(3, 0))
-    assert await storage.read_lac(3, fence=False) == -1
-    assert await storage.read_lac(4, fence=False) == 17
+        await storage.writes.add_entry(make_frame(3, 0))
+    assert await storage.reads.read_lac(3, fence=False) == -1
+    assert await storage.reads.read_lac(4, fence=False) == 17
     with pytest.raises(NoSuchLedgerError):
-        await storage.read_lac(5, fence=False)
-    assert [each for each in storage.ledgers() if each != DOOMED] == [1, 2, 3, 4]
+        await storage.reads.read_lac(5, fence=False)
+    assert [each for each in storage.core.live_ledgers() if each != DOOMED] == [1, 2, 3, 4]
 
 
 def held_bytes(storage: LedgerStorage) -> tuple[int, int]:
     """Return bytes of kept entries' records that are in sealed files once, and that are doubled."""
     sealed: dict[tuple[int, int], int] = {}
     twice = 0
-    for number in storage._files.numbers():
-        ledger_ids, entry_ids, _, sizes = storage._reader.footer(number).columns()
+    for number in storage.core.files.numbers():
+        ledger_ids, entry_ids, _, sizes = storage.core.reader.footer(number).columns()
         for ledger_id, entry_id, size in zip(ledger_ids, entry_ids, sizes, strict=True):
             key = int(ledger_id), int(entry_id)
             if key[0] != DOOMED:
@@ -127,7 +129,7 @@ def held_bytes(storage: LedgerStorage) -> tuple[int, int]:
 
 def damage(disk: MemoryDisk, storage: LedgerStorage, ledger_id: int, entry_id: int) -> int:
     """Change a byte of a stored frame, and return its file."""
-    location = storage._reader.find(ledger_id, entry_id)
+    location = storage.core.reader.find(ledger_id, entry_id)
     assert location is not None
     disk.corrupt(file_name(location.file_number), location.offset + location.size - 1, b"\xff")
     return location.file_number
@@ -140,18 +142,18 @@ def test_mostly_dead_files_go_and_what_they_held_stays() -> None:
         disk = MemoryDisk()
         async with open_storage(disk, CONFIG) as storage:
             await fill(storage)
-            assert (await storage.compact()).files_compacted == 0
+            assert (await storage.upkeep.compact()).files_compacted == 0
             await delete_doomed(storage)
-            files = len(storage._files.numbers())
-            before = storage.stats().stored_bytes
-            report = await storage.compact()
+            files = len(storage.core.files.numbers())
+            before = storage.status.stats().stored_bytes
+            report = await storage.upkeep.compact()
             assert report.files_compacted == files > 5
             assert report.bytes_freed > 3 * report.bytes_copied > 0
-            assert storage.stats().stored_bytes < before * 0.6
+            assert storage.status.stats().stored_bytes < before * 0.6
             assert not {file_name(number) for number in range(1, files + 1)} & set(disk.names())
             await check_kept(storage)
-            await storage.compact()
-            assert (await storage.compact()).files_compacted == 0
+            await storage.upkeep.compact()
+            assert (await storage.upkeep.compact()).files_compacted == 0
         for _ in range(2):
             async with open_storage(disk, CONFIG) as storage:
                 await check_kept(storage)
@@ -168,12 +170,12 @@ def test_compacting_again_and_again_keeps_everything() -> None:
             await fill(storage)
             for round_number in range(6):
                 await delete_doomed(storage)
-                assert (await storage.compact()).files_compacted > 0
+                assert (await storage.upkeep.compact()).files_compacted > 0
                 await check_kept(storage)
                 for entry_id in range(60):
                     entry = 1000 * (round_number + 1) + entry_id
-                    await storage.add_entry(make_frame(DOOMED, entry))
-            assert storage.stats().stored_bytes < 30_000
+                    await storage.writes.add_entry(make_frame(DOOMED, entry))
+            assert storage.status.stats().stored_bytes < 30_000
 
     run(main())
 
@@ -189,21 +191,21 @@ def crash_while_compacting(seed: int, step: int) -> tuple[int, int]:
         before = disk.steps
         disk.crash_at_step = before + step
         with contextlib.suppress(BookieError):
-            await storage.compact()
+            await storage.upkeep.compact()
         steps = disk.steps - before
         disk.crash(keep_cache=seed % 2 == 1)
         await storage.aclose()
         async with open_storage(disk, CONFIG) as storage:
             await check_kept(storage)
             await delete_doomed(storage)
-            held = storage.stats().stored_bytes
-            report = await storage.compact()
+            held = storage.status.stats().stored_bytes
+            report = await storage.upkeep.compact()
             assert not report.files_left_alone
-            assert storage.stats().stored_bytes <= held
+            assert storage.status.stats().stored_bytes <= held
             await check_kept(storage)
         async with open_storage(disk, CONFIG) as storage:
             await check_kept(storage)
-            assert storage.stats().stored_bytes < 15_000
+            assert storage.status.stats().stored_bytes < 15_000
         return steps, report.files_compacted
 
     return asyncio.run(main())
@@ -253,7 +255,7 @@ def test_garbage_that_is_only_in_the_cache_is_not_deleted_yet() -> None:
 
         storage._log.append_garbage = append_and_die  # type: ignore[method-assign]
         with pytest.raises(BookieStorageError):
-            await storage.compact()
+            await storage.upkeep.compact()
         await storage.aclose()
         disk.sync = sync  # type: ignore[method-assign]
         disk.crash_at_step = disk.steps + step
@@ -279,7 +281,7 @@ def test_a_crash_between_copy_and_drop_copies_nothing_twice() -> None:
         await delete_doomed(storage)
         storage._log.append_garbage = None  # type: ignore[assignment,method-assign]
         with pytest.raises(TypeError):
-            await storage.compact()
+            await storage.upkeep.compact()
         disk.crash(keep_cache=True)
         await storage.aclose()
         async with open_storage(disk, CONFIG) as storage:
@@ -287,7 +289,7 @@ def test_a_crash_between_copy_and_drop_copies_nothing_twice() -> None:
             await delete_doomed(storage)
             once, twice = held_bytes(storage)
             assert twice > 0
-            report = await storage.compact()
+            report = await storage.upkeep.compact()
             assert report.files_compacted > 5
             assert report.bytes_copied <= once
             await check_kept(storage)
@@ -308,22 +310,22 @@ def test_a_damaged_newer_copy_is_replaced_by_the_older_one() -> None:
         async with open_storage(disk, config) as storage:
             await fill(storage)
             await delete_doomed(storage)
-            older = storage._reader.find(1, 0)
+            older = storage.core.reader.find(1, 0)
             assert older is not None
-            (frame,) = await storage._reader.read([older])
+            (frame,) = await storage.core.reader.read([older])
             storage._log.copy_entry(decode_frame(frame))
             await storage._log.flush()
-            newer = storage._reader.find(1, 0)
+            newer = storage.core.reader.find(1, 0)
             assert newer is not None
             assert newer > older
             damage(disk, storage, 1, 0)
             with pytest.raises(BookieStorageError):
-                await storage.read_entry(1, 0, fence=False)
-            report = await storage.compact()
-            assert older.file_number not in storage._files
+                await storage.reads.read_entry(1, 0, fence=False)
+            report = await storage.upkeep.compact()
+            assert older.file_number not in storage.core.files
             assert report.files_compacted > 3
             await check_kept(storage)
-            assert storage.damage.entries() == []
+            assert storage.core.damage.entries() == []
 
     run(main())
 
@@ -336,26 +338,26 @@ def test_one_bad_entry_and_one_bad_footer_stop_nothing() -> None:
         async with open_storage(disk, CONFIG) as storage:
             await fill(storage)
             await delete_doomed(storage)
-            files = len(storage._files.numbers())
+            files = len(storage.core.files.numbers())
             bad_entry_file = damage(disk, storage, 1, 0)
-            bad_footer_file = next(each for each in storage._files.numbers() if each > 2)
-            place = storage._reader.place(bad_footer_file)
+            bad_footer_file = next(each for each in storage.core.files.numbers() if each > 2)
+            place = storage.core.reader.place(bad_footer_file)
             assert place is not None
-            storage._reader.let_go(bad_footer_file)
+            storage.core.reader.let_go(bad_footer_file)
             disk.corrupt(file_name(bad_footer_file), place.offset + 60, b"\xff\xff")
-            report = await storage.compact()
+            report = await storage.upkeep.compact()
             assert report.files_compacted == files - 2
             assert sorted(report.files_left_alone) == [bad_entry_file, bad_footer_file]
-            assert storage.damage.entries() == [(1, 0)]
-            assert storage.damage.footers == {bad_footer_file}
+            assert storage.core.damage.entries() == [(1, 0)]
+            assert storage.core.damage.footers == {bad_footer_file}
             with pytest.raises(BookieStorageError, match="entry 1:0 is damaged"):
-                await storage.read_entry(1, 0, fence=False)
-            assert await storage.read_entry(1, 12, fence=False) == frame_of(96)
-            again = await storage.compact()
+                await storage.reads.read_entry(1, 0, fence=False)
+            assert await storage.reads.read_entry(1, 12, fence=False) == frame_of(96)
+            again = await storage.upkeep.compact()
             assert again.files_left_alone == [bad_entry_file]
-            assert bad_entry_file in storage._files
-            assert bad_footer_file not in storage._files, "its footer was mended first"
-            assert not storage.damage.footers
+            assert bad_entry_file in storage.core.files
+            assert bad_footer_file not in storage.core.files, "its footer was mended first"
+            assert not storage.core.damage.footers
 
     run(main())
 
@@ -369,8 +371,8 @@ def test_damage_to_what_nobody_needs_is_no_damage() -> None:
             await fill(storage)
             damage(disk, storage, DOOMED, 1)
             await delete_doomed(storage)
-            files = len(storage._files.numbers())
-            assert (await storage.compact()).files_compacted == files
+            files = len(storage.core.files.numbers())
+            assert (await storage.upkeep.compact()).files_compacted == files
             await check_kept(storage)
 
     run(main())
@@ -383,10 +385,10 @@ def test_a_place_found_before_its_file_was_dropped_is_looked_up_again() -> None:
         async with open_storage(MemoryDisk(), CONFIG) as storage:
             await fill(storage)
             await delete_doomed(storage)
-            found = storage._reader.between(1, 0, 12, count_max=100)
-            await storage.compact()
-            assert all(each.file_number not in storage._files for each in found[:5])
-            frames = await storage._reader.read(found)
+            found = storage.core.reader.between(1, 0, 12, count_max=100)
+            await storage.upkeep.compact()
+            assert all(each.file_number not in storage.core.files for each in found[:5])
+            frames = await storage.core.reader.read(found)
             assert frames == [
                 make_frame(1, entry_id, last_add_confirmed=-1) for entry_id in range(13)
             ]
@@ -417,7 +419,7 @@ async def add_again(storage: LedgerStorage, over: asyncio.Event) -> None:
     """Add what is held again and again."""
     while not over.is_set():
         for number in range(0, ENTRIES, 4):
-            await storage.add_entry(frame_of(number))
+            await storage.writes.add_entry(frame_of(number))
 
 
 def test_readers_followers_and_writers_notice_nothing() -> None:
@@ -428,7 +430,7 @@ def test_readers_followers_and_writers_notice_nothing() -> None:
         disk = MemoryDisk(rng, latency_s=lambda: rng.random() * 0.0005)
         async with open_storage(disk, CONFIG) as storage:
             await fill(storage)
-            await storage.write_lac(1, LAST)
+            await storage.writes.write_lac(1, LAST)
             over = asyncio.Event()
             others = [
                 asyncio.create_task(each(storage, over)) for each in (read_on, follow_on, add_again)
@@ -436,9 +438,11 @@ def test_readers_followers_and_writers_notice_nothing() -> None:
             compacted = 0
             for round_number in range(amount(4, sampled=2)):
                 for entry_id in range(40):
-                    await storage.add_entry(make_frame(DOOMED, 1000 * round_number + entry_id))
+                    await storage.writes.add_entry(
+                        make_frame(DOOMED, 1000 * round_number + entry_id)
+                    )
                 await delete_doomed(storage)
-                compacted += (await storage.compact()).files_compacted
+                compacted += (await storage.upkeep.compact()).files_compacted
             over.set()
             await asyncio.gather(*others)
             assert compacted > 10
@@ -457,18 +461,18 @@ def test_a_ledger_in_use_again_keeps_its_file() -> None:
         async with open_storage(disk, CONFIG) as storage:
             await fill(storage)
             await delete_doomed(storage)
-            files = storage._files.numbers()
-            passing = asyncio.create_task(storage.compact())
+            files = storage.core.files.numbers()
+            passing = asyncio.create_task(storage.upkeep.compact())
             copied = storage._log.written_bytes
             await until(lambda: storage._log.written_bytes > copied)
-            await storage.add_entry(make_frame(DOOMED, 5000), is_recovery=True)
-            held = [n for n in range(ENTRIES) if n % 4 and storage._reader.find(DOOMED, n)]
+            await storage.writes.add_entry(make_frame(DOOMED, 5000), is_recovery=True)
+            held = [n for n in range(ENTRIES) if n % 4 and storage.core.reader.find(DOOMED, n)]
             assert held
             report = await passing
             assert report.files_compacted < len(files)
             await check_kept(storage)
             for number in held:
-                frame = await storage.read_entry(DOOMED, number, fence=False)
+                frame = await storage.reads.read_entry(DOOMED, number, fence=False)
                 assert frame == frame_of(number)
 
     run(main())
@@ -496,9 +500,9 @@ def test_a_read_only_bookie_frees_space_by_compaction() -> None:
             await delete_doomed(storage)
             left = storage._log.claimed_bytes + 4_000
             disk.filler_bytes = disk.space().free_bytes - left
-            storage._watch_space()
-            assert storage.stats().is_read_only
-            report = await storage.compact()
+            storage.status.look()
+            assert storage.status.stats().is_read_only
+            report = await storage.upkeep.compact()
             assert report.files_compacted == 0
             assert report.files_without_room > 5
             assert report.bytes_copied == 0
@@ -511,11 +515,11 @@ def test_a_read_only_bookie_frees_space_by_compaction() -> None:
                 return space()
 
             disk.space = watched  # type: ignore[method-assign,assignment]
-            report = await storage.compact()
+            report = await storage.upkeep.compact()
             assert report.files_without_room == 0
             assert report.files_compacted > 5
             assert min(lowest) >= 500
-            assert not storage.stats().is_read_only
+            assert not storage.status.stats().is_read_only
             await check_kept(storage)
 
     run(main())
@@ -541,7 +545,7 @@ def test_a_disk_that_fills_up_meanwhile_gets_no_copies() -> None:
                 return now
 
             disk.space = full_from_now_on  # type: ignore[method-assign]
-            report = await storage.compact()
+            report = await storage.upkeep.compact()
             assert (report.files_compacted, report.bytes_copied) == (0, 0)
             assert report.files_without_room > 5
             await check_kept(storage)
@@ -558,14 +562,14 @@ def test_a_pass_can_be_cancelled_anywhere() -> None:
             await fill(storage)
             await delete_doomed(storage)
             for turns in range(1, 200, 7):
-                passing = asyncio.create_task(storage.compact())
+                passing = asyncio.create_task(storage.upkeep.compact())
                 for _ in range(turns):
                     await asyncio.sleep(0)
                 passing.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await passing
                 await check_kept(storage)
-            await storage.compact()
+            await storage.upkeep.compact()
             await check_kept(storage)
         async with open_storage(disk, CONFIG) as storage:
             await check_kept(storage)

@@ -23,7 +23,7 @@ CONFIG = small_config(
 WORKER = """
 import asyncio, pathlib, sys
 from bookie.disks.real import RealDisk
-from bookie.storage import LedgerStorage
+from bookie.storage.ledger_storage import LedgerStorage
 from tests.bookie.test_compaction_kill import CONFIG
 from tests.fixtures.storage import ManualClock, make_frame
 
@@ -31,10 +31,11 @@ async def is_deleted(ledger_id):
     return ledger_id == 9
 
 async def write(storage, entry_id):
-    await storage.read_lac(7, fence=True)
+    await storage.reads.read_lac(7, fence=True)
     while True:
-        dead = [storage.add_entry(make_frame(9, 3 * entry_id + i, b"x" * 300)) for i in range(3)]
-        await storage.add_entry(make_frame(1, entry_id, b"x" * 300))
+        frames = [make_frame(9, 3 * entry_id + i, b"x" * 300) for i in range(3)]
+        dead = [storage.writes.add_entry(frame) for frame in frames]
+        await storage.writes.add_entry(make_frame(1, entry_id, b"x" * 300))
         await asyncio.gather(*dead)
         print("kept", entry_id, flush=True)
         entry_id += 1
@@ -42,8 +43,8 @@ async def write(storage, entry_id):
 async def compact(storage):
     while True:
         for _ in range(2):
-            await storage.collect_garbage(is_deleted)
-        report = await storage.compact()
+            await storage.upkeep.collect_garbage(is_deleted)
+        report = await storage.upkeep.compact()
         if report.files_compacted:
             print("compacted", report.files_compacted, flush=True)
         await asyncio.sleep(0.001)
@@ -91,9 +92,9 @@ def test_nothing_needed_is_lost_by_sigkill_during_compaction(tmp_path: Path) -> 
         async with open_storage(disk, CONFIG) as storage:
             frames = await read_all(storage, 1, first=0, last=next_entry_id - 1)
             assert frames == [make_frame(1, e, b"x" * 300) for e in range(next_entry_id)]
-            assert await storage.read_lac(7, fence=False) == -1
-            assert storage._ledgers[7].is_fence_durable
-            (held,) = storage.list_entries(1)
+            assert await storage.reads.read_lac(7, fence=False) == -1
+            assert storage.core.ledgers[7].is_fence_durable
+            (held,) = storage.reads.list_entries(1)
             assert held.first_entry_id == 0
             last = held.last_entry_id
         await disk.aclose()

@@ -37,20 +37,20 @@ def test_files_that_garbage_collection_drops_meanwhile(turns: int) -> None:
         async with open_storage(disk, CONFIG) as storage:
             await fill(storage)
             await delete_doomed(storage)
-            passing = asyncio.create_task(storage.compact())
+            passing = asyncio.create_task(storage.upkeep.compact())
             for _ in range(turns):
                 await asyncio.sleep(0)
             for _ in range(2):
-                await storage.collect_garbage(is_dead)
+                await storage.upkeep.collect_garbage(is_dead)
             await passing
-            assert storage.damage.entry_count == 0
-            assert await storage.read_lac(3, fence=False) == -1
-            assert await storage.read_lac(4, fence=False) == 17
+            assert storage.core.damage.entry_count == 0
+            assert await storage.reads.read_lac(3, fence=False) == -1
+            assert await storage.reads.read_lac(4, fence=False) == 17
             with pytest.raises((NoSuchEntryError, NoSuchLedgerError)):
-                await storage.read_entry(1, 0, fence=False)
-            await storage.compact()
+                await storage.reads.read_entry(1, 0, fence=False)
+            await storage.upkeep.compact()
         async with open_storage(disk, CONFIG) as storage:
-            assert await storage.read_lac(4, fence=False) == 17
+            assert await storage.reads.read_lac(4, fence=False) == 17
 
     run(main())
 
@@ -65,7 +65,7 @@ def test_ledgers_in_small_turns(monkeypatch: pytest.MonkeyPatch, at_a_time: int)
         async with open_storage(disk, CONFIG) as storage:
             await fill(storage)
             await delete_doomed(storage)
-            assert (await storage.compact()).files_compacted > 5
+            assert (await storage.upkeep.compact()).files_compacted > 5
             await check_kept(storage)
 
     run(main())

@@ -70,10 +70,10 @@ def test_a_defect_has_an_answer_and_is_logged(
                 raise KeyError("planted")
 
             with monkeypatch.context() as patch:
-                patch.setattr(served.storage, "add_run", lambda _run: None)
-                patch.setattr(served.storage, "add_entry", broken)
-                patch.setattr(served.storage, "read_entry", breaks)
-                patch.setattr(served.storage, "read_chunk", breaks)
+                patch.setattr(served.storage.writes, "add_run", lambda _run: None)
+                patch.setattr(served.storage.writes, "add_entry", broken)
+                patch.setattr(served.storage.reads, "read_entry", breaks)
+                patch.setattr(served.storage.reads, "read_chunk", breaks)
                 requests: list[Message] = [
                     adds(frame_of(1, 1), first=2),
                     ReadEntry(3, 1, 0, fence=False),
@@ -105,8 +105,8 @@ def test_an_add_that_the_storage_gave_up_is_unknown(
                 given.append(asyncio.get_running_loop().create_future())
                 return given[-1]
 
-            monkeypatch.setattr(served.storage, "add_run", lambda _run: None)
-            monkeypatch.setattr(served.storage, "add_entry", give)
+            monkeypatch.setattr(served.storage.writes, "add_run", lambda _run: None)
+            monkeypatch.setattr(served.storage.writes, "add_entry", give)
             end.send(adds(frame_of(1, 0), frame_of(1, 1)), ReadLac(9, 1, fence=True))
             assert await end.receive() == Lac(9, -1)
             for request_id, future in enumerate(given, 1):
@@ -242,7 +242,7 @@ def test_who_takes_nothing_for_long_is_given_up(
     async def scenario() -> None:
         async with serve(tmp_path, silence_s=1.0) as served:
             for entry_id in range(15):
-                await served.storage.add_entry(frame_of(1, entry_id, b"x" * 1_000_000))
+                await served.storage.writes.add_entry(frame_of(1, entry_id, b"x" * 1_000_000))
             budget = served.service.read_budget
             whole = budget.free
             async with raw_connection(served.address) as end:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from bookie.storage import LedgerStorage
+    from bookie.storage.ledger_storage import LedgerStorage
 
 COUNT = 40
 IDS = np.arange(100, 100 + COUNT)
@@ -158,7 +158,7 @@ def test_a_single_frame_is_a_run() -> None:
 
 async def chunk_of(storage: LedgerStorage, first: int, *, stride: int = 1) -> Sequence[memoryview]:
     """Return the next chunk of ledger 1."""
-    return await storage.read_chunk(
+    return await storage.reads.read_chunk(
         1, first_entry_id=first, last_entry_id=10**6, stride=stride, bytes_max=10**6
     )
 
@@ -172,9 +172,9 @@ def test_a_storage_gives_many_entries_at_once_wherever_they_are() -> None:
         frames = [make_frame(1, entry_id, os.urandom(entry_id % 50)) for entry_id in range(900)]
         async with open_storage(disk, config) as storage:
             for entry_id, frame in enumerate(frames):
-                future = storage.add_entry(frame)
+                future = storage.writes.add_entry(frame)
                 if entry_id % 3 == 0:
-                    storage.add_entry(make_frame(2, entry_id, b"x" * 30))
+                    storage.writes.add_entry(make_frame(2, entry_id, b"x" * 30))
             await future
         async with open_storage(disk, config) as storage:
             assert len(disk.names()) > 3
@@ -201,9 +201,9 @@ def test_large_entries_are_given_at_once_too() -> None:
         )
         async with open_storage(MemoryDisk(), config) as storage:
             for frame in frames:
-                await storage.add_entry(frame)
+                await storage.writes.add_entry(frame)
             for bytes_max, count in ((1, 1), (50_000, 2), (10**6, 8)):
-                chunk = await storage.read_chunk(
+                chunk = await storage.reads.read_chunk(
                     1, first_entry_id=0, last_entry_id=99, bytes_max=bytes_max
                 )
                 assert isinstance(chunk, FrameRun)
@@ -220,28 +220,28 @@ def test_what_was_found_for_the_next_chunk_is_bounded_and_no_answer_by_itself() 
         disk = MemoryDisk()
         async with open_storage(disk, small_config(file_bytes_max=10**6)) as storage:
             for frame in frames:
-                future = storage.add_entry(frame)
+                future = storage.writes.add_entry(frame)
             await future
 
             async def chunk_from(first: int, last: int = 199) -> list[memoryview]:
                 bytes_max = 2 * len(frames[0])
                 return list(
-                    await storage.read_chunk(
+                    await storage.reads.read_chunk(
                         1, first_entry_id=first, last_entry_id=last, bytes_max=bytes_max
                     )
                 )
 
             for first in reversed(range(100)):
                 assert await chunk_from(first) == frames[first : first + 2]
-            assert len(storage._reader._found) == 64
+            assert len(storage.core.reader._found) == 64
             assert await chunk_from(100, last=100) == frames[100:101]
-            location = storage._reader.find(1, 101)
+            location = storage.core.reader.find(1, 101)
             assert location is not None
             disk.corrupt(file_name(location.file_number), location.offset + 50, b"\xff")
             with pytest.raises(BookieStorageError, match="entry 1:101 is damaged"):
                 await chunk_from(101)
             assert await chunk_from(99) == frames[99:101]  # keeps where the next ones are
-            await storage.repair_entry(frames[101])
+            await storage.writes.repair_entry(frames[101])
             assert await chunk_from(101) == frames[101:103]
 
     run(main())
@@ -255,18 +255,18 @@ def test_damage_among_many_entries_is_found_and_belongs_to_one_of_them() -> None
         frames = [make_frame(1, entry_id) for entry_id in range(100)]
         async with open_storage(disk, small_config(file_bytes_max=10**6)) as storage:
             for frame in frames:
-                future = storage.add_entry(frame)
+                future = storage.writes.add_entry(frame)
             await future
             assert isinstance(await chunk_of(storage, 0), FrameRun)
-            location = storage._reader.find(1, 50)
+            location = storage.core.reader.find(1, 50)
             assert location is not None
             name = file_name(location.file_number)
             disk.corrupt(name, location.offset + location.size // 2, b"\xff")
             with pytest.raises(BookieStorageError, match="entry 1:50 is damaged"):
                 await chunk_of(storage, 0)
-            assert storage.damage.entries() == [(1, 50)]
+            assert storage.core.damage.entries() == [(1, 50)]
             assert list(await chunk_of(storage, 51)) == frames[51:]
-            assert await storage.read_entry(1, 49, fence=False) == frames[49]
+            assert await storage.reads.read_entry(1, 49, fence=False) == frames[49]
 
     run(main())
 
@@ -295,18 +295,18 @@ def test_entries_added_together_are_stored_as_each_by_itself(spread: int) -> Non
         together, alone = MemoryDisk(), MemoryDisk()
         async with open_storage(together, config) as one, open_storage(alone, config) as other:
             for storage in (one, other):
-                await storage.add_entry(frames[0])
-            future = one.add_run(run_of(frames[1:]))
+                await storage.writes.add_entry(frames[0])
+            future = one.writes.add_run(run_of(frames[1:]))
             assert future is not None
             assert not future.done()
-            await asyncio.gather(future, *map(other.add_entry, frames[1:]))
+            await asyncio.gather(future, *map(other.writes.add_entry, frames[1:]))
             stored, expected = (storage._log.unsealed_indexes()[-1] for storage in (one, other))
             for name in EntryColumns._fields:
                 column = getattr(stored.columns(), name)
                 assert column.tolist() == getattr(expected.columns(), name).tolist()
             assert list(stored.summaries()) == list(expected.summaries())
-            assert one.stats() == other.stats()
-            assert await one.read_lac(1, fence=False) == 58
+            assert one.status.stats() == other.status.stats()
+            assert await one.reads.read_lac(1, fence=False) == 58
         async with open_storage(together, config) as storage:
             assert list(await chunk_of(storage, 0)) == frames
 
@@ -319,8 +319,8 @@ def test_what_speaks_against_one_entry_leaves_all_to_be_looked_at_alone() -> Non
     async def main() -> None:
         config = small_config(file_bytes_max=5000, batch_bytes_max=4000)
         async with open_storage(MemoryDisk(), config) as storage:
-            assert storage.add_run(run_of(frames_of(0, 20))) is None
-            await storage.add_entry(frames_of(0, 1)[0])
+            assert storage.writes.add_run(run_of(frames_of(0, 20))) is None
+            await storage.writes.add_entry(frames_of(0, 1)[0])
             good = frames_of(1, 20)
             damaged = bytearray(good[7])
             damaged[60] ^= 1
@@ -333,16 +333,18 @@ def test_what_speaks_against_one_entry_leaves_all_to_be_looked_at_alone() -> Non
                 [*good[:7], make_frame(2, 8, bytes(40)), *good[8:]],
                 frames_of(1, 40),
             ):
-                assert storage.add_run(run_of(frames)) is None
-            before = storage.stats()
-            future = storage.add_run(run_of(good))
+                assert storage.writes.add_run(run_of(frames)) is None
+            before = storage.status.stats()
+            future = storage.writes.add_run(run_of(good))
             assert future is not None
             await future
-            assert storage.stats() != before
-            assert storage.add_run(run_of(frames_of(21, 20))) is None  # the file would be too long
-            await storage.read_lac(1, fence=True)
-            assert storage.add_run(run_of(frames_of(21, 2))) is None
+            assert storage.status.stats() != before
+            assert (
+                storage.writes.add_run(run_of(frames_of(21, 20))) is None
+            )  # the file would be too long
+            await storage.reads.read_lac(1, fence=True)
+            assert storage.writes.add_run(run_of(frames_of(21, 2))) is None
             await storage.aclose()
-            assert storage.add_run(run_of(frames_of(21, 2))) is None
+            assert storage.writes.add_run(run_of(frames_of(21, 2))) is None
 
     run(main())

@@ -9,7 +9,7 @@ import pytest
 
 from bookie.config import GarbageConfig
 from bookie.disks.memory import MemoryDisk
-from bookie.storage import LedgerStorage
+from bookie.storage.ledger_storage import LedgerStorage
 from dlcore.errors import BookieStorageError
 from tests.fixtures.aio import run
 from tests.fixtures.storage import ManualClock, make_frame, open_storage, small_config
@@ -32,17 +32,17 @@ def test_a_lac_told_while_its_ledger_is_collected_harms_no_other() -> None:
         async with open_storage(disk, config, clock=clock) as storage:
             for ledger_id, count in ((1, 3), (2, 12)):
                 for entry_id in range(count):
-                    await storage.add_entry(make_frame(ledger_id, entry_id))
-            await storage.collect_garbage(is_deleted)
+                    await storage.writes.add_entry(make_frame(ledger_id, entry_id))
+            await storage.upkeep.collect_garbage(is_deleted)
             clock.now += 1000
-            told = storage.write_lac(1, 2)
-            report = await storage.collect_garbage(is_deleted)
+            told = storage.writes.write_lac(1, 2)
+            report = await storage.upkeep.collect_garbage(is_deleted)
             # Marks between slow adds may have filled a file more.
             assert report.files_deleted >= 1
             assert told.done()
-            await storage.write_lac(2, 11)
+            await storage.writes.write_lac(2, 11)
         async with open_storage(disk, config, clock=clock) as storage:
-            assert await storage.read_lac(2, fence=False) == 11
+            assert await storage.reads.read_lac(2, fence=False) == 11
 
     run(main())
 
@@ -53,17 +53,17 @@ def test_an_answered_lac_survives_a_crash_at_once() -> None:
     async def main(crash_at: int | None) -> None:
         disk = MemoryDisk(random.Random(1), latency_s=lambda: 0.001)
         storage = await LedgerStorage.open(disk, small_config(), clock=ManualClock())
-        await storage.add_entry(make_frame(1, 0))
+        await storage.writes.add_entry(make_frame(1, 0))
         if crash_at is not None:
             disk.crash_at_step = disk.steps + crash_at
-        answer = storage.write_lac(1, 0)
-        again = storage.write_lac(1, 0)
-        assert await storage.read_lac(1, fence=False) == 0
+        answer = storage.writes.write_lac(1, 0)
+        again = storage.writes.write_lac(1, 0)
+        assert await storage.reads.read_lac(1, fence=False) == 0
         assert not answer.done()
         assert not again.done()
         if crash_at is None:
             await asyncio.gather(answer, again)
-            assert storage.write_lac(1, 0).done()
+            assert storage.writes.write_lac(1, 0).done()
         else:
             for each in (answer, again):
                 with pytest.raises(BookieStorageError):
@@ -73,7 +73,7 @@ def test_an_answered_lac_survives_a_crash_at_once() -> None:
         disk.latency_s = None
         if crash_at is None:
             async with open_storage(disk) as storage:
-                assert await storage.read_lac(1, fence=False) == 0
+                assert await storage.reads.read_lac(1, fence=False) == 0
 
     for crash_at in (None, 1, 2):
         run(main(crash_at))
@@ -88,17 +88,17 @@ def test_a_lac_shares_the_flush_of_the_add_that_follows() -> None:
     async def main() -> None:
         disk = MemoryDisk()
         async with open_storage(disk, small_config(lac_delay_s=3600.0)) as storage:
-            await storage.add_entry(make_frame(1, 0))
+            await storage.writes.add_entry(make_frame(1, 0))
             steps = disk.steps
-            told = storage.write_lac(1, 0)
+            told = storage.writes.write_lac(1, 0)
             await asyncio.sleep(0.01)
             assert not told.done()
             assert disk.steps == steps
-            await storage.add_entry(make_frame(1, 1))
+            await storage.writes.add_entry(make_frame(1, 1))
             assert told.done()
             assert disk.steps == steps + 2
-            told = storage.write_lac(1, 1)
-            assert await storage.read_lac(1, fence=True) == 1
+            told = storage.writes.write_lac(1, 1)
+            assert await storage.reads.read_lac(1, fence=True) == 1
             assert told.done()
 
     run(main())
@@ -111,9 +111,11 @@ def test_many_lacs_share_a_flush() -> None:
         disk = MemoryDisk()
         async with open_storage(disk, small_config(file_bytes_max=2**20)) as storage:
             for ledger_id in range(10):
-                await storage.add_entry(make_frame(ledger_id, 0))
+                await storage.writes.add_entry(make_frame(ledger_id, 0))
             steps = disk.steps
-            await asyncio.gather(*(storage.write_lac(ledger_id, 0) for ledger_id in range(10)))
+            await asyncio.gather(
+                *(storage.writes.write_lac(ledger_id, 0) for ledger_id in range(10))
+            )
             assert disk.steps == steps + 2
 
     run(main())
@@ -127,10 +129,10 @@ def test_a_file_takes_only_so_many_lacs() -> None:
         disk = MemoryDisk()
         async with open_storage(disk, config) as storage:
             for last_add_confirmed in range(1000):
-                storage.write_lac(1, last_add_confirmed)
+                storage.writes.write_lac(1, last_add_confirmed)
             await storage._log.flush()
-            assert len(storage._files.numbers()) == 9
+            assert len(storage.core.files.numbers()) == 9
         async with open_storage(disk, config) as storage:
-            assert await storage.read_lac(1, fence=False) == 999
+            assert await storage.reads.read_lac(1, fence=False) == 999
 
     run(main())

@@ -47,14 +47,14 @@ def test_updates_follow_the_lac() -> None:
             first = await take(updates)
             assert (list(first.frames), first.last_add_confirmed, first.fenced) == ([], -1, False)
             waiting = await nothing_comes(updates)
-            await storage.add_entry(make_frame(1, 0))
+            await storage.writes.add_entry(make_frame(1, 0))
             await asyncio.sleep(0.01)
             assert not waiting.done()
-            storage.write_lac(1, 0)
+            storage.writes.write_lac(1, 0)
             second = await waiting
             assert ([*second.frames], second.last_add_confirmed) == ([make_frame(1, 0)], 0)
             for entry_id in (1, 2, 3):
-                await storage.add_entry(make_frame(1, entry_id))
+                await storage.writes.add_entry(make_frame(1, entry_id))
             got: list[bytes] = []
             while len(got) < 2:
                 update = await take(updates)
@@ -71,10 +71,10 @@ def test_a_fence_is_told_once_it_is_durable() -> None:
 
     async def main() -> None:
         async with open_storage(MemoryDisk(latency_s=lambda: 0.001)) as storage:
-            await storage.add_entry(make_frame(1, 0))
+            await storage.writes.add_entry(make_frame(1, 0))
             updates = follow(storage, 1, first_entry_id=0)
             assert not (await take(updates)).fenced
-            assert await storage.read_lac(1, fence=True) == -1
+            assert await storage.reads.read_lac(1, fence=True) == -1
             assert (await take(updates)).fenced
             await updates.aclose()
 
@@ -87,12 +87,12 @@ def test_entries_that_are_not_held_are_left_out() -> None:
     async def main() -> None:
         async with open_storage(MemoryDisk()) as storage:
             for entry_id in (0, 3, 6, 9):
-                await storage.add_entry(make_frame(1, entry_id))
+                await storage.writes.add_entry(make_frame(1, entry_id))
             updates = follow(storage, 1, first_entry_id=2)
             update = await take(updates)
             assert [*update.frames] == [make_frame(1, 3), make_frame(1, 6)]
             assert update.last_add_confirmed == 8
-            storage.write_lac(1, 20)
+            storage.writes.write_lac(1, 20)
             update = await take(updates)
             assert ([*update.frames], update.last_add_confirmed) == ([make_frame(1, 9)], 20)
             await updates.aclose()
@@ -106,12 +106,12 @@ def test_an_entry_that_is_not_durable_yet_holds_the_update_back() -> None:
     async def main() -> None:
         disk = MemoryDisk()
         async with open_storage(disk) as storage:
-            await storage.add_entry(make_frame(1, 0))
+            await storage.writes.add_entry(make_frame(1, 0))
             updates = follow(storage, 1, first_entry_id=0)
             await take(updates)
             disk.latency_s = lambda: 0.005
-            slow = storage.add_entry(make_frame(1, 1))
-            storage.write_lac(1, 1)
+            slow = storage.writes.add_entry(make_frame(1, 1))
+            storage.writes.write_lac(1, 1)
             update = await take(updates)
             assert ([*update.frames], update.last_add_confirmed) == ([make_frame(1, 0)], 0)
             assert not slow.done()
@@ -129,18 +129,22 @@ def test_an_entry_that_is_written_and_not_synced_is_told_to_nobody() -> None:
     async def main() -> None:
         disk = MemoryDisk()
         async with open_storage(disk) as storage:
-            await storage.add_entry(make_frame(1, 0))
+            await storage.writes.add_entry(make_frame(1, 0))
             steps = disk.steps
             disk.latency_s = lambda: 0.02
-            slow = storage.add_entry(make_frame(1, 1))
-            storage.write_lac(1, 1)
+            slow = storage.writes.add_entry(make_frame(1, 1))
+            storage.writes.write_lac(1, 1)
             await until(lambda: disk.steps == steps + 2)
-            early = await storage.follow_chunk(1, first_entry_id=1, told=None, bytes_max=1_000)
+            early = await storage.reads.follow_chunk(
+                1, first_entry_id=1, told=None, bytes_max=1_000
+            )
             assert not slow.done()
             assert early is not None
             assert ([*early.frames], early.last_add_confirmed) == ([], 0)
             await slow
-            late = await storage.follow_chunk(1, first_entry_id=1, told=early, bytes_max=1_000)
+            late = await storage.reads.follow_chunk(
+                1, first_entry_id=1, told=early, bytes_max=1_000
+            )
             assert late is not None
             assert ([*late.frames], late.last_add_confirmed) == ([make_frame(1, 1)], 1)
 
@@ -154,10 +158,10 @@ def test_an_entry_that_is_not_durable_yet_holds_back_one_who_is_far_behind() -> 
         disk = MemoryDisk()
         async with open_storage(disk) as storage:
             frames = [make_frame(1, entry_id) for entry_id in range(50)]
-            await asyncio.gather(*map(storage.add_entry, frames[:30]))
+            await asyncio.gather(*map(storage.writes.add_entry, frames[:30]))
             disk.latency_s = lambda: 0.005
-            slow = [storage.add_entry(frame) for frame in frames[30:]]
-            storage.write_lac(1, 49)
+            slow = [storage.writes.add_entry(frame) for frame in frames[30:]]
+            storage.writes.write_lac(1, 49)
             updates = follow(storage, 1, first_entry_id=0)
             update = await take(updates)
             assert ([*update.frames], update.last_add_confirmed) == (frames[:30], 29)
@@ -185,8 +189,8 @@ def test_a_late_follower_gets_bounded_updates(is_whole: bool) -> None:
     async def main() -> None:
         async with open_storage(MemoryDisk()) as storage:
             held = [each for each in range(700) if is_whole or each % 3 != 1]
-            await asyncio.gather(*(storage.add_entry(make_frame(1, each)) for each in held))
-            storage.write_lac(1, 698)
+            await asyncio.gather(*(storage.writes.add_entry(make_frame(1, each)) for each in held))
+            storage.writes.write_lac(1, 698)
             updates = follow(storage, 1, first_entry_id=10, chunk_bytes=500)
             kinds: list[bool] = []
             got: list[bytes] = []
@@ -222,7 +226,7 @@ def test_followers_end_with_the_storage() -> None:
     async def main() -> None:
         disk = MemoryDisk()
         async with open_storage(disk) as storage:
-            await storage.add_entry(make_frame(1, 0))
+            await storage.writes.add_entry(make_frame(1, 0))
             updates = follow(storage, 1, first_entry_id=0)
             await take(updates)
             waiting = await nothing_comes(updates)
@@ -230,13 +234,13 @@ def test_followers_end_with_the_storage() -> None:
             with pytest.raises(BookieUnavailableError):
                 await waiting
         async with open_storage(disk) as storage:
-            storage.write_lac(1, 0)
+            storage.writes.write_lac(1, 0)
             updates = follow(storage, 1, first_entry_id=0)
             assert [*(await take(updates)).frames] == [make_frame(1, 0)]
             waiting = await nothing_comes(updates)
             disk.sync_error = "Input/output error"
             with pytest.raises(BookieStorageError):
-                await storage.add_entry(make_frame(1, 1))
+                await storage.writes.add_entry(make_frame(1, 1))
             with pytest.raises(BookieStorageError, match="Input/output error"):
                 await waiting
 
@@ -254,28 +258,65 @@ def test_a_stream_looks_again_only_where_there_may_be_more() -> None:
     async def main() -> None:
         disk = MemoryDisk()
         async with open_storage(disk) as storage:
-            await storage.add_entry(make_frame(1, 0))
+            await storage.writes.add_entry(make_frame(1, 0))
             stream = FollowStream(
-                storage, Follow(7, 1, 0, 1000), chunk_bytes=1000, on_news=lambda _: None
+                storage.reads,
+                storage.followers,
+                Follow(7, 1, 0, 1000),
+                chunk_bytes=1000,
+                on_news=lambda _: None,
             )
             assert await stream.advance(1000) == Update(7, [], -1, fenced=False)
             assert not may_come(stream)
-            storage.write_lac(1, 0)
+            storage.writes.write_lac(1, 0)
             assert may_come(stream)
             assert await stream.advance(1000) == Update(7, [make_frame(1, 0)], 0, fenced=False)
             assert not may_come(stream)
-            await storage.add_entry(make_frame(1, 1))
-            await storage.add_entry(make_frame(1, 2))
-            storage.write_lac(1, 2)
+            await storage.writes.add_entry(make_frame(1, 1))
+            await storage.writes.add_entry(make_frame(1, 2))
+            storage.writes.write_lac(1, 2)
             assert await stream.advance(1) == Update(7, [make_frame(1, 1)], 1, fenced=False)
             assert may_come(stream)
             disk.sync_error = "Input/output error"
             with pytest.raises(BookieStorageError):
-                await storage.add_entry(make_frame(1, 3))
+                await storage.writes.add_entry(make_frame(1, 3))
             assert await stream.advance(1) == Update(7, [make_frame(1, 2)], 2, fenced=False)
             assert may_come(stream)
             with pytest.raises(BookieStorageError, match="Input/output error"):
                 await stream.advance(1)
+            stream.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_stream_that_has_all_is_told_of_the_storages_end(is_closed: bool) -> None:
+    """Goal: who waits for a new entry does not wait for one that cannot come any more."""
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        async with open_storage(disk) as storage:
+            storage.writes.write_lac(1, -1)
+            told: list[FollowStream] = []
+            stream = FollowStream(
+                storage.reads,
+                storage.followers,
+                Follow(7, 1, 0, 1000),
+                chunk_bytes=1000,
+                on_news=told.append,
+            )
+            assert await stream.advance(1000) == Update(7, [], -1, fenced=False)
+            assert not may_come(stream)
+            if is_closed:
+                await storage.aclose()
+            else:
+                disk.sync_error = "Input/output error"
+                with pytest.raises(BookieStorageError):
+                    await storage.writes.add_entry(make_frame(1, 0))
+            assert stream in told
+            assert may_come(stream)
+            with pytest.raises(BookieUnavailableError if is_closed else BookieStorageError):
+                await stream.advance(1000)
             stream.close()
 
     asyncio.run(main())
@@ -297,7 +338,7 @@ def test_many_followers_all_get_everything() -> None:
 
             followers = [asyncio.ensure_future(take_all(count)) for count in (3, 50, 50, 20)]
             for entry_id in range(51):
-                await storage.add_entry(make_frame(1, entry_id))
+                await storage.writes.add_entry(make_frame(1, entry_id))
             results = await asyncio.gather(*followers)
             expected = [make_frame(1, entry_id) for entry_id in range(50)]
             assert [each == expected[: len(each)] for each in results] == [True] * 4

@@ -17,8 +17,8 @@ from bookie.config import GarbageConfig, SpaceConfig
 from bookie.disks.memory import MemoryDisk
 from bookie.disks.port import DiskFullError, DiskSpace, write_with_room
 from bookie.files.format import file_name
-from bookie.storage import LedgerStorage
-from bookie.storage_core import StorageState
+from bookie.storage.ledger_storage import LedgerStorage
+from bookie.storage.status import StorageState
 from dlcore.errors import (
     BookieOverloadedError,
     BookieReadOnlyError,
@@ -48,11 +48,11 @@ async def is_doomed(ledger_id: int) -> bool:
 async def fill(storage: LedgerStorage) -> None:
     """Add ten entries to keep, and more of a ledger to be deleted until they are refused."""
     for entry_id in range(10):
-        await storage.add_entry(make_frame(1, entry_id))
+        await storage.writes.add_entry(make_frame(1, entry_id))
     with contextlib.suppress(BookieReadOnlyError):
         for entry_id in range(10_000):
-            await storage.add_entry(make_frame(2, entry_id, b"x" * 500))
-    assert storage.state is StorageState.READ_ONLY
+            await storage.writes.add_entry(make_frame(2, entry_id, b"x" * 500))
+    assert storage.status.state is StorageState.READ_ONLY
 
 
 class CountingDisk(MemoryDisk):
@@ -77,9 +77,9 @@ def test_a_disk_is_looked_at_seldom_and_never_filled_further() -> None:
             added = 0
             with contextlib.suppress(BookieReadOnlyError):
                 for entry_id in range(10_000):
-                    await storage.add_entry(make_frame(1, entry_id, b"x" * 500))
+                    await storage.writes.add_entry(make_frame(1, entry_id, b"x" * 500))
                     added += 1
-            assert storage.state is StorageState.READ_ONLY
+            assert storage.status.state is StorageState.READ_ONLY
             assert added > 500
             assert disk.looks - before < added / 5
             assert SPACE.minimum_bytes <= disk.space().free_bytes <= SPACE.writable_above_bytes
@@ -94,7 +94,7 @@ async def count_lacs(storage: LedgerStorage) -> int:
         lacs = []
         try:
             for _ in range(50):
-                lacs.append(storage.write_lac(1, 10 + written))
+                lacs.append(storage.writes.write_lac(1, 10 + written))
                 written += 1
         except BookieReadOnlyError:
             return written
@@ -106,7 +106,7 @@ async def count_lacs(storage: LedgerStorage) -> int:
 async def fence_on(storage: LedgerStorage) -> None:
     """Fence ledgers until that is refused."""
     for first in range(1000, 100_000, 50):
-        fences = [storage.read_lac(first + number, fence=True) for number in range(50)]
+        fences = [storage.reads.read_lac(first + number, fence=True) for number in range(50)]
         answers = await asyncio.gather(*fences, return_exceptions=True)
         if any(isinstance(each, BookieReadOnlyError) for each in answers):
             return
@@ -128,15 +128,15 @@ def test_lacs_leave_what_is_kept_for_fences() -> None:
             await fill(storage)
             written = await count_lacs(storage)
             assert written >= 50
-            await storage.write_lac(1, written)  # known already: nothing is to be written
+            await storage.writes.write_lac(1, written)  # known already: nothing is to be written
             with pytest.raises(BookieReadOnlyError):
-                await storage.add_entry(make_frame(3, 0), is_recovery=True)
+                await storage.writes.add_entry(make_frame(3, 0), is_recovery=True)
             await fence_on(storage)
-            assert await storage.read_lac(1000, fence=True) == -1  # is fenced already
+            assert await storage.reads.read_lac(1000, fence=True) == -1  # is fenced already
             await asyncio.sleep(0.01)  # for the mark
             for _ in range(2):
-                await storage.collect_garbage(is_doomed)
-            await until(lambda: storage.state is StorageState.WRITABLE)
+                await storage.upkeep.collect_garbage(is_doomed)
+            await until(lambda: storage.status.state is StorageState.WRITABLE)
             await check_kept(storage)
 
     run(main())
@@ -149,24 +149,28 @@ def test_a_disk_that_others_fill_is_waited_for() -> None:
         disk = MemoryDisk(total_bytes=DISK_BYTES)
         states: list[StorageState] = []
         async with open_storage(disk, CONFIG) as storage:
-            storage.on_state(states.append)
+            storage.status.on_state(states.append)
             for entry_id in range(10):
-                await storage.add_entry(make_frame(1, entry_id))
+                await storage.writes.add_entry(make_frame(1, entry_id))
             await until(lambda: disk.held_bytes == SPACE.held_bytes)
             await disk.release(SPACE.held_bytes)
             disk.fill()
-            waiting = [storage.add_entry(make_frame(1, 10, bytes(5000)))]  # more than is ahead
-            waiting += [storage.add_entry(make_frame(1, entry_id)) for entry_id in range(11, 60)]
+            waiting = [
+                storage.writes.add_entry(make_frame(1, 10, bytes(5000)))
+            ]  # more than is ahead
+            waiting += [
+                storage.writes.add_entry(make_frame(1, entry_id)) for entry_id in range(11, 60)
+            ]
             await until(lambda: states == [StorageState.READ_ONLY])
             for request in (
-                storage.add_entry(make_frame(1, 60)),
-                storage.add_entry(make_frame(1, 60), is_recovery=True),
-                storage.read_lac(5, fence=True),
+                storage.writes.add_entry(make_frame(1, 60)),
+                storage.writes.add_entry(make_frame(1, 60), is_recovery=True),
+                storage.reads.read_lac(5, fence=True),
             ):
                 with pytest.raises(BookieReadOnlyError):
                     await request
             with pytest.raises(BookieReadOnlyError):
-                storage.write_lac(2, 58)
+                storage.writes.write_lac(2, 58)
             await check_kept(storage)
             await asyncio.sleep(0.02)
             assert not any(each.done() for each in waiting)
@@ -189,20 +193,20 @@ def test_what_is_held_back_gets_garbage_collected_on_a_full_disk() -> None:
         async with open_storage(disk, CONFIG) as storage:
             await fill(storage)
             disk.fill()
-            assert await storage.read_lac(7, fence=True) == -1
+            assert await storage.reads.read_lac(7, fence=True) == -1
         disk.fill()
         async with open_storage(disk, CONFIG) as storage:
-            assert storage.state is StorageState.READ_ONLY
+            assert storage.status.state is StorageState.READ_ONLY
             await check_kept(storage)
             with pytest.raises(BookieReadOnlyError):
-                await storage.add_entry(make_frame(7, 0), is_recovery=True)
+                await storage.writes.add_entry(make_frame(7, 0), is_recovery=True)
             await asyncio.sleep(0.01)  # for the mark that follows a start
-            assert not storage.stats().failed
+            assert not storage.status.stats().failed
             for _ in range(2):
-                report = await storage.collect_garbage(is_doomed)
+                report = await storage.upkeep.collect_garbage(is_doomed)
             assert report.files_deleted > 5
-            await until(lambda: storage.state is StorageState.WRITABLE)
-            await storage.add_entry(make_frame(3, 0))
+            await until(lambda: storage.status.state is StorageState.WRITABLE)
+            await storage.writes.add_entry(make_frame(3, 0))
             await check_kept(storage)
 
     run(main())
@@ -232,10 +236,10 @@ def test_a_disk_may_be_full_at_any_step(step: int) -> None:
         disk.step = fill_at  # type: ignore[method-assign]
         adds = []
         for entry_id in range(12):
-            adds.append(storage.add_entry(make_frame(1, entry_id), is_recovery=True))
+            adds.append(storage.writes.add_entry(make_frame(1, entry_id), is_recovery=True))
             await asyncio.sleep(0)
         await asyncio.sleep(0.01)
-        assert not storage.stats().failed
+        assert not storage.status.stats().failed
         if step % 2:
             disk.crash()
             durable = [number for number, each in enumerate(adds) if _is_good(each)]
@@ -250,10 +254,10 @@ def test_a_disk_may_be_full_at_any_step(step: int) -> None:
         disk.fill()
         async with open_storage(disk, config) as storage:  # a full one
             for entry_id in durable:
-                frame = await storage.read_entry(1, entry_id, fence=False)
+                frame = await storage.reads.read_entry(1, entry_id, fence=False)
                 assert bytes(frame) == make_frame(1, entry_id)
             await asyncio.sleep(0.005)
-            assert not storage.stats().failed
+            assert not storage.status.stats().failed
 
     run(main())
 
@@ -269,7 +273,7 @@ def test_a_footer_that_cannot_be_made_again_stops_no_start() -> None:
         disk = MemoryDisk(total_bytes=DISK_BYTES)
         async with open_storage(disk, CONFIG) as storage:
             await fill(storage)
-            assert 1 in storage._files
+            assert 1 in storage.core.files
         disk.flip(file_name(1), disk.size_of(file_name(1)) - 20, 1)
         await disk.release(disk.held_bytes)
         disk.fill()
@@ -282,10 +286,10 @@ def test_a_footer_that_cannot_be_made_again_stops_no_start() -> None:
         disk.write = fill_again  # type: ignore[method-assign, assignment]
         async with open_storage(disk, CONFIG) as storage:
             with pytest.raises(BookieStorageError, match="damaged"):
-                await storage.read_entry(1, 0, fence=False)
+                await storage.reads.read_entry(1, 0, fence=False)
             del disk.write
             disk.filler_bytes = 0
-            await storage.compact()
+            await storage.upkeep.compact()
             await check_kept(storage)
 
     run(main())
@@ -297,11 +301,11 @@ def test_a_storage_that_waits_for_room_can_be_closed() -> None:
     async def main() -> None:
         disk = MemoryDisk(total_bytes=DISK_BYTES)
         async with open_storage(disk, CONFIG) as storage:
-            await storage.add_entry(make_frame(1, 0))
+            await storage.writes.add_entry(make_frame(1, 0))
             await disk.release(disk.held_bytes)
             disk.fill()
-            waiting = storage.add_entry(make_frame(1, 1, bytes(5000)))  # more than is ahead
-            await until(lambda: storage.stats().is_read_only)
+            waiting = storage.writes.add_entry(make_frame(1, 1, bytes(5000)))  # more than is ahead
+            await until(lambda: storage.status.stats().is_read_only)
         with pytest.raises(DiskFullError):
             await waiting
 
@@ -314,15 +318,15 @@ def test_a_flood_of_adds_keeps_no_fence_out() -> None:
     async def main() -> None:
         disk = MemoryDisk(latency_s=lambda: 0.01)
         async with open_storage(disk, small_config(in_flight_bytes_max=1000)) as storage:
-            adds = [storage.add_entry(make_frame(1, entry_id)) for entry_id in range(20)]
+            adds = [storage.writes.add_entry(make_frame(1, entry_id)) for entry_id in range(20)]
             for ledger_id in range(2, 10):
                 with contextlib.suppress(BookieOverloadedError):
-                    storage.write_lac(ledger_id, 1)
+                    storage.writes.write_lac(ledger_id, 1)
             with pytest.raises(BookieOverloadedError):
-                storage.write_lac(10, 1)
-            assert await storage.read_lac(50, fence=True) == -1
+                storage.writes.write_lac(10, 1)
+            assert await storage.reads.read_lac(50, fence=True) == -1
             await asyncio.gather(*adds, return_exceptions=True)
-            many = [storage.read_lac(1000 + number, fence=True) for number in range(100)]
+            many = [storage.reads.read_lac(1000 + number, fence=True) for number in range(100)]
             answers = await asyncio.gather(*many, return_exceptions=True)
             refused = [each for each in answers if isinstance(each, BookieOverloadedError)]
             assert 50 < len(refused) < 100

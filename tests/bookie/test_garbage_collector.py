@@ -25,7 +25,7 @@ from tests.fixtures.storage import ManualClock, make_frame, open_storage, small_
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from bookie.storage import LedgerStorage
+    from bookie.storage.ledger_storage import LedgerStorage
     from dlcore.metadata.memory import MemoryStore
 
 PATHS = NamespacePaths("/dlog")
@@ -45,7 +45,7 @@ class Bench:
 
     async def hold(self, ledger_id: int, *, bookie: BookieId = OTHER, state: LedgerState) -> None:
         """Store an entry of a ledger whose metadata names `bookie`."""
-        await self.storage.add_entry(make_frame(ledger_id, 0))
+        await self.storage.writes.add_entry(make_frame(ledger_id, 0))
         is_closed = state is LedgerState.CLOSED
         metadata = LedgerMetadata(
             ledger_id=ledger_id,
@@ -71,7 +71,7 @@ class Bench:
                 cluster_id=self.cluster_id,
             )
             await collector.collect()
-        return set(self.storage.ledgers())
+        return set(self.storage.core.live_ledgers())
 
 
 @contextlib.asynccontextmanager
@@ -106,11 +106,11 @@ def test_only_closed_ledgers_that_do_not_name_the_bookie_are_given_up() -> None:
             await one.hold(5, state=LedgerState.CLOSED, bookie=AGAIN)
             await one.hold(6, state=LedgerState.CLOSED)
             await one.store.put(PATHS.ledger(6), b"broken", version=0)
-            await one.storage.add_entry(make_frame(7, 0))
+            await one.storage.writes.add_entry(make_frame(7, 0))
             assert await one.collect(1) == {1, 2, 3, 4, 5, 6, 7}
             assert await one.collect(1) == {2, 3, 4, 6}
             with pytest.raises(NoSuchLedgerError):
-                list(one.storage.list_entries(1))
+                list(one.storage.reads.list_entries(1))
             assert await one.store.get(PATHS.repair_lock(1)) is None
 
     run(scenario())
@@ -140,9 +140,9 @@ def test_a_ledger_given_up_is_unknown_until_it_is_added_again() -> None:
         async with bench() as one:
             await one.hold(1, state=LedgerState.CLOSED)
             assert await one.collect() == set()
-            await one.storage.add_entry(make_frame(1, 0), is_recovery=True)
-            assert one.storage.ledgers() == [1]
-            (held,) = one.storage.list_entries(1)
+            await one.storage.writes.add_entry(make_frame(1, 0), is_recovery=True)
+            assert one.storage.core.live_ledgers() == [1]
+            (held,) = one.storage.reads.list_entries(1)
             assert (held.first_entry_id, held.last_entry_id) == (0, 0)
 
     run(scenario())
@@ -154,7 +154,7 @@ def test_an_operator_lets_the_brake_go_once() -> None:
     async def scenario() -> None:
         async with bench(brake_count=3, brake_age_ms=10**9) as one:
             for ledger_id in range(10):
-                await one.storage.add_entry(make_frame(ledger_id, 0))
+                await one.storage.writes.add_entry(make_frame(ledger_id, 0))
             assert len(await one.collect(5)) == 10
             path = PATHS.garbage_release(OWN.name)
             await one.store.create(path, AGAIN.incarnation.encode(), make_parents=True)
@@ -163,7 +163,7 @@ def test_an_operator_lets_the_brake_go_once() -> None:
             assert await one.collect(1) == set()
             assert await one.store.get(path) is None
             for ledger_id in range(10, 20):
-                await one.storage.add_entry(make_frame(ledger_id, 0))
+                await one.storage.writes.add_entry(make_frame(ledger_id, 0))
             assert len(await one.collect(5)) == 10
 
     run(scenario())
@@ -174,11 +174,11 @@ def test_metadata_that_does_not_know_the_bookie_deletes_nothing() -> None:
 
     async def scenario() -> None:
         async with bench() as one:
-            await one.storage.add_entry(make_frame(1, 0))
+            await one.storage.writes.add_entry(make_frame(1, 0))
             await one.store.delete(PATHS.cookie(OWN.name))
             with pytest.raises(CorruptMetadataError, match="is not the cookie of bookie"):
                 await one.collect()
-            assert one.storage.ledgers() == [1]
+            assert one.storage.core.live_ledgers() == [1]
 
     run(scenario())
 

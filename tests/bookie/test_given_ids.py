@@ -10,7 +10,7 @@ import pytest
 
 from bookie.disks.memory import MemoryDisk
 from bookie.membership.given_ids import _READ_PAUSE_S, GivenIds
-from bookie.storage import LedgerStorage
+from bookie.storage.ledger_storage import LedgerStorage
 from dlcore.errors import (
     BadRequestError,
     BookieUnavailableError,
@@ -71,17 +71,17 @@ def test_an_id_that_was_never_given_is_refused_and_leaves_nothing(made_up: int) 
         async with opened(Counter(16)) as storage:
             reason = f"ledger {made_up} was never made: the next new one is 16"
             with pytest.raises(BadRequestError, match=reason):
-                await storage.read_lac(made_up, fence=True)
+                await storage.reads.read_lac(made_up, fence=True)
             with pytest.raises(BadRequestError, match=reason):
-                await storage.read_entry(made_up, 0, fence=True)
+                await storage.reads.read_entry(made_up, 0, fence=True)
             with pytest.raises(BadRequestError, match=reason):
-                await storage.write_lac(made_up, 3)
+                await storage.writes.write_lac(made_up, 3)
             for is_recovery in (False, True):
                 with pytest.raises(BadRequestError, match=reason):
-                    await storage.add_entry(make_frame(made_up, 0), is_recovery=is_recovery)
-            assert storage.ledgers() == []
-            await storage.add_entry(make_frame(15, 0))
-            assert storage.ledgers() == [15]
+                    await storage.writes.add_entry(make_frame(made_up, 0), is_recovery=is_recovery)
+            assert storage.core.live_ledgers() == []
+            await storage.writes.add_entry(make_frame(15, 0))
+            assert storage.core.live_ledgers() == [15]
 
     run(scenario())
 
@@ -92,11 +92,11 @@ def test_a_ledger_made_a_moment_ago_is_taken() -> None:
     async def scenario() -> None:
         counter = Counter(16)
         async with opened(counter) as storage:
-            await storage.add_entry(make_frame(3, 0))
+            await storage.writes.add_entry(make_frame(3, 0))
             for next_id, ledger_id in ((32, 16), (48, 47), (64, 50)):
                 counter.next_id = next_id
-                await storage.read_lac(ledger_id, fence=True)
-            assert storage.ledgers() == [3, 16, 47, 50]
+                await storage.reads.read_lac(ledger_id, fence=True)
+            assert storage.core.live_ledgers() == [3, 16, 47, 50]
 
     run(scenario())
 
@@ -108,12 +108,12 @@ def test_nothing_is_asked_about_ids_that_are_known() -> None:
         counter = Counter(1000)
         async with opened(counter) as storage:
             for ledger_id in range(200):
-                await storage.add_entry(make_frame(ledger_id, 0))
+                await storage.writes.add_entry(make_frame(ledger_id, 0))
             assert counter.reads == 1
             counter.next_id = 0  # restored from an old backup: what is held goes on
             with pytest.raises(BadRequestError):
-                await storage.add_entry(make_frame(1000, 0))
-            await storage.add_entry(make_frame(7, 1))
+                await storage.writes.add_entry(make_frame(1000, 0))
+            await storage.writes.add_entry(make_frame(7, 1))
             assert counter.reads == 2
 
     run(scenario())
@@ -126,10 +126,10 @@ def test_requests_that_wait_share_a_read_and_those_that_come_during_one_get_the_
         counter = Counter(16)
         counter.is_open.clear()
         async with opened(counter) as storage:
-            early = [storage.add_entry(make_frame(1, each)) for each in range(50)]
+            early = [storage.writes.add_entry(make_frame(1, each)) for each in range(50)]
             await until(lambda: counter.reads == 1)
             counter.next_id = 32
-            late = [storage.add_entry(make_frame(20, each)) for each in range(50)]
+            late = [storage.writes.add_entry(make_frame(20, each)) for each in range(50)]
             counter.is_open.set()
             await asyncio.gather(*early, *late)
             assert counter.reads == 2
@@ -146,7 +146,7 @@ def test_who_makes_ids_up_costs_the_metadata_few_reads() -> None:
             began_s = asyncio.get_running_loop().time()
             for made_up in range(100, 106):
                 with pytest.raises(BadRequestError):
-                    await storage.read_lac(made_up, fence=True)
+                    await storage.reads.read_lac(made_up, fence=True)
             took_s = asyncio.get_running_loop().time() - began_s
             assert took_s > (counter.reads - 1) * _READ_PAUSE_S * 0.9
 
@@ -161,11 +161,11 @@ def test_without_an_answer_of_the_metadata_nothing_is_known() -> None:
         counter.error = MetadataConnectionError("no ZooKeeper")
         async with opened(counter) as storage:
             with pytest.raises(BookieUnavailableError, match=r"ledger 3 .* not known here: no Zoo"):
-                await storage.add_entry(make_frame(3, 0))
+                await storage.writes.add_entry(make_frame(3, 0))
             with pytest.raises(BookieUnavailableError, match="not known here"):
-                await storage.read_lac(3, fence=True)
+                await storage.reads.read_lac(3, fence=True)
             counter.error = None
-            await storage.add_entry(make_frame(3, 0))
+            await storage.writes.add_entry(make_frame(3, 0))
 
     run(scenario())
 
@@ -181,7 +181,7 @@ def test_a_metadata_store_that_hangs_is_not_waited_for_for_ever(
         counter.is_open.clear()
         async with opened(counter) as storage:
             with pytest.raises(BookieUnavailableError, match=r"did not answer within 0.01 s"):
-                await storage.add_entry(make_frame(3, 0))
+                await storage.writes.add_entry(make_frame(3, 0))
 
     run(scenario())
 
@@ -193,10 +193,10 @@ def test_a_storage_that_closes_answers_who_waits() -> None:
         counter = Counter(16)
         counter.is_open.clear()
         async with opened(counter) as storage:
-            added = storage.add_entry(make_frame(3, 0))
-            fenced = asyncio.create_task(storage.read_lac(4, fence=True))
+            added = storage.writes.add_entry(make_frame(3, 0))
+            fenced = asyncio.create_task(storage.reads.read_lac(4, fence=True))
             await until(lambda: counter.reads == 1)
-            later = asyncio.create_task(storage.read_lac(5, fence=True))
+            later = asyncio.create_task(storage.reads.read_lac(5, fence=True))
             await asyncio.sleep(0)
             await storage.aclose()
             for each in (added, fenced, later):
@@ -214,11 +214,11 @@ def test_an_add_that_waited_is_decided_behind_the_fence_that_overtook_it() -> No
         counter = Counter(16)
         counter.is_open.clear()
         async with opened(counter) as storage:
-            before = storage.add_entry(make_frame(3, 0))
+            before = storage.writes.add_entry(make_frame(3, 0))
             await until(lambda: counter.reads == 1)
-            fence = asyncio.create_task(storage.read_lac(3, fence=True))
+            fence = asyncio.create_task(storage.reads.read_lac(3, fence=True))
             await asyncio.sleep(0)
-            after = storage.add_entry(make_frame(3, 1))
+            after = storage.writes.add_entry(make_frame(3, 1))
             counter.is_open.set()
             await before
             await fence

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bookie.disks.real import RealDisk
-from bookie.storage import LedgerStorage
+from bookie.storage.ledger_storage import LedgerStorage
 from tests.bookie import test_compaction as compaction
 from tests.fixtures import killed_steps
 from tests.fixtures.acknowledged import Acknowledged

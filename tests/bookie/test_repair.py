@@ -27,7 +27,7 @@ from tests.simulation.loop import run
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from bookie.storage import LedgerStorage
+    from bookie.storage.ledger_storage import LedgerStorage
     from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.metadata.memory import MemoryStore
 
@@ -47,26 +47,26 @@ class Scene:
 
     def damage(self, entry_id: int) -> None:
         """Change a byte of an entry of A."""
-        found = self.storage._reader.find(LEDGER_ID, entry_id)
+        found = self.storage.core.reader.find(LEDGER_ID, entry_id)
         assert found is not None
         self.disk.corrupt(file_name(found.file_number), found.offset + found.size - 1, b"\xff")
 
     async def meet(self, entry_id: int) -> None:
         """Read a damaged entry, as a client would."""
         with pytest.raises(BookieStorageError):
-            await self.storage.read_entry(LEDGER_ID, entry_id, fence=False)
+            await self.storage.reads.read_entry(LEDGER_ID, entry_id, fence=False)
 
     async def until_mended(self) -> float:
         """Wait until no damage is known; return the time."""
         loop = asyncio.get_running_loop()
-        while self.storage.damage.entries():  # noqa: ASYNC110  # virtual time
+        while self.storage.core.damage.entries():  # noqa: ASYNC110  # virtual time
             await asyncio.sleep(0.1)
         return loop.time()
 
     async def check(self, *entry_ids: int) -> None:
         """Check that A holds the entries."""
         for entry_id in entry_ids:
-            frame = await self.storage.read_entry(LEDGER_ID, entry_id, fence=False)
+            frame = await self.storage.reads.read_entry(LEDGER_ID, entry_id, fence=False)
             assert frame == frame_of(entry_id)
 
 
@@ -81,7 +81,7 @@ async def scene_of(metadata: LedgerMetadata = STRIPED) -> AsyncIterator[Scene]:
     disk = MemoryDisk()
     async with open_storage(disk) as storage:
         for entry_id in range(ENTRIES):
-            await storage.add_entry(frame_of(entry_id))
+            await storage.writes.add_entry(frame_of(entry_id))
             for peer in peers.values():
                 peer.add_entry(frame_of(entry_id), is_recovery=False)
         repairer = Repairer(
@@ -103,7 +103,7 @@ def test_what_a_read_found_damaged_is_fetched_from_its_other_holder() -> None:
                 await scene.meet(entry_id)
             assert await scene.until_mended() < 1.0
             await scene.check(*range(ENTRIES))
-            assert scene.storage.stats().repaired_entry_count == 2
+            assert scene.storage.status.stats().repaired_entry_count == 2
             assert scene.peers["B"].requests == 1
             assert scene.peers["D"].requests == 1
             assert scene.peers["C"].requests == 0
@@ -160,11 +160,11 @@ def test_it_tries_again_later_and_later_until_a_holder_is_back() -> None:
             await scene.meet(0)
             await asyncio.sleep(1000)
             assert 5 < scene.peers["B"].requests < 15
-            assert scene.storage.damage.entries() == [(LEDGER_ID, 0)]
+            assert scene.storage.core.damage.entries() == [(LEDGER_ID, 0)]
             scene.damage(3)
             await scene.meet(3)
             await asyncio.sleep(1)
-            assert scene.storage.damage.entries() == [(LEDGER_ID, 0)]
+            assert scene.storage.core.damage.entries() == [(LEDGER_ID, 0)]
             scene.peers["B"].start()
             await scene.until_mended()
             await scene.check(0, 3)
@@ -184,7 +184,7 @@ def test_entries_that_nobody_needs_are_forgotten() -> None:
             scene.damage(entry_id)
             await scene.meet(entry_id)
             assert await scene.until_mended() < 1.0
-            assert scene.storage.stats().repaired_entry_count == 0
+            assert scene.storage.status.stats().repaired_entry_count == 0
             assert all(peer.requests == 0 for peer in scene.peers.values())
 
     for is_deleted in (False, True):
@@ -209,7 +209,7 @@ def test_an_entry_of_a_replaced_ensemble_is_asked_of_the_bookies_of_its_own() ->
             scene.damage(1)  # D should not hold it, and is not asked
             await scene.meet(1)
             await asyncio.sleep(10.0)
-            assert scene.storage.damage.entries() == [(LEDGER_ID, 1)]
+            assert scene.storage.core.damage.entries() == [(LEDGER_ID, 1)]
             assert scene.peers["D"].requests == 0
             scene.peers["B"].start()
             await scene.until_mended()

@@ -12,7 +12,7 @@ import pytest
 
 from bookie.disks.real import RealDisk
 from bookie.files.format import RECORD_HEADER_BYTES
-from bookie.storage import LedgerStorage
+from bookie.storage.ledger_storage import LedgerStorage
 from dlcore.errors import BookieStorageError, NoSuchEntryError
 from tests.fixtures.lengths import sample
 from tests.fixtures.storage import ManualClock, make_frame, read_all, small_config
@@ -59,7 +59,7 @@ def with_storage(
 async def add_one_by_one(storage: LedgerStorage, entry_ids: range) -> None:
     """Add entries, each in a batch of its own."""
     for entry_id in entry_ids:
-        await storage.add_entry(make_frame(LEDGER, entry_id))
+        await storage.writes.add_entry(make_frame(LEDGER, entry_id))
 
 
 def expect_entries(directory: Path, count: int) -> None:
@@ -69,7 +69,7 @@ def expect_entries(directory: Path, count: int) -> None:
         frames = await read_all(storage, LEDGER, first=0, last=count - 1)
         assert frames == [make_frame(LEDGER, entry_id) for entry_id in range(count)]
         with pytest.raises(NoSuchEntryError):
-            await storage.read_entry(LEDGER, count, fence=False)
+            await storage.reads.read_entry(LEDGER, count, fence=False)
         await add_one_by_one(storage, range(count, count + 2))
 
     with_storage(directory, test, crash=True)
@@ -212,7 +212,9 @@ def test_records_of_one_torn_batch_do_not_prove_each_other(tmp_path: Path) -> No
 
     async def add(storage: LedgerStorage) -> None:
         await add_one_by_one(storage, range(2))
-        await asyncio.gather(*(storage.add_entry(make_frame(LEDGER, e)) for e in range(2, 5)))
+        await asyncio.gather(
+            *(storage.writes.add_entry(make_frame(LEDGER, e)) for e in range(2, 5))
+        )
 
     with_storage(tmp_path, add, crash=True)
     content = bytearray((tmp_path / FIRST).read_bytes())
@@ -248,7 +250,7 @@ def test_damage_in_a_sealed_file_is_an_error_on_read_and_never_a_no(many_files: 
 
     async def test(storage: LedgerStorage) -> None:
         with pytest.raises(BookieStorageError, match=f"entry 7:3 is damaged at offset .* {FIRST}"):
-            await storage.read_entry(LEDGER, 3, fence=False)
+            await storage.reads.read_entry(LEDGER, 3, fence=False)
         with pytest.raises(BookieStorageError, match="entry 7:3 is damaged"):
             await read_all(storage, LEDGER, first=0, last=5)
         assert len(await read_all(storage, LEDGER, first=4, last=99)) == 96

@@ -19,7 +19,7 @@ from tests.fixtures.aio import run
 from tests.fixtures.storage import make_frame, open_storage, small_config
 
 if TYPE_CHECKING:
-    from bookie.storage import LedgerStorage
+    from bookie.storage.ledger_storage import LedgerStorage
 
 CONFIG = small_config(
     file_bytes_max=2000,
@@ -33,12 +33,12 @@ ENTRIES = 60
 
 async def fill(storage: LedgerStorage) -> None:
     """Fill some files with entries of two ledgers, a fence and LACs between; one entry is big."""
-    await storage.read_lac(7, fence=True)
+    await storage.reads.read_lac(7, fence=True)
     for entry_id in range(ENTRIES):
         body = b"x" * 1500 if entry_id == 30 else None
-        await storage.add_entry(make_frame(1 + entry_id % 2, entry_id, body))
+        await storage.writes.add_entry(make_frame(1 + entry_id % 2, entry_id, body))
         if entry_id % 5 == 0:
-            storage.write_lac(8, entry_id)
+            storage.writes.write_lac(8, entry_id)
     await storage._log.flush()
 
 
@@ -55,19 +55,19 @@ def test_a_whole_storage_is_found_whole() -> None:
         disk = MemoryDisk()
         async with open_storage(disk, CONFIG) as storage:
             await fill(storage)
-            scrubbing = asyncio.create_task(storage.scrub())
+            scrubbing = asyncio.create_task(storage.upkeep.scrub())
             for entry_id in range(40):
-                await storage.add_entry(make_frame(3, entry_id))
+                await storage.writes.add_entry(make_frame(3, entry_id))
             report = await scrubbing
             assert report.damaged_files == []
             assert report.damaged_records == 0
-            report = await storage.scrub()
+            report = await storage.upkeep.scrub()
             assert report.damaged_files == []
-            sealed = storage._files.numbers()
+            sealed = storage.core.files.numbers()
             assert report.files_scrubbed == len(sealed) + 1
             files = [*sealed, sealed[-1] + 1]
             headers = [disk.open(file_name(each)) for each in files]
-            stored = storage.stats().stored_bytes
+            stored = storage.status.stats().stored_bytes
             assert stored - 500 * len(headers) < report.bytes_read < stored
 
     run(main())
@@ -83,14 +83,14 @@ def test_each_damaged_entry_is_found_wherever_it_is(part: str) -> None:
             await fill(storage)
             damaged = [(1 + each % 2, each) for each in (0, 1, 15, 16, 29, 30, 31, 44, ENTRIES - 1)]
             for ledger_id, entry_id in damaged:
-                found = storage._reader.find(ledger_id, entry_id)
+                found = storage.core.reader.find(ledger_id, entry_id)
                 assert found is not None
                 start = 0 if part == "frame" else -RECORD_HEADER_BYTES
                 flip(disk, found.file_number, found.offset + start + 10)
-            report = await storage.scrub()
-            assert storage.damage.entries() == sorted(damaged)
+            report = await storage.upkeep.scrub()
+            assert storage.core.damage.entries() == sorted(damaged)
             assert report.damaged_records == len(damaged)
-            assert storage.stats().damaged_entry_count == len(damaged)
+            assert storage.status.stats().damaged_entry_count == len(damaged)
 
     run(main())
 
@@ -107,10 +107,10 @@ def test_any_flipped_byte_of_a_sealed_file_is_found() -> None:
             for offset in sorted({*range(0, size, 7), *rng.sample(range(size), 50)}):
                 before = bytes(disk._names[file_name(2)].cache)
                 flip(disk, 2, offset)
-                report = await storage.scrub()
+                report = await storage.upkeep.scrub()
                 assert report.damaged_files == [2], offset
                 disk.corrupt(file_name(2), 0, before)
-            report = await storage.scrub()
+            report = await storage.upkeep.scrub()
             assert report.damaged_files == []
 
     run(main())
@@ -124,22 +124,22 @@ def test_a_damaged_footer_is_made_again() -> None:
         async with open_storage(disk, CONFIG) as storage:
             await fill(storage)
             before = bytes(disk._names[file_name(1)].cache)
-            place = storage._reader.place(1)
+            place = storage.core.reader.place(1)
             assert place is not None
             for offset in (place.offset + 5, place.offset + 60, len(before) - 1):
-                storage._reader.close()
+                storage.core.reader.close()
                 flip(disk, 1, offset)
                 with pytest.raises(BookieStorageError, match="footer"):
-                    await storage.read_entry(1, 0, fence=False)
-                report = await storage.scrub()
+                    await storage.reads.read_entry(1, 0, fence=False)
+                report = await storage.upkeep.scrub()
                 assert report.footers_made_again == 1
                 assert bytes(disk._names[file_name(1)].cache) == before
-                assert await storage.read_entry(1, 0, fence=False) == make_frame(1, 0)
-                assert not storage.damage.footers
+                assert await storage.reads.read_entry(1, 0, fence=False) == make_frame(1, 0)
+                assert not storage.core.damage.footers
             inode = disk._names[file_name(1)]
-            storage._reader.close()
+            storage.core.reader.close()
             inode.truncate(place.offset + 7)
-            report = await storage.scrub()
+            report = await storage.upkeep.scrub()
             assert report.footers_made_again == 1
             assert bytes(inode.cache) == before
 
@@ -153,17 +153,17 @@ def test_a_crash_while_a_footer_is_made_again_leaves_it_mendable() -> None:
         disk = MemoryDisk(random.Random(step))
         async with open_storage(disk, CONFIG) as storage:
             await fill(storage)
-            place = storage._reader.place(1)
+            place = storage.core.reader.place(1)
             assert place is not None
-            storage._reader.close()
+            storage.core.reader.close()
             flip(disk, 1, place.offset + 60)
             disk.crash_at_step = disk.steps + step
-            await storage.scrub()
+            await storage.upkeep.scrub()
             has_crashed = disk.crash_at_step is None
             disk.crash()
         async with open_storage(disk, CONFIG) as storage:
             for entry_id in range(ENTRIES - 1):
-                frame = await storage.read_entry(1 + entry_id % 2, entry_id, fence=False)
+                frame = await storage.reads.read_entry(1 + entry_id % 2, entry_id, fence=False)
                 assert len(frame) > 48
         return has_crashed
 
@@ -179,21 +179,21 @@ def test_a_footer_and_a_record_damaged_in_one_file_stay_unknown() -> None:
         disk = MemoryDisk()
         async with open_storage(disk, CONFIG) as storage:
             await fill(storage)
-            found = storage._reader.find(1, 0)
-            place = storage._reader.place(1)
+            found = storage.core.reader.find(1, 0)
+            place = storage.core.reader.place(1)
             assert found is not None
             assert place is not None
-            storage._reader.close()
+            storage.core.reader.close()
             flip(disk, 1, found.offset + 50)
             flip(disk, 1, place.offset + 60)
-            report = await storage.scrub()
+            report = await storage.upkeep.scrub()
             assert report.damaged_files == [1]
             assert report.footers_made_again == 0
             for fence in (False, True):
                 with pytest.raises(BookieStorageError):
-                    await storage.read_entry(1, 0, fence=fence)
+                    await storage.reads.read_entry(1, 0, fence=fence)
             last = ENTRIES - 1
-            frame = await storage.read_entry(1 + last % 2, last, fence=False)
+            frame = await storage.reads.read_entry(1 + last % 2, last, fence=False)
             assert frame == make_frame(1 + last % 2, last)
 
     run(main())
@@ -206,19 +206,19 @@ def test_damage_in_two_files_of_one_ledger_ends_no_pass() -> None:
         disk = MemoryDisk()
         async with open_storage(disk, CONFIG) as storage:
             for number in range(60):
-                await storage.add_entry(make_frame(1, number % 2 * 30 + number // 2))
-            found = storage._reader.find(1, 1)
-            place = storage._reader.place(2)
+                await storage.writes.add_entry(make_frame(1, number % 2 * 30 + number // 2))
+            found = storage.core.reader.find(1, 1)
+            place = storage.core.reader.place(2)
             assert found is not None
             assert place is not None
             flip(disk, found.file_number, found.offset + 50)
             flip(disk, 2, place.offset - 3)
             flip(disk, 2, place.offset + 60)
-            storage._reader.close()
-            report = await storage.scrub()
+            storage.core.reader.close()
+            report = await storage.upkeep.scrub()
             assert report.damaged_files == [found.file_number, 2]
-            assert report.files_scrubbed == len(storage._files.numbers()) + 1
-            assert storage.damage.entries() == [(1, 1)]
+            assert report.files_scrubbed == len(storage.core.files.numbers()) + 1
+            assert storage.core.damage.entries() == [(1, 1)]
 
     run(main())
 
@@ -231,17 +231,17 @@ def test_compaction_moves_what_a_file_with_a_damaged_header_holds() -> None:
         async with open_storage(disk, CONFIG) as storage:
             await fill(storage)
             flip(disk, 1, 20)
-            assert (await storage.compact()).files_compacted == 0
-            assert (await storage.scrub()).damaged_files == [1]
-            assert (await storage.compact()).files_compacted == 1
+            assert (await storage.upkeep.compact()).files_compacted == 0
+            assert (await storage.upkeep.scrub()).damaged_files == [1]
+            assert (await storage.upkeep.compact()).files_compacted == 1
             assert file_name(1) not in disk.names()
         async with open_storage(disk, CONFIG) as storage:
             for entry_id in range(ENTRIES):
                 if entry_id != 30:
-                    frame = await storage.read_entry(1 + entry_id % 2, entry_id, fence=False)
+                    frame = await storage.reads.read_entry(1 + entry_id % 2, entry_id, fence=False)
                     assert frame == make_frame(1 + entry_id % 2, entry_id)
-            assert await storage.read_lac(7, fence=False) == -1
-            assert await storage.read_lac(8, fence=False) == 55
+            assert await storage.reads.read_lac(7, fence=False) == -1
+            assert await storage.reads.read_lac(8, fence=False) == 55
 
     run(main())
 
@@ -254,10 +254,10 @@ def test_sectors_that_cannot_be_read_are_damage_like_any_other() -> None:
         async with open_storage(disk, CONFIG) as storage:
             await fill(storage)
             disk.read_error = "Input/output error"
-            report = await storage.scrub()
+            report = await storage.upkeep.scrub()
             assert report.damaged_files == [1]
-            assert report.files_scrubbed == len(storage._files.numbers()) + 1
-            assert (await storage.scrub()).damaged_files == []
+            assert report.files_scrubbed == len(storage.core.files.numbers()) + 1
+            assert (await storage.upkeep.scrub()).damaged_files == []
 
     run(main())
 
@@ -269,14 +269,14 @@ def test_what_is_damaged_on_a_real_disk_is_found() -> None:
         disk = RealDisk(directory)
         async with open_storage(disk, CONFIG) as storage:
             await fill(storage)
-            assert await storage.read_entry(1, 0, fence=False) == make_frame(1, 0)
-            found = storage._reader.find(1, 0)
+            assert await storage.reads.read_entry(1, 0, fence=False) == make_frame(1, 0)
+            found = storage.core.reader.find(1, 0)
             assert found is not None
             with (directory / file_name(found.file_number)).open("r+b") as file:
                 file.seek(found.offset + 50)
                 file.write(b"\xff")
-            assert (await storage.scrub()).damaged_files == [found.file_number]
-            assert storage.damage.entries() == [(1, 0)]
+            assert (await storage.upkeep.scrub()).damaged_files == [found.file_number]
+            assert storage.core.damage.entries() == [(1, 0)]
         await disk.aclose()
 
     with tempfile.TemporaryDirectory() as directory:

@@ -20,7 +20,7 @@ from tests.fixtures.storage import make_frame, open_storage, small_config
 
 if TYPE_CHECKING:
     from bookie.files.entry_log import Location
-    from bookie.storage import LedgerStorage
+    from bookie.storage.ledger_storage import LedgerStorage
 
 SECTOR = 512
 CONFIG = small_config(
@@ -40,13 +40,13 @@ ENTRIES = 160
 async def fill(storage: LedgerStorage) -> None:
     """Fill one file and begin another one."""
     for entry_id in range(ENTRIES):
-        await storage.add_entry(make_frame(1, entry_id))
-    assert storage._files.numbers() == [1]
+        await storage.writes.add_entry(make_frame(1, entry_id))
+    assert storage.core.files.numbers() == [1]
 
 
 def place_of(storage: LedgerStorage, entry_id: int) -> Location:
     """Return where an entry is."""
-    found = storage._reader.find(1, entry_id)
+    found = storage.core.reader.find(1, entry_id)
     assert found is not None
     return found
 
@@ -76,14 +76,14 @@ def test_only_what_lies_in_a_lost_sector_is_damaged(entry_id: int) -> None:
             damaged = hit_by(storage, place)
             assert 1 < len(damaged) < 20
             disk.lose_sector(file_name(place.file_number), place.offset)
-            report = await storage.scrub()
+            report = await storage.upkeep.scrub()
             assert report.damaged_files == [place.file_number]
             assert report.files_scrubbed == 2
-            assert storage.damage.entries() == damaged
+            assert storage.core.damage.entries() == damaged
             beside = damaged[-1][1] + 1
-            assert await storage.read_entry(1, beside, fence=False) == make_frame(1, beside)
+            assert await storage.reads.read_entry(1, beside, fence=False) == make_frame(1, beside)
             with pytest.raises(BookieStorageError):
-                await storage.read_entry(*damaged[0], fence=False)
+                await storage.reads.read_entry(*damaged[0], fence=False)
 
     run(main())
 
@@ -96,20 +96,20 @@ def test_without_a_footer_nothing_behind_the_damage_can_be_told(also: str) -> No
         disk = MemoryDisk()
         async with open_storage(disk, CONFIG) as storage:
             await fill(storage)
-            place = storage._reader.place(1)
+            place = storage.core.reader.place(1)
             assert place is not None
             if also == "a lost sector":
                 disk.lose_sector(file_name(1), place_of(storage, 40).offset)
             else:
                 disk.flip(file_name(1), 20, 0x20)
             disk.flip(file_name(1), place.offset + 60, 0x20)
-            report = await storage.scrub()
+            report = await storage.upkeep.scrub()
             assert (report.damaged_files, report.footers_made_again) == ([1], 0)
             assert report.files_scrubbed == 2
-            assert storage.damage.footers == {1}
-            assert storage.damage.entries() == []
+            assert storage.core.damage.footers == {1}
+            assert storage.core.damage.entries() == []
             last = ENTRIES - 1
-            assert await storage.read_entry(1, last, fence=False) == make_frame(1, last)
+            assert await storage.reads.read_entry(1, last, fence=False) == make_frame(1, last)
 
     run(main())
 
@@ -121,9 +121,9 @@ def test_a_file_that_cannot_be_opened_is_reported() -> None:
         disk = MemoryDisk()
         async with open_storage(disk, CONFIG) as storage:
             await fill(storage)
-            storage._reader.close()
+            storage.core.reader.close()
             disk._names.pop(file_name(1))
-            report = await storage.scrub()
+            report = await storage.upkeep.scrub()
             assert (report.damaged_files, report.files_scrubbed) == ([1], 1)
 
     run(main())
@@ -132,8 +132,8 @@ def test_a_file_that_cannot_be_opened_is_reported() -> None:
 async def fill_large(storage: LedgerStorage) -> None:
     """Fill a file with entries of all sizes, and begin another one."""
     for entry_id, size in enumerate(SIZES * 2):
-        await storage.add_entry(make_frame(1, entry_id, b"%d" % entry_id * (size // 2)))
-    assert storage._files.numbers()[0] == 1
+        await storage.writes.add_entry(make_frame(1, entry_id, b"%d" % entry_id * (size // 2)))
+    assert storage.core.files.numbers()[0] == 1
 
 
 def test_records_larger_than_a_read() -> None:
@@ -143,19 +143,19 @@ def test_records_larger_than_a_read() -> None:
         disk = MemoryDisk()
         async with open_storage(disk, LARGE) as storage:
             await fill_large(storage)
-            assert (await storage.scrub()).damaged_files == []
+            assert (await storage.upkeep.scrub()).damaged_files == []
             for entry_id in range(len(SIZES)):
-                place = storage._reader.find(1, entry_id)
+                place = storage.core.reader.find(1, entry_id)
                 assert place is not None
                 for offset in (4 - RECORD_HEADER_BYTES, place.size - 1):
                     name, at = file_name(place.file_number), place.offset + offset
                     disk.flip(name, at, 0x20)
-                    report = await storage.scrub()
+                    report = await storage.upkeep.scrub()
                     assert report.damaged_files == [place.file_number]
                     assert report.damaged_records == 1
-                    assert storage.damage.entries() == [(1, entry_id)]
+                    assert storage.core.damage.entries() == [(1, entry_id)]
                     disk.flip(name, at, 0x20)
-                    storage.damage.forget_entry(1, entry_id, is_repaired=False)
+                    storage.core.damage.forget_entry(1, entry_id, is_repaired=False)
 
     run(main())
 
@@ -167,12 +167,12 @@ def test_a_footer_is_made_again_over_records_larger_than_a_read() -> None:
         disk = MemoryDisk()
         async with open_storage(disk, LARGE) as storage:
             await fill_large(storage)
-            place = storage._reader.place(1)
+            place = storage.core.reader.place(1)
             assert place is not None
             before = bytes(disk._names[file_name(1)].cache)
             disk.flip(file_name(1), place.offset + 60, 0x20)
-            storage._reader.close()
-            assert (await storage.scrub()).footers_made_again == 1
+            storage.core.reader.close()
+            assert (await storage.upkeep.scrub()).footers_made_again == 1
             assert bytes(disk._names[file_name(1)].cache) == before
 
     run(main())
@@ -186,22 +186,22 @@ def test_files_that_are_dropped_while_they_are_read_are_not_damaged(rounds: int)
         disk = MemoryDisk()
         async with open_storage(disk, CONFIG) as storage:
             for entry_id in range(2 * ENTRIES):
-                await storage.add_entry(make_frame(1, entry_id))
-            sealed = storage._files.numbers()
+                await storage.writes.add_entry(make_frame(1, entry_id))
+            sealed = storage.core.files.numbers()
             assert sealed == [1, 2]
             for number in sealed:
-                place = storage._reader.place(number)
+                place = storage.core.reader.place(number)
                 assert place is not None
                 disk.flip(file_name(number), place.offset + 60, 0x20)
-            storage._reader.close()
-            scrubbing = asyncio.create_task(storage.scrub())
+            storage.core.reader.close()
+            scrubbing = asyncio.create_task(storage.upkeep.scrub())
             for _ in range(rounds):
                 await asyncio.sleep(0)
-            dropping = asyncio.create_task(storage._files.drop(sealed, [1]))
+            dropping = asyncio.create_task(storage.core.files.drop(sealed, [1]))
             report = await scrubbing
             assert sorted(await dropping) == sealed
             assert report.damaged_records == 0
-            assert not storage.damage.footers
-            assert (await storage.scrub()).damaged_files == []
+            assert not storage.core.damage.footers
+            assert (await storage.upkeep.scrub()).damaged_files == []
 
     run(main())

@@ -39,14 +39,14 @@ def test_adds_do_not_wait_until_all_ledgers_of_a_sealed_file_know_of_it() -> Non
         config = small_config(file_entries_max=count, file_bytes_max=2**30)
         async with open_storage(disk, config) as storage:
             frames = [make_frame(ledger_id, 0) for ledger_id in range(count)]
-            await asyncio.gather(*map(storage.add_entry, frames))
-            await storage.add_entry(make_frame(count, 0))
-            assert storage._files.numbers() == []
-            assert await storage.read_entry(count - 1, 0, fence=False) == frames[-1]
-            await until(lambda: storage._files.numbers() == [1])
-            assert await storage.read_entry(0, 0, fence=False) == frames[0]
-            assert await storage.read_entry(count, 0, fence=False) == make_frame(count, 0)
+            await asyncio.gather(*map(storage.writes.add_entry, frames))
+            await storage.writes.add_entry(make_frame(count, 0))
+            assert storage.core.files.numbers() == []
+            assert await storage.reads.read_entry(count - 1, 0, fence=False) == frames[-1]
+            await until(lambda: storage.core.files.numbers() == [1])
+            assert await storage.reads.read_entry(0, 0, fence=False) == frames[0]
+            assert await storage.reads.read_entry(count, 0, fence=False) == make_frame(count, 0)
         async with open_storage(disk, config) as storage:
-            assert await storage.read_entry(count - 1, 0, fence=False) == frames[-1]
+            assert await storage.reads.read_entry(count - 1, 0, fence=False) == frames[-1]
 
     asyncio.run(main())

@@ -407,8 +407,7 @@ def test_a_storage_that_fails_later_ends_the_bookie(tmp_path: Path) -> None:
         store = tree.connect()
         async with in_process(tmp_path, tree) as server:
             for is_full in (True, False):
-                server.storage._room.note_stalled(is_stalled=is_full)
-                server.storage._watch_space()
+                server.storage.status.note_stalled(is_full)
                 path = PATHS.bookie_readonly("b") if is_full else PATHS.bookie_available("b")
                 await until_async(partial(_exists, store, path))
             server.storage._on_failed(BookieStorageError("made to fail"))
@@ -437,7 +436,7 @@ def test_garbage_is_what_the_metadata_store_says_is_deleted(tmp_path: Path) -> N
                 for ledger_id in (1, 2):
                     await client.add_entry(server.bookie, frame_of(ledger_id, 0))
                 await store.delete(PATHS.ledger(1))
-                await until(lambda: server.storage.ledgers() == [2])
+                await until(lambda: server.storage.core.live_ledgers() == [2])
             root = await store.get(PATHS.root)
             assert root is not None
             other = MemoryTree().connect()
@@ -445,7 +444,7 @@ def test_garbage_is_what_the_metadata_store_says_is_deleted(tmp_path: Path) -> N
             await store.delete(PATHS.ledger(2))
             with pytest.raises(Exception, match="no ledger counts as deleted"):
                 await server._collect_once()
-            assert server.storage.ledgers() == [2]
+            assert server.storage.core.live_ledgers() == [2]
             await other.aclose()
             await store.aclose()
 
@@ -464,7 +463,7 @@ def test_metadata_that_is_older_than_the_data_deletes_nothing(
             store = tree.connect()
             await store.put(PATHS.ledger_idgen, b"3", version=-1)
             for ledger_id in (1, 2):
-                await server.storage.add_entry(frame_of(ledger_id, 0))
+                await server.storage.writes.add_entry(frame_of(ledger_id, 0))
             if next_id is None:
                 await store.delete(PATHS.ledger_idgen)
             else:
@@ -472,10 +471,10 @@ def test_metadata_that_is_older_than_the_data_deletes_nothing(
             for _ in range(3):
                 with pytest.raises(CorruptMetadataError, match="no ledger counts as deleted"):
                     await server._collect_once()
-            assert server.storage.ledgers() == [1, 2]
+            assert server.storage.core.live_ledgers() == [1, 2]
             if next_id is not None:
                 await store.put(PATHS.ledger_idgen, b"3", version=-1)
-                await until(lambda: server.storage.ledgers() == [])
+                await until(lambda: server.storage.core.live_ledgers() == [])
             await store.aclose()
 
     run(scenario)
@@ -493,7 +492,7 @@ def test_a_ledger_that_nobody_made_stops_no_garbage_collection(tmp_path: Path) -
                 await client.add_entry(server.bookie, frame_of(2, 0))
                 for made_up in (3, 2**63 - 1):
                     await refuses(client, server.bookie, made_up)
-                await until(lambda: server.storage.ledgers() == [])
+                await until(lambda: server.storage.core.live_ledgers() == [])
             await store.aclose()
 
     run(scenario)
@@ -545,7 +544,7 @@ def test_a_bug_in_the_upkeep_does_not_end_it(
                 calls += 1
                 raise KeyError(calls)
 
-            monkeypatch.setattr(server.storage, "collect_garbage", broken)
+            monkeypatch.setattr(server.storage.upkeep, "collect_garbage", broken)
             await until(lambda: calls > 2)
 
     run(scenario)

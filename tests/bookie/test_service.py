@@ -100,7 +100,7 @@ def test_a_connection_without_the_right_handshake_ends(
                 end.send(first_message, adds(frame_of(1, 0)))
                 assert kind_of(await end.receive()) == (0, error)
                 assert await end.receive() is None
-            assert served.storage.ledgers() == []
+            assert served.storage.core.live_ledgers() == []
 
     run(scenario)
 
@@ -143,7 +143,7 @@ def test_a_message_without_sense_ends_the_connection_and_not_the_bookie(
             async with raw_connection(served.address) as end:
                 end.send(adds(frame_of(1, 1)))
                 assert await results(end, 1) == ([1], {})
-            assert served.storage.ledgers() == [1]
+            assert served.storage.core.live_ledgers() == [1]
 
     run(scenario)
 
@@ -161,7 +161,7 @@ def test_each_bad_frame_of_a_message_has_its_own_answer(tmp_path: Path) -> None:
                 ok, failed = await results(end, 5)
             assert ok == [1, 5]
             assert failed == {2: DigestMismatchError, 3: DigestMismatchError, 4: EntryTooLargeError}
-            ranges = served.storage.list_entries(1)
+            ranges = served.storage.reads.list_entries(1)
             assert [each.first_entry_id for each in ranges] == [0, 4]
 
     run(scenario)
@@ -293,7 +293,7 @@ def test_a_pressed_connection_is_held_back_and_not_refused(tmp_path: Path) -> No
         bound, size, count = 200_000, 50_000, 200
         async with serve(tmp_path, connection_bytes_max=bound) as served:
             highest = 0
-            add_entry = served.storage.add_entry
+            add_entry = served.storage.writes.add_entry
             pending: set[asyncio.Future[None]] = set()
 
             def watched(frame: bytes, *, is_recovery: bool = False) -> asyncio.Future[None]:
@@ -304,7 +304,7 @@ def test_a_pressed_connection_is_held_back_and_not_refused(tmp_path: Path) -> No
                 highest = max(highest, len(pending) * size)
                 return future
 
-            served.storage.add_entry = watched  # type: ignore[assignment,method-assign]  # a probe
+            served.storage.writes.add_entry = watched  # type: ignore[assignment,method-assign]  # a probe
             client = client_of(served)
             frames = [frame_of(1, i, b"x" * size) for i in range(count)]
             await asyncio.gather(*(client.add_entry(BOOKIE, frame) for frame in frames))
@@ -332,7 +332,7 @@ def test_a_full_bookie_says_so_early(tmp_path: Path) -> None:
             assert outcomes.count(None) + len(refused) == len(outcomes)
             held = sum(
                 each.last_entry_id - each.first_entry_id + 1
-                for each in served.storage.list_entries(1)
+                for each in served.storage.reads.list_entries(1)
             )
             assert held == outcomes.count(None)
             await client.aclose()
@@ -398,7 +398,7 @@ def test_a_client_that_vanishes_leaves_no_trace_in_the_service(tmp_path: Path) -
             await connection.closed.wait()
             client = client_of(served)
             await client.add_entry(BOOKIE, frame_of(1, 0))
-            assert list(served.storage._followers.ledgers()) == []
+            assert list(served.storage.followers.ledgers()) == []
             assert len(served.service.connections) == 1
             await served.service.drain()
             await client.aclose()

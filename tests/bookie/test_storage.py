@@ -9,7 +9,7 @@ import pytest
 
 from bookie.config import GarbageConfig, SpaceConfig
 from bookie.disks.memory import MemoryDisk
-from bookie.storage_core import StorageState
+from bookie.storage.status import StorageState
 from dlcore.errors import (
     BadRequestError,
     BookieOverloadedError,
@@ -36,7 +36,7 @@ from tests.fixtures.storage import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bookie.storage import LedgerStorage
+    from bookie.storage.ledger_storage import LedgerStorage
 
 SPACE = SpaceConfig(
     read_only_below_bytes=10_000,
@@ -49,7 +49,7 @@ SPACE = SpaceConfig(
 async def add(storage: LedgerStorage, ledger_id: int, *entry_ids: int) -> None:
     """Add entries of a ledger in one go and wait until all are durable."""
     await asyncio.gather(
-        *(storage.add_entry(make_frame(ledger_id, entry_id)) for entry_id in entry_ids)
+        *(storage.writes.add_entry(make_frame(ledger_id, entry_id)) for entry_id in entry_ids)
     )
 
 
@@ -81,22 +81,24 @@ def test_entries_come_back_as_they_were_across_files_and_owners() -> None:
             await check(storage)
 
     async def check(storage: LedgerStorage) -> None:
-        assert storage.ledgers() == [1, 2, 3]
+        assert storage.core.live_ledgers() == [1, 2, 3]
         for ledger_id, ids in held.items():
             for entry_id in range(100):
                 if entry_id in ids:
-                    frame = await storage.read_entry(ledger_id, entry_id, fence=False)
+                    frame = await storage.reads.read_entry(ledger_id, entry_id, fence=False)
                     assert frame == make_frame(ledger_id, entry_id)
                 else:
                     with pytest.raises(NoSuchEntryError):
-                        await storage.read_entry(ledger_id, entry_id, fence=False)
-        assert await storage.read_lac(2, fence=False) == 86
-        assert list(storage.list_entries(1)) == [EntryRange(first_entry_id=0, last_entry_id=29)]
-        assert list(storage.list_entries(3)) == [
+                        await storage.reads.read_entry(ledger_id, entry_id, fence=False)
+        assert await storage.reads.read_lac(2, fence=False) == 86
+        assert list(storage.reads.list_entries(1)) == [
+            EntryRange(first_entry_id=0, last_entry_id=29)
+        ]
+        assert list(storage.reads.list_entries(3)) == [
             EntryRange(first_entry_id=1, last_entry_id=1),
             EntryRange(first_entry_id=5, last_entry_id=7),
         ]
-        assert len(list(storage.list_entries(2))) == 30
+        assert len(list(storage.reads.list_entries(2))) == 30
         expected = [make_frame(2, entry_id) for entry_id in range(0, 90, 3)]
         assert await read_all(storage, 2, first=0, last=89, stride=3) == expected
         assert await read_all(storage, 1, first=5, last=4) == []
@@ -180,23 +182,23 @@ def test_bad_input_is_refused_by_name_and_writes_nothing() -> None:
 
     async def main() -> None:
         async with open_storage(MemoryDisk(), small_config(entry_size_bytes_max=2048)) as storage:
-            before = storage.stats().stored_bytes
+            before = storage.status.stats().stored_bytes
             for frame, error in frames.items():
                 with pytest.raises(error):
-                    await storage.add_entry(frame)
+                    await storage.writes.add_entry(frame)
             for ledger_id, entry_id in ((-1, 0), (0, -1), (2**63, 0), (0, 2**63)):
                 with pytest.raises(BadRequestError):
-                    await storage.read_entry(ledger_id, entry_id, fence=True)
+                    await storage.reads.read_entry(ledger_id, entry_id, fence=True)
             with pytest.raises(BadRequestError):
-                storage.write_lac(1, -2)
+                storage.writes.write_lac(1, -2)
             with pytest.raises(BadRequestError):
                 await anext(
                     read_entries(
                         storage, 1, first_entry_id=0, last_entry_id=1, stride=0, chunk_bytes=1
                     )
                 )
-            assert storage.stats().stored_bytes == before
-            assert storage.ledgers() == []
+            assert storage.status.stats().stored_bytes == before
+            assert storage.core.live_ledgers() == []
 
     asyncio.run(main())
 
@@ -207,19 +209,19 @@ def test_adding_again_succeeds_with_the_same_bytes_only() -> None:
     async def main() -> None:
         disk = MemoryDisk(latency_s=lambda: 0.001)
         async with open_storage(disk) as storage:
-            first = storage.add_entry(make_frame(1, 0))
-            again = storage.add_entry(make_frame(1, 0))
-            other = storage.add_entry(make_frame(1, 0, b"other"))
+            first = storage.writes.add_entry(make_frame(1, 0))
+            again = storage.writes.add_entry(make_frame(1, 0))
+            other = storage.writes.add_entry(make_frame(1, 0, b"other"))
             await again
             assert first.done()
             with pytest.raises(BadRequestError, match="1:0 is held with other bytes"):
                 await other
-            size = storage.stats().stored_bytes
-            await storage.add_entry(make_frame(1, 0))
+            size = storage.status.stats().stored_bytes
+            await storage.writes.add_entry(make_frame(1, 0))
             with pytest.raises(BadRequestError):
-                await storage.add_entry(make_frame(1, 0, last_add_confirmed=-1, body=b"x"))
-            assert storage.stats().stored_bytes == size
-            assert await storage.read_entry(1, 0, fence=False) == make_frame(1, 0)
+                await storage.writes.add_entry(make_frame(1, 0, last_add_confirmed=-1, body=b"x"))
+            assert storage.status.stats().stored_bytes == size
+            assert await storage.reads.read_entry(1, 0, fence=False) == make_frame(1, 0)
 
     asyncio.run(main())
 
@@ -231,21 +233,21 @@ def test_a_fence_stops_the_writer_and_not_recovery() -> None:
         disk = MemoryDisk(latency_s=lambda: 0.001)
         async with open_storage(disk) as storage:
             await add(storage, 1, 0)
-            before = storage.add_entry(make_frame(1, 1))
-            fencing = asyncio.ensure_future(storage.read_entry(1, 1, fence=True))
+            before = storage.writes.add_entry(make_frame(1, 1))
+            fencing = asyncio.ensure_future(storage.reads.read_entry(1, 1, fence=True))
             await asyncio.sleep(0)
             with pytest.raises(LedgerFencedError):
-                await storage.add_entry(make_frame(1, 2))
+                await storage.writes.add_entry(make_frame(1, 2))
             with pytest.raises(LedgerFencedError):
-                await storage.add_entry(make_frame(1, 0))
+                await storage.writes.add_entry(make_frame(1, 0))
             assert await fencing == make_frame(1, 1)
             assert before.done()
-            await storage.add_entry(make_frame(1, 2), is_recovery=True)
-            assert await storage.read_lac(1, fence=True) == 1
+            await storage.writes.add_entry(make_frame(1, 2), is_recovery=True)
+            assert await storage.reads.read_lac(1, fence=True) == 1
             await add(storage, 2, 0)
         async with open_storage(disk) as storage:
             with pytest.raises(LedgerFencedError):
-                await storage.add_entry(make_frame(1, 3))
+                await storage.writes.add_entry(make_frame(1, 3))
             await add(storage, 2, 1)
 
     asyncio.run(main())
@@ -257,17 +259,17 @@ def test_fencing_requests_share_one_record_and_work_on_unknown_ledgers() -> None
     async def main() -> None:
         disk = MemoryDisk(latency_s=lambda: 0.001)
         async with open_storage(disk) as storage:
-            before = storage.stats().stored_bytes
+            before = storage.status.stats().stored_bytes
             results = await asyncio.gather(
-                *(storage.read_entry(9, 0, fence=True) for _ in range(5)),
-                storage.read_lac(9, fence=True),
+                *(storage.reads.read_entry(9, 0, fence=True) for _ in range(5)),
+                storage.reads.read_lac(9, fence=True),
                 return_exceptions=True,
             )
             assert [type(each) for each in results] == [NoSuchEntryError] * 5 + [int]
             assert results[-1] == -1
-            assert storage.stats().stored_bytes == before + 40 + 8
+            assert storage.status.stats().stored_bytes == before + 40 + 8
             with pytest.raises(LedgerFencedError):
-                await storage.add_entry(make_frame(9, 0))
+                await storage.writes.add_entry(make_frame(9, 0))
 
     asyncio.run(main())
 
@@ -278,9 +280,9 @@ def test_a_read_waits_for_an_add_that_is_under_way() -> None:
     async def main() -> None:
         disk = MemoryDisk(latency_s=lambda: 0.001)
         async with open_storage(disk) as storage:
-            added = storage.add_entry(make_frame(1, 0))
-            assert list(storage.list_entries(1)) == []
-            read = asyncio.ensure_future(storage.read_entry(1, 0, fence=False))
+            added = storage.writes.add_entry(make_frame(1, 0))
+            assert list(storage.reads.list_entries(1)) == []
+            read = asyncio.ensure_future(storage.reads.read_entry(1, 0, fence=False))
             chunk = asyncio.ensure_future(read_all(storage, 1, first=0, last=0))
             await asyncio.sleep(0)
             assert not read.done()
@@ -297,12 +299,12 @@ def test_too_much_under_way_is_refused_early() -> None:
     async def main() -> None:
         disk = MemoryDisk(latency_s=lambda: 0.001)
         async with open_storage(disk, small_config(in_flight_bytes_max=990)) as storage:
-            futures = [storage.add_entry(make_frame(1, entry_id)) for entry_id in range(50)]
+            futures = [storage.writes.add_entry(make_frame(1, entry_id)) for entry_id in range(50)]
             results = await asyncio.gather(*futures, return_exceptions=True)
             refused = [entry_id for entry_id, each in enumerate(results) if each is not None]
             assert refused == list(range(9, 50))
             assert {type(results[entry_id]) for entry_id in refused} == {BookieOverloadedError}
-            await storage.add_entry(make_frame(1, 50, b"z" * 2000))
+            await storage.writes.add_entry(make_frame(1, 50, b"z" * 2000))
 
     asyncio.run(main())
 
@@ -328,26 +330,26 @@ def test_a_full_disk_makes_the_storage_read_only_until_there_is_space() -> None:
         disk = MemoryDisk(total_bytes=100_000)
         states: list[StorageState] = []
         async with open_storage(disk, small_config(space=SPACE)) as storage:
-            storage.on_state(states.append)
+            storage.status.on_state(states.append)
             await add(storage, 1, 0)
             disk.filler_bytes = 82_000
             await add(storage, 1, 1)
             await until(lambda: states == [StorageState.READ_ONLY])
-            assert storage.stats().is_read_only
+            assert storage.status.stats().is_read_only
             with pytest.raises(BookieReadOnlyError):
-                await storage.add_entry(make_frame(1, 2))
-            await storage.add_entry(make_frame(1, 2), is_recovery=True)
-            assert await storage.read_lac(1, fence=True) == 1
+                await storage.writes.add_entry(make_frame(1, 2))
+            await storage.writes.add_entry(make_frame(1, 2), is_recovery=True)
+            assert await storage.reads.read_lac(1, fence=True) == 1
             assert len(await read_all(storage, 1, first=0, last=2)) == 3
             disk.filler_bytes = 75_000
             await asyncio.sleep(0.03)
-            assert storage.state is StorageState.READ_ONLY
+            assert storage.status.state is StorageState.READ_ONLY
             disk.filler_bytes = 0
-            await until(lambda: storage.state is StorageState.WRITABLE)
+            await until(lambda: storage.status.state is StorageState.WRITABLE)
             await add(storage, 2, 0)
             assert states == [StorageState.READ_ONLY, StorageState.WRITABLE]
         async with open_storage(disk, small_config(space=SPACE)) as storage:
-            assert storage.state is StorageState.WRITABLE
+            assert storage.status.state is StorageState.WRITABLE
 
     asyncio.run(main())
 
@@ -361,13 +363,15 @@ def test_the_reserve_ends_before_the_disk_does() -> None:
             refused = 0
             for entry_id in range(1000):
                 try:
-                    await storage.add_entry(make_frame(1, entry_id), is_recovery=entry_id > 300)
+                    await storage.writes.add_entry(
+                        make_frame(1, entry_id), is_recovery=entry_id > 300
+                    )
                 except BookieReadOnlyError:
                     refused += 1
             assert refused > 0
-            assert storage.state is StorageState.READ_ONLY
-            assert await storage.read_lac(1, fence=True) > 100
-            assert not storage.stats().failed
+            assert storage.status.state is StorageState.READ_ONLY
+            assert await storage.reads.read_lac(1, fence=True) > 100
+            assert not storage.status.stats().failed
 
     asyncio.run(main())
 
@@ -380,33 +384,37 @@ def test_a_failed_write_stops_the_log_for_good(fault: str) -> None:
         disk = MemoryDisk()
         states: list[StorageState] = []
         async with open_storage(disk) as storage:
-            storage.on_state(states.append)
+            storage.status.on_state(states.append)
             await add(storage, 1, 0)
             setattr(disk, fault, "Input/output error")
-            failed = [storage.add_entry(make_frame(1, entry_id)) for entry_id in range(1, 40)]
+            failed = [
+                storage.writes.add_entry(make_frame(1, entry_id)) for entry_id in range(1, 40)
+            ]
             for each in failed:
                 with pytest.raises(BookieStorageError, match="Input/output error"):
                     await each
             assert states == [StorageState.FAILED]
-            assert storage.stats().failed
+            assert storage.status.stats().failed
             names, steps = disk.names(), disk.steps
             for request in (
-                storage.add_entry(make_frame(1, 100)),
-                storage.add_entry(make_frame(1, 100), is_recovery=True),
-                storage.add_entry(make_frame(1, 0)),
-                storage.read_lac(1, fence=True),
-                storage.read_lac(5, fence=True),
-                storage.read_entry(1, 0, fence=True),
-                storage.read_entry(1, 1, fence=False),
-                storage.read_entry(1, 200, fence=False),
-                storage.read_lac(5, fence=False),
+                storage.writes.add_entry(make_frame(1, 100)),
+                storage.writes.add_entry(make_frame(1, 100), is_recovery=True),
+                storage.writes.add_entry(make_frame(1, 0)),
+                storage.reads.read_lac(1, fence=True),
+                storage.reads.read_lac(5, fence=True),
+                storage.reads.read_entry(1, 0, fence=True),
+                storage.reads.read_entry(1, 1, fence=False),
+                storage.reads.read_entry(1, 200, fence=False),
+                storage.reads.read_lac(5, fence=False),
             ):
                 with pytest.raises(BookieStorageError):
                     await request
             with pytest.raises(BookieStorageError):
-                storage.write_lac(1, 50)
-            assert await storage.read_entry(1, 0, fence=False) == make_frame(1, 0)
-            assert list(storage.list_entries(1)) == [EntryRange(first_entry_id=0, last_entry_id=0)]
+                storage.writes.write_lac(1, 50)
+            assert await storage.reads.read_entry(1, 0, fence=False) == make_frame(1, 0)
+            assert list(storage.reads.list_entries(1)) == [
+                EntryRange(first_entry_id=0, last_entry_id=0)
+            ]
         assert (disk.names(), disk.steps) == (names, steps)
 
     asyncio.run(main())
@@ -421,8 +429,8 @@ def test_a_read_error_concerns_that_read_only() -> None:
             await add(storage, 1, 0)
             disk.read_error = "Input/output error"
             with pytest.raises(BookieStorageError, match="Input/output error"):
-                await storage.read_entry(1, 0, fence=False)
-            assert await storage.read_entry(1, 0, fence=False) == make_frame(1, 0)
+                await storage.reads.read_entry(1, 0, fence=False)
+            assert await storage.reads.read_entry(1, 0, fence=False) == make_frame(1, 0)
             await add(storage, 1, 1)
 
     asyncio.run(main())
@@ -435,15 +443,15 @@ def test_an_explicit_lac_only_rises_and_survives_a_clean_stop() -> None:
         disk = MemoryDisk()
         async with open_storage(disk) as storage:
             with pytest.raises(NoSuchLedgerError):
-                await storage.read_lac(1, fence=False)
+                await storage.reads.read_lac(1, fence=False)
             await add(storage, 1, *range(5))
-            assert await storage.read_lac(1, fence=False) == 3
-            storage.write_lac(1, 4)
-            storage.write_lac(1, 2)
-            assert await storage.read_lac(1, fence=False) == 4
-            storage.write_lac(2, -1)
+            assert await storage.reads.read_lac(1, fence=False) == 3
+            storage.writes.write_lac(1, 4)
+            storage.writes.write_lac(1, 2)
+            assert await storage.reads.read_lac(1, fence=False) == 4
+            storage.writes.write_lac(2, -1)
         async with open_storage(disk) as storage:
-            assert await storage.read_lac(1, fence=False) == 4
+            assert await storage.reads.read_lac(1, fence=False) == 4
 
     asyncio.run(main())
 
@@ -456,16 +464,16 @@ def test_an_explicit_lac_and_the_proof_of_the_last_flush_are_logged_soon() -> No
         disk = MemoryDisk()
         async with open_storage(disk, config) as storage:
             await add(storage, 1, 0)
-            size, steps = storage.stats().stored_bytes, disk.steps
-            storage.write_lac(1, 0)
+            size, steps = storage.status.stats().stored_bytes, disk.steps
+            storage.writes.write_lac(1, 0)
             await until(lambda: disk.steps == steps + 4)
             await asyncio.sleep(0.05)
             assert disk.steps == steps + 4
             proof_offset = -(-(size + (40 + 16) + 40) // 4096) * 4096
-            assert storage.stats().stored_bytes == proof_offset + 40
+            assert storage.status.stats().stored_bytes == proof_offset + 40
             disk.crash()
         async with open_storage(disk) as storage:
-            assert await storage.read_lac(1, fence=False) == 0
+            assert await storage.reads.read_lac(1, fence=False) == 0
 
     asyncio.run(main())
 
@@ -476,18 +484,18 @@ def test_closing_makes_everything_accepted_durable_and_refuses_the_rest() -> Non
     async def main() -> None:
         disk = MemoryDisk(latency_s=lambda: 0.0005)
         async with open_storage(disk) as storage:
-            futures = [storage.add_entry(make_frame(1, entry_id)) for entry_id in range(40)]
+            futures = [storage.writes.add_entry(make_frame(1, entry_id)) for entry_id in range(40)]
             closing = asyncio.ensure_future(storage.aclose())
             await asyncio.sleep(0)
             with pytest.raises(BookieUnavailableError):
-                await storage.add_entry(make_frame(1, 40))
+                await storage.writes.add_entry(make_frame(1, 40))
             await closing
             assert all(each.done() and each.exception() is None for each in futures)
             await storage.aclose()
             for request in (
-                storage.read_entry(1, 0, fence=False),
-                storage.read_lac(1, fence=True),
-                storage.collect_garbage(never_deleted),
+                storage.reads.read_entry(1, 0, fence=False),
+                storage.reads.read_lac(1, fence=True),
+                storage.upkeep.collect_garbage(never_deleted),
             ):
                 with pytest.raises(BookieUnavailableError):
                     await request
@@ -517,25 +525,25 @@ def test_files_of_deleted_ledgers_are_dropped_whole() -> None:
             for ledger_id in (1, 2, 3):
                 await add(storage, ledger_id, *range(100))
             before = set(disk.names())
-            assert (await storage.collect_garbage(is_deleted)).files_deleted == 0
+            assert (await storage.upkeep.collect_garbage(is_deleted)).files_deleted == 0
             clock.now += 999
-            assert (await storage.collect_garbage(is_deleted)).ledgers_deleted == 0
+            assert (await storage.upkeep.collect_garbage(is_deleted)).ledgers_deleted == 0
             clock.now += 1
-            report = await storage.collect_garbage(is_deleted)
+            report = await storage.upkeep.collect_garbage(is_deleted)
             assert (report.ledgers_seen, report.ledgers_deleted) == (3, 2)
             assert report.files_deleted >= 4
             assert len(before - set(disk.names())) == report.files_deleted
             assert report.bytes_freed > 10_000
-            assert storage.ledgers() == [3]
+            assert storage.core.live_ledgers() == [3]
             with pytest.raises(NoSuchLedgerError):
-                await storage.read_entry(1, 0, fence=False)
+                await storage.reads.read_entry(1, 0, fence=False)
             assert len(await read_all(storage, 3, first=0, last=99)) == 100
-            assert (await storage.collect_garbage(is_deleted)).files_deleted == 0
+            assert (await storage.upkeep.collect_garbage(is_deleted)).files_deleted == 0
             await add(storage, 4, *range(100))
         async with open_storage(disk, config, clock=clock) as storage:
             assert len(await read_all(storage, 3, first=0, last=99)) == 100
             assert len(await read_all(storage, 4, first=0, last=99)) == 100
-            assert 1 not in storage.ledgers()
+            assert 1 not in storage.core.live_ledgers()
 
     asyncio.run(main())
 
@@ -558,10 +566,10 @@ def test_garbage_collection_believes_no_mass_deletion_and_no_error() -> None:
             names = disk.names()
             for _ in range(3):
                 clock.now += 5000
-                report = await storage.collect_garbage(all_deleted)
+                report = await storage.upkeep.collect_garbage(all_deleted)
                 assert "5 of 5 ledgers looked deleted" in report.held
                 with pytest.raises(MetadataConnectionError):
-                    await storage.collect_garbage(unreachable)
+                    await storage.upkeep.collect_garbage(unreachable)
             assert disk.names() == names
 
     asyncio.run(main())

@@ -15,7 +15,7 @@ import pytest
 
 from bookie.config import GarbageConfig
 from bookie.disks.memory import MemoryDisk
-from bookie.storage import LedgerStorage
+from bookie.storage.ledger_storage import LedgerStorage
 from dlcore.errors import (
     BookieError,
     BookieStorageError,
@@ -82,7 +82,9 @@ async def work(storage: LedgerStorage, answers: Answers, rng: random.Random) -> 
             choice = rng.random()
             if choice < 0.75:
                 is_recovery = ledger_id in answers.fenced
-                future = storage.add_entry(make_frame(ledger_id, entry_id), is_recovery=is_recovery)
+                future = storage.writes.add_entry(
+                    make_frame(ledger_id, entry_id), is_recovery=is_recovery
+                )
                 answers.note_add(ledger_id, entry_id, future, is_recovery=is_recovery)
                 next_entry[ledger_id] += 1
                 if rng.random() < 0.3:
@@ -90,11 +92,11 @@ async def work(storage: LedgerStorage, answers: Answers, rng: random.Random) -> 
                         await future
             elif choice < 0.8:
                 lac = max(0, entry_id - 1)
-                answers.note_lac(ledger_id, lac, storage.write_lac(ledger_id, lac))
+                answers.note_lac(ledger_id, lac, storage.writes.write_lac(ledger_id, lac))
             elif choice < 0.9 and ledger_id == 3:
                 reads.append(asyncio.ensure_future(fence(storage, answers, entry_id)))
             elif choice < 0.95:
-                await storage.collect_garbage(is_doomed)
+                await storage.upkeep.collect_garbage(is_doomed)
             else:
                 await asyncio.sleep(0)
         await asyncio.gather(*reads)
@@ -105,7 +107,7 @@ async def work(storage: LedgerStorage, answers: Answers, rng: random.Random) -> 
 async def fence(storage: LedgerStorage, answers: Answers, entry_id: int) -> None:
     """Fence ledger 3 by reading an entry."""
     try:
-        await storage.read_entry(3, entry_id, fence=True)
+        await storage.reads.read_entry(3, entry_id, fence=True)
     except NoSuchEntryError:
         answers.denied.add((3, entry_id))
     answers.fenced.add(3)
@@ -121,7 +123,7 @@ async def check(storage: LedgerStorage, answers: Answers) -> None:
     held = set()
     for ledger_id, entry_id in sorted(answers.attempted):
         with contextlib.suppress(NoSuchEntryError, NoSuchLedgerError):
-            frame = await storage.read_entry(ledger_id, entry_id, fence=False)
+            frame = await storage.reads.read_entry(ledger_id, entry_id, fence=False)
             assert frame == make_frame(ledger_id, entry_id)
             held.add((ledger_id, entry_id))
     lost = {each for each in answers.acked - held if each[0] != DOOMED}
@@ -129,14 +131,14 @@ async def check(storage: LedgerStorage, answers: Answers) -> None:
     assert not held & answers.denied
     for ledger_id, lac in answers.lacs.items():
         if ledger_id != DOOMED:
-            assert await storage.read_lac(ledger_id, fence=False) >= lac
+            assert await storage.reads.read_lac(ledger_id, fence=False) >= lac
     for ledger_id in answers.fenced:
         with pytest.raises(LedgerFencedError):
-            await storage.add_entry(make_frame(ledger_id, 1000))
-    for ledger_id in storage.ledgers():
+            await storage.writes.add_entry(make_frame(ledger_id, 1000))
+    for ledger_id in storage.core.live_ledgers():
         listed = {
             (ledger_id, entry_id)
-            for each in storage.list_entries(ledger_id)
+            for each in storage.reads.list_entries(ledger_id)
             for entry_id in range(each.first_entry_id, each.last_entry_id + 1)
         }
         assert listed == {each for each in held if each[0] == ledger_id}
@@ -199,13 +201,13 @@ def test_no_fencing_request_is_answered_before_the_fence_is_durable() -> None:
     async def main(crash_at: int) -> None:
         disk = MemoryDisk(random.Random(crash_at))
         storage = await LedgerStorage.open(disk, CONFIG, clock=ManualClock())
-        await storage.add_entry(make_frame(1, 0))
+        await storage.writes.add_entry(make_frame(1, 0))
         disk.crash_at_step = disk.steps + crash_at
         answers = await asyncio.gather(
-            storage.read_entry(1, 0, fence=True),
-            storage.read_entry(1, 1, fence=True),
-            storage.read_entry(2, 0, fence=True),
-            storage.read_lac(1, fence=True),
+            storage.reads.read_entry(1, 0, fence=True),
+            storage.reads.read_entry(1, 1, fence=True),
+            storage.reads.read_entry(2, 0, fence=True),
+            storage.reads.read_lac(1, fence=True),
             return_exceptions=True,
         )
         assert {type(each) for each in answers} == {BookieStorageError}
@@ -227,18 +229,18 @@ def test_what_was_read_after_a_failed_sync_and_a_restart_survives_a_power_cut() 
         async def main(seed: int = seed) -> int:
             disk = MemoryDisk(random.Random(seed))
             storage = await LedgerStorage.open(disk, CONFIG, clock=ManualClock())
-            await storage.add_entry(make_frame(1, 0))
+            await storage.writes.add_entry(make_frame(1, 0))
             disk.sync_error = "Input/output error"
             with pytest.raises(BookieError):
-                await storage.add_entry(make_frame(1, 1, b"x" * 600))
+                await storage.writes.add_entry(make_frame(1, 1, b"x" * 600))
             await storage.aclose()
             disk.crash(keep_cache=True)
             storage = await LedgerStorage.open(disk, CONFIG, clock=ManualClock())
-            before = next(iter(storage.list_entries(1))).last_entry_id
+            before = next(iter(storage.reads.list_entries(1))).last_entry_id
             disk.crash()
             await storage.aclose()
             async with open_storage(disk, CONFIG) as storage:
-                assert next(iter(storage.list_entries(1))).last_entry_id >= before
+                assert next(iter(storage.reads.list_entries(1))).last_entry_id >= before
             return before
 
         seen += asyncio.run(main())
@@ -255,23 +257,23 @@ def test_a_crash_at_every_step_of_dropping_files() -> None:
         disk = MemoryDisk(random.Random(seed * 100 + step))
         async with open_storage(disk, CONFIG) as storage:
             for entry_id in range(40):
-                await storage.add_entry(make_frame(DOOMED, entry_id))
+                await storage.writes.add_entry(make_frame(DOOMED, entry_id))
             for entry_id in range(40):
-                await storage.add_entry(make_frame(1, entry_id))
-            await storage.collect_garbage(is_doomed)
+                await storage.writes.add_entry(make_frame(1, entry_id))
+            await storage.upkeep.collect_garbage(is_doomed)
             disk.crash_at_step = disk.steps + step
             with contextlib.suppress(BookieError):
-                await storage.collect_garbage(is_doomed)
+                await storage.upkeep.collect_garbage(is_doomed)
             was_alive = disk.crash_at_step is not None
             disk.crash()
         async with open_storage(disk, CONFIG) as storage:
-            assert len(list(storage.list_entries(1))) == 1
-            assert next(iter(storage.list_entries(1))).last_entry_id == 39
+            assert len(list(storage.reads.list_entries(1))) == 1
+            assert next(iter(storage.reads.list_entries(1))).last_entry_id == 39
             has_files = disk.names()[0] == "0000000001.log"
-            assert (storage.stats().stored_bytes > 8000) == has_files
+            assert (storage.status.stats().stored_bytes > 8000) == has_files
             for entry_id in range(40):
                 if has_files:
-                    frame = await storage.read_entry(DOOMED, entry_id, fence=False)
+                    frame = await storage.reads.read_entry(DOOMED, entry_id, fence=False)
                     assert frame == make_frame(DOOMED, entry_id)
         return was_alive, has_files
 
@@ -291,7 +293,7 @@ def test_the_first_file_of_a_new_directory_may_be_torn() -> None:
             disk.crash()
             await storage.aclose()
         async with open_storage(disk, CONFIG) as storage:
-            await storage.add_entry(make_frame(1, 0))
+            await storage.writes.add_entry(make_frame(1, 0))
 
     for step in range(1, 6):
         asyncio.run(main(step))

@@ -16,7 +16,7 @@ import pytest
 from bookie.disks.memory import MemoryDisk
 from bookie.disks.real import RealDisk
 from bookie.files.format import file_name
-from bookie.storage import LedgerStorage
+from bookie.storage.ledger_storage import LedgerStorage
 from dlcore.errors import BookieStorageError, NoSuchEntryError
 from tests.fixtures.aio import run, until
 from tests.fixtures.storage import ManualClock, make_frame, open_storage, read_all, small_config
@@ -29,7 +29,7 @@ ONE_FILE = small_config(file_bytes_max=2**20, batch_bytes_max=2**20, settle_inte
 
 def damage(disk: MemoryDisk, storage: LedgerStorage, ledger_id: int, entry_id: int) -> None:
     """Change a byte of a stored frame."""
-    location = storage._reader.find(ledger_id, entry_id)
+    location = storage.core.reader.find(ledger_id, entry_id)
     assert location is not None
     disk.corrupt(file_name(location.file_number), location.offset + location.size - 1, b"\xff")
 
@@ -54,10 +54,10 @@ def test_the_last_batch_is_proven_also_if_the_mark_was_due_while_it_waited() -> 
     async def main() -> None:
         disk = MemoryDisk(latency_s=lambda: 0.002)
         storage = await LedgerStorage.open(disk, ONE_FILE, clock=ManualClock())
-        first = storage.add_entry(make_frame(1, 0))
+        first = storage.writes.add_entry(make_frame(1, 0))
         await asyncio.sleep(0)
         assert not first.done()
-        last = storage.add_entry(make_frame(1, 1))
+        last = storage.writes.add_entry(make_frame(1, 1))
         storage._settle()
         await last
         await marked(disk, storage)
@@ -76,9 +76,9 @@ def test_a_clean_stop_proves_what_it_flushed(with_lac: bool) -> None:
     async def main() -> None:
         disk = MemoryDisk(latency_s=lambda: 0.001)
         storage = await LedgerStorage.open(disk, ONE_FILE, clock=ManualClock())
-        added = storage.add_entry(make_frame(1, 0))
+        added = storage.writes.add_entry(make_frame(1, 0))
         if with_lac:
-            storage.write_lac(1, 0)
+            storage.writes.write_lac(1, 0)
         await storage.aclose()
         assert added.done()
         assert added.exception() is None
@@ -94,7 +94,7 @@ def test_what_a_restart_found_is_proven_soon() -> None:
     async def main() -> None:
         disk = MemoryDisk()
         storage = await LedgerStorage.open(disk, ONE_FILE, clock=ManualClock())
-        await storage.add_entry(make_frame(1, 0))
+        await storage.writes.add_entry(make_frame(1, 0))
         disk.crash(keep_cache=True)
         await storage.aclose()
         storage = await LedgerStorage.open(disk, ONE_FILE, clock=ManualClock())
@@ -120,7 +120,7 @@ def test_a_footer_whose_sync_failed_is_written_again() -> None:
         storage = await LedgerStorage.open(disk, config, clock=ManualClock())
         held = 0
         while len(storage._log.unsealed_indexes()) == 1:
-            added = storage.add_entry(make_frame(1, held))
+            added = storage.writes.add_entry(make_frame(1, held))
             if len(storage._log.unsealed_indexes()) == 1:
                 await added
                 held += 1
@@ -136,7 +136,7 @@ def test_a_footer_whose_sync_failed_is_written_again() -> None:
         disk.crash()
         async with open_storage(disk, config) as storage:
             for entry_id in range(held):
-                frame = await storage.read_entry(1, entry_id, fence=True)
+                frame = await storage.reads.read_entry(1, entry_id, fence=True)
                 assert frame == make_frame(1, entry_id)
 
     run(main())
@@ -158,30 +158,30 @@ def test_a_rotted_footer_hides_no_entry(is_open: bool, hidden_id: int) -> None:
         disk = RealDisk(directory)
         async with open_storage(disk, config) as storage:
             for entry_id in range(30):
-                await storage.add_entry(make_frame(1, entry_id))
-            location = storage._reader.find(1, 3)
+                await storage.writes.add_entry(make_frame(1, entry_id))
+            location = storage.core.reader.find(1, 3)
             assert location is not None
             path = directory / file_name(location.file_number)
             data = path.read_bytes()
-            offset = storage._reader._places[location.file_number].offset
+            offset = storage.core.reader._places[location.file_number].offset
             position = data.index(struct.pack("<q", 3), offset)
             if not is_open:
-                assert await storage.read_entry(1, 29, fence=False)
-                storage._reader.close()
+                assert await storage.reads.read_entry(1, 29, fence=False)
+                storage.core.reader.close()
             with path.open("r+b") as file:
                 file.seek(position)
                 file.write(struct.pack("<q", hidden_id))
             if is_open:
-                assert await storage.read_entry(1, 3, fence=True) == make_frame(1, 3)
+                assert await storage.reads.read_entry(1, 3, fence=True) == make_frame(1, 3)
                 with pytest.raises(BookieStorageError, match=said):
-                    await storage._reader.prove_absent(1, 3)
+                    await storage.core.reader.prove_absent(1, 3)
             for fence in (False, True):
                 with pytest.raises(BookieStorageError, match=said):
-                    await storage.read_entry(1, 3, fence=fence)
+                    await storage.reads.read_entry(1, 3, fence=fence)
             with pytest.raises(BookieStorageError, match=said):
                 await read_all(storage, 1, first=3, last=3)
             with pytest.raises(NoSuchEntryError):
-                await storage.read_entry(1, 30, fence=True)
+                await storage.reads.read_entry(1, 30, fence=True)
         await disk.aclose()
 
     with tempfile.TemporaryDirectory() as directory:
@@ -194,9 +194,9 @@ def test_a_true_no_is_still_proven() -> None:
     async def main() -> None:
         async with open_storage(MemoryDisk(), small_config(file_bytes_max=900)) as storage:
             for entry_id in range(0, 60, 2):
-                await storage.add_entry(make_frame(1, entry_id))
+                await storage.writes.add_entry(make_frame(1, entry_id))
             for entry_id in range(1, 60, 2):
                 with pytest.raises(NoSuchEntryError):
-                    await storage.read_entry(1, entry_id, fence=True)
+                    await storage.reads.read_entry(1, entry_id, fence=True)
 
     run(main())

@@ -18,14 +18,14 @@ KILLS = 5
 WRITER = """
 import asyncio, pathlib, sys
 from bookie.disks.real import RealDisk
-from bookie.storage import LedgerStorage
+from bookie.storage.ledger_storage import LedgerStorage
 from tests.fixtures.storage import ManualClock, make_frame, small_config
 
 async def write(storage, ledger_id, entry_id):
-    await storage.read_lac(1000 + ledger_id, fence=True)
+    await storage.reads.read_lac(1000 + ledger_id, fence=True)
     while True:
         frames = [make_frame(ledger_id, entry_id + i, b"x" * 300) for i in range(3)]
-        adds = [storage.add_entry(frame) for frame in frames]
+        adds = [storage.writes.add_entry(frame) for frame in frames]
         for add in adds:
             await add
             print(ledger_id, entry_id, flush=True)
@@ -72,9 +72,9 @@ def test_nothing_acknowledged_is_lost_by_sigkill(tmp_path: Path) -> None:
                 last = next_entries[ledger_id] - 1
                 frames = await read_all(storage, ledger_id, first=0, last=last)
                 assert frames == [make_frame(ledger_id, e, b"x" * 300) for e in range(last + 1)]
-                held = next(iter(storage.list_entries(ledger_id))).last_entry_id
+                held = next(iter(storage.reads.list_entries(ledger_id))).last_entry_id
                 next_entries[ledger_id] = held + 1
-                assert await storage.read_lac(1000 + ledger_id, fence=False) == -1
+                assert await storage.reads.read_lac(1000 + ledger_id, fence=False) == -1
         await disk.aclose()
 
     for _ in range(KILLS):

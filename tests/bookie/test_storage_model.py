@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from bookie.config import CompactionConfig, GarbageConfig
 from bookie.disks.memory import MemoryDisk
-from bookie.storage import LedgerStorage
+from bookie.storage.ledger_storage import LedgerStorage
 from dlcore.errors import (
     BadRequestError,
     BookieError,
@@ -120,19 +120,19 @@ async def ask(storage: LedgerStorage, request: tuple[Any, ...]) -> Any:
         match request:
             case ("add", ledger_id, entry_id, version, is_recovery):
                 frame = frame_of(ledger_id, entry_id, version)
-                return await storage.add_entry(frame, is_recovery=is_recovery)
+                return await storage.writes.add_entry(frame, is_recovery=is_recovery)
             case ("read", ledger_id, entry_id, fence):
-                return bytes(await storage.read_entry(ledger_id, entry_id, fence=fence))
+                return bytes(await storage.reads.read_entry(ledger_id, entry_id, fence=fence))
             case ("range", ledger_id, first, last, stride):
                 return await read_all(storage, ledger_id, first=first, last=last, stride=stride)
             case ("lac", ledger_id, last_add_confirmed):
-                return await storage.write_lac(ledger_id, last_add_confirmed)
+                return await storage.writes.write_lac(ledger_id, last_add_confirmed)
             case ("read_lac", ledger_id, fence):
-                return await storage.read_lac(ledger_id, fence=fence)
+                return await storage.reads.read_lac(ledger_id, fence=fence)
             case ("list", ledger_id):
                 return [
                     entry_id
-                    for each in storage.list_entries(ledger_id)
+                    for each in storage.reads.list_entries(ledger_id)
                     for entry_id in range(each.first_entry_id, each.last_entry_id + 1)
                 ]
     except BookieError as error:
@@ -143,7 +143,7 @@ async def ask(storage: LedgerStorage, request: tuple[Any, ...]) -> Any:
 async def doom(storage: LedgerStorage, count: int) -> None:
     """Add entries of the ledger that goes."""
     for entry_id in range(count):
-        await storage.add_entry(frame_of(DOOMED, entry_id, 0), is_recovery=True)
+        await storage.writes.add_entry(frame_of(DOOMED, entry_id, 0), is_recovery=True)
 
 
 async def compact(storage: LedgerStorage, *, after_deletion: bool) -> None:
@@ -153,8 +153,8 @@ async def compact(storage: LedgerStorage, *, after_deletion: bool) -> None:
         return ledger_id == DOOMED
 
     for _ in range(2 if after_deletion else 0):
-        await storage.collect_garbage(is_deleted)
-    report = await storage.compact()
+        await storage.upkeep.collect_garbage(is_deleted)
+    report = await storage.upkeep.compact()
     assert not report.files_left_alone
 
 
@@ -187,7 +187,7 @@ def test_every_answer_is_the_dumb_one(requests: list[tuple[Any, ...]], file_byte
             else:
                 expected = getattr(dumb, request[0])(*request[1:])
                 assert await ask(storage, request) == expected, request
-        assert sorted({*storage.ledgers()} - {DOOMED}) == sorted(dumb.ledgers)
+        assert sorted({*storage.core.live_ledgers()} - {DOOMED}) == sorted(dumb.ledgers)
         await storage.aclose()
 
     asyncio.run(main())

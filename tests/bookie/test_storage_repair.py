@@ -11,7 +11,7 @@ import pytest
 from bookie.config import CompactionConfig, GarbageConfig
 from bookie.disks.memory import MemoryDisk
 from bookie.files.format import file_name
-from bookie.storage import LedgerStorage
+from bookie.storage.ledger_storage import LedgerStorage
 from dlcore.clock import SystemClock
 from dlcore.errors import (
     BadRequestError,
@@ -38,12 +38,12 @@ SEALED_ID, UNSEALED_ID = 3, ENTRIES - 1
 async def fill(storage: LedgerStorage) -> None:
     """Fill some files with entries of one ledger."""
     for entry_id in range(ENTRIES):
-        await storage.add_entry(make_frame(1, entry_id))
+        await storage.writes.add_entry(make_frame(1, entry_id))
 
 
 def damage(disk: MemoryDisk, storage: LedgerStorage, entry_id: int) -> int:
     """Change a byte of the copy that counts, and return its file."""
-    location = storage._reader.find(1, entry_id)
+    location = storage.core.reader.find(1, entry_id)
     assert location is not None
     disk.corrupt(file_name(location.file_number), location.offset + location.size - 1, b"\xff")
     return location.file_number
@@ -53,7 +53,7 @@ async def check_all(storage: LedgerStorage) -> None:
     """Check that everything is readable, once each."""
     expected = [make_frame(1, entry_id) for entry_id in range(ENTRIES)]
     assert await read_all(storage, 1, first=0, last=ENTRIES - 1) == expected
-    (held,) = storage.list_entries(1)
+    (held,) = storage.reads.list_entries(1)
     assert (held.first_entry_id, held.last_entry_id) == (0, ENTRIES - 1)
     updates = follow(storage, 1, first_entry_id=0)
     update = await anext(updates)
@@ -72,22 +72,22 @@ def test_the_new_copy_counts_at_once_and_after_restarts(entry_id: int, way: str)
             await fill(storage)
             damage(disk, storage, entry_id)
             with pytest.raises(BookieStorageError, match=f"entry 1:{entry_id} is damaged"):
-                await storage.read_entry(1, entry_id, fence=False)
-            assert storage.damage.entries() == [(1, entry_id)]
+                await storage.reads.read_entry(1, entry_id, fence=False)
+            assert storage.core.damage.entries() == [(1, entry_id)]
             frame = make_frame(1, entry_id)
             if way == "repair":
-                await storage.repair_entry(frame)
+                await storage.writes.repair_entry(frame)
             else:
-                await storage.add_entry(frame, is_recovery=way == "recovery add")
-            assert storage.damage.entries() == []
-            assert storage.stats().repaired_entry_count == 1
+                await storage.writes.add_entry(frame, is_recovery=way == "recovery add")
+            assert storage.core.damage.entries() == []
+            assert storage.status.stats().repaired_entry_count == 1
             await check_all(storage)
             with pytest.raises(BadRequestError):
-                await storage.add_entry(make_frame(1, entry_id, b"other"))
+                await storage.writes.add_entry(make_frame(1, entry_id, b"other"))
         for _ in range(2):
             async with open_storage(disk, CONFIG) as storage:
                 await check_all(storage)
-                assert storage.damage.entries() == []
+                assert storage.core.damage.entries() == []
 
     run(main())
 
@@ -99,17 +99,17 @@ def test_an_intact_entry_is_never_overwritten() -> None:
         disk = MemoryDisk()
         async with open_storage(disk, CONFIG) as storage:
             await fill(storage)
-            before = storage.stats().stored_bytes
-            await storage.repair_entry(make_frame(1, SEALED_ID))
+            before = storage.status.stats().stored_bytes
+            await storage.writes.repair_entry(make_frame(1, SEALED_ID))
             with pytest.raises(BadRequestError, match="other bytes"):
-                await storage.repair_entry(make_frame(1, SEALED_ID, b"other"))
+                await storage.writes.repair_entry(make_frame(1, SEALED_ID, b"other"))
             for ledger_id, entry_id in ((1, ENTRIES), (2, 0)):
                 with pytest.raises(BadRequestError, match="not held"):
-                    await storage.repair_entry(make_frame(ledger_id, entry_id))
+                    await storage.writes.repair_entry(make_frame(ledger_id, entry_id))
             with pytest.raises(DigestMismatchError):
-                await storage.repair_entry(make_frame(1, SEALED_ID)[:-1] + b"?")
-            assert storage.stats().stored_bytes == before
-            assert storage.stats().repaired_entry_count == 0
+                await storage.writes.repair_entry(make_frame(1, SEALED_ID)[:-1] + b"?")
+            assert storage.status.stats().stored_bytes == before
+            assert storage.status.stats().repaired_entry_count == 0
             await check_all(storage)
 
     run(main())
@@ -128,13 +128,13 @@ def test_of_many_replacements_at_once_one_wins_and_stays(header_is_damaged: bool
             await fill(storage)
             damage(disk, storage, SEALED_ID)
             if header_is_damaged:
-                location = storage._reader.find(1, SEALED_ID)
+                location = storage.core.reader.find(1, SEALED_ID)
                 assert location is not None
                 disk.corrupt(file_name(location.file_number), location.offset - 30, b"?")
             bodies = [b"other", b"other", None, None]
             results = await asyncio.gather(
-                *(storage.add_entry(make_frame(1, SEALED_ID, body)) for body in bodies),
-                storage.repair_entry(make_frame(1, SEALED_ID)),
+                *(storage.writes.add_entry(make_frame(1, SEALED_ID, body)) for body in bodies),
+                storage.writes.repair_entry(make_frame(1, SEALED_ID)),
                 return_exceptions=True,
             )
             refused = [isinstance(each, BadRequestError) for each in results]
@@ -147,10 +147,10 @@ def test_of_many_replacements_at_once_one_wins_and_stays(header_is_damaged: bool
             assert [each for each in results if not isinstance(each, BadRequestError)].count(
                 None
             ) == refused.count(False)
-            assert await storage.read_entry(1, SEALED_ID, fence=False) == won
-            assert storage.stats().repaired_entry_count == 1
+            assert await storage.reads.read_entry(1, SEALED_ID, fence=False) == won
+            assert storage.status.stats().repaired_entry_count == 1
         async with open_storage(disk, CONFIG) as storage:
-            assert await storage.read_entry(1, SEALED_ID, fence=False) == won
+            assert await storage.reads.read_entry(1, SEALED_ID, fence=False) == won
 
     run(main())
 
@@ -162,11 +162,11 @@ def test_one_failing_read_is_no_proof_of_damage() -> None:
         disk = MemoryDisk()
         async with open_storage(disk, CONFIG) as storage:
             await fill(storage)
-            await storage.read_entry(1, SEALED_ID, fence=False)
+            await storage.reads.read_entry(1, SEALED_ID, fence=False)
             disk.read_error = "Input/output error"
             with pytest.raises(BadRequestError, match="other bytes"):
-                await storage.add_entry(make_frame(1, SEALED_ID, b"other"))
-            assert storage.damage.entries() == []
+                await storage.writes.add_entry(make_frame(1, SEALED_ID, b"other"))
+            assert storage.core.damage.entries() == []
 
     run(main())
 
@@ -179,14 +179,16 @@ def test_a_fence_that_came_meanwhile_refuses_the_writer_and_not_recovery() -> No
         async with open_storage(disk, CONFIG) as storage:
             await fill(storage)
             damage(disk, storage, SEALED_ID)
-            fencing = asyncio.create_task(storage.read_lac(1, fence=True))
-            adding = storage.add_entry(make_frame(1, SEALED_ID))  # before the fence is accepted
+            fencing = asyncio.create_task(storage.reads.read_lac(1, fence=True))
+            adding = storage.writes.add_entry(
+                make_frame(1, SEALED_ID)
+            )  # before the fence is accepted
             with pytest.raises(LedgerFencedError):
                 await adding
             await fencing
             with pytest.raises(LedgerFencedError):
-                await storage.add_entry(make_frame(1, SEALED_ID))
-            await storage.add_entry(make_frame(1, SEALED_ID), is_recovery=True)
+                await storage.writes.add_entry(make_frame(1, SEALED_ID))
+            await storage.writes.add_entry(make_frame(1, SEALED_ID), is_recovery=True)
             await check_all(storage)
 
     run(main())
@@ -201,14 +203,14 @@ def test_a_file_with_damage_in_it_is_sealed_so_that_it_opens_again(way: str) -> 
         async with open_storage(disk, CONFIG) as storage:
             await fill(storage)
             number = damage(disk, storage, UNSEALED_ID)
-            assert number not in storage._files
+            assert number not in storage.core.files
             if way == "scrub":
-                await storage.scrub()
+                await storage.upkeep.scrub()
             else:
                 with pytest.raises(BookieStorageError):
-                    await storage.read_entry(1, UNSEALED_ID, fence=False)
-            await storage.repair_entry(make_frame(1, UNSEALED_ID))
-            assert number in storage._files
+                    await storage.reads.read_entry(1, UNSEALED_ID, fence=False)
+            await storage.writes.repair_entry(make_frame(1, UNSEALED_ID))
+            assert number in storage.core.files
             await check_all(storage)
         async with open_storage(disk, CONFIG) as storage:
             await check_all(storage)
@@ -225,19 +227,19 @@ def test_a_repaired_file_is_compacted_away() -> None:
     async def main() -> None:
         disk = MemoryDisk()
         async with open_storage(disk, CONFIG) as storage:
-            await storage.add_entry(make_frame(1, 0))
+            await storage.writes.add_entry(make_frame(1, 0))
             for entry_id in range(40):
-                await storage.add_entry(make_frame(2, entry_id))
+                await storage.writes.add_entry(make_frame(2, entry_id))
             number = damage(disk, storage, 0)
             for _ in range(2):
-                await storage.collect_garbage(is_deleted)
-            assert (await storage.compact()).files_left_alone == [number]
-            assert storage.damage.entries() == [(1, 0)]
-            await storage.repair_entry(make_frame(1, 0))
-            assert (await storage.compact()).files_left_alone == []
-            assert number not in storage._files
+                await storage.upkeep.collect_garbage(is_deleted)
+            assert (await storage.upkeep.compact()).files_left_alone == [number]
+            assert storage.core.damage.entries() == [(1, 0)]
+            await storage.writes.repair_entry(make_frame(1, 0))
+            assert (await storage.upkeep.compact()).files_left_alone == []
+            assert number not in storage.core.files
         async with open_storage(disk, CONFIG) as storage:
-            assert await storage.read_entry(1, 0, fence=False) == make_frame(1, 0)
+            assert await storage.reads.read_entry(1, 0, fence=False) == make_frame(1, 0)
 
     run(main())
 
@@ -253,19 +255,19 @@ def test_a_crash_at_every_step_of_a_repair() -> None:
             disk.crash_at_step = disk.steps + step
             is_repaired = False
             with contextlib.suppress(BookieError):
-                await storage.repair_entry(make_frame(1, SEALED_ID))
+                await storage.writes.repair_entry(make_frame(1, SEALED_ID))
                 is_repaired = True
             has_crashed = disk.crash_at_step is None
             disk.crash()
         async with open_storage(disk, CONFIG) as storage:
-            (held,) = storage.list_entries(1)
+            (held,) = storage.reads.list_entries(1)
             assert (held.first_entry_id, held.last_entry_id) == (0, ENTRIES - 1)
             try:
-                frame = await storage.read_entry(1, SEALED_ID, fence=True)
+                frame = await storage.reads.read_entry(1, SEALED_ID, fence=True)
                 assert frame == make_frame(1, SEALED_ID)
             except BookieStorageError:
                 assert not is_repaired
-            await storage.repair_entry(make_frame(1, SEALED_ID))
+            await storage.writes.repair_entry(make_frame(1, SEALED_ID))
             await check_all(storage)
         return has_crashed
 
@@ -284,12 +286,12 @@ def test_the_list_of_damage_is_bounded() -> None:
             await fill(storage)
             for entry_id in range(5):
                 damage(disk, storage, entry_id)
-            await storage.scrub()
-            assert storage.damage.entries() == [(1, 0), (1, 1), (1, 2)]
+            await storage.upkeep.scrub()
+            assert storage.core.damage.entries() == [(1, 0), (1, 1), (1, 2)]
             for entry_id in range(3):
-                await storage.repair_entry(make_frame(1, entry_id))
-            await storage.scrub()
-            assert storage.damage.entries() == [(1, 3), (1, 4)]
+                await storage.writes.repair_entry(make_frame(1, entry_id))
+            await storage.upkeep.scrub()
+            assert storage.core.damage.entries() == [(1, 3), (1, 4)]
 
     run(main())
 
@@ -303,10 +305,10 @@ def test_a_replacement_that_nobody_waits_for_may_fail() -> None:
     async def main() -> None:
         disk = MemoryDisk(latency_s=lambda: 1.0)
         storage = await LedgerStorage.open(disk, CONFIG, clock=SystemClock())
-        await storage.add_entry(make_frame(1, 0))
+        await storage.writes.add_entry(make_frame(1, 0))
         damage(disk, storage, 0)
-        add = storage.add_entry(make_frame(1, 0))
-        while not storage._held._replacements:  # noqa: ASYNC110  # virtual time
+        add = storage.writes.add_entry(make_frame(1, 0))
+        while not storage.writes._held._replacements:  # noqa: ASYNC110  # virtual time
             await asyncio.sleep(0.1)
         add.cancel()
         await asyncio.wait([add])

@@ -20,7 +20,7 @@ from bookie.files.format import (
     owner_digest,
     read_record_header,
 )
-from bookie.storage import LedgerStorage
+from bookie.storage.ledger_storage import LedgerStorage
 from dlcore.errors import NoSuchEntryError, NoSuchLedgerError
 from dlcore.wire.digest import decode_frame
 from tests.bookie.test_damaged_files import place
@@ -95,10 +95,10 @@ async def check_absent(directory: Path, lost: set[tuple[int, int]]) -> None:
     """
     disk = RealDisk(directory)
     async with open_storage(disk, CONFIG) as storage:
-        assert not {3, 4} & set(storage.ledgers())
+        assert not {3, 4} & set(storage.core.live_ledgers())
         for ledger_id, entry_id in lost:
             try:
-                await storage.read_entry(ledger_id, entry_id, fence=False)
+                await storage.reads.read_entry(ledger_id, entry_id, fence=False)
             except (NoSuchEntryError, NoSuchLedgerError):
                 continue
             raise AssertionError(f"{ledger_id}:{entry_id} was torn, and is there")

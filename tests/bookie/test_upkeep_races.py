@@ -16,7 +16,7 @@ from tests.fixtures.storage import make_frame, open_storage, small_config
 from tests.simulation.loop import run
 
 if TYPE_CHECKING:
-    from bookie.storage import LedgerStorage
+    from bookie.storage.ledger_storage import LedgerStorage
 
 CONFIG = small_config(
     file_bytes_max=2000,
@@ -37,7 +37,7 @@ DOOMED = 100
 
 def damage(disk: MemoryDisk, storage: LedgerStorage, ledger_id: int, entry_id: int) -> int:
     """Change a byte of a stored frame, and return its file."""
-    found = storage._reader.find(ledger_id, entry_id)
+    found = storage.core.reader.find(ledger_id, entry_id)
     assert found is not None
     disk.flip(file_name(found.file_number), found.offset + found.size - 1, 0x20)
     return found.file_number
@@ -50,12 +50,14 @@ async def delete(storage: LedgerStorage, *ledger_ids: int) -> None:
         return ledger_id in ledger_ids
 
     for _ in range(2):
-        await storage.collect_garbage(is_deleted)
+        await storage.upkeep.collect_garbage(is_deleted)
 
 
 def listed(storage: LedgerStorage, ledger_id: int) -> list[tuple[int, int]]:
     """Return the ranges that the storage lists."""
-    return [(each.first_entry_id, each.last_entry_id) for each in storage.list_entries(ledger_id)]
+    return [
+        (each.first_entry_id, each.last_entry_id) for each in storage.reads.list_entries(ledger_id)
+    ]
 
 
 @pytest.mark.parametrize("is_idle", [True, False])
@@ -71,20 +73,20 @@ def test_damage_elsewhere_does_not_keep_a_damaged_file_open(is_idle: bool) -> No
         config = small_config(file_bytes_max=9000)
         async with open_storage(disk, config) as storage:
             for entry_id in range(100):
-                await storage.add_entry(make_frame(1, entry_id))
+                await storage.writes.add_entry(make_frame(1, entry_id))
             storage._settle()
             await storage._log.flush()
             newest = damage(disk, storage, 1, 98)
-            assert newest not in storage._files
-            assert damage(disk, storage, 1, 2) in storage._files
+            assert newest not in storage.core.files
+            assert damage(disk, storage, 1, 2) in storage.core.files
             for entry_id in (98, 2):
                 with pytest.raises(BookieStorageError):
-                    await storage.read_entry(1, entry_id, fence=False)
+                    await storage.reads.read_entry(1, entry_id, fence=False)
             if not is_idle:
-                await storage.add_entry(make_frame(1, 100))
+                await storage.writes.add_entry(make_frame(1, 100))
         async with open_storage(disk, config) as storage:
-            assert newest in storage._files
-            assert await storage.read_entry(1, 97, fence=False) == make_frame(1, 97)
+            assert newest in storage.core.files
+            assert await storage.reads.read_entry(1, 97, fence=False) == make_frame(1, 97)
 
     run(main())
 
@@ -98,21 +100,21 @@ def test_a_ledger_deleted_and_used_again_within_a_pass_keeps_its_file() -> None:
     async def main(deleted_at_s: float, for_s: float) -> bool:
         disk = MemoryDisk()
         async with open_storage(disk, BIG) as storage:
-            await storage.read_lac(2, fence=True)
+            await storage.reads.read_lac(2, fence=True)
             for entry_id in range(60):
                 ledger_id = DOOMED if entry_id % 4 else 1
-                await storage.add_entry(make_frame(ledger_id, entry_id, b"x" * 50_000))
+                await storage.writes.add_entry(make_frame(ledger_id, entry_id, b"x" * 50_000))
             await delete(storage, DOOMED)
-            assert storage._files.numbers() == [1]
+            assert storage.core.files.numbers() == [1]
             disk.latency_s = lambda: 0.5
-            passing = asyncio.create_task(storage.compact())
+            passing = asyncio.create_task(storage.upkeep.compact())
             await asyncio.sleep(deleted_at_s)
             is_copied = passing.done()
-            states = [storage._ledgers[ledger_id] for ledger_id in (1, 2)]
+            states = [storage.core.ledgers[ledger_id] for ledger_id in (1, 2)]
             for state in states:
                 state.is_deleted = True
             await asyncio.sleep(for_s)
-            is_over = 1 not in storage._files
+            is_over = 1 not in storage.core.files
             for state in () if is_over else states:
                 state.is_deleted = False
             await passing
@@ -120,11 +122,11 @@ def test_a_ledger_deleted_and_used_again_within_a_pass_keeps_its_file() -> None:
                 return is_copied
             disk.latency_s = None
             for entry_id in range(0, 60, 4):
-                frame = await storage.read_entry(1, entry_id, fence=False)
+                frame = await storage.reads.read_entry(1, entry_id, fence=False)
                 assert frame == make_frame(1, entry_id, b"x" * 50_000)
         async with open_storage(disk, BIG) as storage:
             with pytest.raises(LedgerFencedError):
-                await storage.add_entry(make_frame(2, 0))
+                await storage.writes.add_entry(make_frame(2, 0))
         return False
 
     for for_s in (1.0, 4.0):
@@ -147,19 +149,19 @@ def test_a_dead_file_is_looked_at_again_before_it_is_dropped(
         async with open_storage(disk, CONFIG) as storage:
             for ledger_id in (DOOMED, 1):
                 for entry_id in range(40):
-                    await storage.add_entry(make_frame(ledger_id, entry_id))
-            alone = set(storage._ledgers[DOOMED].files()) - set(storage._ledgers[1].files())
+                    await storage.writes.add_entry(make_frame(ledger_id, entry_id))
+            alone = set(storage.core.ledgers[DOOMED].files()) - set(storage.core.ledgers[1].files())
             assert alone
-            storage._ledgers[DOOMED].is_deleted = True
-            dropping = asyncio.create_task(storage._files.drop_dead())
+            storage.core.ledgers[DOOMED].is_deleted = True
+            dropping = asyncio.create_task(storage.core.files.drop_dead())
             await asyncio.sleep(0)
             assert not dropping.done()
-            await storage.add_entry(make_frame(DOOMED, 40))
+            await storage.writes.add_entry(make_frame(DOOMED, 40))
             assert await dropping == {}
             assert listed(storage, DOOMED) == [(0, 40)]
         async with open_storage(disk, CONFIG) as storage:
             for entry_id in range(41):
-                frame = await storage.read_entry(DOOMED, entry_id, fence=False)
+                frame = await storage.reads.read_entry(DOOMED, entry_id, fence=False)
                 assert frame == make_frame(DOOMED, entry_id)
 
     run(main())
@@ -179,17 +181,19 @@ def test_scrubbing_for_days_does_not_keep_compaction_from_freeing_space() -> Non
         disk = MemoryDisk()
         async with open_storage(disk, config) as storage:
             for entry_id in range(400):
-                await storage.add_entry(make_frame(1 if entry_id % 5 == 0 else DOOMED, entry_id))
-            files = storage._files.numbers()
+                await storage.writes.add_entry(
+                    make_frame(1 if entry_id % 5 == 0 else DOOMED, entry_id)
+                )
+            files = storage.core.files.numbers()
             await delete(storage, DOOMED)
             bad = damage(disk, storage, 1, 0)
-            place = storage._reader.place(bad)
+            place = storage.core.reader.place(bad)
             assert place is not None
             disk.flip(file_name(bad), place.offset + 60, 0x20)
-            scrubbing = asyncio.create_task(storage.scrub())
+            scrubbing = asyncio.create_task(storage.upkeep.scrub())
             await asyncio.sleep(5)
-            assert storage.damage.footers == {bad}
-            report = await storage.compact()
+            assert storage.core.damage.footers == {bad}
+            report = await storage.upkeep.compact()
             assert not scrubbing.done()
             assert report.files_left_alone == [bad]
             assert report.files_compacted == len(files) - 1
@@ -205,16 +209,18 @@ def test_a_footer_that_failed_to_be_read_once_is_not_damaged_for_ever() -> None:
         disk = MemoryDisk()
         async with open_storage(disk, CONFIG) as storage:
             for entry_id in range(100):
-                await storage.add_entry(make_frame(1 if entry_id % 5 == 0 else DOOMED, entry_id))
+                await storage.writes.add_entry(
+                    make_frame(1 if entry_id % 5 == 0 else DOOMED, entry_id)
+                )
             await delete(storage, DOOMED)
-            storage._reader.let_go(1)
+            storage.core.reader.let_go(1)
             disk.read_error = "busy"
             with pytest.raises(BookieStorageError):
-                await storage.read_entry(1, 0, fence=False)
-            assert storage.damage.footers == {1}
-            report = await storage.compact()
+                await storage.reads.read_entry(1, 0, fence=False)
+            assert storage.core.damage.footers == {1}
+            report = await storage.upkeep.compact()
             assert report.files_left_alone == []
-            assert 1 not in storage._files
+            assert 1 not in storage.core.files
 
     run(main())
 
@@ -226,11 +232,11 @@ def test_an_entry_added_again_revives_its_ledger() -> None:
         disk = MemoryDisk()
         async with open_storage(disk, CONFIG) as storage:
             for entry_id in range(40):
-                await storage.add_entry(make_frame(1, entry_id))
-            storage._ledgers[1].is_deleted = True
-            await storage.add_entry(make_frame(1, 3), is_recovery=True)
+                await storage.writes.add_entry(make_frame(1, entry_id))
+            storage.core.ledgers[1].is_deleted = True
+            await storage.writes.add_entry(make_frame(1, 3), is_recovery=True)
             await delete(storage)
-            assert await storage.read_entry(1, 3, fence=False) == make_frame(1, 3)
+            assert await storage.reads.read_entry(1, 3, fence=False) == make_frame(1, 3)
 
     run(main())
 
@@ -245,20 +251,20 @@ def test_what_a_ledger_used_again_is_told_holds_after_a_restart() -> None:
     async def main() -> None:
         disk = MemoryDisk()
         async with open_storage(disk, CONFIG) as storage:
-            await storage.read_lac(1, fence=True)
-            storage.write_lac(1, 7)
+            await storage.reads.read_lac(1, fence=True)
+            storage.writes.write_lac(1, 7)
             for entry_id in range(20):
-                await storage.add_entry(make_frame(DOOMED, entry_id))
-            await storage.add_entry(make_frame(1, 0), is_recovery=True)
+                await storage.writes.add_entry(make_frame(DOOMED, entry_id))
+            await storage.writes.add_entry(make_frame(1, 0), is_recovery=True)
             for entry_id in range(40):
-                await storage.add_entry(make_frame(2, entry_id))
+                await storage.writes.add_entry(make_frame(2, entry_id))
             await delete(storage, 1, DOOMED)
-            assert 1 not in storage._files
-            assert await storage.read_lac(1, fence=True) == 7
+            assert 1 not in storage.core.files
+            assert await storage.reads.read_lac(1, fence=True) == 7
         async with open_storage(disk, CONFIG) as storage:
-            assert await storage.read_lac(1, fence=False) == 7
+            assert await storage.reads.read_lac(1, fence=False) == 7
             with pytest.raises(LedgerFencedError):
-                await storage.add_entry(make_frame(1, 1))
+                await storage.writes.add_entry(make_frame(1, 1))
 
     run(main())
 
@@ -270,11 +276,11 @@ def test_a_file_whose_deletion_was_cancelled_or_failed_is_deleted_later() -> Non
         disk = MemoryDisk(latency_s=lambda: 1.0)
         async with open_storage(disk, CONFIG) as storage:
             for entry_id in range(40):
-                await storage.add_entry(make_frame(DOOMED, entry_id))
-            storage._ledgers[DOOMED].is_deleted = True
+                await storage.writes.add_entry(make_frame(DOOMED, entry_id))
+            storage.core.ledgers[DOOMED].is_deleted = True
             collecting = asyncio.create_task(delete(storage))
             await asyncio.sleep(0.5)
-            assert storage._files.numbers() == []
+            assert storage.core.files.numbers() == []
             assert file_name(1) in disk.names()
             collecting.cancel()
             await asyncio.wait([collecting])
@@ -307,14 +313,16 @@ def test_lookups_miss_nothing_while_files_are_sealed_and_dropped(
                 nonlocal looks
                 while not is_over:
                     for ledger_id in kept if added >= 0 else ():
-                        assert storage._reader.find(ledger_id, added) is not None
+                        assert storage.core.reader.find(ledger_id, added) is not None
                         ((first, last),) = listed(storage, ledger_id)
                         assert (first, last - added) in ((0, 0), (0, 1))
                         looks += 1
                     await asyncio.sleep(0)
 
             async def add(ledger_id: int, entry_id: int) -> None:
-                await storage.add_entry(make_frame(ledger_id, entry_id, last_add_confirmed=-1))
+                await storage.writes.add_entry(
+                    make_frame(ledger_id, entry_id, last_add_confirmed=-1)
+                )
 
             looking = asyncio.create_task(look())
             for entry_id in range(12):
@@ -322,15 +330,15 @@ def test_lookups_miss_nothing_while_files_are_sealed_and_dropped(
                     await add(ledger_id, entry_id)
                 await asyncio.gather(*(add(ledger_id, entry_id) for ledger_id in kept))
                 added = entry_id
-            files = storage._files.numbers()
+            files = storage.core.files.numbers()
             await delete(storage, *doomed)
-            report = await storage.compact()
+            report = await storage.upkeep.compact()
             assert report.files_compacted > 5
-            assert not set(files) & set(storage._files.numbers())
+            assert not set(files) & set(storage.core.files.numbers())
             is_over = True
             await looking
             assert looks > 500
-            assert [each for each in storage.ledgers() if each < DOOMED] == list(kept)
+            assert [each for each in storage.core.live_ledgers() if each < DOOMED] == list(kept)
         async with open_storage(disk, CONFIG) as storage:
             for ledger_id in kept:
                 assert listed(storage, ledger_id) == [(0, 11)]
@@ -346,7 +354,7 @@ def test_runs_of_a_ledger_in_many_files_are_joined() -> None:
         disk = MemoryDisk()
         async with open_storage(disk, CONFIG) as storage:
             for entry_id in ids:
-                await storage.add_entry(make_frame(1, entry_id, last_add_confirmed=-1))
+                await storage.writes.add_entry(make_frame(1, entry_id, last_add_confirmed=-1))
             assert listed(storage, 1) == [(0, 54), (60, 79), (90, 90)]
 
     run(main())
@@ -357,10 +365,10 @@ def test_a_known_lac_of_a_ledger_in_use_again_is_answered() -> None:
 
     async def main() -> None:
         async with open_storage(MemoryDisk(), CONFIG) as storage:
-            await storage.add_entry(make_frame(1, 0))
-            await storage.write_lac(1, 0)
+            await storage.writes.add_entry(make_frame(1, 0))
+            await storage.writes.write_lac(1, 0)
             await delete(storage, 1)
             async with asyncio.timeout(1.0):
-                await storage.write_lac(1, 0)
+                await storage.writes.write_lac(1, 0)
 
     run(main())

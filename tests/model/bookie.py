@@ -1,6 +1,6 @@
 """A bookie of the model: the real rules of one ledger over a log that a crash shortens.
 
-`LedgerStorage` mixes the rules with files, so this is a thin model of two things only: records
+`bookie.storage` mixes the rules with files, so this is a thin model of two things only: records
 become durable in the order in which they were accepted, and no answer that rests on a record leaves
 before that.  What is accepted is decided by the real `LedgerState`, and what a restart remembers
 goes through the real `FileIndex` (test_bookie.py compares every step with the real storage).

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bookie.config import StorageConfig
 from bookie.disks.memory import MemoryDisk
-from bookie.storage import LedgerStorage
+from bookie.storage.ledger_storage import LedgerStorage
 from dlcore.clock import SystemClock
 from dlcore.errors import (
     BadRequestError,
@@ -99,14 +99,14 @@ async def _request(storage: LedgerStorage, request: Message) -> Message:
     try:
         match request.kind:
             case "fence":
-                kind, data = "fenced", await storage.read_lac(LEDGER_ID, fence=True)
+                kind, data = "fenced", await storage.reads.read_lac(LEDGER_ID, fence=True)
             case "read":
-                frame = await storage.read_entry(LEDGER_ID, request.entry_id, fence=True)
+                frame = await storage.reads.read_entry(LEDGER_ID, request.entry_id, fence=True)
                 kind, data = "found", bytes(frame)
             case _:
                 assert isinstance(request.data, bytes)
                 is_recovery = request.kind == "recovery add"
-                await storage.add_entry(request.data, is_recovery=is_recovery)
+                await storage.writes.add_entry(request.data, is_recovery=is_recovery)
                 kind = "added"
     except tuple(_KINDS) as error:
         kind = _KINDS[type(error)]

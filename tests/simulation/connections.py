@@ -13,7 +13,7 @@ from tests.fixtures.storage import follow, read_entries
 from tests.simulation.truth import BookieRecord, is_known, is_no
 
 if TYPE_CHECKING:
-    from bookie.storage import LedgerStorage
+    from bookie.storage.ledger_storage import LedgerStorage
     from dlcore.ids import BookieId
     from dlcore.ledger.port import EntryRange, FollowUpdate
     from dlcore.wire.frames import FrameParts
@@ -126,7 +126,7 @@ class SimBookieClient:
             bookie,
             lambda b, reply: b.serve(
                 self.name,
-                lambda s: s.read_lac(ledger_id, fence=fence),
+                lambda s: s.reads.read_lac(ledger_id, fence=fence),
                 reply,
                 watch=partial(watch_lac, ledger_id, fence),
                 fence=fence,
@@ -142,7 +142,7 @@ class SimBookieClient:
             bookie,
             lambda b, reply: b.serve(
                 self.name,
-                lambda s: s.read_entry(ledger_id, entry_id, fence=fence),
+                lambda s: s.reads.read_entry(ledger_id, entry_id, fence=fence),
                 reply,
                 watch=partial(watch_entry, ledger_id, entry_id, fence),
                 fence=fence,
@@ -222,7 +222,7 @@ class SimBookieClient:
         """Return ranges."""
 
         async def work(storage: LedgerStorage) -> list[EntryRange]:
-            return list(storage.list_entries(ledger_id))
+            return list(storage.reads.list_entries(ledger_id))
 
         result: list[EntryRange] = await self._request(
             bookie,

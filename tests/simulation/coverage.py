@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
 from bookie.ledger_state import LedgerState
-from bookie.storage import LedgerStorage
+from bookie.storage.reads import Reads
+from bookie.storage.status import StorageStatus
+from bookie.storage.writes import Writes
+from bookie.upkeep.rounds import Upkeep
 from dlcore.errors import DLError
 from dlcore.ledger.reading.range_read import ReadLane
 from dlcore.ledger.recovering.recovery import LedgerRecovery
@@ -82,8 +85,12 @@ def _lane(machine: ReadLane) -> str:
     return f"streams {len(machine._open)}, failed {len(machine._answers)}"
 
 
-def _storage(machine: LedgerStorage) -> str:
-    return f"{machine._state.value}, closing" if machine._is_closing else machine._state.value
+def _status(machine: StorageStatus) -> str:
+    return f"{machine.state.value}, closing" if machine.is_closed else machine.state.value
+
+
+def _storage(machine: Writes | Reads | Upkeep) -> str:
+    return _status(machine._status)
 
 
 def _ledger(machine: LedgerState) -> str:
@@ -128,25 +135,14 @@ MACHINES = (
         ("start", "fenced", "fence_failed", "found", "missing", "unknown", "written_back"),
     ),
     _Machine(ReadLane, _lane, ("start", "received", "failed", "silent")),
+    _Machine(Writes, _storage, ("add_entry", "write_lac", "fence", "repair_entry")),
     _Machine(
-        LedgerStorage,
+        Reads,
         _storage,
-        (
-            "add_entry",
-            "write_lac",
-            "read_lac",
-            "read_entry",
-            "read_chunk",
-            "follow_chunk",
-            "list_entries",
-            "collect_garbage",
-            "compact",
-            "scrub",
-            "repair_entry",
-            "_on_failed",
-            "_update_state",
-        ),
+        ("read_lac", "read_entry", "read_chunk", "follow_chunk", "list_entries"),
     ),
+    _Machine(Upkeep, _storage, ("collect_garbage", "compact", "scrub")),
+    _Machine(StorageStatus, _status, ("note_failed", "_update_state")),
     _Machine(
         LogAppender,
         _log_appender,

@@ -8,7 +8,7 @@ from dlcore.errors import DLError
 
 if TYPE_CHECKING:
     from bookie.membership.registration import Registrar
-    from bookie.storage import LedgerStorage
+    from bookie.storage.ledger_storage import LedgerStorage
 
 
 async def bury(storage: LedgerStorage) -> None:

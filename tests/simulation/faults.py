@@ -13,7 +13,7 @@ from tests.simulation.processes import MADE_TO_FAIL
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from bookie.storage import LedgerStorage
+    from bookie.storage.ledger_storage import LedgerStorage
     from dlcore.ledger.writing.writer import LedgerWriter
     from tests.simulation.clients import GatedStore, SimClient
     from tests.simulation.processes import SimBookie
@@ -187,7 +187,7 @@ class Chaos:
 
     async def _fence(self, storage: LedgerStorage, ledger_id: int) -> None:
         with contextlib.suppress(DLError):
-            await storage.read_lac(ledger_id, fence=True)
+            await storage.reads.read_lac(ledger_id, fence=True)
 
     # Network
 

@@ -15,7 +15,7 @@ from tests.simulation.truth import InvariantViolatedError, is_no
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from bookie.storage import LedgerStorage
+    from bookie.storage.ledger_storage import LedgerStorage
     from tests.simulation.clients import SimClient
     from tests.simulation.logs import Logs
     from tests.simulation.processes import SimBookie
@@ -172,7 +172,7 @@ class Judgement:
         self, storage: LedgerStorage, ledger_id: int, held: Sequence[int]
     ) -> None:
         found: dict[int, bytes] = {}
-        for each in storage.list_entries(ledger_id):
+        for each in storage.reads.list_entries(ledger_id):
             async for frames in read_entries(
                 storage,
                 ledger_id,
@@ -201,7 +201,7 @@ class Judgement:
             storage = bookie.storage
             assert storage is not None
             await _until(partial(_is_idle, bookie))
-            followed = list(storage._followers.ledgers())
+            followed = list(storage.followers.ledgers())
             await bookie.aclose()
             files = bookie.disk.open_files
             if followed or files:
@@ -219,14 +219,14 @@ def _holds(bookie: SimBookie, ledger_id: int, entry_id: int) -> bool:
     try:
         return any(
             each.first_entry_id <= entry_id <= each.last_entry_id
-            for each in bookie.storage.list_entries(ledger_id)
+            for each in bookie.storage.reads.list_entries(ledger_id)
         )
     except DLError:
         return False
 
 
 def _has_forgotten(bookie: SimBookie, live: set[int]) -> bool:
-    return bookie.storage is not None and not set(bookie.storage.ledgers()) - live
+    return bookie.storage is not None and not set(bookie.storage.core.live_ledgers()) - live
 
 
 def _is_idle(bookie: SimBookie) -> bool:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from bookie.storage import LedgerStorage
+    from bookie.storage.ledger_storage import LedgerStorage
     from dlcore.ids import BookieId
     from dlcore.ledger.port import BookieClient
     from dlcore.metadata.paths import NamespacePaths
@@ -77,7 +77,7 @@ class Housekeeping:
                 self._note(f"housekeeping failed: {type(error).__name__}: {error}")
 
     async def _collect_garbage(self) -> None:
-        ledgers = self._storage.ledgers()
+        ledgers = self._storage.core.live_ledgers()
         self._session.hidden_paths = {self._paths.ledger(each) for each in ledgers}
         report = await GarbageCollector(
             self._storage,
@@ -86,19 +86,19 @@ class Housekeeping:
             paths=self._paths,
             cluster_id=self._cluster_id,
         ).collect()
-        self._on_collected(set(ledgers) - set(self._storage.ledgers()))
+        self._on_collected(set(ledgers) - set(self._storage.core.live_ledgers()))
         if report.ledgers_deleted or report.files_deleted:
             self._note(f"collected {report.ledgers_deleted} ledgers, {report.files_deleted} files")
         if report.held:
             self._note(f"holds back: {report.held}")
 
     async def _compact(self) -> None:
-        report = await self._storage.compact()
+        report = await self._storage.upkeep.compact()
         if report.files_compacted:
             self._note(f"compacted {report.files_compacted} files")
 
     async def _scrub(self) -> None:
-        report = await self._storage.scrub()
+        report = await self._storage.upkeep.scrub()
         if report.damaged_records or report.damaged_files or report.footers_made_again:
             self._note(
                 f"scrub found {report.damaged_records} damaged records, damaged files "

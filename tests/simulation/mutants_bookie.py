@@ -9,12 +9,12 @@ from unittest.mock import patch
 
 from bookie.files.entry_reader import EntryReader
 from bookie.files.index import SealedIndex
-from bookie.followers import Followers
 from bookie.ledger_state import LedgerState
-from bookie.storage import LedgerStorage
+from bookie.storage.followers import Followers
+from bookie.storage.reads import Reads
+from bookie.storage.writes import Writes
 from dlcore.errors import BookieStorageError, NoSuchEntryError
 from dlcore.ids import INVALID_ENTRY_ID
-from tests.simulation.processes import SimBookie
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from bookie.disks.port import DiskFile
     from bookie.files.entry_log import Location
     from bookie.files.index import LedgerSummary
+    from bookie.storage.storage_core import StorageCore
     from dlcore.wire.digest import BytesLike
 
 
@@ -29,50 +30,55 @@ if TYPE_CHECKING:
 def negative_answers_before_the_fence_is_durable() -> Iterator[None]:
     """Still in BookKeeper: "no such entry" is answered while the fence is on its way to disk."""
 
-    class Hasty(LedgerStorage):
-        async def read_lac(self, ledger_id: int, *, fence: bool) -> int:
-            if fence and self._reader.find_all(ledger_id, range(1000), bytes_max=1) == []:
-                self._fence_soon(ledger_id)
-                return self._ledger(ledger_id).last_add_confirmed
-            return await super().read_lac(ledger_id, fence=fence)
+    async def hasty_lac(self: Reads, ledger_id: int, *, fence: bool) -> int:
+        core = self._core
+        if fence and core.reader.find_all(ledger_id, range(1000), bytes_max=1) == []:
+            return _fence_soon(core, ledger_id).last_add_confirmed
+        return await read_lac(self, ledger_id, fence=fence)
 
-        async def read_entry(self, ledger_id: int, entry_id: int, *, fence: bool) -> memoryview:
-            if fence and self._reader.find(ledger_id, entry_id) is None:
-                self._fence_soon(ledger_id)
-                raise NoSuchEntryError("not held, and the fence is not durable yet")
-            return await super().read_entry(ledger_id, entry_id, fence=fence)
+    async def hasty_entry(self: Reads, ledger_id: int, entry_id: int, *, fence: bool) -> memoryview:
+        if fence and self._core.reader.find(ledger_id, entry_id) is None:
+            _fence_soon(self._core, ledger_id)
+            raise NoSuchEntryError("not held, and the fence is not durable yet")
+        return await read_entry(self, ledger_id, entry_id, fence=fence)
 
-        def _fence_soon(self, ledger_id: int) -> None:
-            state = self._ledger(ledger_id)
-            if not state.fenced:
-                self._log.append_fence(ledger_id)
-                state.fenced = True
-
-    with patch.object(SimBookie, "storage_class", Hasty):
+    read_lac, read_entry = Reads.read_lac, Reads.read_entry
+    with (
+        patch.object(Reads, "read_lac", hasty_lac),
+        patch.object(Reads, "read_entry", hasty_entry),
+    ):
         yield
+
+
+def _fence_soon(core: StorageCore, ledger_id: int) -> LedgerState:
+    state = core.ledger_for_change(ledger_id)
+    if not state.fenced:
+        core.log.append_fence(ledger_id)
+        state.fenced = True
+    return state
 
 
 @contextlib.contextmanager
 def adds_are_answered_before_they_are_durable() -> Iterator[None]:
     """Section 4.2, `journalSyncData=false`: an add is answered when it is in the page cache."""
+    add_entry = Writes.add_entry
 
-    class Hasty(LedgerStorage):
-        def add_entry(self, frame: BytesLike, *, is_recovery: bool = False) -> asyncio.Future[None]:
-            return _answered_at_once(super().add_entry(frame, is_recovery=is_recovery))
+    def hasty(self: Writes, frame: BytesLike, *, is_recovery: bool = False) -> asyncio.Future[None]:
+        return _answered_at_once(add_entry(self, frame, is_recovery=is_recovery))
 
-    with patch.object(SimBookie, "storage_class", Hasty):
+    with patch.object(Writes, "add_entry", hasty):
         yield
 
 
 @contextlib.contextmanager
 def explicit_lacs_are_answered_before_they_are_durable() -> Iterator[None]:
     """Section 4.2: a LAC that a crash forgets was called known."""
+    write_lac = Writes.write_lac
 
-    class Hasty(LedgerStorage):
-        def write_lac(self, ledger_id: int, last_add_confirmed: int) -> asyncio.Future[None]:
-            return _answered_at_once(super().write_lac(ledger_id, last_add_confirmed))
+    def hasty(self: Writes, ledger_id: int, last_add_confirmed: int) -> asyncio.Future[None]:
+        return _answered_at_once(write_lac(self, ledger_id, last_add_confirmed))
 
-    with patch.object(SimBookie, "storage_class", Hasty):
+    with patch.object(Writes, "write_lac", hasty):
         yield
 
 
@@ -89,30 +95,31 @@ def _answered_at_once(durable: asyncio.Future[None]) -> asyncio.Future[None]:
 def fences_are_not_logged() -> Iterator[None]:
     """BOOKKEEPER-815: the fence is kept in memory only."""
 
-    class Forgetful(LedgerStorage):
-        async def _prepare_read(self, ledger_id: int, *, fence: bool) -> None:
-            if fence:
-                self._ledger(ledger_id).fenced = True
-            await super()._prepare_read(ledger_id, fence=fence)
+    fence = Writes.fence
 
-    with patch.object(SimBookie, "storage_class", Forgetful):
+    async def forgetful(self: Writes, ledger_id: int) -> None:
+        self._core.ledger_for_change(ledger_id).fenced = True
+        await fence(self, ledger_id)
+
+    with patch.object(Writes, "fence", forgetful):
         yield
 
 
 @contextlib.contextmanager
 def fences_of_unknown_ledgers_do_not_stick() -> Iterator[None]:
     """#4462: fence and add make a ledger's state each for itself, and one of them is lost."""
+    fence = Writes.fence
 
-    class Racing(LedgerStorage):
-        async def _prepare_read(self, ledger_id: int, *, fence: bool) -> None:
-            is_known = ledger_id in self._ledgers
-            await super()._prepare_read(ledger_id, fence=fence)
-            if fence and not is_known:
-                state = LedgerState()
-                state.last_entry_id = self._ledgers[ledger_id].last_entry_id
-                self._ledgers[ledger_id] = state
+    async def racing(self: Writes, ledger_id: int) -> None:
+        ledgers = self._core.ledgers
+        is_known = ledger_id in ledgers
+        await fence(self, ledger_id)
+        if not is_known:
+            state = LedgerState()
+            state.last_entry_id = ledgers[ledger_id].last_entry_id
+            ledgers[ledger_id] = state
 
-    with patch.object(SimBookie, "storage_class", Racing):
+    with patch.object(Writes, "fence", racing):
         yield
 
 
@@ -140,14 +147,15 @@ def footers_forget_fences() -> Iterator[None]:
 def damage_is_called_absence() -> Iterator[None]:
     """#2908: an entry that is damaged is answered with "no such entry"."""
 
-    class Careless(LedgerStorage):
-        async def read_entry(self, ledger_id: int, entry_id: int, *, fence: bool) -> memoryview:
-            try:
-                return await super().read_entry(ledger_id, entry_id, fence=fence)
-            except BookieStorageError as error:
-                raise NoSuchEntryError(str(error)) from error
+    read_entry = Reads.read_entry
 
-    with patch.object(SimBookie, "storage_class", Careless):
+    async def careless(self: Reads, ledger_id: int, entry_id: int, *, fence: bool) -> memoryview:
+        try:
+            return await read_entry(self, ledger_id, entry_id, fence=fence)
+        except BookieStorageError as error:
+            raise NoSuchEntryError(str(error)) from error
+
+    with patch.object(Reads, "read_entry", careless):
         yield
 
 

@@ -11,8 +11,8 @@ from bookie.files import entry_log as entry_log_module
 from bookie.files.entry_log import EntryLog
 from bookie.files.format import encode_file_header
 from bookie.ledger_state import LedgerState
-from bookie.space.held_entries import HeldEntries
-from bookie.storage import LedgerStorage
+from bookie.storage.held_entries import HeldEntries
+from bookie.storage.writes import Writes
 from dlcore.errors import BookieStorageError
 
 if TYPE_CHECKING:
@@ -65,19 +65,17 @@ def listings_hold_what_is_not_durable() -> Iterator[None]:
 def a_fence_flag_is_set_too_late() -> Iterator[None]:
     """#4462: adds slip in after the fence is logged, and are answered after it is, too."""
 
-    async def late(self: LedgerStorage, ledger_id: int, *, fence: bool) -> None:
-        self._check_open()
-        if not fence:
-            return
-        self._log.check()
-        state = self._ledger(ledger_id)
+    async def late(self: Writes, ledger_id: int) -> None:
+        log = self._core.log
+        log.check()
+        state = self._core.ledger_for_change(ledger_id)
         if not state.fenced:
-            self._log.append_fence(ledger_id)
-        await self._log.flush()
+            log.append_fence(ledger_id)
+        await log.flush()
         state.is_fence_durable = True
         asyncio.get_running_loop().call_later(0.02, setattr, state, "fenced", True)
 
-    with patch.object(LedgerStorage, "_prepare_read", late):
+    with patch.object(Writes, "fence", late):
         yield
 
 

@@ -15,12 +15,13 @@ from bookie.files.damage import DamageLog
 from bookie.files.entry_reader import EntryReader
 from bookie.files.records import IntactRecord
 from bookie.files.sealed_files import SealedFiles
-from bookie.followers import Followers
 from bookie.membership.repair import Repairer
 from bookie.serving.read_streams import FollowStream
-from bookie.space.held_entries import HeldEntries
-from bookie.storage import LedgerStorage
-from bookie.timers import Timers
+from bookie.storage.followers import Followers
+from bookie.storage.held_entries import HeldEntries
+from bookie.storage.status import StorageStatus
+from bookie.storage.storage_core import StorageCore
+from bookie.storage.timers import Timers
 from bookie.upkeep import compaction as compaction_module
 from bookie.upkeep.compaction import Compactor
 from bookie.upkeep.garbage import GarbageJudge
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from bookie.files.entry_log import Location
     from bookie.ledger_state import LedgerState
+    from bookie.space.budget import Claim
     from dlcore.wire.messages import Update
 
 
@@ -62,15 +64,15 @@ def a_revival_forgets_the_fence() -> Iterator[None]:
 
     Not for the simulation: ids that were deleted are not used again by its clients.
     """
-    ledger = LedgerStorage._ledger
+    ledger_for_change = StorageCore.ledger_for_change
 
-    def forgetful(self: LedgerStorage, ledger_id: int) -> LedgerState:
-        state = self._ledgers.get(ledger_id)
+    def forgetful(self: StorageCore, ledger_id: int) -> LedgerState:
+        state = self.ledgers.get(ledger_id)
         if state is not None:
             state.is_deleted = False
-        return ledger(self, ledger_id)
+        return ledger_for_change(self, ledger_id)
 
-    with patch.object(LedgerStorage, "_ledger", forgetful):
+    with patch.object(StorageCore, "ledger_for_change", forgetful):
         yield
 
 
@@ -424,10 +426,10 @@ def adds_are_not_held_back() -> Iterator[None]:
     Not for the simulation: its writers have less in flight than any limit.
     """
 
-    def take(self: LedgerStorage, size: int, *, is_recovery: bool) -> None:
+    def take(self: StorageStatus, size: int, claim: Claim) -> None:
         """Refuse nothing."""
 
-    with patch.object(LedgerStorage, "_check_room", take):
+    with patch.object(StorageStatus, "check_room", take):
         yield
 
 
@@ -447,7 +449,7 @@ def an_update_is_lost_at_the_edge_of_a_chunk() -> Iterator[None]:
 
     async def pass_over(self: FollowStream, bytes_max: int) -> Update | None:
         update = await advance(self, bytes_max)
-        state = self._storage._ledgers.get(self._ledger_id)
+        state = self._reads._core.ledgers.get(self._ledger_id)
         if update is not None and state is not None:
             self._next_entry_id += update.last_add_confirmed < state.last_add_confirmed
         return update

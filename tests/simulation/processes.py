@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from bookie.disks.memory import MemoryDisk
 from bookie.membership.registration import Registrar, confirm_identity, establish_identity
-from bookie.storage import LedgerStorage
-from bookie.storage_core import StorageState
+from bookie.storage.ledger_storage import LedgerStorage
+from bookie.storage.status import StorageState
 from dlcore.errors import (
     BookieStorageError,
     BookieUnavailableError,
@@ -60,8 +60,6 @@ _EXTRA_FILES = 4
 
 class SimBookie:
     """A bookie process on a disk that forgets what was not synced."""
-
-    storage_class: type[LedgerStorage] = LedgerStorage
 
     def __init__(
         self,
@@ -188,10 +186,10 @@ class SimBookie:
         session.hiding_chance = self._settings.hiding_chance
         if self._is_paused:
             session.gate.clear()
-        storage.on_state(self._follow_state)
+        storage.status.on_state(self._follow_state)
         self.up.set()
         self._note("up")
-        if storage.state is StorageState.FAILED:
+        if storage.status.state is StorageState.FAILED:
             self._fail("storage failed")
             return
         self._spawn(self._register(session, storage))
@@ -227,7 +225,7 @@ class SimBookie:
         cookie = await establish_identity(
             disk, session, self._paths, name=self.name, cluster_id=cluster_id, clock=self._clock
         )
-        storage = await self.storage_class.open(
+        storage = await LedgerStorage.open(
             disk,
             self._settings.storage,
             clock=self._clock,
@@ -285,7 +283,7 @@ class SimBookie:
         while True:
             try:
                 await registrar.register(
-                    is_read_only=storage.state is StorageState.READ_ONLY,
+                    is_read_only=storage.status.state is StorageState.READ_ONLY,
                     patience_s=_REGISTER_PATIENCE_S,
                 )
             except (MetadataError, ConfigurationError) as error:
@@ -458,7 +456,7 @@ class SimBookie:
         header = decode_frame(frame)
         entry = (header.ledger_id, header.entry_id)
         was_fenced = header.ledger_id in record.fenced
-        future = self.storage.add_entry(frame, is_recovery=is_recovery)
+        future = self.storage.writes.add_entry(frame, is_recovery=is_recovery)
         self.adds_in_flight += 1
         self._check_bounds()
 
@@ -481,7 +479,7 @@ class SimBookie:
         life, record = self._life, self.record
         assert record is not None
         try:
-            future = self.storage.write_lac(ledger_id, lac)
+            future = self.storage.writes.write_lac(ledger_id, lac)
         except DLError as error:
             failure = error
             self._network.send(self.name, client, lambda: reply(failure))
@@ -577,7 +575,7 @@ class SimBookie:
     def _check_bounds(self) -> None:
         """I9: what waits and what is open stays within the limits."""
         assert self.storage is not None
-        limits, log = self._settings.storage, self.storage._log
+        limits, log = self._settings.storage, self.storage.core.log
         copied_bytes = limits.file_bytes_max if self._settings.maintenance_interval_s else 0
         most = limits.in_flight_bytes_max + limits.entry_size_bytes_max + copied_bytes + _OWN_BYTES
         files_max = limits.open_files_max + len(log.unsealed_indexes()) + _EXTRA_FILES

@@ -20,7 +20,7 @@ from tests.simulation.truth import InvariantViolatedError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-    from bookie.storage import LedgerStorage
+    from bookie.storage.ledger_storage import LedgerStorage
     from dlcore.ledger.writing.writer import LedgerWriter
     from tests.simulation.clients import SimClient
     from tests.simulation.processes import SimBookie
@@ -221,7 +221,7 @@ def _damage(act: Act, bookie: SimBookie, entry_id: int) -> bool:
     storage = bookie.storage
     if storage is None or not storage._log.is_marked or storage._log.pending_bytes:
         return False
-    location = storage._reader.find(act.ledger_id, entry_id)
+    location = storage.core.reader.find(act.ledger_id, entry_id)
     if location is None:
         return False
     offset = location.offset + act.rng.randrange(location.size)
@@ -240,8 +240,8 @@ async def damaged_footer(act: Act) -> None:
     bookie = act.members[0]
     storage = bookie.storage
     assert storage is not None
-    number = rng.choice(storage._files.numbers())
-    place = storage._reader.place(number)
+    number = rng.choice(storage.core.files.numbers())
+    place = storage.core.reader.place(number)
     assert place is not None
     name = file_name(number)
     bookie.disk.flip(name, rng.randrange(place.offset, bookie.disk.size_of(name)), 1)
@@ -467,7 +467,7 @@ async def _create_on(act: Act, client: SimClient) -> None:
 
 async def _write_lac(storage: LedgerStorage, ledger_id: int, lac: int) -> None:
     with contextlib.suppress(DLError):
-        await storage.write_lac(ledger_id, lac)
+        await storage.writes.write_lac(ledger_id, lac)
 
 
 async def full_disk(act: Act) -> None:
@@ -502,7 +502,10 @@ async def full_disk(act: Act) -> None:
     await doomed.delete()
     await act.require(partial(act.is_fenced, bookie), f"{bookie.name} is full and does not fence")
     await act.require(
-        lambda: bookie.storage is not None and doomed.ledger_id not in bookie.storage.ledgers(),
+        lambda: (
+            bookie.storage is not None
+            and doomed.ledger_id not in bookie.storage.core.live_ledgers()
+        ),
         f"{bookie.name} is full and collects no garbage",
     )
     await act.require(lambda: bookie._life == life, f"{bookie.name} was ended by a full disk")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
     from bookie.serving.connection import Connection
-    from bookie.storage import LedgerStorage
+    from bookie.storage.ledger_storage import LedgerStorage
     from dlcore.ids import BookieId
     from dlcore.ledger.port import EntryRange, FollowUpdate
     from dlcore.wire.digest import BytesLike
@@ -198,20 +198,26 @@ class JudgedStorage:
     """What one connection sees of a bookie's storage; judges every answer, adds nothing."""
 
     def __init__(self, bookie: SimBookie, client: str, storage: LedgerStorage) -> None:
+        self.writes = JudgedWrites(bookie, storage)
+        self.reads = JudgedReads(bookie, client, storage)
+        self.followers = storage.followers
+
+
+class JudgedWrites:
+    """Judges what is called durable."""
+
+    def __init__(self, bookie: SimBookie, storage: LedgerStorage) -> None:
         assert bookie.record is not None
         self._bookie = bookie
         self._record = bookie.record
-        self._client = client
         self._storage = storage
-        self.watch = storage.watch
-        self.may_tell_more = storage.may_tell_more
 
     def add_entry(self, frame: BytesLike, *, is_recovery: bool = False) -> asyncio.Future[None]:
         """Add; what is called durable is noted."""
         header = decode_frame(frame)
         entry = (header.ledger_id, header.entry_id)
         was_fenced = header.ledger_id in self._record.fenced
-        future = self._storage.add_entry(frame, is_recovery=is_recovery)
+        future = self._storage.writes.add_entry(frame, is_recovery=is_recovery)
         self._bookie.on_add_taken(future)
 
         def on_done(done: asyncio.Future[None]) -> None:
@@ -223,7 +229,7 @@ class JudgedStorage:
 
     def add_run(self, run: FrameRun) -> asyncio.Future[None] | None:
         """Add many; likewise."""
-        future = self._storage.add_run(run)
+        future = self._storage.writes.add_run(run)
         if future is None:
             return None
         self._bookie.on_add_taken(future)
@@ -240,7 +246,7 @@ class JudgedStorage:
 
     def write_lac(self, ledger_id: int, last_add_confirmed: int) -> asyncio.Future[None]:
         """Write a LAC; likewise."""
-        future = self._storage.write_lac(ledger_id, last_add_confirmed)
+        future = self._storage.writes.write_lac(ledger_id, last_add_confirmed)
 
         def on_done(done: asyncio.Future[None]) -> None:
             if done.exception() is None and self._is_alive:
@@ -249,17 +255,33 @@ class JudgedStorage:
         future.add_done_callback(on_done)
         return future
 
+    @property
+    def _is_alive(self) -> bool:
+        return self._bookie.storage is self._storage
+
+
+class JudgedReads:
+    """Judges answers."""
+
+    def __init__(self, bookie: SimBookie, client: str, storage: LedgerStorage) -> None:
+        assert bookie.record is not None
+        self._bookie = bookie
+        self._record = bookie.record
+        self._client = client
+        self._storage = storage
+        self.may_tell_more = storage.reads.may_tell_more
+
     async def read_lac(self, ledger_id: int, *, fence: bool) -> int:
         """Read the LAC."""
         judge = watch_lac(ledger_id, fence, self._record)
-        work = self._storage.read_lac(ledger_id, fence=fence)
+        work = self._storage.reads.read_lac(ledger_id, fence=fence)
         result: int = await self._judged(work, judge, fence=fence)
         return result
 
     async def read_entry(self, ledger_id: int, entry_id: int, *, fence: bool) -> memoryview:
         """Read an entry."""
         judge = watch_entry(ledger_id, entry_id, fence, self._record)
-        work = self._storage.read_entry(ledger_id, entry_id, fence=fence)
+        work = self._storage.reads.read_entry(ledger_id, entry_id, fence=fence)
         result: memoryview = await self._judged(work, judge, fence=fence)
         return result
 
@@ -268,7 +290,7 @@ class JudgedStorage:
     ) -> Sequence[memoryview]:
         """Read a part of a range."""
         judge = watch_entries(ledger_id, first_entry_id, stride, self._record)
-        work = self._storage.read_chunk(
+        work = self._storage.reads.read_chunk(
             ledger_id, first_entry_id=first_entry_id, stride=stride, **more
         )
         result: Sequence[memoryview] = await self._judged(work, judge)
@@ -279,15 +301,11 @@ class JudgedStorage:
     ) -> FollowUpdate | None:
         """Read what is new."""
         judge = watch_follow(ledger_id, first_entry_id, self._record)
-        work = self._storage.follow_chunk(
+        work = self._storage.reads.follow_chunk(
             ledger_id, first_entry_id=first_entry_id, told=told, bytes_max=bytes_max
         )
         result: FollowUpdate | None = await self._judged(work, judge)
         return result
-
-    @property
-    def _is_alive(self) -> bool:
-        return self._bookie.storage is self._storage
 
     async def _judged(
         self, work: Coroutine[Any, Any, Any], judge: Judge, *, fence: bool = False
@@ -296,7 +314,7 @@ class JudgedStorage:
             result = await work
         except DLError as error:
             result = error
-        if self._is_alive:
+        if self._bookie.storage is self._storage:
             judge(result)
             if fence:
                 self._bookie.on_fence_answered(self._bookie, self._client)

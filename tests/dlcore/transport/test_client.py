@@ -360,7 +360,7 @@ def test_a_reader_that_stops_early_ends_the_read_at_the_bookie(tmp_path: Path) -
                         task.cancel()
                     await asyncio.gather(*tasks, return_exceptions=True)
             await until(lambda: not any(each._streams for each in served.service.connections))
-            assert not served.storage._followers.ledgers()
+            assert not served.storage.followers.ledgers()
 
     run(scenario)
 
@@ -538,6 +538,6 @@ def test_a_bookie_of_another_cluster_is_refused(tmp_path: Path) -> None:
             with pytest.raises(BookieError, match="cluster"):
                 await client.add_entry(BOOKIE, frame_of(1, 0))
             await client.aclose()
-            assert served.storage.ledgers() == []
+            assert served.storage.core.live_ledgers() == []
 
     run(scenario)

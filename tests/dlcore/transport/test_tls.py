@@ -70,7 +70,7 @@ def test_who_is_not_trusted_gets_no_answer(tmp_path: Path, who: str) -> None:
             with pytest.raises(BookieUnavailableError):
                 await client.list_entries(BOOKIE, ledger_id=1)
             await client.aclose()
-            assert served.storage.ledgers() == []
+            assert served.storage.core.live_ledgers() == []
             good = client_of(served, tls.client)
             await good.add_entry(BOOKIE, frame_of(1, 0))
             await good.aclose()
@@ -86,7 +86,7 @@ async def gives_nothing(served: ServedBookie, files: TlsFiles, *, match: str | N
     with pytest.raises(BookieUnavailableError):
         await client.list_entries(BOOKIE, ledger_id=1)
     await client.aclose()
-    assert served.storage.ledgers() == []
+    assert served.storage.core.live_ledgers() == []
 
 
 def test_a_bookie_that_is_not_trusted_gets_nothing(tmp_path: Path) -> None:

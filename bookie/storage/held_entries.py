@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from bookie.files.entry_log import Location
-    from bookie.storage_core import StorageCore
+    from bookie.storage.storage_core import StorageCore
     from dlcore.wire.digest import EntryFrame
 
     class CheckRoom(Protocol):
@@ -98,8 +98,7 @@ class HeldEntries:
         self._check_room(len(entry.data), Claim.RECOVERY if is_recovery else Claim.ADD)
         key = entry.ledger_id, entry.entry_id
         self._replacements[key] = durable = core.log.append_entry(entry)
-        state.is_deleted = False
-        state.note_entry(entry.entry_id, entry.last_add_confirmed)
+        core.ledger_for_change(entry.ledger_id).note_entry(entry.entry_id, entry.last_add_confirmed)
 
         def on_done(done: asyncio.Future[None]) -> None:
             self._replacements.pop(key, None)

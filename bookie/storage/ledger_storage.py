@@ -1,0 +1,197 @@
+"""A bookie's storage from its opening to its end, and what is to be done when its log got on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+from bookie.files.damage import DamageLog
+from bookie.files.entry_log import EntryLog
+from bookie.files.entry_reader import EntryReader
+from bookie.files.format import owner_digest
+from bookie.files.replay import open_entry_log
+from bookie.files.sealed_files import SealedFiles
+from bookie.files.unsealed import EntryLogEvents
+from bookie.ledger_state import LedgerState, note_sealed
+from bookie.membership.given_ids import GivenIds
+from bookie.storage.followers import Followers
+from bookie.storage.reads import Reads
+from bookie.storage.status import StorageState, StorageStatus
+from bookie.storage.storage_core import StorageCore
+from bookie.storage.timers import Timers
+from bookie.storage.writes import Writes
+from bookie.upkeep.rounds import Upkeep
+from dlcore.errors import BookieError
+
+if TYPE_CHECKING:
+    from bookie.config import StorageConfig
+    from bookie.disks.port import Disk, DiskFile
+    from bookie.files.index import FileIndex
+    from bookie.files.replay import OpenedLog, WritePosition
+    from dlcore.clock import Clock
+
+logger = logging.getLogger(__name__)
+
+
+class LedgerStorage:
+    """Every entry this bookie holds: the parts that do the work, opened and closed together."""
+
+    writes: Writes
+    """What it takes."""
+    reads: Reads
+    """What it answers."""
+    followers: Followers
+    """Who is told when there may be news to read."""
+    upkeep: Upkeep
+    """The passes that keep it in order."""
+    status: StorageStatus
+    """Whether it takes anything now, and its figures."""
+    core: StorageCore
+    """What all of these work with."""
+
+    @classmethod
+    async def open(
+        cls,
+        disk: Disk,
+        config: StorageConfig,
+        *,
+        clock: Clock,
+        owner: str = "",
+        given_ids: GivenIds | None = None,
+    ) -> LedgerStorage:
+        """Replay `disk` and start the writer task.
+
+        `owner` (cluster and incarnation) is bound into every file; files of another are refused.
+        `given_ids`, which is closed with the storage, says of which new ledgers it takes anything;
+        None: of all.
+
+        Raises:
+            BookieStorageError: data that was acknowledged may be damaged or missing.
+        """
+        digest = owner_digest(owner)
+        ledgers: dict[int, LedgerState] = {}
+        opened = await open_entry_log(
+            disk, owner=digest, new_life=clock.new_token, take_sealed=partial(note_sealed, ledgers)
+        )
+        return cls(disk, config, opened, ledgers, owner=digest, clock=clock, given_ids=given_ids)
+
+    def __init__(
+        self,
+        disk: Disk,
+        config: StorageConfig,
+        opened: OpenedLog,
+        ledgers: dict[int, LedgerState],
+        *,
+        owner: bytes,
+        clock: Clock,
+        given_ids: GivenIds | None,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self._settle_interval_s = config.settle_interval_s
+        self._given_ids = given_ids or GivenIds(None)
+        self._timers = Timers()
+        damage = DamageLog(entries_max=config.damaged_entries_max)
+        events = EntryLogEvents(
+            self._on_durable, self._on_sealed, self._on_failed, self._on_stalled
+        )
+        self._log = EntryLog(
+            disk, config, opened, owner=owner, new_life=clock.new_token, events=events
+        )
+        reader = EntryReader(
+            disk,
+            self._log,
+            ledgers,
+            damage,
+            open_files_max=config.open_files_max,
+            footer_bytes_max=config.footer_bytes_max,
+        )
+        files = SealedFiles(disk, self._log, reader, ledgers, damage)
+        core = StorageCore(disk, self._log, reader, files, ledgers, damage)
+        _take_opened(opened, core)
+        self.core = core
+        self.status = StorageStatus(core, config, self._timers)
+        self.followers = Followers(loop.call_soon)
+        self.writes = Writes(
+            core,
+            config,
+            status=self.status,
+            followers=self.followers,
+            timers=self._timers,
+            given_ids=self._given_ids,
+        )
+        self.reads = Reads(core, status=self.status, writes=self.writes)
+        self.upkeep = Upkeep(core, config, status=self.status, owner=owner, clock=clock)
+        self._writer = loop.create_task(self._log.run(), name="bookie entry log")
+        self.status.look()
+        self._settle_later()
+
+    def __repr__(self) -> str:
+        return f"<LedgerStorage {self.status.state.value} ledgers={len(self.core.ledgers)}>"
+
+    async def aclose(self) -> None:
+        """Take no more, make what was accepted durable, and stop; the disk stays open."""
+        if self.status.is_closed:
+            await asyncio.wait([self._writer])
+            return
+        self._timers.close()
+        self._log.end_waiting()
+        try:
+            await self.status.aclose()
+            await self._given_ids.aclose()
+            if self.status.state is not StorageState.FAILED:
+                self._settle()
+                await self._log.flush()
+            await self.writes.finish()
+        except BookieError as error:
+            logger.warning("closing after a failure: %s", error)
+        finally:
+            self._writer.cancel()
+            await asyncio.wait([self._writer])
+            self.followers.wake_all()
+            self.core.reader.close()
+            self._log.close_files()
+        if not self._writer.cancelled():
+            self._writer.result()
+
+    # What happens to the log
+
+    def _on_durable(self, ledger_ids: set[int]) -> None:
+        for ledger_id in self.followers.ledgers() & ledger_ids:
+            self.followers.wake_soon(ledger_id)
+        self._settle_later()
+        self.status.note_written()
+
+    async def _on_sealed(self, index: FileIndex, file: DiskFile, position: WritePosition) -> None:
+        await self.core.files.take_over(
+            index, size=file.size, records_end=position.offset, seed=position.header.seed
+        )
+
+    def _on_failed(self, error: BookieError) -> None:
+        self.status.note_failed(error)
+        self.followers.wake_all()
+
+    def _on_stalled(self, is_stalled: bool) -> None:
+        self.status.note_stalled(is_stalled)
+
+    def _settle_later(self) -> None:
+        if not self._log.is_marked:
+            self._timers.call_later(self._settle_interval_s, self._settle)
+
+    def _settle(self) -> None:
+        """Log proof that the last flush was durable."""
+        if self.status.state is not StorageState.FAILED and not self._log.is_marked:
+            self._log.append_mark()
+
+
+def _take_opened(opened: OpenedLog, core: StorageCore) -> None:
+    """Take over what replay found."""
+    for sealed in opened.sealed:
+        core.files.take(
+            sealed.number, size=sealed.size, records_end=sealed.records_end, seed=sealed.seed
+        )
+        if not sealed.has_footer:
+            core.damage.note_footer(sealed.number)
+    for summary in opened.index.summaries():
+        core.ledger_for_change(summary.ledger_id).note_summary(summary)

@@ -1,0 +1,163 @@
+"""What a storage takes now: anything, what keeps ledgers safe, or nothing; and what it says of it.
+
+It is read-only while the disk is full, until there is room again; it has failed once a write or
+sync did, and it is closed in the end.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from bookie.space.room import LOOK_DELAY_S, Room
+from dlcore.errors import BookieReadOnlyError, BookieUnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bookie.config import StorageConfig
+    from bookie.space.budget import Claim
+    from bookie.storage.storage_core import StorageCore
+    from bookie.storage.timers import Timers
+    from dlcore.errors import BookieError
+
+logger = logging.getLogger(__name__)
+
+
+class StorageState(Enum):
+    """What the storage accepts."""
+
+    WRITABLE = "writable"
+    READ_ONLY = "read-only"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageStats:
+    """A snapshot of the storage, for people and for the service's info request."""
+
+    ledger_count: int
+    stored_bytes: int
+    disk_free_bytes: int
+    disk_total_bytes: int
+    is_read_only: bool
+    failed: bool
+    damaged_entry_count: int
+    """Known to be damaged, and not repaired yet."""
+    repaired_entry_count: int
+    """Since the start."""
+
+
+class StorageStatus:
+    """The state of one storage, and who is told of its changes."""
+
+    def __init__(self, core: StorageCore, config: StorageConfig, timers: Timers) -> None:
+        self._core = core
+        self._check_interval_s = config.space.check_interval_s
+        self._timers = timers
+        self._room = Room(core.disk, core.log, config)
+        self._callbacks: list[Callable[[StorageState], None]] = []
+        self._has_failed = False
+        self.is_closed = False
+        """Whether its end has begun."""
+        self._state = self._current_state()
+
+    @property
+    def state(self) -> StorageState:
+        """What the storage accepts now."""
+        return self._state
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is taken any more, whatever becomes of the disk."""
+        return self._has_failed or self.is_closed
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether the disk is too full for ordinary adds."""
+        return self._room.is_read_only
+
+    def on_state(self, callback: Callable[[StorageState], None]) -> None:
+        """Call `callback` at each change of `state`."""
+        self._callbacks.append(callback)
+
+    def stats(self) -> StorageStats:
+        """Return counts and space."""
+        core = self._core
+        space = core.disk.space()
+        return StorageStats(
+            ledger_count=len(core.ledgers),
+            stored_bytes=core.files.stored_bytes + core.log.written_bytes,
+            disk_free_bytes=space.free_bytes,
+            disk_total_bytes=space.total_bytes,
+            is_read_only=self.is_read_only,
+            failed=self._has_failed,
+            damaged_entry_count=core.damage.entry_count,
+            repaired_entry_count=core.damage.repaired_count,
+        )
+
+    def check_open(self) -> None:
+        """Raise `BookieUnavailableError` once the end has begun."""
+        if self.is_closed:
+            raise BookieUnavailableError("the bookie's storage is closed")
+
+    def check_room(self, size: int, claim: Claim) -> None:
+        """Refuse what a frame of `size` bytes, a LAC or a fence (0) would take, if it is too much.
+
+        Raises:
+            BookieReadOnlyError, BookieOverloadedError: it is.
+        """
+        try:
+            self._room.check(size, claim)
+        except BookieReadOnlyError:
+            self.look()
+            raise
+
+    def look(self) -> None:
+        """Look at the disk, and while it is full again and again."""
+        if self.is_closed:
+            return
+        self._room.look()
+        if self.is_read_only:
+            self._timers.call_later(self._check_interval_s, self.look)
+        self._update_state()
+
+    def note_written(self) -> None:
+        """Look at the disk soon, for something was written."""
+        if self._room.is_due:
+            self.look()
+        else:
+            self._timers.call_later(LOOK_DELAY_S, self.look)
+
+    def note_stalled(self, is_stalled: bool) -> None:
+        """Take note that a write waits for room, or that the log goes on."""
+        self._room.note_stalled(is_stalled=is_stalled)
+        self.look()
+
+    def note_failed(self, error: BookieError) -> None:
+        """Take note that nothing will be written any more."""
+        if self.is_closed:
+            return
+        self._has_failed = True
+        logger.error("the entry log failed, nothing will be written any more: %s", error)
+        self._update_state()
+
+    async def aclose(self) -> None:
+        """Begin the end: from now on everything is refused, and nothing is looked at."""
+        self.is_closed = True
+        await self._room.aclose()
+
+    def _current_state(self) -> StorageState:
+        if self._has_failed:
+            return StorageState.FAILED
+        return StorageState.READ_ONLY if self.is_read_only else StorageState.WRITABLE
+
+    def _update_state(self) -> None:
+        state = self._current_state()
+        if state is not self._state:
+            logger.info("storage is %s now, it was %s", state.value, self._state.value)
+            self._state = state
+            for callback in self._callbacks:
+                callback(state)

@@ -1,0 +1,53 @@
+"""What everything in a storage works with: the disk, the log, and the states of its ledgers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from bookie.ledger_state import LedgerState
+from dlcore.ids import INVALID_ENTRY_ID
+
+if TYPE_CHECKING:
+    from bookie.disks.port import Disk
+    from bookie.files.damage import DamageLog
+    from bookie.files.entry_log import EntryLog
+    from bookie.files.entry_reader import EntryReader
+    from bookie.files.sealed_files import SealedFiles
+
+
+class StorageCore(NamedTuple):
+    """What everything else in a storage works with; used on one event loop."""
+
+    disk: Disk
+    log: EntryLog
+    reader: EntryReader
+    files: SealedFiles
+    ledgers: dict[int, LedgerState]
+    """By id; all that are known, those proven deleted too."""
+    damage: DamageLog
+    """Entries known to be damaged and needed."""
+
+    def is_live(self, ledger_id: int) -> bool:
+        """Return whether the ledger is known, and not proven deleted."""
+        state = self.ledgers.get(ledger_id)
+        return state is not None and not state.is_deleted
+
+    def live_ledgers(self) -> list[int]:
+        """Return the ledgers it knows, ascending, without those proven deleted."""
+        return sorted(each for each, state in self.ledgers.items() if not state.is_deleted)
+
+    def ledger_for_change(self, ledger_id: int) -> LedgerState:
+        """Return the ledger's state for a change to it; one thought deleted is in use again.
+
+        What the files say of the latter may be dropped already, so it is logged again.
+        """
+        state = self.ledgers.get(ledger_id)
+        if state is None:
+            state = self.ledgers[ledger_id] = LedgerState()
+        elif state.is_deleted:
+            state.is_deleted = False
+            if state.fenced:
+                self.log.append_fence(ledger_id)
+            if state.last_add_confirmed != INVALID_ENTRY_ID:
+                self.log.copy_lac(ledger_id, state.last_add_confirmed)
+        return state

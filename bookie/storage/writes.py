@@ -1,0 +1,244 @@
+"""What a storage takes: adds, last adds confirmed, fences, and repairs of what is damaged.
+
+An add is decided when it is called, in one step with giving it its place in the log; so an add
+called before a fence is in the log before the fence, and one called after it is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bookie.ledger_state import check_id
+from bookie.space.budget import Claim
+from bookie.space.room import run_room_bytes
+from bookie.storage.held_entries import HeldEntries
+from dlcore.errors import BadRequestError, BookieError, EntryTooLargeError, LedgerFencedError
+from dlcore.ids import INVALID_ENTRY_ID
+from dlcore.wire.digest import decode_frame, following_frames
+
+if TYPE_CHECKING:
+    from bookie.config import StorageConfig
+    from bookie.ledger_state import LedgerState
+    from bookie.membership.given_ids import GivenIds
+    from bookie.storage.followers import Followers
+    from bookie.storage.status import StorageStatus
+    from bookie.storage.storage_core import StorageCore
+    from bookie.storage.timers import Timers
+    from dlcore.wire.digest import BytesLike, EntryFrame, FollowingFrames
+    from dlcore.wire.frames import FrameRun
+
+
+class Writes:
+    """Takes or refuses what changes a ledger; used on one event loop only.
+
+    All requests raise `BookieUnavailableError` once the storage is closed, and
+    `BookieStorageError` once a write or sync has failed.
+    """
+
+    def __init__(
+        self,
+        core: StorageCore,
+        config: StorageConfig,
+        *,
+        status: StorageStatus,
+        followers: Followers,
+        timers: Timers,
+        given_ids: GivenIds,
+    ) -> None:
+        self._core = core
+        self._config = config
+        self._status = status
+        self._followers = followers
+        self._timers = timers
+        self._given_ids = given_ids
+        self._held = HeldEntries(core, status.check_room)
+
+    def add_entry(self, frame: BytesLike, *, is_recovery: bool = False) -> asyncio.Future[None]:
+        """Accept or refuse `frame` now; the future is done when it is durable or was refused.
+
+        Of a ledger that is new here it may be decided later, once the id is known to be given.
+        Adding identical bytes again succeeds; if the held ones are damaged, these replace them.
+        Nothing is raised here: the future may hold
+        LedgerFencedError, BookieReadOnlyError, BookieOverloadedError, EntryTooLargeError,
+        DigestMismatchError, BadRequestError (other bytes for a held entry, or a ledger that was
+        never made), BookieStorageError or BookieUnavailableError.
+        """
+        try:
+            return self._add_entry(frame, is_recovery=is_recovery)
+        except BookieError as error:
+            refusal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            refusal.set_exception(error)
+            return refusal
+
+    def add_run(self, run: FrameRun) -> asyncio.Future[None] | None:
+        """Accept new entries of a ledger all together; the future is done when all are durable.
+
+        None: each has to be looked at by itself; nothing was accepted or refused.
+        """
+        what = following_frames(run)
+        state = None if what is None else self._core.ledgers.get(what.ledger_id)
+        if what is None or state is None or not may_add(run, what, state, self._config):
+            return None
+        try:
+            self._check_log()
+            self._status.check_room(run_room_bytes(run), Claim.ADD)
+        except BookieError:
+            return None
+        durable = self._core.log.append_run(run, what)
+        if durable is None:
+            return None
+        last_entry_id = what.first_entry_id + len(run) - 1
+        if state.note_entry(last_entry_id, int(what.last_add_confirmed.max())):
+            self._followers.wake(what.ledger_id)
+        return durable
+
+    def write_lac(self, ledger_id: int, last_add_confirmed: int) -> asyncio.Future[None]:
+        """Remember the LAC and wake followers now; the future is done when it is durable.
+
+        Of a ledger that is new here it may be taken later, as adds are.  The next add may still
+        carry it to disk: for that it waits up to `lac_delay_s`.
+
+        Raises:
+            BadRequestError: an id out of range.
+            BookieReadOnlyError, BookieOverloadedError: there is no room for it now.
+            BookieStorageError: the storage failed; the future may hold any of these, too.
+        """
+        self._check_log()
+        check_id("ledger", ledger_id)
+        if last_add_confirmed != INVALID_ENTRY_ID:
+            check_id("entry", last_add_confirmed)
+        if not self._is_given(ledger_id):
+            return self._given_ids.once_given(
+                ledger_id, partial(self.write_lac, ledger_id, last_add_confirmed)
+            )
+        core = self._core
+        known = core.ledgers.get(ledger_id)
+        if known is None or known.is_deleted or last_add_confirmed > known.last_add_confirmed:
+            self._status.check_room(0, Claim.RECOVERY)
+        has_moved = core.ledger_for_change(ledger_id).note_lac(last_add_confirmed)
+        if has_moved:
+            self._followers.wake(ledger_id)
+        self._timers.call_later(self._config.lac_delay_s, core.log.wake)
+        if has_moved:
+            return core.log.append_lac(ledger_id, last_add_confirmed)
+        return core.log.watch()  # known already, but perhaps from a record on its way
+
+    async def fence(self, ledger_id: int) -> None:
+        """Take no more adds of the ledger but by recovery.
+
+        Returns when the fence and everything accepted before it are durable: no entry that is
+        called absent from then on can appear any more, but by recovery.
+
+        Raises:
+            BadRequestError: the ledger was never made; BookieUnavailableError: that is not known.
+            BookieReadOnlyError, BookieOverloadedError: no room for the fence now.
+        """
+        self._check_log()
+        if not self._is_given(ledger_id):
+            await self._given_ids.check(ledger_id)
+            self._check_log()
+        core = self._core
+        known = core.ledgers.get(ledger_id)
+        if known is None or known.is_deleted or not known.fenced:
+            self._status.check_room(0, Claim.FENCE)
+        state = core.ledger_for_change(ledger_id)
+        if not state.fenced:
+            core.log.append_fence(ledger_id)
+            state.fenced = True
+        await core.log.flush()
+        if not state.is_fence_durable:
+            state.is_fence_durable = True
+            self._followers.wake(ledger_id)
+
+    async def repair_entry(self, frame: BytesLike) -> None:
+        """Write a good frame again in place of a held copy that is damaged; durable at the end.
+
+        An intact copy with the same bytes is left as it is.
+
+        Raises:
+            DigestMismatchError: the frame is damaged.
+            BadRequestError: the entry is not held, or held intact with other bytes.
+            BookieReadOnlyError, BookieOverloadedError: no room now.
+            BookieStorageError, BookieUnavailableError: as for adds.
+        """
+        self._check_log()
+        entry = decode_frame(frame)
+        check_ids(entry)
+        if self._core.reader.find(entry.ledger_id, entry.entry_id) is None:
+            raise BadRequestError(
+                f"entry {entry.ledger_id}:{entry.entry_id} is not held, so it is not repaired"
+            )
+        await self._held.add_again(entry, is_recovery=True)
+
+    async def finish(self) -> None:
+        """Return when no entry is compared any more with one that is held."""
+        await self._held.comparisons.finish()
+
+    def _add_entry(self, frame: BytesLike, *, is_recovery: bool) -> asyncio.Future[None]:
+        self._check_log()
+        if len(frame) > self._config.entry_size_bytes_max:
+            raise EntryTooLargeError(
+                f"entry of {len(frame)} bytes, expected at most {self._config.entry_size_bytes_max}"
+            )
+        entry = decode_frame(frame)
+        check_ids(entry)
+        if not self._is_given(entry.ledger_id):
+            return self._given_ids.once_given(
+                entry.ledger_id, partial(self._add_entry, frame, is_recovery=is_recovery)
+            )
+        core = self._core
+        state = core.ledgers.get(entry.ledger_id)
+        if state is not None:
+            if not state.accepts(is_recovery=is_recovery):
+                raise LedgerFencedError(f"ledger {entry.ledger_id} is fenced")
+            may_be_held = entry.entry_id <= state.last_entry_id
+            if may_be_held and core.reader.find(entry.ledger_id, entry.entry_id) is not None:
+                core.ledger_for_change(entry.ledger_id)
+                return self._held.add_again(entry, is_recovery=is_recovery)
+        self._status.check_room(len(frame), Claim.RECOVERY if is_recovery else Claim.ADD)
+        durable = core.log.append_entry(entry)
+        state = core.ledger_for_change(entry.ledger_id)
+        if state.note_entry(entry.entry_id, entry.last_add_confirmed):
+            self._followers.wake_soon(entry.ledger_id)
+        return durable
+
+    def _check_log(self) -> None:
+        self._status.check_open()
+        self._core.log.check()
+
+    def _is_given(self, ledger_id: int) -> bool:
+        return ledger_id in self._core.ledgers or self._given_ids.covers(ledger_id)
+
+
+def check_ids(entry: EntryFrame) -> None:
+    """Raise `BadRequestError` for a frame whose ids make no sense."""
+    check_id("ledger", entry.ledger_id)
+    check_id("entry", entry.entry_id)
+    if not INVALID_ENTRY_ID <= entry.last_add_confirmed < entry.entry_id:
+        raise BadRequestError(
+            f"entry {entry.ledger_id}:{entry.entry_id} says the last add confirmed is "
+            f"{entry.last_add_confirmed}, expected -1 … {entry.entry_id - 1}"
+        )
+
+
+def may_add(
+    run: FrameRun, what: FollowingFrames, state: LedgerState, config: StorageConfig
+) -> bool:
+    """Return whether frames of a ledger that is known may be taken all together.
+
+    Each must make sense and be of an entry that cannot be held, and nothing may be against them.
+    """
+    entry_ids = np.arange(what.first_entry_id, what.first_entry_id + len(run))
+    return bool(
+        state.accepts(is_recovery=False)
+        and not state.is_deleted
+        and what.first_entry_id > state.last_entry_id
+        and run.sizes.max() <= config.entry_size_bytes_max
+        and what.ledger_id >= 0
+        and (what.last_add_confirmed >= INVALID_ENTRY_ID).all()
+        and (what.last_add_confirmed < entry_ids).all()
+    )
