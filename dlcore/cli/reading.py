@@ -360,15 +360,14 @@ async def _entries_of(
         async for frames in chunks:
             for frame in frames:
                 header = decode_entry_header(frame.body)
-                entry_id = extent.base_entry_id + frame.entry_id - extent.first_entry_id
-                assigned = extent.first_txid if extent.txid_assigned else None
+                assigned = extent.assigned_txid
                 yield {
-                    "dlsn": str(DLSN(lssn, entry_id, 0)),
+                    "dlsn": str(DLSN(lssn, extent.in_segment(frame.entry_id), 0)),
                     "ledger": extent.ledger_id,
                     "entry": frame.entry_id,
                     "records": header.record_count,
                     "bytes": len(frame.body),
                     "first_txid": header.first_txid if assigned is None else assigned,
                     "last_txid": header.last_txid if assigned is None else assigned,
-                    "timestamp_ms": max(header.write_time_ms, extent.timestamp_floor_ms),
+                    "timestamp_ms": extent.timestamp_ms(header.write_time_ms),
                 }

@@ -7,16 +7,18 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from dlcore.errors import LedgerNotFoundError, LedgerReadError, MetadataVersionError
 from dlcore.log.entries.body import EntryHeader, decode_entry_header
 from dlcore.log.metadata.changes import plan_complete
-from dlcore.log.metadata.segment import Extent
 from dlcore.metadata.port import Delete
 
 if TYPE_CHECKING:
     from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.ledger.reading.reader import LedgerReader
     from dlcore.log.context import LogContext
+    from dlcore.log.metadata.segment import Extent
     from dlcore.log.metadata.values import VersionedHead
     from dlcore.wire.digest import EntryFrame
 
@@ -46,16 +48,14 @@ async def bounded_extent(
     last_frame = await read_frame(reader, last_entry_id)
     last = decode_entry_header(last_frame.body)
     first = await read_header(reader, extent.first_entry_id)
-    return Extent(
-        ledger_id=extent.ledger_id,
-        first_entry_id=extent.first_entry_id,
+    return structs.replace(
+        extent,
         last_entry_id=last_entry_id,
         record_count=last.records_before + last.record_count,
         size_bytes=last_frame.ledger_bytes,
         first_txid=first.first_txid,
         last_txid=last.last_txid,
-        timestamp_floor_ms=extent.timestamp_floor_ms,
-        last_timestamp_ms=max(extent.timestamp_floor_ms, last.write_time_ms),
+        last_timestamp_ms=extent.timestamp_ms(last.write_time_ms),
     )
 
 

@@ -288,6 +288,7 @@ def snapshot(first: DLSN, end: DLSN, *segments: tuple[int, int, int, int]) -> Lo
     for lssn, start, entries, records in segments:
         extent = ExtentView(
             ledger=metadata_of((0, "ABC")),
+            ledger_id=1,
             first_entry_id=0,
             last_entry_id=entries - 1,
             base_entry_id=0,

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec import structs
 
 from dlcore.errors import (
     AlreadyTruncatedError,
@@ -162,7 +163,7 @@ def test_start_by_timestamp_strategy_latest() -> None:
 def with_highest(snapshot: LogSnapshot, *, txid: int, timestamp_ms: int) -> LogSnapshot:
     """Return the snapshot with these values at the end of its last extent."""
     *before, last = snapshot.segments
-    extent = replace(last.extents[-1], last_txid=txid, last_timestamp_ms=timestamp_ms)
+    extent = structs.replace(last.extents[-1], last_txid=txid, last_timestamp_ms=timestamp_ms)
     return replace(snapshot, segments=(*before, replace(last, extents=(extent,))))
 
 

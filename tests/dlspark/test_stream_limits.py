@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec import structs
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadMaxBytes,
@@ -276,7 +277,7 @@ def test_lag_is_what_a_batch_leaves() -> None:
     """Records, bytes, and seconds between the next record and the last one; none when caught up."""
     snapshot = snapshot_of((4,), (6,))
     last = snapshot.segments[1]
-    extent = replace(last.extents[0], last_timestamp_ms=99_000)
+    extent = structs.replace(last.extents[0], last_timestamp_ms=99_000)
     written = replace(snapshot, segments=(snapshot.segments[0], replace(last, extents=(extent,))))
     query = Query(MadeUpLogs(a=written, b=snapshot_of((1,))), maxRecordsPerTrigger="40")
     assert query.reader.reportLatestOffset() is None

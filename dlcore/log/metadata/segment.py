@@ -6,7 +6,7 @@ import enum
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -15,6 +15,8 @@ from dlcore.ids import DLSN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+_Extent = TypeVar("_Extent", bound="Extent")
 
 
 class SegmentState(enum.Enum):
@@ -43,6 +45,10 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
     timestamp_floor_ms: int = 0
     last_timestamp_ms: int = 0
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle the values without their names: a scan carries thousands to its task."""
+        return _restored, (type(self), *msgspec.structs.astuple(self))
+
     @property
     def is_open(self) -> bool:
         """Whether a writer is still appending to it."""
@@ -53,6 +59,19 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
         """Number of entries; only of an extent that is not open."""
         assert self.last_entry_id is not None
         return self.last_entry_id - self.first_entry_id + 1
+
+    @property
+    def assigned_txid(self) -> int | None:
+        """The transaction id of all its records; None if their entries say it."""
+        return self.first_txid if self.txid_assigned else None
+
+    def timestamp_ms(self, write_time_ms: int) -> int:
+        """Return the timestamp of the records of an entry that was written then."""
+        return max(write_time_ms, self.timestamp_floor_ms)
+
+
+def _restored(kind: type[_Extent], *values: Any) -> _Extent:
+    return kind(**dict(zip(kind.__struct_fields__, values, strict=True)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -133,31 +152,9 @@ class LogSegment:
         return self.extents[index], base, self.start_sequence_id + records
 
 
-class LedgerRun(Protocol):
-    """Entries of one ledger that follow one another; of an open one the last is not known."""
-
-    @property
-    def ledger_id(self) -> int:
-        """The ledger."""
-        ...
-
-    @property
-    def first_entry_id(self) -> int:
-        """The first entry."""
-        ...
-
-    @property
-    def last_entry_id(self) -> int | None:
-        """The last entry."""
-        ...
-
-
-_Run = TypeVar("_Run", bound=LedgerRun)
-
-
-def adjacent(extents: Iterable[_Run]) -> Iterator[list[_Run]]:
+def adjacent(extents: Iterable[_Extent]) -> Iterator[list[_Extent]]:
     """Yield groups of extents that follow one another in their ledger too: one read gets each."""
-    group: list[_Run] = []
+    group: list[_Extent] = []
     for extent in extents:
         if group:
             last = group[-1].last_entry_id

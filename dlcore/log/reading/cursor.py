@@ -21,27 +21,27 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadExtent:
+class _ExtentStep:
+    """An extent, where in its segment and its log it lies, and from which entry on it is read."""
+
+    lssn: int
+    extent: Extent
+    first_entry_id: int
+    base_entry_id: int
+    start_sequence_id: int
+    segment_sequence_id: int
+
+
+class ReadExtent(_ExtentStep):
     """Step: read entries of a final extent, from `first_entry_id` of its ledger to its end."""
 
-    lssn: int
-    extent: Extent
-    first_entry_id: int
-    base_entry_id: int
-    start_sequence_id: int
-    segment_sequence_id: int
+    __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FollowExtent:
+class FollowExtent(_ExtentStep):
     """Step: follow an open extent, from `first_entry_id` of its ledger on."""
 
-    lssn: int
-    extent: Extent
-    first_entry_id: int
-    base_entry_id: int
-    start_sequence_id: int
-    segment_sequence_id: int
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -396,10 +396,10 @@ class Fetcher:
                 entry_id,
                 sequence_id,
                 step.segment_sequence_id,
-                max(header.write_time_ms, extent.timestamp_floor_ms),
+                extent.timestamp_ms(header.write_time_ms),
             ),
             first_slot=first_slot,
-            assigned_txid=extent.first_txid if extent.txid_assigned else None,
+            assigned_txid=extent.assigned_txid,
             header=header,
             body=frame.body,
         )

@@ -14,10 +14,13 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from dlcore._html import rows_html
 from dlcore.config import require
 from dlcore.errors import ConfigurationError
 from dlcore.ids import DLSN, BookieId
+from dlcore.log.metadata.segment import Extent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -30,44 +33,28 @@ if TYPE_CHECKING:
 _SHOWN_SEGMENTS = 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExtentView:
-    """A run of readable entries of one ledger, final or bounded by the LAC that was read.
+class ExtentView(Extent, frozen=True, kw_only=True):
+    """A run of readable entries with their ledger; of an open extent up to the LAC that was read.
 
     `base_entry_id` is the entry id, within the segment, of its first entry.  `start_sequence_id` is
     the sequence id of the extent's very first record, also in a clipped view: an entry's header
     counts the records before it from there.  `record_count` and `size_bytes` are exact of whole
-    extents and prorated by entries of clipped ones.  With `txid_assigned` every record has
-    `first_txid`.
+    extents and prorated by entries of clipped ones.
     """
 
     ledger: LedgerMetadata
-    first_entry_id: int
     last_entry_id: int
     base_entry_id: int
     start_sequence_id: int
-    record_count: int
-    size_bytes: int
-    first_txid: int
-    last_txid: int
-    txid_assigned: bool = False
-    timestamp_floor_ms: int = 0
-    last_timestamp_ms: int = 0
-
-    @property
-    def ledger_id(self) -> int:
-        """The ledger's id."""
-        return self.ledger.ledger_id
-
-    @property
-    def entry_count(self) -> int:
-        """Number of entries."""
-        return self.last_entry_id - self.first_entry_id + 1
 
     @property
     def end_entry_id(self) -> int:
         """The entry id, within the segment, after its last entry."""
         return self.base_entry_id + self.entry_count
+
+    def in_segment(self, entry_id: int) -> int:
+        """Return which entry of the segment an entry of the ledger is."""
+        return self.base_entry_id + entry_id - self.first_entry_id
 
     def clipped(self, *, first: int, end: int) -> ExtentView | None:
         """Return the part with entry ids (of the segment) in [first, end), or None if empty."""
@@ -78,7 +65,7 @@ class ExtentView:
         if end - first == self.entry_count:
             return self
         skipped = first - self.base_entry_id
-        return replace(
+        return msgspec.structs.replace(
             self,
             first_entry_id=self.first_entry_id + skipped,
             last_entry_id=self.first_entry_id + skipped + (end - first) - 1,
@@ -317,8 +304,7 @@ class LogSnapshot:
         return sum(part.record_count_estimate for part in self.scans(start, end))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StagedExtent:
+class StagedExtent(Extent, frozen=True, kw_only=True):
     """Entries that a staging writer made durable and that no log holds yet.
 
     `first_txid` and `last_txid` are -1 when the records came without transaction ids: they get one
@@ -328,14 +314,7 @@ class StagedExtent:
     log: str
     log_id: str
     identity: str
-    ledger_id: int
-    first_entry_id: int
     last_entry_id: int
-    record_count: int
-    size_bytes: int
-    first_txid: int
-    last_txid: int
-    last_timestamp_ms: int
 
     def __post_init__(self) -> None:
         if self.record_count < 1 or not 0 <= self.first_entry_id <= self.last_entry_id:

@@ -51,20 +51,20 @@ def _scan_batch(
     batch = decode_entry_batch(frame.body, header, schemas)
     if schemas is not None:
         batch = schemas.promote(batch, header.schema_id)
-    entry_id = extent.base_entry_id + frame.entry_id - extent.first_entry_id
+    entry_id = extent.in_segment(frame.entry_id)
     first = part.start.slot_id if entry_id == part.start.entry_id else 0
     end = part.end.slot_id if entry_id == part.end.entry_id else header.record_count
     if first > 0 or end < header.record_count:
         batch = batch.slice(first, max(0, end - first))
     if batch.num_rows == 0:
         return None
-    if extent.txid_assigned:
-        batch = with_txid(batch, extent.first_txid)
+    if extent.assigned_txid is not None:
+        batch = with_txid(batch, extent.assigned_txid)
     return ScanBatch(
         batch=batch,
         lssn=part.lssn,
         entry_id=entry_id,
         first_slot=first,
         sequence_id=extent.start_sequence_id + header.records_before + first,
-        timestamp_ms=max(header.write_time_ms, extent.timestamp_floor_ms),
+        timestamp_ms=extent.timestamp_ms(header.write_time_ms),
     )

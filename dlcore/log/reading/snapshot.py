@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from dlcore.background import BackgroundTasks, told_to_callers
 from dlcore.errors import LedgerNotFoundError
@@ -250,32 +250,14 @@ async def _view_of(
             ledger = replace(reader.metadata, custom={})
         if extent is None:
             break
-        view = _extent_view(extent, ledger, base_entry_id=base, sequence_id=sequence_id)
+        view = ExtentView(
+            **asdict(extent), ledger=ledger, base_entry_id=base, start_sequence_id=sequence_id
+        )
         views.append(view)
         base = view.end_entry_id
         sequence_id += view.record_count
     return SegmentView(
         lssn=segment.lssn, start_sequence_id=segment.start_sequence_id, extents=tuple(views)
-    )
-
-
-def _extent_view(
-    extent: Extent, ledger: LedgerMetadata, *, base_entry_id: int, sequence_id: int
-) -> ExtentView:
-    assert extent.last_entry_id is not None
-    return ExtentView(
-        ledger=ledger,
-        first_entry_id=extent.first_entry_id,
-        last_entry_id=extent.last_entry_id,
-        base_entry_id=base_entry_id,
-        start_sequence_id=sequence_id,
-        record_count=extent.record_count,
-        size_bytes=extent.size_bytes,
-        first_txid=extent.first_txid,
-        last_txid=extent.last_txid,
-        txid_assigned=extent.txid_assigned,
-        timestamp_floor_ms=extent.timestamp_floor_ms,
-        last_timestamp_ms=extent.last_timestamp_ms,
     )
 
 
@@ -314,7 +296,7 @@ class Finder:
             schema = self._snapshot.schema
             schemas = None if schema is None else entry_schemas(schema)
             row = first_row_not_less(decode_entry_batch(frame.body, header, schemas), txid)
-            return self._clamped(DLSN(segment.lssn, _in_segment(view, entry_id), row))
+            return self._clamped(DLSN(segment.lssn, view.in_segment(entry_id), row))
         return self._snapshot.end
 
     async def not_less_than_timestamp(self, timestamp_ms: int) -> DLSN:
@@ -327,7 +309,7 @@ class Finder:
             entry_id = await self._first_entry(
                 view, lambda header: header.write_time_ms >= timestamp_ms
             )
-            return self._clamped(DLSN(segment.lssn, _in_segment(view, entry_id), 0))
+            return self._clamped(DLSN(segment.lssn, view.in_segment(entry_id), 0))
         return self._snapshot.end
 
     async def place(self, wanted: DLSN | NotLessThan) -> RecordPlace:
@@ -360,7 +342,7 @@ class Finder:
                 continue
             entry_id, header = await self._entry_of(view, max(0, target))
             slot = max(0, target) - header.records_before
-            found = DLSN(segment.lssn, _in_segment(view, entry_id), slot)
+            found = DLSN(segment.lssn, view.in_segment(entry_id), slot)
             if found < self._snapshot.first:
                 return await self._place_at(self._snapshot.first)
             return _place(found, view, header)
@@ -447,9 +429,5 @@ def _place(dlsn: DLSN, view: ExtentView, header: EntryHeader) -> RecordPlace:
     return RecordPlace(
         dlsn=dlsn,
         sequence_id=view.start_sequence_id + header.records_before + dlsn.slot_id,
-        timestamp_ms=max(header.write_time_ms, view.timestamp_floor_ms),
+        timestamp_ms=view.timestamp_ms(header.write_time_ms),
     )
-
-
-def _in_segment(view: ExtentView, entry_id: int) -> int:
-    return view.base_entry_id + entry_id - view.first_entry_id

@@ -12,7 +12,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from dlcore.closing import AsyncClosing
 from dlcore.errors import (
@@ -268,20 +268,11 @@ class StagingWriter(AsyncClosing):
         ledger = self._lane_of(part.log).ledger
         assert ledger is not None  # the run's own: another one is begun after the run has ended
         self._staged[ledger.ledger_id] += run.entry_count
+        log, extent = part.log, run.extent(ledger.ledger_id)
+        if not part.has_txids:
+            extent = replace(extent, first_txid=-1, last_txid=-1)
         part.extents.append(
-            StagedExtent(
-                log=part.log.name,
-                log_id=part.log.log_id,
-                identity=self._identity,
-                ledger_id=ledger.ledger_id,
-                first_entry_id=run.first_entry_id,
-                last_entry_id=run.last_entry_id,
-                record_count=run.record_count,
-                size_bytes=run.size_bytes,
-                first_txid=run.first_txid if part.has_txids else -1,
-                last_txid=run.last_txid if part.has_txids else -1,
-                last_timestamp_ms=run.timestamp_ms,
-            )
+            StagedExtent(**asdict(extent), log=log.name, log_id=log.log_id, identity=self._identity)
         )
 
     # Ledgers

@@ -228,7 +228,7 @@ class LogMerger:
                     frame.body,
                     records_before=records,
                     floor_ms=part.timestamp_floor_ms,
-                    assigned_txid=part.first_txid if part.txid_assigned else None,
+                    assigned_txid=part.assigned_txid,
                 )
                 ledger.append(body)  # flush tells of a failure
                 records += header.record_count

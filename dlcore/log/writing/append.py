@@ -51,6 +51,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from msgspec.structs import replace
+
 from dlcore.errors import (
     AlreadyClosedError,
     DLError,
@@ -65,7 +67,6 @@ from dlcore.ids import DLSN
 from dlcore.log.entries.batches import txid_out_of_order
 from dlcore.log.entries.body import ipc_options
 from dlcore.log.metadata.changes import SegmentLimits
-from dlcore.log.metadata.segment import Extent
 from dlcore.log.writing.run import Run
 from dlcore.log.writing.steps import (
     Acknowledge,
@@ -90,6 +91,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dlcore.config import LogConfig
+    from dlcore.log.metadata.segment import Extent
     from dlcore.log.metadata.values import VersionedHead
     from dlcore.log.typed.rows import TypedRows
     from dlcore.log.writing.transmit import Group
@@ -395,18 +397,9 @@ class LogAppender(Generic[_Ticket]):
             return
         segment = self._segment
         assert segment is not None
-        run = segment.run
-        assert last_entry_id == run.last_entry_id == segment.entries_acknowledged - 1
-        segment.closing = Extent(
-            ledger_id=segment.ledger_id,
-            first_entry_id=0,
-            last_entry_id=last_entry_id,
-            record_count=run.record_count,
-            size_bytes=size_bytes,
-            first_txid=run.first_txid,
-            last_txid=run.last_txid,
-            last_timestamp_ms=run.timestamp_ms,
-        )
+        closing = segment.run.extent(segment.ledger_id)
+        assert last_entry_id == closing.last_entry_id == segment.entries_acknowledged - 1
+        segment.closing = replace(closing, size_bytes=size_bytes)
 
     def segment_started(self, ledger_id: int, at: VersionedHead, *, now_ms: int) -> None:
         """Go on in the segment that the head `at` opens over this ledger."""

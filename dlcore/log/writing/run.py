@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlcore.log.entries.body import encode_entry, encode_entry_header
 from dlcore.log.entries.lone_record import LONE_RECORD_FORMAT
+from dlcore.log.metadata.segment import Extent
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,6 +34,19 @@ class Run:
     def last_entry_id(self) -> int:
         """The last of its entries, one below the first while there are none."""
         return self.first_entry_id + self.entry_count - 1
+
+    def extent(self, ledger_id: int) -> Extent:
+        """Return its entries as a final extent of the ledger."""
+        return Extent(
+            ledger_id=ledger_id,
+            first_entry_id=self.first_entry_id,
+            last_entry_id=self.last_entry_id,
+            record_count=self.record_count,
+            size_bytes=self.size_bytes,
+            first_txid=self.first_txid,
+            last_txid=self.last_txid,
+            last_timestamp_ms=self.timestamp_ms,
+        )
 
     def encode(
         self, group: Group[Any], *, now_ms: int, options: pa.ipc.IpcWriteOptions

@@ -7,11 +7,11 @@ is built in the store; what remains of it after truncation and deletion is compa
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from msgspec import structs
 
 from dlcore.ids import DLSN
 from dlcore.log.metadata.store import require_change_size
@@ -141,7 +141,7 @@ def test_a_step_takes_few_extents_however_full_the_chunks_are() -> None:
             await writer.write_batch("clicks", pa.record_batch({"payload": [b"x"]}))
             (first,) = await writer.stage()
             extents = [
-                replace(first, first_entry_id=n, last_entry_id=n)
+                structs.replace(first, first_entry_id=n, last_entry_id=n)
                 for n in range(30 * CHUNK_EXTENTS_MAX)
             ]
             await (await namespace.begin_append("job", 1)).commit(extents)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pickle
 import random
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from msgspec import structs
 
 from dlcore.config import QuorumConfig
 from dlcore.errors import ConfigurationError
@@ -48,6 +48,7 @@ def snapshot_of(*segments: list[int], first: DLSN = DLSN.INITIAL) -> LogSnapshot
             extents.append(
                 ExtentView(
                     ledger=ledger(ledger_id),
+                    ledger_id=ledger_id,
                     first_entry_id=5,
                     last_entry_id=4 + count,
                     base_entry_id=base,
@@ -220,7 +221,7 @@ def test_extents_outside_of_a_range_have_no_part_of_it() -> None:
 def test_a_staged_extent_that_holds_nothing_is_refused(wrong: dict[str, int]) -> None:
     """It comes from another process, and would be appended to a log."""
     with pytest.raises(ConfigurationError, match="not a staged extent"):
-        replace(staged(7), **wrong)  # type: ignore[arg-type]  # any field
+        structs.replace(staged(7), **wrong)
     assert not staged(7).has_txids
     assert staged(7, txids=(0, 0)).has_txids
 
