@@ -22,6 +22,7 @@ from dlcore.errors import (
     MetadataConnectionError,
     OwnershipAcquireFailedError,
 )
+from dlcore.ids import DLSN
 from dlcore.log.metadata.values import LogKey
 from dlcore.records import LogRecord
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all
@@ -169,6 +170,27 @@ def test_a_staged_append_meets_a_rename() -> None:
         await log.rename("visits")
         assert (await append.commit()).committed
         assert [r.payload for r in await read_all(log)] == [b"a", b"b"]
+
+    on_log(body)
+
+
+def test_a_staged_append_knows_a_log_by_two_names() -> None:
+    """Its tasks found the log before and after it was renamed: it is one log all the same."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        extents = []
+        for name, payload in (("clicks", b"a"), ("visits", b"b")):
+            writer = await namespace.open_staging_writer(identity="job")
+            await writer.write_batch(name, pa.record_batch({"payload": [payload]}))
+            extents += await writer.stage()
+            await writer.aclose()
+            if name == "clicks":
+                await log.rename("visits")
+        append = await namespace.begin_append("job", 1)
+        result = await append.commit(extents)
+        assert [r.payload for r in await read_all(log)] == [b"a", b"b"]
+        assert result.logs["clicks"] == result.logs["visits"] == (DLSN(1, 0, 0), DLSN(1, 2, 0))
 
     on_log(body)
 

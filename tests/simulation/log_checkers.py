@@ -6,13 +6,21 @@ ledgers are counted from the stored nodes, in every state that the metadata stor
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dlcore.ids import DLSN
 from dlcore.metadata.port import Delete
+from tests.simulation.life_checkers import (
+    DELAY_MS_MAX,
+    LIFE_INVARIANTS,
+    Known,
+    LifeCheckers,
+    depth,
+    now_ms,
+    require,
+)
 from tests.simulation.stored_log import (
     ledgers_in,
     merges_of,
@@ -20,10 +28,9 @@ from tests.simulation.stored_log import (
     open_extents_in,
     read_registration,
 )
-from tests.simulation.truth import InvariantViolatedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from dlcore.metadata.memory import MemoryTree
     from dlcore.metadata.paths import NamespacePaths
@@ -36,10 +43,8 @@ COUNTED = "L3 ReferencesAreCounted"
 KEPT = "L4 NeededLedgersStay"
 TIDY = "L5 NothingIsLeftInTheEnd"
 ONE_OPEN = "L6 OneOpenSegment"
-LOG_INVARIANTS = (ONCE, WHOLE, COUNTED, KEPT, TIDY, ONE_OPEN)
+LOG_INVARIANTS = (ONCE, WHOLE, COUNTED, KEPT, TIDY, ONE_OPEN, *LIFE_INVARIANTS)
 
-_DELAY_MS_MAX = 30_000
-"""From when a process looked at its clock to when what it wrote then was applied: pauses count."""
 AppendId = tuple[str, int]
 """Identity and version of an append."""
 Rows = dict[str, list[bytes]]
@@ -54,21 +59,26 @@ class _Append:
     ranges: dict[str, tuple[DLSN, DLSN]] = field(default_factory=dict)
     """Where it was told that its rows are, by the id of a log."""
     is_committed: bool = False
+    began_ms: int = field(default_factory=now_ms)
 
 
 @dataclass(slots=True)
 class _Log:
     """One log, as its readers were shown it."""
 
+    log_id: str
     name: str
+    """The one under which it was met first."""
     places: dict[bytes, tuple[DLSN, int, int, int]] = field(default_factory=dict)
     """Of each payload: position, sequence id, transaction id, timestamp."""
     payloads: dict[DLSN, bytes] = field(default_factory=dict)
     committed_end: DLSN = DLSN.INITIAL
     acknowledged: dict[bytes, DLSN] = field(default_factory=dict)
     """What writers were told."""
+    written_ms: dict[bytes, int] = field(default_factory=dict)
+    """When they began to write it."""
     truncated: DLSN = DLSN.INITIAL
-    """The highest position that somebody began to truncate at."""
+    """The highest position that somebody began to truncate at, or up to which records were old."""
 
 
 class LogCheckers:
@@ -82,7 +92,7 @@ class LogCheckers:
         self._grace_ms = int(grace_s * 1000)
         self._epoch_ms = epoch_ms
         self._appends: dict[AppendId, _Append] = {}
-        self._owners: dict[bytes, str] = {}  # of payloads: the log
+        self._owners: dict[bytes, set[str]] = {}  # of payloads: the ids of logs they may be in
         self._logs: dict[str, _Log] = {}
         self._references: dict[str, Counter[int]] = {}  # by path
         self._counts: Counter[int] = Counter()  # of all paths
@@ -90,6 +100,13 @@ class LogCheckers:
         self._released_ms: dict[int, int] = {}  # when a merge last took extents of a ledger
         self.merges = 0
         self.commits = 0
+        self.life = LifeCheckers(
+            tree=tree,
+            paths=paths,
+            known=self._known,
+            truncated=lambda log_id: self._log(log_id, "").truncated,
+            on_cut=lambda log_id, dlsn: self.on_truncate(log_id, "", dlsn),
+        )
 
     # What is appended
 
@@ -97,15 +114,15 @@ class LogCheckers:
         """Somebody is going to append these rows, or the same ones again."""
         if append not in self._appends:
             self._appends[append] = _Append(rows)
-            for log, payloads in rows.items():
-                self._owners |= dict.fromkeys(payloads, log)
         assert self._appends[append].rows == rows
 
-    def on_commit(self, append: AppendId, log_ids: Mapping[str, str]) -> None:
-        """It is about to commit what was staged for these logs."""
-        for log, log_id in log_ids.items():
+    def on_commit(self, append: AppendId, logs: Iterable[tuple[str, str]]) -> None:
+        """It is about to commit what was staged for these logs, by name and id."""
+        for log, log_id in logs:
             self._appends[append].log_ids[log].add(log_id)
             self._log(log_id, log)
+            for payload in self._appends[append].rows[log]:
+                self._owners.setdefault(payload, set()).add(log_id)
 
     def on_committed(
         self, append_id: AppendId, ranges: Mapping[str, tuple[str, DLSN, DLSN]]
@@ -123,7 +140,20 @@ class LogCheckers:
             log.committed_end = max(log.committed_end, end)
 
     def _log(self, log_id: str, name: str) -> _Log:
-        return self._logs.setdefault(log_id, _Log(name))
+        return self._logs.setdefault(log_id, _Log(log_id, name))
+
+    def _known(self, log_id: str) -> Iterator[Known]:
+        """Yield what is known of a log's records: where they are, and from when they may be."""
+        log = self._logs.get(log_id)
+        if log is None:
+            return
+        for dlsn, _, _, timestamp_ms in log.places.values():
+            yield Known(dlsn, timestamp_ms - self._epoch_ms)
+        for payload, dlsn in log.acknowledged.items():
+            yield Known(dlsn, log.written_ms[payload])
+        for append in self._appends.values():
+            if log_id in append.ranges:
+                yield Known(append.ranges[log_id][0], append.began_ms)
 
     # What is written
 
@@ -151,45 +181,45 @@ class LogCheckers:
     def check_record(self, log: _Log, payload: bytes, place: tuple[DLSN, int, int, int]) -> None:
         """L1: it was appended to this log, and lies where it always lay."""
         payload = payload.rstrip(b" ")
-        owner = self._owners.get(payload)
-        _require(
+        owners = self._owners.get(payload, ())
+        require(
             ONCE,
-            holds=owner == log.name,
+            holds=log.log_id in owners,
             message=f"log {log.name} has {payload!r} at {place[0]}, which nobody appended to it",
         )
         known = log.places.setdefault(payload, place)
-        _require(
+        require(
             ONCE,
             holds=known == place,
             message=f"log {log.name}: {payload!r} was at {known}, and now is at {place}",
         )
-        _require(
+        require(
             ONCE,
             holds=log.acknowledged.get(payload, place[0]) == place[0],
             message=f"log {log.name}: {payload!r} is at {place[0]}, and was acknowledged at "
             f"{log.acknowledged.get(payload)}",
         )
         there = log.payloads.setdefault(place[0], payload)
-        _require(
+        require(
             ONCE,
             holds=there == payload,
             message=f"log {log.name}: {place[0]} was {there!r}, and now is {payload!r}",
         )
 
-    def check_whole(self, found: Mapping[str, tuple[str, Sequence[bytes]]]) -> None:
+    def check_whole(self, found: Mapping[str, Sequence[bytes]]) -> None:
         """L2: what was committed is readable, and of each append all or nothing.
 
-        `found` are the id and the records of every log, by name.
+        `found` are the records of every log, by id.
         """
-        there = {payload.rstrip(b" ") for _, payloads in found.values() for payload in payloads}
-        for log_id, _ in found.values():
+        there = {payload.rstrip(b" ") for payloads in found.values() for payload in payloads}
+        for log_id in found:
             log = self._log(log_id, "")
             lost = [
                 payload
                 for payload, dlsn in log.acknowledged.items()
                 if dlsn >= log.truncated and payload not in there
             ]
-            _require(
+            require(
                 WHOLE,
                 holds=not lost,
                 message=f"log {log.name}: {lost[:3]} were acknowledged, and are not readable",
@@ -198,12 +228,13 @@ class LogCheckers:
             rows = [
                 payload
                 for name, payloads in append.rows.items()
-                if append.log_ids[name] == {found[name][0]}  # if it is there, it is in this log
+                if len(append.log_ids[name]) == 1  # if it is there, it is in this log
+                for log_id in append.log_ids[name] & found.keys()
                 for payload in payloads
-                if not self._may_be_cut(append, found[name][0], payload)
+                if not self._may_be_cut(append, log_id, payload)
             ]
             missing = [each for each in rows if each not in there]
-            _require(
+            require(
                 WHOLE,
                 holds=not missing or (len(missing) == len(rows) and not append.is_committed),
                 message=f"of append {append_id} {missing[:3]} are not readable",
@@ -224,8 +255,10 @@ class LogCheckers:
         """The store applied a transaction: every reference is counted, every ledger needed there.
 
         Raises:
-            InvariantViolatedError: L3, or L4.
+            InvariantViolatedError: L3, L4, or one of the life of logs.
         """
+        ops = list(ops)
+        self.life.on_metadata(ops)
         before, touched, has_merged = self._counts.copy(), set(), False
         for op in ops:
             if op.path.startswith(f"{self._paths.heads}/"):
@@ -258,7 +291,7 @@ class LogCheckers:
         """L6: at most the last extent of the last segment is open; the head has it."""
         is_head = path.removeprefix(f"{self._paths.heads}/").count("/") == 1
         *others, last = [False, *open_extents_in(path, value)]
-        _require(
+        require(
             ONE_OPEN,
             holds=not any(others) and (is_head or not last),
             message=f"{path} has open extents other than the last one of the head",
@@ -277,7 +310,7 @@ class LogCheckers:
     def _check_ledger(self, ledger_id: int, *, is_released: bool) -> None:
         count = self._counts[ledger_id]
         is_there = self._tree._find(self._paths.ledger(ledger_id)) is not None
-        _require(
+        require(
             KEPT,
             holds=is_there or not count,
             message=f"ledger {ledger_id} is gone, and {count} extents refer to it",
@@ -285,7 +318,7 @@ class LogCheckers:
         )
         node = self._tree._find(self._paths.staged_ledger(ledger_id))
         if node is None:
-            _require(
+            require(
                 COUNTED,
                 holds=count <= 1,
                 message=f"ledger {ledger_id} is not registered, and {count} extents refer to it",
@@ -293,7 +326,7 @@ class LogCheckers:
             )
             return
         registration = read_registration(node.value)
-        _require(
+        require(
             COUNTED,
             holds=registration.extents == count,
             message=f"ledger {ledger_id} has {count} extents, {registration.extents} are counted",
@@ -301,9 +334,9 @@ class LogCheckers:
         )
         if is_released:
             released_ms = registration.released_ms - self._epoch_ms
-            _require(
+            require(
                 KEPT,
-                holds=_now_ms() - _DELAY_MS_MAX <= released_ms <= _now_ms(),
+                holds=now_ms() - DELAY_MS_MAX <= released_ms <= now_ms(),
                 message=f"ledger {ledger_id} was merged away, as of {released_ms} ms",
                 ledger_id=ledger_id,
             )
@@ -312,9 +345,9 @@ class LogCheckers:
     def _check_grace(self, ledger_id: int) -> None:
         """L4: who reads by what the log was before a merge is not disturbed for some time."""
         released_ms = self._released_ms.get(ledger_id)
-        _require(
+        require(
             KEPT,
-            holds=released_ms is None or _now_ms() >= released_ms + self._grace_ms,
+            holds=released_ms is None or now_ms() >= released_ms + self._grace_ms,
             message=f"ledger {ledger_id} was merged away at {released_ms} ms, and is deleted",
             ledger_id=ledger_id,
         )
@@ -322,19 +355,21 @@ class LogCheckers:
     def leftovers(self) -> list[str]:
         """Return what nobody needs and what is still there."""
         nodes, paths = self._tree.dump(), self._paths
-        heads = [each for each in nodes if _depth(each, paths.heads) == 2]
+        heads = [each for each in nodes if depth(each, paths.heads) == 2]
         needed = {each for head in heads for each in nodes_of_log(head, nodes)}
-        found = [f"node {each}" for each in nodes if _depth(each, paths.heads) > 2]
+        found = [f"node {each}" for each in nodes if depth(each, paths.heads) > 2]
+        beside = tuple(f"{head}/{each}" for head in heads for each in ("settings", "subscribers"))
+        found = [each for each in found if not each.removeprefix("node ").startswith(beside)]
         found = [each for each in found if each.removeprefix("node ") not in needed]
         found += [f"missing {each}" for each in sorted(needed - nodes.keys())]
         found += [f"ledger {each}" for each in self.ledgers(nodes) if not self._counts[each]]
-        found += [f"staged {each}" for each in nodes if _depth(each, paths.staging) == 3]
-        found += [f"deleted {each}" for each in nodes if _depth(each, paths.deleted_logs) == 1]
-        found += [f"asked {each}" for each in nodes if _depth(each, paths.upkeep_requests) == 2]
-        names = sum(_depth(each, paths.logs) == 2 for each in nodes)
+        found += [f"staged {each}" for each in nodes if depth(each, paths.staging) == 3]
+        found += [f"deleted {each}" for each in nodes if depth(each, paths.deleted_logs) == 1]
+        found += [f"asked {each}" for each in nodes if depth(each, paths.upkeep_requests) == 2]
+        names = sum(depth(each, paths.logs) == 2 for each in nodes)
         if len(heads) != names:
             found.append(f"{len(heads)} heads of {names} logs")
-        return found
+        return found + self.life.leftovers()
 
     def ledgers(self, nodes: Mapping[str, Versioned] | None = None) -> list[int]:
         """Return the ledgers that are stored."""
@@ -342,7 +377,7 @@ class LogCheckers:
         return [
             self._paths.ledger_id_of(*each.removeprefix(f"{root}/").split("/"))
             for each in nodes or self._tree.dump()
-            if _depth(each, root) == 3
+            if depth(each, root) == 3
         ]
 
 
@@ -380,13 +415,14 @@ class Reading:
     ) -> None:
         """L1: it follows the one before, nothing is left out, and it is where it always was."""
         if self._last is not None:
-            _require(
+            require(
                 ONCE,
-                holds=dlsn > self._last[0] and sequence_id == self._last[1] + 1,
+                holds=dlsn > self._last[0]
+                and (sequence_id == self._last[1] + 1 or self._may_pass_over_to(dlsn)),
                 message=f"log {self._log.name}: {dlsn} with sequence id {sequence_id} was read "
                 f"after {self._last}",
             )
-        _require(
+        require(
             ONCE,
             holds=txid >= self._floors[0] and timestamp_ms >= self._floors[1],
             message=f"log {self._log.name}: {dlsn} has transaction id {txid} and timestamp "
@@ -397,11 +433,20 @@ class Reading:
         self._last = (dlsn, sequence_id)
         self.payloads.append(payload)
 
+    def _may_pass_over_to(self, dlsn: DLSN) -> bool:
+        """Return whether it began at the start, and may leave out what is truncated by now."""
+        truncated = self._log.truncated
+        return (
+            self._start == DLSN.INITIAL
+            and self.next_dlsn < truncated
+            and not any(truncated <= each < dlsn for each in self._log.payloads)
+        )
+
     def on_caught_up(self, floor: DLSN) -> None:
         """L2: it was told that there is no more; `floor` was the end when it asked."""
         last = self.next_dlsn
         has_all = last >= DLSN(floor.lssn, floor.entry_id - 1, 1) if floor.entry_id else True
-        _require(
+        require(
             WHOLE,
             holds=has_all or self._log.truncated >= floor,
             message=f"log {self._log.name}: read up to {last}, and {floor} was committed",
@@ -409,7 +454,7 @@ class Reading:
 
     def on_truncated(self) -> None:
         """L2: it was told that its position was truncated."""
-        _require(
+        require(
             WHOLE,
             holds=self._log.truncated > self.next_dlsn,
             message=f"log {self._log.name}: {self.next_dlsn} is called truncated, and nobody "
@@ -420,25 +465,26 @@ class Reading:
 class Writing:
     """What one writer of a log is told of its records."""
 
-    def __init__(self, log: _Log, owners: dict[bytes, str]) -> None:
+    def __init__(self, log: _Log, owners: dict[bytes, set[str]]) -> None:
         self._log = log
         self._owners = owners
         self._last: DLSN | None = None
 
     def on_write(self, payloads: Sequence[bytes]) -> None:
         """It is going to write them."""
-        self._owners |= dict.fromkeys(payloads, self._log.name)
+        self._owners |= {payload: {self._log.log_id} for payload in payloads}
+        self._log.written_ms |= dict.fromkeys(payloads, now_ms())
 
     def on_acknowledged(self, payloads: Sequence[bytes], dlsn: DLSN) -> None:
         """L1: the last of them is durable at this position, which is above the one before."""
-        _require(
+        require(
             ONCE,
             holds=self._last is None or dlsn > self._last,
             message=f"log {self._log.name}: {dlsn} was acknowledged after {self._last}",
         )
         self._last = dlsn
         known = self._log.places.get(payloads[-1], (dlsn,))[0]
-        _require(
+        require(
             ONCE,
             holds=known == dlsn,
             message=f"log {self._log.name}: {payloads[-1]!r} was read at {known}, and is "
@@ -449,7 +495,7 @@ class Writing:
     def on_never_sent(self, payloads: Sequence[bytes]) -> None:
         """L1: nobody may read them."""
         for payload in payloads:
-            _require(
+            require(
                 ONCE,
                 holds=payload not in self._log.places,
                 message=f"log {self._log.name}: {payload!r} was never sent, and was read",
@@ -461,18 +507,3 @@ class Writing:
         if last is not None:
             end = DLSN(last.lssn, last.entry_id + 1, 0)
             self._log.committed_end = max(self._log.committed_end, end)
-
-
-def _depth(path: str, root: str) -> int:
-    """Return how many steps a node lies below a root; 0 if it does not."""
-    return path.removeprefix(root).count("/") if path.startswith(f"{root}/") else 0
-
-
-def _require(name: str, *, holds: bool, message: str, ledger_id: int | None = None) -> None:
-    if not holds:
-        raise InvariantViolatedError(name, message, ledger_id=ledger_id)
-
-
-def _now_ms() -> int:
-    """Return the virtual time."""
-    return int(asyncio.get_running_loop().time() * 1000)

@@ -27,7 +27,9 @@ from dlcore.log.upkeep.merger import LogMerger
 from dlcore.log.upkeep.worker import ask_for_upkeep
 from dlcore.namespace import Namespace
 from dlcore.scanning import ScanClients, scan
+from tests.simulation.checkers import LIVE
 from tests.simulation.log_checkers import TIDY
+from tests.simulation.log_life import Life, settings_of_new
 from tests.simulation.log_writers import Writer, follow
 from tests.simulation.truth import InvariantViolatedError
 from tests.simulation.world import MERGED_GRACE_S
@@ -65,6 +67,7 @@ UPKEEP = UpkeepConfig(
     policy=_POLICY,
 )
 _STEPS_TO_LIVE = 150
+_APPENDING_S_MAX = 60.0
 _TIDYING_S_MAX = 90.0
 _SWEEPS_MIN = 4
 
@@ -142,7 +145,9 @@ class Logs:
         self.world = self._world = world
         self._rng = world.rng
         self._checkers: LogCheckers = world.log_checkers
-        self._is_over = False
+        self.is_over = False
+        self.names = LOGS
+        """What appenders and writers ask for."""
         self._pause_s = world.rng.choice((0.1, 0.2, 0.4))
         self.locked_share = world.rng.choice((1.0, 0.7, 0.2))
         """How many writers take the lock; the others are kept apart by fencing alone."""
@@ -152,24 +157,27 @@ class Logs:
         """Create the logs, and start all processes."""
         setup = LogProcess(self._world, "setup")
         for name in LOGS:
-            await setup.namespace.create_log(name)
+            await self.create_again(setup.namespace, name)
         await setup.client.aclose()
         for number in range(_APPENDERS):
-            self._supervise(f"appender-{number}", Appender(self, number).work)
+            self.supervise(f"appender-{number}", Appender(self, number).work)
         writers = self._world.plan.log_writers
         for number in range(self._rng.choice((0, 1, 2)) if writers is None else writers):
-            self._supervise(f"writer-{number}", Writer(self, number, self._rng).work)
+            self.supervise(f"writer-{number}", Writer(self, number, self._rng).work)
         for number in range(2):
-            self._supervise(f"upkeep-{number}", self._keep_up)
-        self._supervise("merger", self._merge)
-        self._supervise("janitor", self._interfere)
-        self._supervise("reader", self._read)
-        self._supervise("follower", partial(follow, self))
-        self._supervise("scanner", self._scan)
+            self.supervise(f"upkeep-{number}", self._keep_up)
+        self.supervise("merger", self._merge)
+        self.supervise("janitor", self._interfere)
+        self.supervise("reader", self._read)
+        self.supervise("follower", partial(follow, self))
+        self.supervise("scanner", self._scan)
+        if self._world.plan.has_life:
+            Life(self).start()
 
-    def _supervise(
+    def supervise(
         self, role: str, work: Callable[[LogProcess], Coroutine[object, object, None]]
     ) -> None:
+        """Let a process work until the run is over, and another one whenever it is dead."""
         self._supervisors.append(self._world.spawn(self._live(role, work)))
 
     async def _live(
@@ -177,7 +185,7 @@ class Logs:
     ) -> None:
         """Start a process, and another one whenever it is dead."""
         number = 0
-        while not self._is_over:
+        while not self.is_over:
             process = LogProcess(self._world, f"{role}.{number}")
             if self._rng.random() < 0.7:
                 steps = self._rng.randint(5, _STEPS_TO_LIVE)
@@ -198,7 +206,7 @@ class Logs:
         self, process: LogProcess, work: Callable[[LogProcess], Coroutine[object, object, None]]
     ) -> None:
         """Work until the run is over, whatever fails meanwhile."""
-        while not self._is_over:
+        while not self.is_over:
             try:
                 await work(process)
             except DLError as error:
@@ -207,7 +215,7 @@ class Logs:
 
     async def sleep(self, delay_s: float) -> None:
         """Wait, but not when the run is over."""
-        if not self._is_over:
+        if not self.is_over:
             await asyncio.sleep(delay_s)
 
     async def within(
@@ -222,7 +230,7 @@ class Logs:
 
     def any_log(self) -> str:
         """Return the name of a log."""
-        return self._rng.choice(LOGS)
+        return self._rng.choice(self.names)
 
     # Who appends: see `Appender`
 
@@ -235,15 +243,18 @@ class Logs:
             namespace = process.namespace
             writers += [await namespace.open_staging_writer(identity=identity) for _ in range(2)]
             extents = await self._stage(process, writers, rows)
-            self._checkers.on_commit(append, {each.log: each.log_id for each in extents})
+            staged_for = {(each.log, each.log_id) for each in extents}
+            self._checkers.on_commit(append, sorted(staged_for))
             staged = await namespace.begin_append(identity, version)
             if self._rng.random() < 0.1:
                 process.client.store.inner.lose_next_reply(applied=self._rng.random() < 0.6)
             result = await staged.commit(extents)
-            log_ids = {each.log: each.log_id for each in extents}
-            self._checkers.on_committed(
-                append, {name: (log_ids[name], *result.logs[name]) for name in result.logs}
-            )
+            log_ids = dict(staged_for)
+            if len(log_ids) == len(staged_for) == len(set(log_ids.values())):
+                told = {name: (log_ids[name], *result.logs[name]) for name in result.logs}
+            else:
+                told = {}  # of logs whose names changed meanwhile it cannot be told which is meant
+            self._checkers.on_committed(append, told)
             process.note(f"appended {append}, {len(extents)} extents: {result.committed}")
         finally:
             for writer in writers:
@@ -276,7 +287,7 @@ class Logs:
         upkeep = process.namespace.upkeep(UPKEEP)
         work = asyncio.ensure_future(upkeep.run())
         try:
-            while not self._is_over and not work.done():
+            while not self.is_over and not work.done():
                 await asyncio.wait([work], timeout=0.2)
         finally:
             work.cancel()
@@ -311,14 +322,17 @@ class Logs:
     async def replace_log(self, process: LogProcess, log: DistributedLogManager) -> None:
         """Delete a log, and create another one of its name."""
         process.note(f"deletes log {log.name}")
+        self._checkers.life.on_delete(log.log_id)
         try:
             await log.delete()
         finally:
-            await self._create_again(process.namespace, log.name)
+            await self.create_again(process.namespace, log.name)
 
-    async def _create_again(self, namespace: Namespace, name: str) -> None:
+    async def create_again(self, namespace: Namespace, name: str) -> None:
+        """Create a log unless there is one of that name."""
         if not await namespace.log_exists(name):
-            await namespace.create_log(name)
+            settings = settings_of_new(name) if self._world.plan.has_life else None
+            await namespace.create_log(name, settings=settings)
 
     async def _truncate(self, process: LogProcess, log: DistributedLogManager) -> None:
         key = log._log
@@ -393,23 +407,50 @@ class Logs:
 
     async def finish(self) -> None:
         """Let everybody end in good order; tidy up, and judge what is there."""
-        self._is_over = True
+        self.is_over = True
         await asyncio.wait(self._supervisors)
         keeper = LogProcess(self._world, "keeper")
         for name in LOGS:
-            await self._create_again(keeper.namespace, name)
+            await self.create_again(keeper.namespace, name)
+        names = await keeper.namespace.get_logs()
+        for name in names:
             await self._recover(keeper, name)
+        await self._append_at_last(keeper)
         await self._tidy_up(keeper)
         self._world.faults["merge"] += self._checkers.merges
+        self._world.faults["rename"] += len(self._checkers.life.renamed)
         found = {}
-        for name in LOGS:
+        for name in names:
             log = await keeper.namespace.open_log(name)
             reading = await self._read_whole(keeper, log)
-            found[name] = (log._log.log_id, reading.payloads)
+            found[log.log_id] = reading.payloads
             scanned = await self._scan_log(keeper, log, pause_s=0.0)
             assert scanned.payloads == reading.payloads
+        assert found.keys() == set(self._checkers.life.names.values())
         self._checkers.check_whole(found)
         await keeper.client.aclose()
+
+    async def _append_at_last(self, keeper: LogProcess) -> None:
+        """I8: now that nothing goes wrong an append goes through."""
+        logs = [await keeper.namespace.open_log(name) for name in LOGS]
+        rows = {
+            log.name: [b"final/0/%s/%d" % (log.name.encode(), row) for row in range(ROWS_MAX)]
+            for log in logs
+            if not await log.is_end_of_stream_marked()
+        }
+        deadline = self._world.loop.time() + _APPENDING_S_MAX
+        while rows:
+            try:
+                await self.append(keeper, ("final", 0), rows)
+            except DLError as error:
+                keeper.note(f"{type(error).__name__}: {error}")
+                if self._world.loop.time() > deadline:
+                    raise InvariantViolatedError(
+                        LIVE, f"no append goes through: {error}"
+                    ) from error
+                await asyncio.sleep(0.5)
+            else:
+                return
 
     async def _recover(self, keeper: LogProcess, name: str) -> None:
         """Complete what dead writers left, once their sessions are gone."""
@@ -427,7 +468,7 @@ class Logs:
         """L5: merge and sweep, as the service does, until nothing is left that nobody needs."""
         upkeep = keeper.namespace.upkeep(UPKEEP)
         deadline = self._world.loop.time() + _TIDYING_S_MAX
-        for name in LOGS:
+        for name in await keeper.namespace.get_logs():
             log = await keeper.namespace.open_log(name)
             await ask_for_upkeep(keeper.namespace._context, {log._log: 1})
         for sweeps in itertools.count(1):

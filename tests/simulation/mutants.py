@@ -21,6 +21,7 @@ from tests.simulation import (
     mutants_client,
     mutants_disk,
     mutants_garbage,
+    mutants_life,
     mutants_log_writers,
     mutants_logs,
     mutants_quorum,
@@ -46,6 +47,7 @@ _MODULES = (
     mutants_bookie,
     mutants_disk,
     mutants_garbage,
+    mutants_life,
     mutants_log_writers,
     mutants_logs,
     mutants_recovery,
@@ -257,6 +259,11 @@ def _written_logs(plan: Plan) -> Plan:
     return replace(_logs(plan), log_writers=3)
 
 
+def _lived_logs(plan: Plan) -> Plan:
+    """The same, which are renamed, sealed and so on meanwhile."""
+    return replace(_logs(plan), log_writers=2, has_life=True)
+
+
 def _wire(plan: Plan) -> Plan:
     return replace(plan, has_wire=True)
 
@@ -286,6 +293,7 @@ FOCUSES: dict[str, Callable[[Plan], Plan]] = {
     "many files": _many_files,
     "any logs": with_logs,
     "logs": _logs,
+    "lived logs": _lived_logs,
     "written logs": _written_logs,
     "lonely fences": _lonely_fences,
     "missed bookies": _missed_bookies,
@@ -365,6 +373,7 @@ _FOCUS_OF = {
     mutants_garbage.metadata_is_overwritten: "any",
     mutants_garbage.new_ledgers_are_judged_by_an_old_look: "creations",
     mutants_garbage.new_ledgers_are_judged_without_sync: "creations",
+    **dict.fromkeys(mutants_life.MUTANTS, "lived logs"),
     **dict.fromkeys(mutants_logs.MUTANTS, "logs"),
     **dict.fromkeys(mutants_log_writers.MUTANTS, "written logs"),
     **dict.fromkeys(mutants_wire.MUTANTS, "wire"),
@@ -384,6 +393,7 @@ BUGS_OF_LIVENESS = {
     "fences_refuse_recovery_adds",
     "files_are_deleted_before_that_is_durable",
     "nothing_is_held_back_from_others",
+    "runs_of_several_logs_are_one",
     "half_open_connections_are_not_noticed",
     "the_last_batch_is_not_written_again",
     "windows_are_not_given_back",
@@ -397,7 +407,7 @@ def focused(focus: str) -> Iterator[None]:
     """Draw plans of this focus."""
 
     def draw(rng: random.Random) -> Plan:
-        plan = replace(draw_plan(rng), has_wire=False, has_logs=False)
+        plan = replace(draw_plan(rng), has_wire=False, has_logs=False, has_life=False)
         return FOCUSES[focus](plan)
 
     with patch("tests.simulation.workload.draw_plan", draw):

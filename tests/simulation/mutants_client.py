@@ -34,18 +34,17 @@ from dlcore.ledger.recovering.recovery_driver import _Recoverer
 from dlcore.ledger.writing import append as append_module
 from dlcore.ledger.writing.append import CompleteAdds, Effect, LedgerAppender
 from dlcore.ledger.writing.writer import LedgerWriter
-from dlcore.wire.digest import frame_parts
+from dlcore.wire.digest import encode_frame, frame_parts
 from tests.simulation.connections import SimBookieClient
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from dlcore.config import QuorumConfig
     from dlcore.ids import BookieId
     from dlcore.ledger.context import LedgerContext
     from dlcore.ledger.metadata.store import VersionedLedger
     from dlcore.wire.digest import EntryFrame
-    from dlcore.wire.frames import FrameParts
 
 
 @contextlib.contextmanager
@@ -339,10 +338,13 @@ def new_ensembles_start_at_the_lac() -> Iterator[None]:
 def adds_carry_what_is_not_confirmed() -> Iterator[None]:
     """Section 1.4: an add carries the last entry that was sent in place of the LAC."""
 
-    def encode(**about: Any) -> FrameParts:
-        return frame_parts(**{**about, "last_add_confirmed": about["entry_id"] - 1})
+    def carrying_more(encode: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda **about: encode(**{**about, "last_add_confirmed": about["entry_id"] - 1})
 
-    with patch.object(append_module, "frame_parts", encode):
+    with (
+        patch.object(append_module, "encode_frame", carrying_more(encode_frame)),
+        patch.object(append_module, "frame_parts", carrying_more(frame_parts)),
+    ):
         yield
 
 

@@ -207,7 +207,7 @@ def truncation_takes_one_record_more() -> Iterator[None]:
 
 @contextlib.contextmanager
 def runs_of_several_logs_are_one() -> Iterator[None]:
-    """A staged run does not end where entries of another log begin."""
+    """A staged run does not end where entries of another log begin: no commit takes both."""
 
     def go_on(self: StagingWriter, lane: Any, part: Any) -> None:
         if part is None:

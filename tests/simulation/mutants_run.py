@@ -4,7 +4,7 @@ Prints which checker caught each one, under which focus and after how many seeds
 checker caught; then which test caught each of those that the simulation leaves out.  Exits with 1
 if a mutant survives.  A bug of safety counts as caught only by a checker of safety, and a test must
 fail with its mutant, in a process of its own, and pass without.  Seeds and checkers are kept in
-`mutants_found.json`, where the tests begin to search.
+`mutants_found.json`, where the next run and the tests begin to search.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.simulation.mutants_tested import TESTED
 from tests.simulation.workload import run_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 ROOT = Path(__file__).parents[2]
 FOUND_FILE = Path(__file__).with_name("mutants_found.json")
@@ -120,6 +120,12 @@ def _keep(found: dict[str, Found]) -> None:
     FOUND_FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
+def _order(name: str, found: Mapping[str, Found], seeds_max: int) -> list[int]:
+    """Return the seeds to search: first the one that caught it last time."""
+    noted = [found[name].seed] if name in found else []
+    return [*noted, *(seed for seed in range(seeds_max) if seed not in noted)]
+
+
 def _simulate(names: Sequence[str], *, seeds_max: int, jobs: int) -> list[str]:
     """Search for seeds that catch the mutants; print them, and return those that survive."""
     width = max(map(len, names), default=0)
@@ -128,7 +134,7 @@ def _simulate(names: Sequence[str], *, seeds_max: int, jobs: int) -> list[str]:
     found = known()
     print(f"{'mutant':<{width}}  {'caught by':<39} {'seeds':>5} {'s':>6}  focus")
     with ProcessPoolExecutor(jobs) as pool:
-        searches = [pool.submit(find, name, range(seeds_max)) for name in names]
+        searches = [pool.submit(find, name, _order(name, found, seeds_max)) for name in names]
         for search in as_completed(searches):
             name, seed, invariant, tried, seconds = search.result()
             caught = invariant or "SURVIVED"

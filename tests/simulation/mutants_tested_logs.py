@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from dlcore.ids import DLSN
 from dlcore.log.metadata.changes import SegmentLimits
 from dlcore.log.recovery import recover_log
 from dlcore.log.staging.writer import StagingWriter
 from dlcore.log.upkeep import expiry
-from dlcore.log.upkeep.retention import first_kept
 from dlcore.log.writing.append import LogAppender, WriterState
 from dlcore.log.writing.ownership import Ownership, OwnershipState, TryLock
 from dlcore.log.writing.run import Run
@@ -19,10 +17,10 @@ from dlcore.log.writing.writer import AsyncLogWriter
 from tests.simulation.tested import caught_by
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from dlcore.log.context import LogContext
-    from dlcore.log.metadata.values import LogHead, SegmentEnd, VersionedHead
+    from dlcore.log.metadata.values import VersionedHead
 
 _MACHINE = "dlcore/log/test_append.py"
 _WRITER = "dlcore/log/test_writer.py"
@@ -159,18 +157,6 @@ def staging_does_not_wait_for_its_entries() -> Iterator[None]:
 def rolls_leave_their_ledgers_open() -> Iterator[None]:
     """A segment is completed over a ledger that others take for one that is being written."""
     with patch.object(AsyncLogWriter, "_closing_ops", lambda _: ()):
-        yield
-
-
-@caught_by(f"{_RETENTION}::test_an_idle_log_loses_what_is_too_old_without_a_writer")
-def retention_takes_one_segment_more() -> Iterator[None]:
-    """The first segment that is young enough goes with those before it."""
-
-    def greedy(head: LogHead, ends: Sequence[SegmentEnd], *, kept_from_ms: int) -> DLSN | None:
-        kept = first_kept(head, ends, kept_from_ms=kept_from_ms)
-        return None if kept is None else min(head.end_dlsn, DLSN(kept.lssn + 1, 0, 0))
-
-    with patch.object(expiry, "first_kept", greedy):
         yield
 
 

@@ -92,6 +92,8 @@ class Plan:
     has_logs: bool = False
     """Whether there are logs, and processes that use them, in place of ledgers and their writers;
     see `logs.py`."""
+    has_life: bool = False
+    """Whether logs are renamed, sealed and so on, beside what is written; see `log_life.py`."""
     log_writers: int | None = None
     """How many writers compete with those who append to logs at once; None: left to chance."""
     scene: str = ""
@@ -105,6 +107,7 @@ class Plan:
 
 _WIRE_SHARE = 0.5
 _LOGS_SHARE = 0.08
+_LIFE_SHARE = 0.5
 _QUICK_SHARES = (0.0, 0.0, 0.9)
 
 
@@ -142,7 +145,7 @@ def draw_plan(rng: random.Random) -> Plan:
         has_wire=fate.random() < _WIRE_SHARE,
     )
     if fate.random() < _LOGS_SHARE:
-        plan = with_logs(plan)
+        plan = replace(with_logs(plan), has_life=copy(fate).random() < _LIFE_SHARE)
     return replace(plan, quick_share=fate.choice(_QUICK_SHARES))
 
 

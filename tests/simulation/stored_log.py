@@ -1,8 +1,8 @@
 """The metadata of logs as the checkers read it: by the numbers of its layout, none of the product.
 
-A head, a completed segment and a chunk are msgpack arrays; of each only what checkers need is named
-here.  Extents are packed by tens of integers, the second of which is the ledger, told by what it
-differs from the one before.
+A head, a completed segment and a chunk are msgpack arrays, names, settings and subscriptions are
+JSON; of each only what checkers need is named here.  Extents are packed by tens of integers, the
+second of which is the ledger, told by what it differs from the one before.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from dlcore.ids import DLSN
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -22,8 +24,9 @@ if TYPE_CHECKING:
 
 _INTS_PER_EXTENT = 10
 _OPEN = 2
-_HEAD_LAST_LSSN, _HEAD_FIRST_LSSN, _HEAD_FIRST_CHUNK = 1, 9, 10
-_HEAD_MERGES, _HEAD_SEGMENT = 11, 13
+_HEAD_LAST_LSSN, _HEAD_SEALED, _HEAD_DELETED, _HEAD_END = 1, 2, 3, 7
+_HEAD_FIRST_ACTIVE, _HEAD_FIRST_LSSN, _HEAD_FIRST_CHUNK = 8, 9, 10
+_HEAD_MERGES, _HEAD_SEGMENT, _HEAD_NAME = 11, 13, 14
 _OPEN_CHUNKS, _OPEN_PACKED = 2, 4
 _END_CHUNKS, _END_PACKED = 4, 6
 _CHUNK_COVERS, _CHUNK_PACKED = 1, 4
@@ -37,8 +40,8 @@ def _values(value: bytes) -> list[Any]:
 def _packed_in(path: str, value: bytes) -> list[int]:
     """Return the packed extents of a node below `heads`."""
     depth = path.count("/heads/") and path.split("/heads/")[1].count("/")
-    if not value or path.endswith("/lock"):
-        return []
+    if not value or (depth > 1 and not path.rpartition("/")[2].isdigit()):
+        return []  # a lock, or the settings
     values = _values(value)
     if depth == 1:
         segment = values[_HEAD_SEGMENT]
@@ -99,3 +102,73 @@ def nodes_of_log(head_path: str, nodes: Mapping[str, Versioned]) -> set[str]:
             found.add(chunk)
             number += _values(nodes[chunk].value)[_CHUNK_COVERS] if chunk in nodes else count
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What the head of a log says."""
+
+    sealed: bool
+    deleted: bool
+    end: tuple[int, int]
+    first_active: DLSN
+    first_lssn: int
+    name: str
+
+
+def read_head(value: bytes) -> Head:
+    """Read the head of a log."""
+    values = _values(value)
+    return Head(
+        sealed=values[_HEAD_SEALED],
+        deleted=values[_HEAD_DELETED],
+        end=tuple(values[_HEAD_END]),
+        first_active=DLSN(*values[_HEAD_FIRST_ACTIVE]),
+        first_lssn=values[_HEAD_FIRST_LSSN],
+        name=values[_HEAD_NAME],
+    )
+
+
+def read_name(value: bytes) -> tuple[str, str]:
+    """Read the node of a log's name: the name, and the log's id."""
+    found = json.loads(value)
+    return found["name"], found["log_id"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """For how long a log's settings keep its records; 0: at any age."""
+
+    retention_ms: int = 0
+    is_explicit: bool = False
+
+    @property
+    def goes_by_age(self) -> bool:
+        """Whether what is old goes by itself."""
+        return bool(self.retention_ms) and not self.is_explicit
+
+    @property
+    def waits_for_age(self) -> bool:
+        """Whether what is truncated goes once it is old."""
+        return bool(self.retention_ms) and self.is_explicit
+
+
+def read_kept(value: bytes) -> Kept:
+    """Read the settings of a log."""
+    settings = json.loads(value)["settings"]
+    retention_s = settings.get("retention_s") or 0
+    return Kept(int(retention_s * 1000), settings.get("explicit_truncation", False))
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a subscription is, and who may move it."""
+
+    dlsn: DLSN
+    token: str
+
+
+def read_position(value: bytes) -> Position:
+    """Read a subscription."""
+    found = json.loads(value)
+    return Position(DLSN(*found["position"]), found["token"])

@@ -40,7 +40,7 @@ class _Chunked:
 
 
 class LogHistory:
-    """Reads the states of one log, each time only what is new."""
+    """Reads the states of one log, each time only what is new; of many at once one by one."""
 
     def __init__(self, logs: LogStore, log: LogKey, *, keeps_truncated: bool = False) -> None:
         self._logs = logs
@@ -51,6 +51,7 @@ class LogHistory:
         self._chunks: dict[int, _Chunked] = {}
         self._merges = 0
         self._state: LogState | None = None
+        self._turn = asyncio.Lock()  # what one call has read the next one may drop
 
     async def read(self, *, from_lssn: int = 1, count: int | None = None) -> LogState:
         """Return the log's state with every change that completed before this call.
@@ -62,13 +63,17 @@ class LogHistory:
             LogNotFoundError: the log was deleted.
             CorruptMetadataError: the stored state contradicts itself.
         """
-        at = await self._logs.read(self._log)
-        return await self.state_of(at, from_lssn=from_lssn, count=count)
+        async with self._turn:
+            return await self._state_of(await self._logs.read(self._log), from_lssn, count)
 
     async def state_of(
         self, at: VersionedHead, *, from_lssn: int = 1, count: int | None = None
     ) -> LogState:
         """Return the state as of `at`, or of a later head if the log has moved on."""
+        async with self._turn:
+            return await self._state_of(at, from_lssn, count)
+
+    async def _state_of(self, at: VersionedHead, from_lssn: int, count: int | None) -> LogState:
         while True:
             state = self._state
             if (

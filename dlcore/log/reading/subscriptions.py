@@ -137,7 +137,8 @@ class SubscriptionHold:
             return
         await self._lock(timeout_s=0)
         node = await self._read()
-        if node is None or node.version != self._version:
+        # The version alone could be that of another subscription, made since this one was deleted.
+        if node is None or (node.version, node.value) != (self._version, encode(self._stored)):
             await self.release()
             raise self._moved()
 

@@ -382,19 +382,20 @@ class StagedAppend(AsyncClosing):
         logs: dict[str, tuple[DLSN, DLSN]] = {}
         to_merge: dict[LogKey, int] = {}
         now_ms = self._context.clock.now_ms()
-        parts: dict[LogKey, list[StagedExtent]] = {}
+        parts: dict[str, list[StagedExtent]] = {}  # by id: a log may have been renamed meanwhile
         for extent in extents:
-            parts.setdefault(LogKey(name=extent.log, log_id=extent.log_id), []).append(extent)
-        for log in sorted(parts, key=lambda log: log.name):
+            parts.setdefault(extent.log_id, []).append(extent)
+        for log_id, part in sorted(parts.items(), key=lambda each: each[1][0].log):
+            log = LogKey(name=part[0].log, log_id=log_id)
             at = await self._appendable(log, found)
             paths = self._context.logs.paths_of(log)
             settings = self._context.logs.settings_of(log, found.settings[log.log_id])
             limits = SegmentLimits.of(self._config.with_settings(settings))
             change, first, end = plan_append(
-                paths, at, parts[log], now_ms=now_ms, limits=limits, replaces=self._replaces
+                paths, at, part, now_ms=now_ms, limits=limits, replaces=self._replaces
             )
             ops += change.ops
-            logs[log.name] = (first, end)
+            logs |= dict.fromkeys((extent.log for extent in part), (first, end))
             lssn = lssn_to_merge(at.head, change.after.head)
             if lssn is not None:
                 to_merge[log] = lssn

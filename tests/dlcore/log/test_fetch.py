@@ -242,3 +242,19 @@ def test_what_was_known_to_be_there_is_truncated_before_it_is_read() -> None:
             assert await asyncio.wait_for(reading, 30) is None
 
     on_log(body)
+
+
+def test_two_who_read_one_history_at_once_do_not_disturb_each_other() -> None:
+    """A reader fetches ahead, and asks whether there is more, from another segment on."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        await write_segments(log, [b"x"] * 4)
+        history = LogHistory(cluster.namespaces[0].log_context.logs, log._log)
+        await history.read(from_lssn=1, count=1)
+        await write_segments(log, [b"x"])
+        states = await asyncio.gather(
+            history.read(from_lssn=1, count=2), history.read(from_lssn=3, count=1)
+        )
+        assert [[each.lssn for each in state.segments] for state in states] == [[1, 2], [3]]
+
+    on_log(body)

@@ -131,6 +131,29 @@ def test_a_reader_that_lost_its_session_commits_nothing_over_another() -> None:
     on_log(body)
 
 
+def test_a_reader_does_not_take_another_subscription_of_its_name_for_its_own() -> None:
+    """While it was away its subscription was deleted, made again, and moved as often."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        await write(log)
+        other = await (await cluster.open("b")).open_log("clicks")
+        reader = await log.open_reader(subscriber="s")
+        assert len(await reader.read_bulk(5)) == 5
+        cluster.stores["a"].disconnect()
+        cluster.stores["a"].expire()
+        await other.delete_subscription("s")
+        async with await other.open_reader(subscriber="s") as second:
+            await second.read_bulk(3)
+        cluster.stores["a"].reconnect()
+        await asyncio.sleep(0.01)  # it hears of it
+        with pytest.raises(SubscriptionMovedError):
+            await reader.commit()
+        await reader.aclose()
+        assert await log.get_subscriptions() == {"s": DLSN.INITIAL}
+
+    on_log(body)
+
+
 def test_a_subscription_is_moved_and_deleted() -> None:
     """To a position, a transaction id, a time, also back; what is truncated is told."""
 
