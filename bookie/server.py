@@ -120,7 +120,7 @@ class BookieServer(AsyncClosing):
         self._configured.clear()
 
     async def wait_failed(self) -> DLError:
-        """Wait until the bookie can no longer serve, and return why."""
+        """Wait until the bookie can no longer serve, and return why.  Raises nothing."""
         return await asyncio.shield(self._failure)
 
     async def aclose(self) -> None:

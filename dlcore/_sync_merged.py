@@ -42,6 +42,8 @@ class MergedReader(Blocking):
         """Return up to `count` records, none when all that were readable have been returned.
 
         `follow` and `patience_s` are those of the async method.
+
+        Raises: DLError: of one of the logs' readers; what was read of the others stays.
         """
         if self._ready:
             return [self._ready.popleft() for _ in range(min(count, len(self._ready)))]
@@ -53,6 +55,8 @@ class MergedReader(Blocking):
         """Yield records until every readable one was returned; with `follow` as `read_bulk`.
 
         Each record that comes out is read: who leaves the loop reads on behind it.
+
+        Raises: as `read_bulk`.
         """
         while merged := self.read_bulk(_RECORDS_AT_ONCE, follow=follow, patience_s=patience_s):
             self._ready.extendleft(reversed(merged))

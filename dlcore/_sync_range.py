@@ -58,13 +58,16 @@ class LogRange:
                     yield part
 
     def to_arrow(self) -> pa.Table:
-        """Return all of it as a table; the records are not copied."""
+        """Return all of it as a table; the records are not copied.
+
+        Raises: AlreadyTruncatedError, and as `LogReader.read_batch`.
+        """
         import pyarrow as pa
 
         return pa.Table.from_batches(list(self), self.schema)
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return all of it as a pandas frame."""
+        """Return all of it as a pandas frame.  Raises: as `to_arrow`."""
         frame: pd.DataFrame = self.to_arrow().to_pandas()
         return frame
 

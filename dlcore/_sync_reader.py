@@ -73,7 +73,10 @@ class LogReader(Blocking):
         txid: int | None = None,
         timestamp_ms: int | None = None,
     ) -> None:
-        """Read on at another position, forward or back; arguments and errors of `open_reader`."""
+        """Read on at another position, forward or back; arguments and errors of `open_reader`.
+
+        Raises: as `DistributedLogManager.open_reader`.
+        """
         self._call(self._reader.seek(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms))
         while self._rows:
             self._rows.popleft().drop()
@@ -84,12 +87,17 @@ class LogReader(Blocking):
 
         With `follow` wait for more, until the log is sealed.  Each record that comes out is read:
         who leaves the loop reads on behind it.  Errors are those of `read_next`.
+
+        Raises: as `read_next`, but for EndOfStreamError.
         """
         while (rows := self._next_rows(follow=follow)) is not None:
             yield from rows.records()
 
     def batches(self, *, follow: bool = False) -> Iterator[pa.RecordBatch]:
-        """Yield Arrow batches as `read_batch` returns them; ends as `records` does."""
+        """Yield Arrow batches as `read_batch` returns them; ends as `records` does.
+
+        Raises: as `read_next`, but for EndOfStreamError.
+        """
         while (rows := self._next_rows(follow=follow)) is not None:
             yield rows.take_batch()
 
@@ -134,7 +142,10 @@ class LogReader(Blocking):
         return records
 
     def read_batch(self) -> pa.RecordBatch | None:
-        """Return the rest of the current entry as Arrow, or None when caught up."""
+        """Return the rest of the current entry as Arrow, or None when caught up.
+
+        Raises: as `read_next`.
+        """
         rows = self._fill(until_caught_up=True)
         return None if rows is None else rows.take_batch()
 

@@ -25,23 +25,33 @@ class StagingWriter(Blocking):
         self._writer = writer
 
     def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
-        """Write rows for `log`: payload (binary), and optionally txid (int64)."""
+        """Write rows for `log`: payload (binary), and optionally txid (int64).
+
+        Raises: LogNotFoundError, TransactionTooLargeError, TransactionIdOutOfOrderError,
+            LogRecordTooLongError, ConfigurationError, WriteError.
+        """
         self._call(self._writer.write_batch(log, batch))
 
     def write_batches(self, parts: Sequence[tuple[str, pa.RecordBatch]]) -> None:
-        """Write rows for several logs."""
+        """Write rows for several logs.  Raises: as `write_batch`."""
         self._call(self._writer.write_batches(parts))
 
     def stage(self) -> list[StagedExtent]:
-        """Wait until everything written since the last call is durable; return it, log by log."""
+        """Wait until everything written since the last call is durable; return it, log by log.
+
+        Raises: WriteError.
+        """
         return self._call(self._writer.stage())
 
     def discard(self) -> None:
-        """Forget what was written since the last `stage`."""
+        """Forget what was written since the last `stage`.  Raises: as `write_batch`."""
         self._call(self._writer.discard())
 
     def close(self, *, delete: bool = False) -> None:
-        """Close the ledgers; with `delete` drop them, unless a log holds entries of them."""
+        """Close the ledgers; with `delete` drop them, unless a log holds entries of them.
+
+        Raises: MetadataError: what is left is settled as a dead process's.
+        """
         if self._closed:
             return
         self._closed = True
@@ -56,7 +66,10 @@ class StagedAppend(Blocking):
         self._append = append
 
     def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
-        """Stage rows for a log; `commit` without extents takes all of them."""
+        """Stage rows for a log; `commit` without extents takes all of them.
+
+        Raises: as `StagingWriter.write_batch`.
+        """
         self._call(self._append.write_batch(log, batch))
 
     def commit(
@@ -65,9 +78,13 @@ class StagedAppend(Blocking):
         """Append `extents`, or what was written here, to their logs: all or nothing.
 
         With `replaces` what the logs held before is truncated in the same transaction.
+
+        Raises: AppendAbortedError, TransactionTooLargeError, DuplicateAppendError,
+            AppendSupersededError, AppendMismatchError, OwnershipAcquireFailedError,
+            TransactionIdOutOfOrderError, MetadataError.
         """
         return self._call(self._append.commit(extents, replaces=replaces))
 
     def abort(self, extents: Sequence[StagedExtent] | None = None) -> None:
-        """Drop what was staged."""
+        """Drop what was staged.  Raises: MetadataError."""
         self._call(self._append.abort(extents))

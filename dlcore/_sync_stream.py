@@ -63,14 +63,17 @@ class AppendOnlyStreamWriter(_Stream):
         return len(view)
 
     def flush(self) -> None:
-        """Wait until all that was written is durable and visible."""
+        """Wait until all that was written is durable and visible.
+
+        Raises: ValueError: it is closed; else as `LogWriter.commit`.
+        """
         self._require_open()
         if self._position != self._end:
             self._writer.commit()
             self._position = self._end
 
     def mark_end_of_stream(self) -> None:
-        """Flush and seal the stream: no byte can follow."""
+        """Flush and seal the stream: no byte can follow.  Raises: as `flush`."""
         self._require_open()
         self._writer.mark_end_of_stream()
         self._position = self._end
@@ -82,7 +85,7 @@ class AppendOnlyStreamWriter(_Stream):
         self.close()
 
     def close(self) -> None:
-        """Flush, and release the log; harmless when it is closed."""
+        """Flush, and release the log; harmless when it is closed.  Raises: as `LogWriter.close`."""
         try:
             super().close()
         finally:
@@ -119,17 +122,23 @@ class AppendOnlyStreamReader(_Stream):
         return self._reader.tell()
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Read into `buffer` as many bytes as are at hand; return how many, 0 at the end."""
+        """Read into `buffer` as many bytes as are at hand; return how many, 0 at the end.
+
+        Raises: ValueError: it is closed; else as `AsyncAppendOnlyStreamReader.read`.
+        """
         self._require_open()
         return self._portal.call(self._reader.readinto(buffer))
 
     def readall(self) -> bytes:
-        """Return all bytes that are readable."""
+        """Return all bytes that are readable.  Raises: as `readinto`."""
         self._require_open()
         return self._portal.call(self._reader.read())
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Go to a position, forward or back, perhaps past the end; return it."""
+        """Go to a position, forward or back, perhaps past the end; return it.
+
+        Raises: ConfigurationError: there is no such position; else as `readinto`.
+        """
         self._require_open()
         return self._portal.call(self._reader.seek(offset, whence))
 

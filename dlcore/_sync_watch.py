@@ -40,7 +40,10 @@ class LogWatch(Blocking):
         super().close()
 
     def get_names(self) -> list[str]:
-        """Return the sorted names of the logs there are, as far as they were looked at."""
+        """Return the sorted names of the logs there are, as far as they were looked at.
+
+        Raises: AlreadyClosedError: its namespace was closed.
+        """
 
         async def names() -> list[str]:
             return self._watch.names

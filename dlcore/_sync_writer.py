@@ -111,7 +111,7 @@ class LogWriter(Blocking):
         self._lowest_txid = TXID_MAX + 1
 
     def write_bulk(self, records: Iterable[LogRecord]) -> int:
-        """Write each of `records`; return how many."""
+        """Write each of `records`; return how many.  Raises: as `write`."""
         count = 0
         for record in records:
             self.write(record)
@@ -148,12 +148,18 @@ class LogWriter(Blocking):
             self.write_batch(batch)
 
     def flush(self) -> None:
-        """Transmit what is buffered and wait until it is durable."""
+        """Transmit what is buffered and wait until it is durable.
+
+        Raises: WriteError, EndOfStreamError, AlreadyClosedError.
+        """
         self._hand_over()
         self._call(self._writer.flush())
 
     def commit(self) -> DLSN | None:
-        """Flush and make all of it visible; return the log's last position, if it has records."""
+        """Flush and make all of it visible; return the log's last position, if it has records.
+
+        Raises: as `flush`; LogNotFoundError, LedgerReadError, MetadataError.
+        """
         self._hand_over()
         return self._call(self._writer.commit())
 
@@ -164,12 +170,15 @@ class LogWriter(Blocking):
         txid: int | None = None,
         timestamp_ms: int | None = None,
     ) -> bool:
-        """Drop the records below a position, id or time; return whether that changed anything."""
+        """Drop the records below a position, id or time; return whether that changed anything.
+
+        Raises: as `DistributedLogManager.truncate`, and as `flush`.
+        """
         truncating = self._writer.truncate(dlsn, txid=txid, timestamp_ms=timestamp_ms)
         return self._call(truncating)
 
     def mark_end_of_stream(self) -> None:
-        """Flush and seal the log: no record can follow."""
+        """Flush and seal the log: no record can follow.  Raises: as `flush`."""
         self._hand_over()
         self._call(self._writer.mark_end_of_stream())
 
@@ -182,7 +191,10 @@ class LogWriter(Blocking):
         self._call(self._writer.abort())
 
     def close(self) -> None:
-        """Flush, complete the segment, release the lock."""
+        """Flush, complete the segment, release the lock.
+
+        Raises: WriteError: records failed; what was acknowledged is durable.
+        """
         if self._closed:
             return
         self._opened.pop(self, None)

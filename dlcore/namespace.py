@@ -21,7 +21,6 @@ from dlcore.clock import Clock, SystemClock
 from dlcore.closing import AsyncClosing
 from dlcore.config import LedgerClientConfig, LogConfig, LogSettings
 from dlcore.errors import (
-    ConfigurationError,
     DLError,
     LogExistsError,
     LogNotFoundError,
@@ -231,12 +230,12 @@ class Namespace(AsyncClosing):
         await manager.rename(new_name)
 
     async def log_exists(self, name: str) -> bool:
-        """Return whether the log exists."""
+        """Return whether the log exists.  Raises: MetadataError."""
         self._require_open()
         return await self._context.logs.exists(validate_log_name(name))
 
     async def get_logs(self, prefix: str | None = None) -> list[str]:
-        """Return the sorted names of all logs, or of those that start with `prefix`."""
+        """Return the sorted names of the logs that start with `prefix`.  Raises: MetadataError."""
         return sorted([name async for page in self.list_logs(prefix) for name in page])
 
     def list_logs(
@@ -317,21 +316,14 @@ class Namespace(AsyncClosing):
         """
         self._require_open()
         known = dict(positions or {})
-        if len(set(names)) != len(names) or not names or known.keys() - set(names):
-            raise ConfigurationError(
-                f"names={list(names)!r}, positions of {sorted(known)!r}: expected each log once"
-            )
-        readers: dict[str, AsyncLogReader] = {}
-        async with AsyncExitStack() as opened:
-            for name in names:
-                log = await self.open_log(name)
-                if name in known:
-                    reader = await log.open_reader(dlsn=known[name])
-                else:
-                    reader = await log.open_reader(txid=txid, timestamp_ms=timestamp_ms)
-                readers[name] = await opened.enter_async_context(reader)
-            opened.pop_all()
-        return AsyncMergedReader(readers)
+
+        async def open_reader(name: str) -> AsyncLogReader:
+            log = await self.open_log(name)
+            if name in known:
+                return await log.open_reader(dlsn=known[name])
+            return await log.open_reader(txid=txid, timestamp_ms=timestamp_ms)
+
+        return await AsyncMergedReader.open(names, known, open_reader)
 
     async def get_snapshots(
         self, names: Sequence[str], *, fresh: bool = False
@@ -341,6 +333,8 @@ class Namespace(AsyncClosing):
         Logs that were asked for before are watched: of those that have not changed nothing is
         asked.  A change of a moment ago may not be known yet; with `fresh` every change that
         completed before this call is, for one round trip more, however many the logs are.
+
+        Raises: LedgerReadError, MetadataError.
         """
         found: dict[str, LogSnapshot | None] = {}
         for name, outcome in (await self._take_snapshots(names, fresh=fresh)).items():
@@ -354,6 +348,8 @@ class Namespace(AsyncClosing):
 
         As `get_snapshots` with `fresh`, but that one log whose metadata is damaged, or whose
         bookies do not answer, hides no other.  Logs that do not exist are left out.
+
+        Raises: MetadataError.
         """
         found = await self._take_snapshots(names, fresh=True)
         return {name: outcome for name, outcome in found.items() if outcome is not None}
@@ -368,6 +364,8 @@ class Namespace(AsyncClosing):
         """Return the place of each first record that is wanted, in its snapshot.
 
         Bookies are asked for a few entries each, the metadata store for nothing.
+
+        Raises: LedgerReadError: no replica could give an entry.
         """
         self._require_open()
         return await find_places(self._context, wanted)
@@ -402,6 +400,8 @@ class Namespace(AsyncClosing):
                 not look so is refused; else a version that was committed is skipped, for its number
                 alone.
             after: the version that has to be the last one committed then, -1 for none.
+
+        Raises: ConfigurationError: there can be no such identity or version.
         """
         self._require_open()
         return StagedAppend(
@@ -421,13 +421,16 @@ class Namespace(AsyncClosing):
         )
 
     async def open_staging_writer(self, *, identity: str) -> StagingWriter:
-        """Open a writer whose records enter logs when an append that finds them there commits."""
+        """Open a writer whose records enter logs when an append that finds them there commits.
+
+        Raises: ConfigurationError: `identity` is empty, or too long.
+        """
         self._require_open()
         check_identity(identity)
         return StagingWriter(self._context, self._owner, identity, self._context.config)
 
     async def list_staged(self) -> list[StagedStatus]:
-        """Return the staged ledgers of which more may be committed."""
+        """Return the staged ledgers of which more may be committed.  Raises: MetadataError."""
         self._require_open()
         return await list_all_staged(self._context)
 
@@ -436,7 +439,7 @@ class Namespace(AsyncClosing):
     ) -> tuple[int, int]:
         """Remove what dead processes staged and records of commits, of those that are old enough.
 
-        Returns: how many staged ledgers were settled, and how many records removed.
+        Returns: how many staged ledgers were settled, and records removed.  Raises: MetadataError.
         """
         self._require_open()
         now_ms = self._context.clock.now_ms()
@@ -447,7 +450,7 @@ class Namespace(AsyncClosing):
         return ledgers, records
 
     async def tidied(self) -> None:
-        """Wait until all that comes after the answers so far is done."""
+        """Wait until all that comes after the answers so far is done.  Raises nothing."""
         await self._context.tidier.settled()
 
     def get_statistics(self) -> NamespaceStatistics:
@@ -473,26 +476,26 @@ class Namespace(AsyncClosing):
             self._sessions_lost += 1
 
     async def get_bookies(self) -> list[BookieRegistration]:
-        """Return the bookies that are registered now."""
+        """Return the bookies that are registered now.  Raises: MetadataError."""
         self._require_open()
         return await self._registry.get_bookies()
 
     async def get_ledger(self, ledger_id: int) -> LedgerMetadata:
-        """Return the metadata of a ledger, or raise `LedgerNotFoundError`."""
+        """Return the metadata of a ledger.  Raises: LedgerNotFoundError, MetadataError."""
         self._require_open()
         return (await self._ledger_store.read(ledger_id)).metadata
 
     async def list_ledgers(self, *, first: int = 0, count: int = 1000) -> list[LedgerMetadata]:
-        """Return the metadata of up to `count` ledgers with ids from `first` on, ascending."""
+        """Return up to `count` ledgers, in order of ids, from `first`.  Raises: MetadataError."""
         self._require_open()
         return await self._ledger_store.read_from(first, count)
 
     async def last_version(self, identity: str) -> int:
-        """Return the last version that an appender committed, -1 if none is known."""
+        """Return the last version that an appender committed, or -1.  Raises: MetadataError."""
         return await last_version(self._context, identity)
 
     async def list_commits(self) -> list[CommitStatus]:
-        """Return the last commit of each appender whose record is kept, in no order."""
+        """Return the last commit of each appender that is remembered.  Raises: MetadataError."""
         self._require_open()
         return await list_commits(self._context)
 

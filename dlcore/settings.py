@@ -85,7 +85,7 @@ def configuration_file(given: str | None, environment: Mapping[str, str]) -> str
 
 
 def require_log_level(level: str) -> None:
-    """Refuse what is no level."""
+    """Raise `ConfigurationError` unless this is a level."""
     if level not in LOG_LEVELS:
         raise ConfigurationError(f"log_level={level!r}: expected one of {', '.join(LOG_LEVELS)}")
 

@@ -58,7 +58,11 @@ class DlogReader(DataSourceReader):
         self._wanted = Wanted()
 
     def partitions(self) -> list[InputPartition]:
-        """Take what the logs hold now, and divide what can be wanted of it."""
+        """Take what the logs hold now, and divide what can be wanted of it.
+
+        Raises:
+            LogNotFoundError: one of them does not exist.
+        """
         address, options = self._options.address, self._options
         logs = list_selected(address, options.logs)
         if not logs:

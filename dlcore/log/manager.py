@@ -14,13 +14,10 @@ from dlcore.errors import (
     LogEmptyError,
     LogNotFoundError,
     LogRenamedError,
-    MetadataVersionError,
-    NoNodeError,
     SchemaMismatchError,
 )
 from dlcore.ids import DLSN, validate_log_name
-from dlcore.log.metadata.changes import plan_complete, plan_delete, require_unsealed
-from dlcore.log.metadata.store import UNANSWERED
+from dlcore.log.metadata.changes import require_unsealed
 from dlcore.log.reading.cursor import TruncationRule
 from dlcore.log.reading.inspecting import SegmentWatch, take_status
 from dlcore.log.reading.opening import ReaderOpener
@@ -36,6 +33,7 @@ from dlcore.log.recovery import recover_log
 from dlcore.log.streams import AsyncAppendOnlyStreamReader, AsyncAppendOnlyStreamWriter
 from dlcore.log.typed.arrow import columns_of, schema_from, schema_of
 from dlcore.log.upkeep.removal import remove_deleted, remove_truncated
+from dlcore.log.writing.ending import delete_log, seal_log
 from dlcore.log.writing.lock import WriterLock
 from dlcore.log.writing.renaming import rename_log
 from dlcore.log.writing.truncation import first_to_keep, truncate_log
@@ -176,7 +174,10 @@ class DistributedLogManager(AsyncClosing):
         )
 
     async def get_subscriptions(self) -> dict[str, DLSN]:
-        """Return the positions that are stored for subscribers: of the next record each reads."""
+        """Return the positions that are stored for subscribers: of the next record each reads.
+
+        Raises: MetadataError.
+        """
         self._require_open()
         return await list_subscriptions(self._context, self._log)
 
@@ -200,7 +201,10 @@ class DistributedLogManager(AsyncClosing):
         return position
 
     async def delete_subscription(self, subscriber: str) -> bool:
-        """Forget a subscriber that has no reader; return whether there was one."""
+        """Forget a subscriber that has no reader; return whether there was one.
+
+        Raises: OwnershipAcquireFailedError: he has a reader; MetadataError.
+        """
         self._require_open()
         return await delete_subscription(self._context, self._log, subscriber)
 
@@ -231,7 +235,10 @@ class DistributedLogManager(AsyncClosing):
         return await self._readers.open_range(start, end, columns, where)
 
     async def get_schema(self) -> pa.Schema | None:
-        """Return the columns of a typed log; None of a log of bytes."""
+        """Return the columns of a typed log; None of a log of bytes.
+
+        Raises: LogNotFoundError, MetadataError.
+        """
         self._require_open()
         schemas = await KnownSchemas.read(self._context.logs, self._log)
         return None if schemas is None else schemas.entries.columns
@@ -280,7 +287,7 @@ class DistributedLogManager(AsyncClosing):
 
         Args:
             position: the first byte wanted, perhaps past the end; None: the first one that is not
-                truncated.
+                truncated.  Raises: as `open_reader`, and as `AsyncAppendOnlyStreamReader.seek`.
         """
         self._require_typed(typed=False)
         reader = await self.open_reader()
@@ -307,7 +314,10 @@ class DistributedLogManager(AsyncClosing):
     # What is known
 
     async def get_snapshot(self) -> LogSnapshot:
-        """Return what is readable now, with all that scans need."""
+        """Return what is readable now, with all that scans need.
+
+        Raises: LogNotFoundError, LedgerReadError, MetadataError.
+        """
         self._require_open()
         return await self._readers.follower.take()
 
@@ -330,7 +340,10 @@ class DistributedLogManager(AsyncClosing):
         return snapshot.first
 
     async def get_last_dlsn(self) -> DLSN:
-        """Return the position of the last readable record, or raise `LogEmptyError`."""
+        """Return the position of the last readable record, or raise `LogEmptyError`.
+
+        Raises: LogEmptyError, and as `get_snapshot`.
+        """
         self._require_open()
         snapshot = await take_last(self._context, self._log)
         self._require_records(snapshot)
@@ -339,18 +352,27 @@ class DistributedLogManager(AsyncClosing):
         return last
 
     async def get_last_txid(self) -> int:
-        """Return the transaction id of the last readable record, or raise `LogEmptyError`."""
+        """Return the transaction id of the last readable record, or raise `LogEmptyError`.
+
+        Raises: LogEmptyError, and as `get_snapshot`.
+        """
         self._require_open()
         snapshot = await take_last(self._context, self._log)
         self._require_records(snapshot)
         return next(s.extents[-1].last_txid for s in reversed(snapshot.segments) if s.extents)
 
     async def get_first_record(self) -> LogRecordWithDLSN:
-        """Return the first record that is not truncated, or raise `LogEmptyError`."""
+        """Return the first record that is not truncated, or raise `LogEmptyError`.
+
+        Raises: LogEmptyError, and as `AsyncLogReader.read_next`.
+        """
         return await self._record_at(None)
 
     async def get_last_record(self) -> LogRecordWithDLSN:
-        """Return the last readable record, or raise `LogEmptyError`."""
+        """Return the last readable record, or raise `LogEmptyError`.
+
+        Raises: LogEmptyError, and as `AsyncLogReader.read_next`.
+        """
         return await self._record_at(await self.get_last_dlsn())
 
     async def _record_at(self, dlsn: DLSN | None) -> LogRecordWithDLSN:
@@ -363,11 +385,17 @@ class DistributedLogManager(AsyncClosing):
         return record
 
     async def get_first_txid(self) -> int:
-        """Return the transaction id of the first record, or raise `LogEmptyError`."""
+        """Return the transaction id of the first record, or raise `LogEmptyError`.
+
+        Raises: LogEmptyError, and as `AsyncLogReader.read_next`.
+        """
         return (await self.get_first_record()).txid
 
     async def status(self) -> LogStatus:
-        """Return what the log holds, how it is stored, and who writes it."""
+        """Return what the log holds, how it is stored, and who writes it.
+
+        Raises: LogNotFoundError, LedgerReadError, MetadataError.
+        """
         return await take_status(self._context, self._log, await self.get_snapshot())
 
     def watch_segments(self) -> SegmentWatch:
@@ -376,22 +404,34 @@ class DistributedLogManager(AsyncClosing):
         return SegmentWatch(self._context, self._log)
 
     async def get_dlsn_not_less_than_txid(self, txid: int) -> DLSN:
-        """Return the position of the first record with `txid` or more, or the end of the log."""
+        """Return the position of the first record with `txid` or more, or the end of the log.
+
+        Raises: LogNotFoundError, LedgerReadError, MetadataError.
+        """
         _, finder = await self._finder()
         return await finder.not_less_than_txid(txid)
 
     async def get_dlsn_not_less_than_timestamp(self, timestamp_ms: int) -> DLSN:
-        """Return the position of the first record not older than `timestamp_ms`, or the end."""
+        """Return the position of the first record not older than `timestamp_ms`, or the end.
+
+        Raises: LogNotFoundError, LedgerReadError, MetadataError.
+        """
         _, finder = await self._finder()
         return await finder.not_less_than_timestamp(timestamp_ms)
 
     async def find_place(self, wanted: DLSN | NotLessThan) -> RecordPlace:
-        """Return the place of the first readable record that is wanted, or of the end."""
+        """Return the place of the first readable record that is wanted, or of the end.
+
+        Raises: LogNotFoundError, LedgerReadError, MetadataError.
+        """
         _, finder = await self._finder()
         return await finder.place(wanted)
 
     async def get_log_record_count(self, start: DLSN | None = None, end: DLSN | None = None) -> int:
-        """Return the exact number of readable records, or of those in [start, end)."""
+        """Return the exact number of readable records, or of those in [start, end).
+
+        Raises: LogNotFoundError, LedgerReadError, MetadataError.
+        """
         snapshot, finder = await self._finder()
         low = snapshot.first if start is None else max(start, snapshot.first)
         high = snapshot.end if end is None else min(end, snapshot.end)
@@ -401,20 +441,29 @@ class DistributedLogManager(AsyncClosing):
         return after.sequence_id - before.sequence_id
 
     async def get_log_segments(self) -> list[LogSegment]:
-        """Return the segments that are not wholly truncated, in order."""
+        """Return the segments that are not wholly truncated, in order.
+
+        Raises: LogNotFoundError, MetadataError.
+        """
         self._require_open()
         return list((await self._readers.follower.state()).segments)
 
     async def get_first_active_dlsn(self) -> DLSN:
-        """Return the position below which everything is truncated."""
+        """Return the position below which everything is truncated.
+
+        Raises: LogNotFoundError, MetadataError.
+        """
         return (await self._read()).head.first_active_dlsn
 
     async def is_end_of_stream_marked(self) -> bool:
-        """Return whether the log is sealed."""
+        """Return whether the log is sealed.  Raises: LogNotFoundError, MetadataError."""
         return (await self._read()).head.sealed
 
     async def get_settings(self) -> LogSettings:
-        """Return what is stored with the log for whoever writes it."""
+        """Return what is stored with the log for whoever writes it.
+
+        Raises: LogNotFoundError, MetadataError.
+        """
         self._require_open()
         return await self._context.logs.read_settings(self._log)
 
@@ -494,6 +543,8 @@ class DistributedLogManager(AsyncClosing):
         """Drop the segments whose records all have a transaction id below `txid`, but for the last.
 
         Returns: whether any was dropped that was not before.
+
+        Raises: as `get_snapshot` and `truncate`.
         """
         position = await self.get_dlsn_not_less_than_txid(txid)
         return await self.truncate(DLSN(position.lssn, 0, 0))
@@ -508,21 +559,7 @@ class DistributedLogManager(AsyncClosing):
         """
         lock = await self._acquire()
         try:
-            at = await self._read()
-            while True:
-                require_unsealed(at)
-                at = await recover_log(self._context, at)
-                paths = self._context.logs.paths_of(self._log)
-                now_ms = self._context.clock.now_ms()
-                await lock.wait_owned()
-                try:
-                    await self._context.logs.apply(
-                        plan_complete(paths, at, now_ms=now_ms, closing=None, seal=True)
-                    )
-                except MetadataVersionError:
-                    at = await self._read()
-                else:
-                    return
+            await seal_log(self._context, lock, self._log)
         finally:
             await lock.release()
 
@@ -539,7 +576,7 @@ class DistributedLogManager(AsyncClosing):
         except LogNotFoundError:
             return
         try:
-            await self._delete(lock)
+            await delete_log(self._context, lock, self._log)
         except LogRenamedError:
             raise
         except LogNotFoundError:
@@ -547,18 +584,6 @@ class DistributedLogManager(AsyncClosing):
         finally:
             await lock.release()
         await remove_deleted(self._context, self._log)
-
-    async def _delete(self, lock: WriterLock) -> None:
-        """Take the log's name away and call it deleted: then nobody can change it any more."""
-        while True:
-            await lock.wait_owned()
-            at = await self._read()
-            try:
-                await self._context.store.multi(plan_delete(self._context.paths, self._log, at))
-            except (MetadataVersionError, NoNodeError, *UNANSWERED) as error:
-                logger.info("deleting log=%s again: %s", self.name, error)
-                continue
-            return
 
     async def aclose(self) -> None:
         """Let go of the log; its writers and readers are closed by themselves."""

@@ -83,14 +83,17 @@ class AsyncAppendOnlyStreamWriter(AsyncClosing):
             answer.exception()  # the writer tells the next caller, who may not wait for this one
 
     async def flush(self) -> int:
-        """Wait until all that was written is durable and visible; return the position."""
+        """Wait until all that was written is durable and visible; return the position.
+
+        Raises: as `AsyncLogWriter.commit`.
+        """
         end = self._end
         await self._writer.commit()
         self._position = max(self._position, end)
         return self._position
 
     async def mark_end_of_stream(self) -> None:
-        """Flush and seal the stream: no byte can follow."""
+        """Flush and seal the stream: no byte can follow.  Raises: as `AsyncLogWriter.flush`."""
         end = self._end
         await self._writer.mark_end_of_stream()
         self._position = max(self._position, end)
@@ -100,7 +103,10 @@ class AsyncAppendOnlyStreamWriter(AsyncClosing):
         await self._writer.abort()
 
     async def aclose(self) -> None:
-        """Flush, and release the log; harmless when it is closed."""
+        """Flush, and release the log; harmless when it is closed.
+
+        Raises: as `AsyncLogWriter.aclose`.
+        """
         await self._writer.aclose()
 
     async def __aexit__(
@@ -145,7 +151,10 @@ class AsyncAppendOnlyStreamReader(AsyncClosing):
         return self._has_ended
 
     async def start_at_first(self) -> None:
-        """Go to the first byte that is not truncated, or to where the first will be."""
+        """Go to the first byte that is not truncated, or to where the first will be.
+
+        Raises: as `read`.
+        """
         if await self._take(anywhere=True):
             self._position = self._begin
         else:
@@ -167,7 +176,10 @@ class AsyncAppendOnlyStreamReader(AsyncClosing):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def readinto(self, buffer: WriteableBuffer) -> int:
-        """Read into `buffer` as many bytes as are at hand; return how many, 0 at the end."""
+        """Read into `buffer` as many bytes as are at hand; return how many, 0 at the end.
+
+        Raises: as `read`.
+        """
         view = memoryview(buffer).cast("B")
         part = await self._next(len(view)) if view else b""
         view[: len(part)] = part
@@ -208,7 +220,10 @@ class AsyncAppendOnlyStreamReader(AsyncClosing):
         return True
 
     async def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a position, forward or back, perhaps past the end; return it."""
+        """Go to a position, forward or back, perhaps past the end; return it.
+
+        Raises: ConfigurationError: there is no such position; MetadataError.
+        """
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position}.get(whence)
         if base is None:
             base = (await self._read_end())[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,7 +13,16 @@ from dlcore.closing import AsyncClosing
 from dlcore.errors import ConfigurationError, EndOfStreamError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Collection,
+        Mapping,
+        Sequence,
+    )
+    from typing import Self
 
     from dlcore.ids import DLSN
     from dlcore.log.reading.reader import AsyncLogReader
@@ -51,6 +61,31 @@ class AsyncMergedReader(AsyncClosing):
         self._ready: deque[MergedRecord] = deque()  # merged, for who iterates
         self._turn = asyncio.Lock()
 
+    @classmethod
+    async def open(
+        cls,
+        names: Sequence[str],
+        positioned: Collection[str],
+        open_reader: Callable[[str], Awaitable[AsyncLogReader]],
+    ) -> Self:
+        """Open a reader of each log; `positioned` are those of which a position was given.
+
+        Raises:
+            ConfigurationError: a log is named twice, or not at all.
+            What `open_reader` raises; nothing stays open then.
+        """
+        if len(set(names)) != len(names) or not names or set(positioned) - set(names):
+            raise ConfigurationError(
+                f"names={list(names)!r}, positions of {sorted(positioned)!r}: expected each log "
+                "once"
+            )
+        readers: dict[str, AsyncLogReader] = {}
+        async with AsyncExitStack() as opened:
+            for name in names:
+                readers[name] = await opened.enter_async_context(await open_reader(name))
+            opened.pop_all()
+        return cls(readers)
+
     def __repr__(self) -> str:
         return f"<AsyncMergedReader of {len(self._sources)} logs>"
 
@@ -73,6 +108,7 @@ class AsyncMergedReader(AsyncClosing):
         means that all logs are sealed.
 
         Raises:
+            ConfigurationError: `count` is below 1.
             DLError: of one of the logs' readers, which see; what was read of the others stays.
         """
         if count < 1:
@@ -139,6 +175,8 @@ class AsyncMergedReader(AsyncClosing):
         """Yield records until every readable one was returned; with `follow` as `read_bulk`.
 
         Each record that comes out is read: who leaves the loop reads on behind it.
+
+        Raises: as `read_bulk`.
         """
         while merged := await self.read_bulk(
             _RECORDS_AT_ONCE, follow=follow, patience_s=patience_s

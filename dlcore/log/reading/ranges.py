@@ -192,7 +192,10 @@ class LogRange:
         return self.view.schema
 
     async def open_reader(self) -> AsyncLogReader:
-        """Open a reader at the start; it does not stop at the end."""
+        """Open a reader at the start; it does not stop at the end.
+
+        Raises: AlreadyTruncatedError, LogNotFoundError, MetadataError.
+        """
         return await self._open_reader()
 
     async def __aiter__(self) -> AsyncIterator[pa.RecordBatch]:
@@ -207,5 +210,8 @@ class LogRange:
                     yield part
 
     async def to_arrow(self) -> pa.Table:
-        """Return all of it as a table; the records are not copied."""
+        """Return all of it as a table; the records are not copied.
+
+        Raises: AlreadyTruncatedError, and as `AsyncLogReader.read_batch`.
+        """
         return pa.Table.from_batches([batch async for batch in self], self.schema)

@@ -144,6 +144,8 @@ class AsyncLogReader(AsyncClosing):
         """Read on at another position, forward or back; arguments and errors of `open_reader`.
 
         It waits for reads that were called before.  A reader that failed is usable again.
+
+        Raises: as `DistributedLogManager.open_reader`.
         """
         start = ReadStart(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms)
         async with self._turn:
@@ -162,13 +164,18 @@ class AsyncLogReader(AsyncClosing):
 
         With `follow` wait for more, until the log is sealed.  Each record that comes out is read:
         who leaves the loop reads on behind it.  Errors are those of `read_next`.
+
+        Raises: as `read_next`, but for EndOfStreamError.
         """
         while (rows := await self._next_rows(follow=follow)) is not None:
             for record in rows.records():
                 yield record
 
     async def batches(self, *, follow: bool = False) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Yield Arrow batches as `read_batch` returns them; ends as `records` does."""
+        """Yield Arrow batches as `read_batch` returns them; ends as `records` does.
+
+        Raises: as `read_next`, but for EndOfStreamError.
+        """
         while (rows := await self._next_rows(follow=follow)) is not None:
             yield rows.take_batch()
 
@@ -211,7 +218,7 @@ class AsyncLogReader(AsyncClosing):
 
         With `until_caught_up`, return fewer than `count` (or none) only when every readable record
         was returned, with `timeout_s` only when so much time is over; or before an error, which the
-        next call meets.
+        next call meets.  Raises: ConfigurationError: `count` is below 1; else as `read_next`.
         """
         _require_count(count)
         records: list[LogRecordWithDLSN] = []
@@ -237,6 +244,8 @@ class AsyncLogReader(AsyncClosing):
         `_timestamp` and the log's own, by the latest version of its schema that the reader met.
 
         Wait until there is one; with `until_caught_up` return None once all was returned.
+
+        Raises: as `read_next`.
         """
         async with self._turn:
             rows = await self._fill(non_blocking=False, until_caught_up=until_caught_up)
@@ -253,7 +262,7 @@ class AsyncLogReader(AsyncClosing):
         """Return the rows that are here, of a few MB, which are the caller's from then on.
 
         Wait for `records_min` records, unless `non_blocking`, `until_caught_up` every readable one
-        was returned, or for `timeout_s`.
+        was returned, or for `timeout_s`.  Raises: as `read_next`.
         """
         taken: list[EntryRows] = []
         count = size_bytes = 0

@@ -449,7 +449,7 @@ class StagedAppend(AsyncClosing):
 
         Drops what this append's writers staged, and of `extents` those whose process is gone or has
         closed its writer; a writer that lives drops its own.  Of what is shared, what an earlier
-        round found left.
+        round found left.  Raises: MetadataError.
         """
         self._aborted = True
         await self.aclose()

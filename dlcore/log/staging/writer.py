@@ -121,7 +121,7 @@ class StagingWriter(AsyncClosing):
         """Write rows for several logs: as `write_batch`, and logs that are new are found at once.
 
         Where one part is refused, those before it are written: stage or discard them.  Too many
-        logs are refused before any part is.
+        logs are refused before any part is.  Raises: as `write_batch`.
         """
         self._require_usable()
         require_few_logs(self._parts.keys() | {log for log, batch in parts if batch.num_rows})
@@ -327,7 +327,10 @@ class StagingWriter(AsyncClosing):
         return extents
 
     async def discard(self) -> None:
-        """Forget what was written since the last `stage`; entries already sent stay unused."""
+        """Forget what was written since the last `stage`; entries already sent stay unused.
+
+        Raises: as `write_batch`.
+        """
         self._require_usable()
         for part in self._parts.values():
             for extent in part.extents:
@@ -358,6 +361,8 @@ class StagingWriter(AsyncClosing):
         """Close the ledgers; what was staged and not committed stays until it is, or is settled.
 
         With `delete` they are dropped at once, but for those that a log holds entries of.
+
+        Raises: MetadataError: what is left is settled as a dead process's.
         """
         if self._closed:
             return

@@ -168,8 +168,7 @@ class AsyncLogWriter(AsyncClosing):
             LogRecordTooLongError: the record exceeds RECORD_SIZE_BYTES_MAX.
             LogNotReadyError: the next segment is being started, with `fail_while_rolling`.
             OverCapacityError: too much is pending; `wait_for_capacity` first.
-        Raises (nothing more can be written):
-            EndOfStreamError, AlreadyClosedError, WriteError.
+        Raises (nothing more can be written): EndOfStreamError, AlreadyClosedError, WriteError.
         """
         future: asyncio.Future[DLSN] = self._loop.create_future()
         self._machine.add_record(record.txid, record.payload, future)
@@ -178,7 +177,7 @@ class AsyncLogWriter(AsyncClosing):
         return future
 
     def write_bulk(self, records: Iterable[LogRecord]) -> list[asyncio.Future[DLSN]]:
-        """Write each of `records`; after the first that is refused, the rest is cancelled."""
+        """Write `records`; those after one that is refused are cancelled.  Raises: by futures."""
         futures: list[asyncio.Future[DLSN]] = []
         refusal: DLError | None = None
         for record in records:
@@ -198,8 +197,7 @@ class AsyncLogWriter(AsyncClosing):
         The batch is cut to entries; it is refused as a whole or accepted as a whole.
 
         Raises:
-            ConfigurationError: it has no rows, or not these columns.
-            As `write`.
+            ConfigurationError: it has no rows, or not these columns; else as `write`.
         """
         if batch.num_rows == 0:
             raise ConfigurationError("a batch without rows has no position")
@@ -210,26 +208,29 @@ class AsyncLogWriter(AsyncClosing):
         return byte_log_batch(batch)
 
     def write_fitted(self, rows: Any) -> asyncio.Future[DLSN]:
-        """Accept rows that `fitted` returned."""
+        """Accept rows that `fitted` returned.  Raises: as `write_batch`."""
         future: asyncio.Future[DLSN] = self._loop.create_future()
         self._machine.add_batch(rows, future)
         self._wake.set()
         return future
 
     async def submit_table(self, table: Any) -> None:
-        """Write, as `submit_batch`, what is in an Arrow table, a frame, or an Arrow stream."""
+        """Write what an Arrow table, a frame or a stream holds.  Raises: as `submit_batch`."""
         for batch in batches_from(table):
             await self.submit_batch(batch)
 
     async def submit_batch(self, batch: pa.RecordBatch) -> None:
-        """Wait for capacity and write `batch`; its failure shows in the next call."""
+        """Wait for capacity and write `batch`; later calls tell if that failed.
+
+        Raises: as `write_batch`.
+        """
         if batch.num_rows == 0:
             return
         await self.wait_for_capacity()
         self.write_batch(batch)
 
     async def wait_for_capacity(self) -> None:
-        """Wait until a quarter of the limits or less is pending, or the writer has failed."""
+        """Wait until a quarter of the limits or less is pending, or it failed.  Raises nothing."""
         while not self._machine.has_room:
             self._capacity.clear()
             await self._capacity.wait()
@@ -237,9 +238,9 @@ class AsyncLogWriter(AsyncClosing):
     # Waiting
 
     async def flush(self) -> DLSN | None:
-        """Transmit everything accepted and wait until it is durable.
+        """Wait until all that was accepted is durable; return the last position written, if any.
 
-        Returns: the last position that this writer wrote, if it wrote anything.
+        Raises: WriteError, EndOfStreamError, AlreadyClosedError.
         """
         barrier: asyncio.Future[DLSN] = self._loop.create_future()
         if not self._machine.flush(barrier):
@@ -260,6 +261,8 @@ class AsyncLogWriter(AsyncClosing):
         Records become visible shortly after they are durable in any case; this waits for it.
 
         Returns: the position of the log's last record, whoever wrote it; None if it holds none.
+
+        Raises: as `flush`; LogNotFoundError, LedgerReadError, MetadataError.
         """
         last = await self.flush()
         if self._ledger is not None:
@@ -281,8 +284,7 @@ class AsyncLogWriter(AsyncClosing):
     ) -> bool:
         """Drop the records below a position, a transaction id or a time, as the manager does.
 
-        Raises:
-            As the manager's; and what ended the writer.
+        Raises: as the manager's; and what ended the writer.
         """
         machine = self._machine
         machine.require_usable()
@@ -298,7 +300,7 @@ class AsyncLogWriter(AsyncClosing):
         return changed
 
     async def mark_end_of_stream(self) -> None:
-        """Flush and seal the log: no record can follow, and readers learn that they are done."""
+        """Flush and seal the log: none can follow, readers learn of it.  Raises: as `flush`."""
         await self._end(Ending.SEAL)
 
     async def _end(self, ending: Ending) -> None:

@@ -1,0 +1,59 @@
+"""Sealing and deleting a log under its writer lock, while nobody writes to it."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from dlcore.errors import MetadataVersionError, NoNodeError
+from dlcore.log.metadata.changes import plan_complete, plan_delete, require_unsealed
+from dlcore.log.metadata.store import UNANSWERED
+from dlcore.log.recovery import recover_log
+
+if TYPE_CHECKING:
+    from dlcore.log.context import LogContext
+    from dlcore.log.metadata.values import LogMetadata
+    from dlcore.log.writing.lock import WriterLock
+
+logger = logging.getLogger(__name__)
+
+
+async def seal_log(context: LogContext, lock: WriterLock, log: LogMetadata) -> None:
+    """Complete what a dead writer left, and seal the log.
+
+    Raises:
+        EndOfStreamError: it is sealed.
+        LogNotFoundError: it was deleted.
+        LedgerRecoveryError: too few bookies answer to know where its last ledger ends.
+    """
+    paths = context.logs.paths_of(log)
+    while True:
+        at = await context.logs.read(log)
+        require_unsealed(at)
+        at = await recover_log(context, at)
+        now_ms = context.clock.now_ms()
+        await lock.wait_owned()
+        change = plan_complete(paths, at, now_ms=now_ms, closing=None, seal=True)
+        try:
+            await context.logs.apply(change)
+        except MetadataVersionError as error:
+            logger.info("sealing log=%s again: %s", log.name, error)
+        else:
+            return
+
+
+async def delete_log(context: LogContext, lock: WriterLock, log: LogMetadata) -> None:
+    """Take the log's name away and call it deleted: then nobody can change it any more.
+
+    Raises:
+        LogNotFoundError: it is deleted; a `LogRenamedError` if another has renamed it.
+    """
+    while True:
+        await lock.wait_owned()
+        at = await context.logs.read(log)
+        try:
+            await context.store.multi(plan_delete(context.paths, log, at))
+        except (MetadataVersionError, NoNodeError, *UNANSWERED) as error:
+            logger.info("deleting log=%s again: %s", log.name, error)
+        else:
+            return
