@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from dlcore.autorecovery.audit import BookieAudit, lost_members
 from dlcore.autorecovery.check import check_ledger
 from dlcore.autorecovery.listing import CheckProgress
-from dlcore.autorecovery.replicas import ask_replicas, known_bookies, members_of
+from dlcore.autorecovery.replicas import ask_replicas, members_of, read_cookies
 from dlcore.autorecovery.runner import run_together
 from dlcore.errors import CorruptMetadataError, LedgerNotFoundError
 from dlcore.ledger.metadata.values import LedgerState
@@ -103,9 +103,9 @@ class Auditor:
 
     async def _look(self) -> tuple[tuple[BookieId, ...], float | None]:
         registered = [info.bookie for info in await self._context.registry.get_bookies()]
-        cookies = await known_bookies(self._context)
+        known = {each.bookie for each in await read_cookies(self._context)}
         result = self._audit.look(
-            known={*cookies, *self._members}, registered=registered, now=self._loop.time()
+            known=known | self._members, registered=registered, now=self._loop.time()
         )
         return result.lost, result.look_again_s
 

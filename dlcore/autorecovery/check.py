@@ -5,6 +5,7 @@ An answer is a list of ranges, or unknown; only what a bookie proved not to hold
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -15,7 +16,7 @@ from dlcore.ledger.port import EntryRange
 from dlcore.ledger.ranges import EntryRanges
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from dlcore.config import QuorumConfig
     from dlcore.ids import BookieId
@@ -65,7 +66,7 @@ class ReplicaCheck:
     fragment: Fragment
     position: int
     bookie: BookieId
-    missing: tuple[EntryRange, ...] = ()
+    missing: Sequence[EntryRange] = ()
     unknown: str | None = None
 
     @property
@@ -124,49 +125,57 @@ def expected_ranges(
 
 def missing_ranges(
     quorum: QuorumConfig, fragment: Fragment, position: int, held: Sequence[EntryRange]
-) -> tuple[EntryRange, ...]:
+) -> EntryRanges:
     """Return what the position should hold of the fragment and is not in `held`, ascending.
 
     Of a striped ledger that is the difference between as many runs as there are ranges: they are
-    compared many at a time, and only those that are not there look one by one.
+    compared many at a time, and only those that are there in part one by one.
     """
-    if isinstance(held, EntryRanges) and quorum.ensemble_size != quorum.write_quorum_size:
-        return _missing_runs(quorum, fragment, position, held)
-    return _missing(
-        quorum, position, held, first=fragment.first_entry_id, last=fragment.last_entry_id
-    )
+    missing = EntryRanges()
+    if quorum.ensemble_size == quorum.write_quorum_size:
+        first, last = fragment.first_entry_id, fragment.last_entry_id
+        _add_missing(missing, quorum, position, held, first=first, last=last)
+    else:
+        compact = held if isinstance(held, EntryRanges) else EntryRanges(held)
+        _add_missing_runs(missing, quorum, fragment, position, compact)
+    return missing
 
 
-def _missing(
-    quorum: QuorumConfig, position: int, held: Sequence[EntryRange], *, first: int, last: int
-) -> tuple[EntryRange, ...]:
-    missing: list[EntryRange] = []
+def _add_missing(
+    missing: EntryRanges,
+    quorum: QuorumConfig,
+    position: int,
+    held: Iterable[EntryRange],
+    *,
+    first: int,
+    last: int,
+) -> None:
     next_entry_id = first
-    for each in held:
-        if each.first_entry_id > last:
-            break
-        missing += expected_ranges(
+    beyond = EntryRange(first_entry_id=last + 1, last_entry_id=last + 1)
+    for each in itertools.chain(held, (beyond,)):
+        for gap in expected_ranges(
             quorum,
             position=position,
             first_entry_id=next_entry_id,
-            last_entry_id=each.first_entry_id - 1,
-        )
+            last_entry_id=min(each.first_entry_id - 1, last),
+        ):
+            missing.add(gap.first_entry_id, gap.last_entry_id)
         next_entry_id = max(next_entry_id, each.last_entry_id + 1)
-    missing += expected_ranges(
-        quorum,
-        position=position,
-        first_entry_id=next_entry_id,
-        last_entry_id=last,
-    )
-    return tuple(missing)
+        if next_entry_id > last:
+            return
 
 
-def _missing_runs(
-    quorum: QuorumConfig, fragment: Fragment, position: int, held: EntryRanges
-) -> tuple[EntryRange, ...]:
+def _add_missing_runs(
+    missing: EntryRanges,
+    quorum: QuorumConfig,
+    fragment: Fragment,
+    position: int,
+    held: EntryRanges,
+) -> None:
+    if fragment.first_entry_id > fragment.last_entry_id:
+        return
     size, width = quorum.ensemble_size, quorum.write_quorum_size
     held_firsts, held_lasts = held.columns()
-    missing: list[EntryRange] = []
     next_run = fragment.first_entry_id + (position - fragment.first_entry_id) % size
     while next_run - width + 1 <= fragment.last_entry_id:
         # The last entries of some runs; see `expected_ranges`.
@@ -175,15 +184,20 @@ def _missing_runs(
         firsts = np.maximum(ends - width + 1, fragment.first_entry_id)
         lasts = np.minimum(ends, fragment.last_entry_id)
         before = np.searchsorted(held_firsts, firsts, side="right") - 1
+        beyond = np.searchsorted(held_firsts, lasts, side="right")
         reach = np.full(len(firsts), -1)
         reach[before >= 0] = held_lasts[before[before >= 0]]
-        for index in np.flatnonzero(reach < lasts).tolist():
+        is_whole = (reach < firsts) & (beyond == before + 1)  # nothing of it is held
+        done = 0
+        for index in np.flatnonzero((reach < lasts) & ~is_whole).tolist():
+            part = slice(done, index)
+            missing.extend(firsts[part][is_whole[part]], lasts[part][is_whole[part]])
+            near = held[max(int(before[index]), 0) : int(beyond[index])]
             first, last = int(firsts[index]), int(lasts[index])
-            beyond = int(np.searchsorted(held_firsts, last, side="right"))
-            near = held[max(int(before[index]), 0) : beyond]
-            missing += _missing(quorum, position, near, first=first, last=last)
+            _add_missing(missing, quorum, position, near, first=first, last=last)
+            done = index + 1
+        missing.extend(firsts[done:][is_whole[done:]], lasts[done:][is_whole[done:]])
         next_run = int(ends[-1]) + size
-    return tuple(missing)
 
 
 def check_ledger(
@@ -197,7 +211,7 @@ def check_ledger(
     for fragment in fragments_of(metadata, last_add_confirmed=last_add_confirmed):
         for position, bookie in enumerate(fragment.ensemble.bookies):
             answer = answers.get(bookie, Unknown("it was not asked"))
-            missing: tuple[EntryRange, ...] = ()
+            missing: Sequence[EntryRange] = ()
             unknown = None
             if isinstance(answer, Held):
                 missing = missing_ranges(metadata.quorum, fragment, position, answer.ranges)

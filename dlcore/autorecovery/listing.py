@@ -199,7 +199,8 @@ class RepairList:
 
     async def read_last_check(self) -> ReplicaCheckRun | None:
         """Return the last full replica check that came to its end."""
-        return _check_run_of(await self._store.get(self._paths.last_check), self._paths.last_check)
+        _, run = await self._read_check(self._paths.last_check)
+        return run
 
     async def begin_check(self, *, age_ms_max: float) -> CheckProgress:
         """Return the full replica check to go on with, or one that begins now.
@@ -207,8 +208,7 @@ class RepairList:
         One that is older is not worth going on with: what it looked at is long ago.
         """
         path, now_ms = self._paths.check_progress, self._clock.now_ms()
-        node = await self._store.get(path)
-        run = _check_run_of(node, path)
+        node, run = await self._read_check(path)
         if node is not None and run is not None and 0 <= now_ms - run.started_ms <= age_ms_max:
             return CheckProgress(run, node.version)
         run = ReplicaCheckRun(
@@ -241,13 +241,13 @@ class RepairList:
         store: Op = Create(path, value) if node is None else Put(path, value, node.version)
         await self._store.multi([Delete(self._paths.check_progress, progress.version), store])
 
-
-def _check_run_of(node: Versioned | None, path: str) -> ReplicaCheckRun | None:
-    """Return the check that a node tells of; one whose node is damaged counts as none."""
-    if node is None:
-        return None
-    try:
-        return decode(ReplicaCheckRun, node.value, source=path)
-    except CorruptMetadataError as error:
-        logger.warning("a full replica check counts as none: %s", error)
-        return None
+    async def _read_check(self, path: str) -> tuple[Versioned | None, ReplicaCheckRun | None]:
+        """Return a node and the check that it tells of; a damaged one counts as none."""
+        node = await self._store.get(path)
+        if node is None:
+            return None, None
+        try:
+            return node, decode(ReplicaCheckRun, node.value, source=path)
+        except CorruptMetadataError as error:
+            logger.warning("a full replica check counts as none: %s", error)
+            return node, None

@@ -138,8 +138,7 @@ class Maintenance:
         Raises:
             ConfigurationError: no bookie of that name is known.
         """
-        if await self._read_cookie(name) is None:
-            raise ConfigurationError(f"name={name!r}: no bookie of that name has a cookie")
+        await self._require_cookie(name)
         path = self._context.paths.bookie_held(name)
         try:
             if is_held:
@@ -155,9 +154,7 @@ class Maintenance:
         Raises:
             ConfigurationError: no bookie of that name is known.
         """
-        cookie = await self._read_cookie(name)
-        if cookie is None:
-            raise ConfigurationError(f"name={name!r}: no bookie of that name has a cookie")
+        cookie = await self._require_cookie(name)
         path = self._context.paths.garbage_release(name)
         value = cookie.incarnation.encode()
         try:
@@ -177,6 +174,12 @@ class Maintenance:
         path = self._context.paths.cookie(name)
         node = await self._context.store.get(path, fresh=True)
         return None if node is None else decode(BookieCookie, node.value, source=path)
+
+    async def _require_cookie(self, name: str) -> BookieCookie:
+        cookie = await self._read_cookie(name)
+        if cookie is None:
+            raise ConfigurationError(f"name={name!r}: no bookie of that name has a cookie")
+        return cookie
 
     async def _delete_cookie(self, name: str, *, incarnation: str) -> None:
         """Delete the cookie of that incarnation, if its bookie is still not registered."""
@@ -204,14 +207,6 @@ class Maintenance:
             if await self._read_cookie(name) is not None:
                 raise
 
-    async def list_cookies(self) -> list[BookieCookie]:
-        """Return the cookies of all bookies that the cluster knows, by name."""
-        store, paths = self._context.store, self._context.paths
-        names = await store.get_children(paths.cookies) or []
-        nodes = await store.get_many([f"{paths.cookies}/{name}" for name in names])
-        found = [decode(BookieCookie, node.value, source=paths.cookies) for node in nodes if node]
-        return sorted(found, key=lambda cookie: cookie.name)
-
     async def delete_cookie(self, name: str) -> str:
         """Forget the disk of a bookie that was stopped; return the incarnation that it held.
 
@@ -220,9 +215,7 @@ class Maintenance:
             DecommissionError: it is registered.
         """
         await self._require_stopped(name)
-        cookie = await self._read_cookie(name)
-        if cookie is None:
-            raise ConfigurationError(f"name={name!r}: no bookie of that name has a cookie")
+        cookie = await self._require_cookie(name)
         await self._delete_cookie(name, incarnation=cookie.incarnation)
         return cookie.incarnation
 

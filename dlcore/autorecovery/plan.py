@@ -19,7 +19,7 @@ from dlcore.ledger.metadata.quorum import write_set
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from dlcore.config import QuorumConfig
     from dlcore.ids import BookieId
@@ -42,7 +42,7 @@ class Refill:
     fragment: Fragment
     position: int
     bookie: BookieId
-    ranges: tuple[EntryRange, ...]
+    ranges: Sequence[EntryRange]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -246,7 +246,7 @@ class LedgerRepairer:
 
     async def _missing_on(
         self, bookie: BookieId, metadata: LedgerMetadata, fragment: Fragment, position: int
-    ) -> tuple[EntryRange, ...]:
+    ) -> Sequence[EntryRange]:
         answer = await ask_replica(self._context, bookie, metadata.ledger_id)
         if not isinstance(answer, Held):
             raise NotEnoughBookiesError(f"{bookie} cannot take entries: {answer.reason}")

@@ -21,17 +21,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-async def known_bookies(context: RecoveryContext) -> list[BookieId]:
-    """Return every bookie that has a cookie, in order."""
+async def read_cookies(context: RecoveryContext) -> list[BookieCookie]:
+    """Return the cookie of every bookie that has one, by name; a damaged one hides no other."""
     store, directory = context.store, context.paths.cookies
-    found: list[BookieId] = []
-    for name in await store.get_children(directory) or ():
-        path = f"{directory}/{name}"
-        node = await store.get(path)
+    paths = [f"{directory}/{name}" for name in await store.get_children(directory) or ()]
+    found: list[BookieCookie] = []
+    for path, node in zip(paths, await store.get_many(paths), strict=True):
         if node is None:
             continue
         try:
-            found.append(decode(BookieCookie, node.value, source=path).bookie)
+            found.append(decode(BookieCookie, node.value, source=path))
         except CorruptMetadataError as error:
             logger.warning("bookie left out, its cookie cannot be read: %s", error)
     return found
@@ -59,15 +58,16 @@ async def ask_replicas(
 
 
 async def ask_replica(context: RecoveryContext, bookie: BookieId, ledger_id: int) -> Answer:
-    """Return what a bookie says it holds of a ledger."""
-    timeout_s = context.client_config.read_timeout_s
+    """Return what a bookie says it holds of a ledger.
+
+    The whole list is in memory, 16 bytes for each range: one range, unless the ledger is striped or
+    entries are missing, and at most as many as the bookie's share of the ledger has runs, one for
+    each E entries.
+    """
     try:
-        async with asyncio.timeout(timeout_s):
-            return Held(await context.bookies.list_entries(bookie, ledger_id=ledger_id))
+        return Held(await context.bookies.list_entries(bookie, ledger_id=ledger_id))
     except NoSuchLedgerError:
         return Held(())
-    except TimeoutError:
-        return Unknown(f"no answer within {timeout_s} s")
     except DLError as error:
         return Unknown(str(error))
 

@@ -211,9 +211,9 @@ def list_cookies() -> None:
     """List the cookies: each bookie that the cluster knows, registered or not."""
 
     async def read(namespace: Namespace) -> list[dict[str, object]]:
-        from dlcore.autorecovery.maintenance import Maintenance
+        from dlcore.autorecovery.replicas import read_cookies
 
-        cookies = await Maintenance(namespace.recovery_context).list_cookies()
+        cookies = await read_cookies(namespace.recovery_context)
         registered = {info.bookie for info in await namespace.get_bookies()}
         return [_cookie_row(cookie, cookie.bookie in registered) for cookie in cookies]
 

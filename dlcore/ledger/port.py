@@ -118,7 +118,9 @@ class BookieClient(Protocol):
         ...
 
     async def list_entries(self, bookie: BookieId, *, ledger_id: int) -> Sequence[EntryRange]:
-        """Return the ranges of entries the bookie holds, ascending.
+        """Return the ranges of entries the bookie holds, ascending and apart from each other.
+
+        It comes in parts, as many as it takes, each of which comes in time or is unknown.
 
         Raises:
             NoSuchLedgerError: it holds nothing of the ledger.

@@ -29,6 +29,10 @@ class EntryRanges(Sequence[EntryRange]):
         self._bounds.append(first_entry_id)
         self._bounds.append(last_entry_id)
 
+    def extend(self, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> None:
+        """Append ranges."""
+        self._bounds.frombytes(np.column_stack((firsts, lasts)).tobytes())
+
     def __len__(self) -> int:
         return len(self._bounds) // 2
 

@@ -43,6 +43,7 @@ class ControlClient:
         """Return the ranges of entries that `bookie` holds; see `BookieClient.list_entries`."""
         ranges = EntryRanges()
         pages = 0
+        end = -1
         request = pb.ListEntriesRequest(incarnation=bookie.incarnation, ledger_id=ledger_id)
         with self._failures(bookie, address):
             call = BookieControlStub(self._channel(address)).ListEntries(request)
@@ -53,7 +54,13 @@ class ControlClient:
                         error = error_of(page.status, page.detail)
                         raise type(error)(f"{bookie}: {error}")
                     for each in page.ranges:
+                        if not end < each.first_entry_id <= each.last_entry_id:
+                            raise BookieUnavailableError(
+                                f"{bookie}: it listed entries {each.first_entry_id} to "
+                                f"{each.last_entry_id} after entry {end}, expected ascending ranges"
+                            )
                         ranges.add(each.first_entry_id, each.last_entry_id)
+                        end = each.last_entry_id
             finally:
                 call.cancel()
         if not pages:

@@ -292,7 +292,7 @@ class MemoryBookieClient:
 
     async def list_entries(self, bookie: BookieId, *, ledger_id: int) -> Sequence[EntryRange]:
         """Return the ranges of entries held."""
-        return (await self._contact(bookie)).list_entries(ledger_id)
+        return (await self._ask(bookie)).list_entries(ledger_id)
 
     async def aclose(self) -> None:
         """Break every connection; the bookies themselves stay."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import pytest
@@ -24,6 +26,9 @@ from dlcore.ledger.port import EntryRange
 from dlcore.ledger.ranges import EntryRanges
 from tests.fixtures.ledgers import bookie, metadata_of, quorum_of
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 QUORUMS = [(1, 1), (3, 3), (3, 2), (5, 2), (4, 3), (6, 1)]
 
 
@@ -38,7 +43,7 @@ def ranges_of(*entries: int) -> list[EntryRange]:
     return ranges
 
 
-def entries_of(ranges: list[EntryRange] | tuple[EntryRange, ...]) -> list[int]:
+def entries_of(ranges: Sequence[EntryRange]) -> list[int]:
     """Return the entries of ranges, in their order."""
     return [e for each in ranges for e in range(each.first_entry_id, each.last_entry_id + 1)]
 
@@ -152,6 +157,24 @@ def test_many_runs_at_once_are_compared_as_one_by_one(
         assert entries_of(
             missing_ranges(quorum, fragment, position, EntryRanges(ranges))
         ) == entries_of(plain)
+
+
+def test_a_million_missing_ranges_take_little_memory() -> None:
+    """Goal: a bookie that replaces one of a long striped ledger lacks as many as there are runs."""
+    quorum = QuorumConfig(ensemble_size=4, write_quorum_size=3, ack_quorum_size=2)
+    members = tuple(BookieId(str(each), str(each) * 32) for each in range(4))
+    fragment = Fragment(
+        ensemble=Ensemble(0, members), last_entry_id=4 * 1_000_000 - 1, is_final=True
+    )
+    tracemalloc.start()
+    try:
+        missing = missing_ranges(quorum, fragment, 3, ())
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(missing) == 1_000_000
+    assert missing[-1] == EntryRange(first_entry_id=3_999_997, last_entry_id=3_999_999)
+    assert peak_bytes < 50 * 1_000_000
 
 
 def test_compact_ranges_are_a_sequence() -> None:

@@ -10,6 +10,7 @@ import pytest
 from dlcore.autorecovery.config import AutoRecoveryConfig
 from dlcore.autorecovery.listing import RepairList
 from dlcore.autorecovery.maintenance import Maintenance, is_replicated
+from dlcore.autorecovery.replicas import read_cookies
 from dlcore.config import QuorumConfig
 from dlcore.errors import ConfigurationError, DecommissionError
 from dlcore.ids import BookieId
@@ -203,6 +204,22 @@ def test_a_cookie_is_deleted_only_while_its_bookie_is_not_registered() -> None:
         await Maintenance(context).decommission(gone.name, timeout_s=0, report=lambda _: None)
         assert await cluster.store.get(cookie) is None
         assert await cluster.store.get(PATHS.bookie_available(gone.name)) is None
+
+    run(scenario)
+
+
+def test_a_damaged_cookie_hides_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever asks which bookies there are is told of it, and gets the rest."""
+
+    async def scenario(cluster: Cluster) -> None:
+        a, b, c = (each.bookie for each in list(cluster.bookies.values())[:3])
+        for each in (c, a, b):
+            path = await make_cookie(cluster, each)
+            if each is b:
+                await cluster.store.put(path, b"{", version=0)
+        context, _ = context_of(cluster, "operator")
+        assert [each.bookie for each in await read_cookies(context)] == [a, c]
+        assert PATHS.cookie(b.name) in caplog.text
 
     run(scenario)
 

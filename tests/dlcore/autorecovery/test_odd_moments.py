@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dlcore.autorecovery import listing
-from dlcore.autorecovery.check import fragments_of
+from dlcore.autorecovery.check import Held, fragments_of
 from dlcore.autorecovery.election import Election
 from dlcore.autorecovery.listing import LOCK_VERSION, RepairList
 from dlcore.autorecovery.maintenance import Maintenance
 from dlcore.autorecovery.plan import RepairPlan
 from dlcore.autorecovery.repair import LedgerRepairer
+from dlcore.autorecovery.replicas import ask_replica
 from dlcore.autorecovery.runner import PausableRunner
 from dlcore.autorecovery.service import AutoRecovery
 from dlcore.autorecovery.values import ElectedAuditor
@@ -29,6 +30,7 @@ from dlcore.errors import (
     NotEnoughBookiesError,
 )
 from dlcore.ledger.metadata.values import LedgerState
+from dlcore.ledger.port import EntryRange
 from dlcore.metadata.port import SessionState
 from tests.fixtures.ledger_cluster import PATHS, Cluster, TokenClock, run, write
 from tests.fixtures.recovery import (
@@ -106,6 +108,26 @@ def test_a_target_that_does_not_answer_takes_no_entries() -> None:
         target.stop()
         with pytest.raises(NotEnoughBookiesError, match=f"{target.bookie} cannot take entries"):
             await LedgerRepairer(context, QUICK)._missing_on(target.bookie, metadata, fragment, 0)
+
+    run(scenario)
+
+
+def test_a_long_list_of_entries_may_take_longer_than_one_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a ledger of very many ranges would never be repaired; each part comes in time."""
+
+    async def scenario(cluster: Cluster) -> None:
+        context, _ = context_of(cluster)
+        ranges = [EntryRange(first_entry_id=0, last_entry_id=9)]
+
+        async def list_entries(_bookie: BookieId, *, ledger_id: int) -> list[EntryRange]:
+            await asyncio.sleep(3 * context.client_config.read_timeout_s)
+            return ranges if ledger_id == 1 else []
+
+        monkeypatch.setattr(context.bookies, "list_entries", list_entries)
+        answer = await ask_replica(context, cluster.bookies["A"].bookie, 1)
+        assert answer == Held(ranges)
 
     run(scenario)
 

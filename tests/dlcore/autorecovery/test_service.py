@@ -161,7 +161,7 @@ def test_a_bookie_that_does_not_answer_is_unknown_and_not_empty() -> None:
             await publish(cluster, writer.ledger_id)
             await asyncio.sleep(30)
             (entry,) = (await listed(cluster)).values()
-            assert f"{silent.bookie}: no answer within" in entry.reason
+            assert f"{silent.bookie} did not answer within" in entry.reason
             silent.is_silent = False
             silent.wake()
             await until(lambda: is_repaired(cluster, writer.ledger_id))

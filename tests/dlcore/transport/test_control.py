@@ -1,0 +1,44 @@
+"""Goal: a list of entries is what the bookie said, or unknown; what makes no sense is no proof."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bookie.files.listed_ranges import ListedRanges, RangePage
+from dlcore.errors import BookieUnavailableError
+from dlcore.transport.control import ControlClient
+from tests.fixtures.served_bookie import BOOKIE, run, serve
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    [
+        [(5, 9), (0, 3)],
+        [(0, 5), (5, 9)],
+        [(4, 3)],
+        [(-2, -1)],
+    ],
+)
+def test_ranges_that_are_out_of_order_are_unknown(
+    ranges: list[tuple[int, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By such a list a bookie would count as holding what it never said it holds."""
+
+    async def scenario() -> None:
+        async with serve(tmp_path) as served:
+            firsts, lasts = (list(column) for column in zip(*ranges, strict=True))
+            listed = ListedRanges(lambda _: RangePage(firsts, lasts, None))
+            monkeypatch.setattr(served.storage.reads, "list_entries", lambda _: listed)
+            client = ControlClient(timeout_s=20.0, tls=None)
+            try:
+                with pytest.raises(BookieUnavailableError, match="expected ascending ranges"):
+                    await client.list_entries(BOOKIE, served.control_address, ledger_id=1)
+            finally:
+                await client.aclose()
+
+    run(scenario)
