@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dlcore.config import ENTRY_SIZE_BYTES_MAX, MIB, require
+from dlcore.config import ENTRY_SIZE_BYTES_MAX, MIB, require, require_not_negative, require_positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +45,7 @@ class SpaceConfig:
             ),
             rule="expected 0 <= minimum <= read-only <= writable",
         )
-        require(
-            condition=self.check_interval_s > 0,
-            key="check_interval_s",
-            value=self.check_interval_s,
-            rule="expected seconds > 0",
-        )
+        require_positive(self, "check_interval_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,12 +78,7 @@ class GarbageConfig:
             value=self.brake_share,
             rule="expected 0 < share <= 1",
         )
-        require(
-            condition=self.brake_count >= 0,
-            key="brake_count",
-            value=self.brake_count,
-            rule="expected a number >= 0",
-        )
+        require_not_negative(self, "brake_count")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,18 +98,8 @@ class CompactionConfig:
         for key in ("below_live_share", "full_below_live_share"):
             value = getattr(self, key)
             require(condition=0 <= value < 1, key=key, value=value, rule="expected 0 <= share < 1")
-        require(
-            condition=self.bytes_per_second > 0,
-            key="bytes_per_second",
-            value=self.bytes_per_second,
-            rule="expected bytes > 0",
-        )
-        require(
-            condition=self.floor_bytes >= 0,
-            key="floor_bytes",
-            value=self.floor_bytes,
-            rule="expected bytes >= 0",
-        )
+        require_positive(self, "bytes_per_second")
+        require_not_negative(self, "floor_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,12 +110,7 @@ class ScrubConfig:
     """A terabyte takes a day and a half."""
 
     def __post_init__(self) -> None:
-        require(
-            condition=self.bytes_per_second > 0,
-            key="bytes_per_second",
-            value=self.bytes_per_second,
-            rule="expected bytes > 0",
-        )
+        require_positive(self, "bytes_per_second")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +146,8 @@ class StorageConfig:
     scrub: ScrubConfig = field(default_factory=ScrubConfig)
 
     def __post_init__(self) -> None:
-        for key in (
+        require_positive(
+            self,
             "file_entries_max",
             "file_records_max",
             "batch_bytes_max",
@@ -182,9 +158,7 @@ class StorageConfig:
             "damaged_entries_max",
             "settle_interval_s",
             "lac_delay_s",
-        ):
-            value = getattr(self, key)
-            require(condition=value > 0, key=key, value=value, rule="expected a number > 0")
+        )
         require(
             condition=0 < self.file_bytes_max <= 2**31,
             key="file_bytes_max",

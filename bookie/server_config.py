@@ -21,7 +21,7 @@ from bookie.config import (
     SpaceConfig,
     StorageConfig,
 )
-from dlcore.config import DEFAULT_RACK, ENTRY_SIZE_BYTES_MAX, MIB, require
+from dlcore.config import DEFAULT_RACK, ENTRY_SIZE_BYTES_MAX, MIB, require, require_positive
 from dlcore.errors import ConfigurationError
 from dlcore.metadata.paths import parse_uri
 from dlcore.settings import KINDS, Option, field_texts, parse_value, require_log_level
@@ -128,7 +128,8 @@ class BookieConfig:
         )
         if self.tls is not None:
             self.tls.server_context(asks_clients=self.asks_clients)  # names what is wrong
-        for key in (
+        require_positive(
+            self,
             "session_timeout_s",
             "connection_bytes_max",
             "read_bytes_max",
@@ -136,9 +137,7 @@ class BookieConfig:
             "compact_interval_s",
             "scrub_interval_s",
             "drain_timeout_s",
-        ):
-            value = getattr(self, key)
-            require(condition=value > 0, key=key, value=value, rule="expected a number > 0")
+        )
 
     @property
     def tls(self) -> TlsFiles | None:

@@ -27,6 +27,20 @@ def require(*, condition: bool, key: str, value: object, rule: str) -> None:
         raise ConfigurationError(f"{key}={value!r}: {rule}")
 
 
+def require_positive(config: object, *keys: str) -> None:
+    """Raise `ConfigurationError` naming the first of these values that is not above 0."""
+    for key in keys:
+        value = getattr(config, key)
+        require(condition=value > 0, key=key, value=value, rule="expected a number > 0")
+
+
+def require_not_negative(config: object, *keys: str) -> None:
+    """Raise `ConfigurationError` naming the first of these values that is below 0."""
+    for key in keys:
+        value = getattr(config, key)
+        require(condition=value >= 0, key=key, value=value, rule="expected a number >= 0")
+
+
 class QuorumConfig(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """E, Qw and Qa of a ledger; E >= Qw >= Qa >= 1.  Stored in this order.
 
@@ -96,9 +110,7 @@ class QuarantineConfig:
     """Length of a quarantine, give or take half of it at random; a success ends it at once."""
 
     def __post_init__(self) -> None:
-        for key in ("window_s", "period_s"):
-            value = getattr(self, key)
-            require(condition=value > 0, key=key, value=value, rule="expected seconds > 0")
+        require_positive(self, "window_s", "period_s")
         require(
             condition=self.failures_min >= 1,
             key="failures_min",
@@ -133,12 +145,15 @@ class LedgerClientConfig:
     quarantine: QuarantineConfig = QuarantineConfig()
 
     def __post_init__(self) -> None:
-        for key in ("add_timeout_s", "read_timeout_s", "speculative_read_delay_s"):
-            value = getattr(self, key)
-            require(condition=value > 0, key=key, value=value, rule="expected seconds > 0")
-        for key in ("pending_bytes_max", "pending_entries_max", "read_chunk_bytes"):
-            value = getattr(self, key)
-            require(condition=value > 0, key=key, value=value, rule="expected a number > 0")
+        require_positive(
+            self,
+            "add_timeout_s",
+            "read_timeout_s",
+            "speculative_read_delay_s",
+            "pending_bytes_max",
+            "pending_entries_max",
+            "read_chunk_bytes",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +215,8 @@ class LogConfig:
             value=self.entry_bytes,
             rule="expected 1 … 1048576",
         )
-        for key in (
+        require_positive(
+            self,
             "segment_bytes_max",
             "segment_age_max_s",
             "pending_bytes_max",
@@ -209,12 +225,8 @@ class LogConfig:
             "read_unavailable_timeout_s",
             "reader_idle_warn_s",
             "reader_idle_error_s",
-        ):
-            value = getattr(self, key)
-            require(condition=value > 0, key=key, value=value, rule="expected a number > 0")
-        for key in ("lock_timeout_s", "flush_interval_s", "buffer_bytes"):
-            value = getattr(self, key)
-            require(condition=value >= 0, key=key, value=value, rule="expected a number >= 0")
+        )
+        require_not_negative(self, "lock_timeout_s", "flush_interval_s", "buffer_bytes")
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

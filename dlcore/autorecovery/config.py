@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlcore.config import MIB, require
+from dlcore.config import MIB, require_not_negative, require_positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +34,9 @@ class AutoRecoveryConfig:
     retry_pause_s_max: float = 300.0
 
     def __post_init__(self) -> None:
-        for key in ("lost_bookie_delay_s", "open_ledger_grace_s"):
-            value = getattr(self, key)
-            require(condition=value >= 0, key=key, value=value, rule="expected seconds >= 0")
-        for key in (
+        require_not_negative(self, "lost_bookie_delay_s", "open_ledger_grace_s")
+        require_positive(
+            self,
             "audit_interval_s",
             "check_interval_s",
             "check_ledgers_per_s",
@@ -47,6 +46,4 @@ class AutoRecoveryConfig:
             "poll_interval_s",
             "retry_pause_s",
             "retry_pause_s_max",
-        ):
-            value = getattr(self, key)
-            require(condition=value > 0, key=key, value=value, rule="expected a number > 0")
+        )

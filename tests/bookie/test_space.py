@@ -58,7 +58,7 @@ def test_the_reserve_is_taken_only_where_there_is_plenty() -> None:
     ("make", "message"),
     [
         (lambda: SpaceConfig(minimum_bytes=2**40), "expected 0 <= minimum <= read-only"),
-        (lambda: SpaceConfig(check_interval_s=0), "check_interval_s=0: expected seconds > 0"),
+        (lambda: SpaceConfig(check_interval_s=0), "check_interval_s=0: expected a number > 0"),
         (lambda: GarbageConfig(age_ms=-1), "age_ms=-1: expected ms >= 0"),
         (lambda: GarbageConfig(brake_share=0), "brake_share=0: expected 0 < share <= 1"),
         (lambda: GarbageConfig(brake_count=-1), "brake_count=-1: expected a number >= 0"),

@@ -31,8 +31,8 @@ def test_quorums_that_contradict_each_other_are_refused(quorum: tuple[int, int, 
 @pytest.mark.parametrize(
     ("key", "value", "rule"),
     [
-        ("lost_bookie_delay_s", -1.0, "expected seconds >= 0"),
-        ("open_ledger_grace_s", -0.1, "expected seconds >= 0"),
+        ("lost_bookie_delay_s", -1.0, "expected a number >= 0"),
+        ("open_ledger_grace_s", -0.1, "expected a number >= 0"),
         ("audit_interval_s", 0.0, "expected a number > 0"),
         ("copy_bytes_in_flight", 0, "expected a number > 0"),
         ("ledgers_at_once", -4, "expected a number > 0"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dlcore.config import MIB, require
+from dlcore.config import MIB, require, require_not_negative, require_positive
 
 _DAY_S = 24 * 3600.0
 ENTRY_WEIGHT = 1024
@@ -59,9 +59,7 @@ class UpkeepConfig:
     policy: MergePolicy = field(default_factory=MergePolicy)
 
     def __post_init__(self) -> None:
-        for key in ("poll_interval_s", "sweep_interval_s", "logs_at_once", "copy_bytes_per_s"):
-            value = getattr(self, key)
-            require(condition=value > 0, key=key, value=value, rule="expected a number > 0")
-        for key in ("merged_grace_s", "leftovers_age_s", "commits_age_s"):
-            value = getattr(self, key)
-            require(condition=value >= 0, key=key, value=value, rule="expected seconds >= 0")
+        require_positive(
+            self, "poll_interval_s", "sweep_interval_s", "logs_at_once", "copy_bytes_per_s"
+        )
+        require_not_negative(self, "merged_grace_s", "leftovers_age_s", "commits_age_s")
