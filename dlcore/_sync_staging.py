@@ -72,6 +72,10 @@ class StagedAppend(Blocking):
         """
         self._call(self._append.write_batch(log, batch))
 
+    def stage(self) -> list[StagedExtent]:
+        """Make durable what was written here, and return it: what `commit` takes by itself."""
+        return self._call(self._append.stage())
+
     def commit(
         self, extents: Sequence[StagedExtent] | None = None, *, replaces: bool = False
     ) -> CommitResult:

@@ -5,7 +5,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from dlcore.errors import AlreadyTruncatedError, AppendMismatchError, ConfigurationError
+from dlcore.errors import (
+    AlreadyTruncatedError,
+    AppendMismatchError,
+    ConfigurationError,
+    LogRenamedError,
+)
 from dlcore.records import NotLessThan, RecordField
 
 if TYPE_CHECKING:
@@ -40,15 +45,17 @@ async def copy_log(source: DistributedLogManager, namespace: Namespace, target: 
         AlreadyTruncatedError: records of the source were truncated before they were copied.
         TransactionIdOutOfOrderError: the target has higher transaction ids than come next.
         ConfigurationError: the target is the source.
+        LogRenamedError: the target is another log by now; called with its name, it goes on.
     """
     async with await namespace.open_log(target) as log:
         if log.log_id == source.log_id:
             raise ConfigurationError(f"log {target!r} cannot be copied to itself")
-        identity = f"copy/{source.log_id}/{log.log_id}"
+        target_id = log.log_id
+        identity = f"copy/{source.log_id}/{target_id}"
     total = 0
     while True:
         done = await namespace.last_version(identity)
-        copied = await _copy_some(source, namespace, target, identity, done)
+        copied = await _copy_some(source, namespace, target, target_id, identity, done)
         if copied == 0:
             return total
         if copied is None:
@@ -57,7 +64,12 @@ async def copy_log(source: DistributedLogManager, namespace: Namespace, target: 
 
 
 async def _copy_some(
-    source: DistributedLogManager, namespace: Namespace, target: str, identity: str, done: int
+    source: DistributedLogManager,
+    namespace: Namespace,
+    target: str,
+    target_id: str,
+    identity: str,
+    done: int,
 ) -> int | None:
     """Copy the records behind the first `done`; return how many, None if another did."""
     batches = await _next_batches(source, max(done, 0))
@@ -68,8 +80,14 @@ async def _copy_some(
     async with append:
         for batch in batches:
             await append.write_batch(target, batch)
+        extents = await append.stage()
+        if any(extent.log_id != target_id for extent in extents):
+            raise LogRenamedError(
+                f"log {target!r} (id {target_id}) was renamed or deleted while records were copied "
+                "to it: another log has that name"
+            )
         try:
-            result = await append.commit()
+            result = await append.commit(extents)
         except AppendMismatchError:
             return None
     return count if result.committed else None

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
+from dlcore.copying import copy_log
 from dlcore.errors import (
+    AppendAbortedError,
+    AppendMismatchError,
     CorruptMetadataError,
     InvalidLogNameError,
     LogExistsError,
@@ -29,6 +32,7 @@ from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_
 
 if TYPE_CHECKING:
     from dlcore.log.manager import DistributedLogManager
+    from dlcore.log.staging.append import StagedAppend
     from dlcore.namespace import Namespace
 
 
@@ -174,8 +178,48 @@ def test_a_staged_append_meets_a_rename() -> None:
     on_log(body)
 
 
-def test_a_staged_append_knows_a_log_by_two_names() -> None:
-    """Its tasks found the log before and after it was renamed: it is one log all the same."""
+PAYLOADS = pa.record_batch({"payload": [b"a", b"b"]})
+
+
+@pytest.mark.parametrize("applied", [False, True])
+def test_an_append_is_repeated_after_a_rename(*, applied: bool) -> None:
+    """Under the new name it is the same append, to the same log: it is there once."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        async with await namespace.begin_append("job", 7, strict=True) as first:
+            await first.write_batch("clicks", PAYLOADS)
+            if applied:
+                assert (await first.commit()).committed
+        await log.rename("visits")
+        async with await namespace.begin_append("job", 7, strict=True) as second:
+            await second.write_batch("visits", PAYLOADS)
+            assert (await second.commit()).already_committed is applied
+        assert [r.payload for r in await read_all(log)] == [b"a", b"b"]
+
+    on_log(body)
+
+
+def test_a_repetition_to_another_log_of_the_old_name_is_refused() -> None:
+    """What was committed is in the log that was called so: it is not taken for done in this one."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        async with await namespace.begin_append("job", 7, strict=True) as first:
+            await first.write_batch("clicks", PAYLOADS)
+            await first.commit()
+        await log.rename("visits")
+        await namespace.create_log("clicks")
+        async with await namespace.begin_append("job", 7, strict=True) as second:
+            await second.write_batch("clicks", PAYLOADS)
+            with pytest.raises(AppendMismatchError, match="nothing of it to 'clicks'"):
+                await second.commit()
+
+    on_log(body)
+
+
+def test_one_append_knows_a_log_by_two_names() -> None:
+    """Tasks that staged before and after the rename staged for one log, in the order given."""
 
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
         namespace = cluster.namespaces[0]
@@ -188,9 +232,96 @@ def test_a_staged_append_knows_a_log_by_two_names() -> None:
             if name == "clicks":
                 await log.rename("visits")
         append = await namespace.begin_append("job", 1)
-        result = await append.commit(extents)
-        assert [r.payload for r in await read_all(log)] == [b"a", b"b"]
+        result = await append.commit(list(reversed(extents)))
         assert result.logs["clicks"] == result.logs["visits"] == (DLSN(1, 0, 0), DLSN(1, 2, 0))
+        assert [r.payload for r in await read_all(log)] == [b"b", b"a"]
+
+    on_log(body)
+
+
+def test_one_append_to_two_logs_of_one_name_is_refused() -> None:
+    """Half of the records would go to a log that has another name by now."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        extents = []
+        for payload in (b"a", b"b"):
+            writer = await namespace.open_staging_writer(identity="job")
+            await writer.write_batch("clicks", pa.record_batch({"payload": [payload]}))
+            extents += await writer.stage()
+            await writer.aclose()
+            if payload == b"a":
+                await log.rename("visits")
+                await namespace.create_log("clicks")
+        append = await namespace.begin_append("job", 1)
+        with pytest.raises(AppendAbortedError, match="two logs 'clicks'"):
+            await append.commit(extents)
+        assert await read_all(log) == []
+
+    on_log(body)
+
+
+def test_a_staging_writer_looks_names_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two stages, once it has known them for some time: another log may be called so."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        writer = await namespace.open_staging_writer(identity="job")
+        await writer.write_batch("clicks", PAYLOADS)
+        monkeypatch.setattr("dlcore.log.staging.writer.NAMES_KEPT_S", 0.0)
+        await writer.stage()
+        await log.rename("visits")
+        await namespace.create_log("clicks")
+        await writer.write_batch("clicks", PAYLOADS)
+        (extent,) = await writer.stage()
+        assert extent.log_id == (await namespace.open_log("clicks")).log_id != log.log_id
+        await namespace.rename_log("clicks", "more")
+        with pytest.raises(LogNotFoundError):
+            await writer.write_batch("clicks", PAYLOADS)
+
+    on_log(body)
+
+
+def test_an_append_that_replaces_tidies_the_log_by_its_id() -> None:
+    """Not what has its name by then."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        for txid in range(3):
+            await write(log, txid)
+        append = await namespace.begin_append("job", 1)
+        await append.write_batch("clicks", PAYLOADS)
+        await log.rename("visits")
+        await append.commit(replaces=True)
+        await namespace.tidied()
+        head = (await namespace.log_context.logs.read(LogKey(name="", log_id=log.log_id))).head
+        assert head.first_lssn == head.max_lssn
+        assert [r.payload for r in await read_all(log)] == [b"a", b"b"]
+
+    on_log(body)
+
+
+def test_a_copy_does_not_go_on_to_another_log_of_the_name() -> None:
+    """Its position is that of the log that was called so; by its new name it goes on."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        await write(log, 1)
+        await namespace.create_log("copy")
+        begin = namespace.begin_append
+
+        async def rename_first(*arguments: Any, **options: Any) -> StagedAppend:
+            namespace.begin_append = begin  # type: ignore[method-assign]
+            await namespace.rename_log("copy", "old")
+            await namespace.create_log("copy")
+            return await begin(*arguments, **options)
+
+        namespace.begin_append = rename_first  # type: ignore[method-assign]
+        with pytest.raises(LogRenamedError, match="another log has that name"):
+            await copy_log(log, namespace, "copy")
+        assert await copy_log(log, namespace, "old") == 1
+        assert await copy_log(log, namespace, "old") == 0
+        assert await read_all(await namespace.open_log("copy")) == []
 
     on_log(body)
 

@@ -37,7 +37,7 @@ RUNS_REMEMBERED_MAX = 16
 LOGS_REMEMBERED_MAX = 2_000
 """Logs of one version that a record remembers; of one with more it cannot be told what is new."""
 _DIGEST_BYTES = 4
-"""Of a log's name.  Two that are equal by chance let one append in 2**32 be skipped after all."""
+"""Of a log's id.  Two that are equal by chance let one append in 2**32 be skipped after all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,7 @@ def decide(
         token: unique to the append, over all its attempts.
         run: the run it belongs to; None for an appender that appends a version once.
         now_ns: the clock of `AppendRun.begun_ns`.
-        logs: the names of those it appends to, if the appender repeats its latest version only,
+        logs: the ids of those it appends to, if the appender repeats its latest version only,
             and to the same logs; None for one of which that is not known.
         after: the version that must be the last one committed, -1 for none, if that matters.
     """

@@ -337,7 +337,7 @@ class CommitRecord(msgspec.Struct, frozen=True, kw_only=True):
     once), `thread` which of its threads, `seen` how many of the version's appends it has made, and
     `last_ns` when it began to commit the last one, by its own monotonic clock.  `superseded` are
     the runs before it, and `conflicting` says that two appends of one run have no order.  `logs`
-    are digests of the names of the logs that the version went to, if that is known.
+    are digests of the ids of the logs that the version went to, if that is known.
     `committed_ms` is the wall clock's time of the last change: records that are old enough go.
     """
 

@@ -85,6 +85,7 @@ _NAMED_MAX = 5
 class _Plan:
     ops: tuple[Op, ...] = ()
     logs: dict[str, tuple[DLSN, DLSN]] = field(default_factory=dict)
+    appended: tuple[LogKey, ...] = ()
     to_merge: dict[LogKey, int] = field(default_factory=dict)
     """The logs that have much to merge then, from which segment on."""
 
@@ -158,8 +159,7 @@ class StagedAppend(AsyncClosing):
         self._staged: list[StagedExtent] = []
         self._listed: list[int] | None = None
         self._tried = Decision(Verdict.APPEND)
-        self._logs: dict[str, tuple[DLSN, DLSN]] = {}
-        self._to_merge: dict[LogKey, int] = {}
+        self._plan_tried = _Plan()
         self._aborted = False
         self._replaces = False
 
@@ -201,7 +201,7 @@ class StagedAppend(AsyncClosing):
         self._require_alive()
         if self._result is None:
             if extents is None:
-                extents = await self._stage_own()
+                extents = await self.stage()
             _check_extents(extents, self._staged_as)
             self._replaces = replaces
             # Remembered here too, for the record that tells of it may be removed now.
@@ -209,10 +209,11 @@ class StagedAppend(AsyncClosing):
             await self._context.tidier.submit(f"tidying after {self!r}", self._tidy)
         return self._result
 
-    async def _stage_own(self) -> list[StagedExtent]:
+    async def stage(self) -> list[StagedExtent]:
+        """Make durable what was written here, and return it: what `commit` takes by itself."""
         if self._writer is not None:
             self._staged += await self._writer.stage()
-        return self._staged
+        return list(self._staged)
 
     async def _commit(self, extents: Sequence[StagedExtent]) -> CommitResult:
         loop = asyncio.get_running_loop()
@@ -237,7 +238,7 @@ class StagedAppend(AsyncClosing):
             if not ops:
                 return self._conclude(decision)
             _require_fit(ops, extents)
-            self._tried, self._logs, self._to_merge = decision, plan.logs, plan.to_merge
+            self._tried, self._plan_tried = decision, plan
             attempts += 1
             try:
                 await self._context.store.multi(ops)
@@ -258,14 +259,14 @@ class StagedAppend(AsyncClosing):
     ) -> Decision:
         """Decide by the record that was read; raise if the version is another append's."""
         record = self._record_of(node)
-        logs = {extent.log for extent in extents}
+        logs = {extent.log_id: extent.log for extent in extents}
         decision = decide(
             record,
             version=self._version,
             token=self._token,
             run=self._run,
             now_ns=now_ns,
-            logs=logs if self._strict else None,
+            logs=logs.keys() if self._strict else None,
             after=self._after,
         )
         what = f"append {self._identity!r} version {self._version}"
@@ -282,7 +283,7 @@ class StagedAppend(AsyncClosing):
             )
         if decision.verdict is Verdict.ELSEWHERE:
             raise AppendMismatchError(
-                f"{what} was committed before, but nothing of it to {_name_some(logs)}"
+                f"{what} was committed before, but nothing of it to {_name_some(logs.values())}"
             )
         return decision
 
@@ -329,7 +330,9 @@ class StagedAppend(AsyncClosing):
         what = f"append {self._identity!r} version {self._version}"
         match decision.verdict:
             case Verdict.APPEND:
-                return CommitResult(committed=True, already_committed=False, logs=self._logs)
+                return CommitResult(
+                    committed=True, already_committed=False, logs=self._plan_tried.logs
+                )
             case Verdict.SKIP:
                 return CommitResult(committed=False, already_committed=True)
             case Verdict.CONFLICTING:
@@ -382,11 +385,8 @@ class StagedAppend(AsyncClosing):
         logs: dict[str, tuple[DLSN, DLSN]] = {}
         to_merge: dict[LogKey, int] = {}
         now_ms = self._context.clock.now_ms()
-        parts: dict[str, list[StagedExtent]] = {}  # by id: a log may have been renamed meanwhile
-        for extent in extents:
-            parts.setdefault(extent.log_id, []).append(extent)
-        for log_id, part in sorted(parts.items(), key=lambda each: each[1][0].log):
-            log = LogKey(name=part[0].log, log_id=log_id)
+        parts = self._by_log(extents)
+        for log, part in parts.items():
             at = await self._appendable(log, found)
             paths = self._context.logs.paths_of(log)
             settings = self._context.logs.settings_of(log, found.settings[log.log_id])
@@ -401,7 +401,24 @@ class StagedAppend(AsyncClosing):
                 to_merge[log] = lssn
         for ledger_id, node in found.staged.items():
             ops.append(self._count(ledger_id, node, extents))
-        return _Plan(tuple(ops), logs, to_merge)
+        return _Plan(tuple(ops), logs, tuple(parts), to_merge)
+
+    def _by_log(self, extents: Sequence[StagedExtent]) -> dict[LogKey, list[StagedExtent]]:
+        """Return the extents of each log, the logs by name; by its id a log is one log."""
+        parts: dict[str, list[StagedExtent]] = {}
+        ids: dict[str, str] = {}
+        for extent in extents:
+            parts.setdefault(extent.log_id, []).append(extent)
+            if ids.setdefault(extent.log, extent.log_id) != extent.log_id:
+                raise AppendAbortedError(
+                    f"append {self._identity!r} version {self._version}: records were staged for "
+                    f"two logs {extent.log!r} (ids {ids[extent.log]}, {extent.log_id}), for it was "
+                    "renamed or deleted, and created again, meanwhile: stage them again"
+                )
+        return {
+            LogKey(name=part[0].log, log_id=log_id): part
+            for log_id, part in sorted(parts.items(), key=lambda item: item[1][0].log)
+        }
 
     async def _appendable(self, log: LogKey, found: _Found) -> VersionedHead:
         """Return the log's head if nobody writes to it."""
@@ -470,10 +487,9 @@ class StagedAppend(AsyncClosing):
             self._listed = [*(self._listed or ()), *(e.ledger_id for e in self._staged)]
         await settle(self._context, sorted(set(self._listed or ())), in_round=self._round)
         if self._result is not None and self._result.committed:
-            await ask_for_upkeep(self._context, self._to_merge)
-            for name in self._result.logs if self._replaces else ():
+            await ask_for_upkeep(self._context, self._plan_tried.to_merge)
+            for log in self._plan_tried.appended if self._replaces else ():
                 with contextlib.suppress(LogNotFoundError):  # deleted meanwhile
-                    log = await self._context.logs.find(name)
                     await remove_truncated(self._context, await self._context.logs.read(log))
             if not self._keep_record:
                 await self._drop_record()

@@ -7,6 +7,7 @@ written for others meanwhile waits in memory, up to a bound.  Each run becomes a
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from functools import partial
@@ -37,7 +38,6 @@ from dlcore.log.writing.transmit import Transmitter
 from dlcore.log.writing.typed import fit_rows
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Awaitable, Callable, Collection, Sequence
 
     import pyarrow as pa
@@ -53,6 +53,8 @@ logger = logging.getLogger(__name__)
 
 LOGS_PER_APPEND = 1000
 """One append over so many logs fits into a transaction, whatever the logs hold."""
+NAMES_KEPT_S = 10.0
+"""So long a writer goes on with the ids that names of logs led to."""
 QUEUED_BYTES_MAX = 32 * 1024 * 1024
 """More than this does not wait for its log's turn: the log with the most gets its turn early."""
 
@@ -92,8 +94,9 @@ class _Lane:
 class StagingWriter(AsyncClosing):
     """Stages records for any number of logs, under one identity.
 
-    Each `stage` ends the extents.  The ledger stays open across them, and a new one is begun when
-    it has the size or the age of a segment.
+    Each `stage` ends the extents.  A log that is renamed meanwhile gets its records, by its id, for
+    up to `NAMES_KEPT_S`; then its old name leads nowhere, or to another log.  The ledger stays open
+    across them, and a new one is begun when it has the size or the age of a segment.
     """
 
     def __init__(
@@ -105,6 +108,7 @@ class StagingWriter(AsyncClosing):
         self._config = config
         self._limits = SegmentLimits.of(config)
         self._logs: dict[str, LogMetadata] = {}
+        self._found_s = 0.0  # when the first of them was looked up
         self._configs: dict[str, LogConfig] = {}  # by log id, with the settings of the log
         self._schemas: dict[str, LogSchema] = {}  # likewise, of typed logs
         self._parts: dict[str, _Part] = {}
@@ -201,10 +205,17 @@ class StagingWriter(AsyncClosing):
         return self._logs[log]
 
     async def _find(self, names: Sequence[str]) -> None:
+        if not self._logs:
+            self._found_s = asyncio.get_running_loop().time()
         found = await self._context.logs.find_many(names)
         await self._read_settings(found)
         await self._read_schemas(found)
         self._logs.update(zip(names, found, strict=True))
+
+    def _forget_names(self) -> None:
+        """Look names up again now and then, between extents: others may have them by then."""
+        if asyncio.get_running_loop().time() - self._found_s >= NAMES_KEPT_S:
+            self._logs.clear()
 
     async def _read_settings(self, logs: Sequence[LogMetadata]) -> None:
         settings = await self._context.logs.read_settings_of(logs)
@@ -323,6 +334,7 @@ class StagingWriter(AsyncClosing):
             if lane.ledger is not None:
                 await self._guarded(lane.ledger.flush)
         parts, self._parts = self._parts, {}
+        self._forget_names()
         extents = [extent for log in sorted(parts) for extent in parts[log].extents]
         return extents
 
@@ -336,6 +348,7 @@ class StagingWriter(AsyncClosing):
             for extent in part.extents:
                 self._staged[extent.ledger_id] -= extent.last_entry_id + 1 - extent.first_entry_id
         self._parts = {}
+        self._forget_names()
         self._queued_bytes = 0
         for lane in self._lanes.values():
             lane.part = None
