@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from bookie.space.room import LOOK_DELAY_S, Room
-from dlcore.errors import BookieReadOnlyError, BookieUnavailableError
+from dlcore.errors import BookieReadOnlyError, BookieStorageError, BookieUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,10 +116,14 @@ class StorageStatus:
             raise
 
     def look(self) -> None:
-        """Look at the disk, and while it is full again and again."""
+        """Look at the disk, and while it is full or does not tell again and again."""
         if self.is_closed:
             return
-        self._room.look()
+        try:
+            self._room.look()
+        except BookieStorageError as error:
+            logger.warning("how much room the disk has is not known: %s", error)
+            self._timers.call_later(self._check_interval_s, self.look)
         if self.is_read_only:
             self._timers.call_later(self._check_interval_s, self.look)
         self._update_state()

@@ -142,6 +142,34 @@ def test_lacs_leave_what_is_kept_for_fences() -> None:
     run(main())
 
 
+def test_a_disk_that_does_not_tell_its_space_for_a_while_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Goal: a look that fails is not the last one: a bookie without writes would stay read-only."""
+
+    async def main() -> None:
+        disk = MemoryDisk(total_bytes=DISK_BYTES)
+        async with open_storage(disk, CONFIG) as storage:
+            await storage.writes.add_entry(make_frame(1, 0))
+            await until(lambda: disk.held_bytes == SPACE.held_bytes)
+            disk.fill()
+            storage.status.look()
+            assert storage.status.state is StorageState.READ_ONLY
+
+            def fail() -> DiskSpace:
+                raise BookieStorageError("cannot examine the disk")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(disk, "space", fail)
+                await until(lambda: "cannot examine the disk" in caplog.text)
+                with pytest.raises(BookieReadOnlyError):
+                    await storage.writes.add_entry(make_frame(1, 1))
+            disk.filler_bytes = 0
+            await until(lambda: storage.status.state is StorageState.WRITABLE)
+
+    run(main())
+
+
 def test_a_disk_that_others_fill_is_waited_for() -> None:
     """Goal: nothing is acknowledged and nothing fails; reads go on; room ends the wait."""
 
