@@ -11,7 +11,7 @@ import sys
 import time
 from collections import deque
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from uuid import uuid4
 
 import crc32c
@@ -21,11 +21,13 @@ from bookie.disks.real import RealDisk
 from bookie.files.format import RECORD_HEADER_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
     from bookie.disks.real import RealFile
+
+T = TypeVar("T")
 
 MIB = 1024 * 1024
 _BLOCK = os.urandom(MIB)
@@ -116,17 +118,39 @@ def bare_server(folder: Path) -> AbstractContextManager[Server]:
     return served("benchmarks.bare_server", folder)
 
 
+async def windowed_s(
+    sent: Iterable[asyncio.Future[T]],
+    *,
+    in_flight: int,
+    take: Callable[[T], object] = lambda _: None,
+) -> float:
+    """Return the time to send requests, so many not yet answered, and to `take` the answers.
+
+    They are sent as they are taken out of `sent`, and their answers taken in that order.
+    """
+    waiting: deque[asyncio.Future[T]] = deque()
+    started = time.perf_counter()
+    requests = iter(sent)
+    while True:
+        if len(waiting) == in_flight:
+            take(await waiting.popleft())
+        request = next(requests, None)
+        if request is None:
+            break
+        waiting.append(request)
+    for each in waiting:
+        take(await each)
+    return time.perf_counter() - started
+
+
 async def bare_write_rate(servers: Sequence[Server], *, total_bytes: int) -> float:
     """Return MB/s of sending the same bytes to each of the servers, which sum and write them."""
     clients = [await BareClient.connect(server.address) for server in servers]
-    waiting: deque[asyncio.Future[list[memoryview]]] = deque()
-    started = time.perf_counter()
-    for _ in range(total_bytes // MIB):
-        if len(waiting) == _BLOCKS_IN_FLIGHT:
-            await waiting.popleft()
-        waiting.append(asyncio.gather(*(client.ask(Ask.STORE, _BLOCK) for client in clients)))
-    await asyncio.gather(*waiting)
-    seconds = time.perf_counter() - started
+    stores = (
+        asyncio.gather(*(client.ask(Ask.STORE, _BLOCK) for client in clients))
+        for _ in range(total_bytes // MIB)
+    )
+    seconds = await windowed_s(stores, in_flight=_BLOCKS_IN_FLIGHT)
     for client in clients:
         client.close()
     return total_bytes / 1e6 / seconds
@@ -137,14 +161,8 @@ async def bare_add_rate(
 ) -> float:
     """Return MB/s of sending `bodies` one after the other, so many not yet answered."""
     client = await BareClient.connect(address)
-    waiting: deque[asyncio.Future[memoryview]] = deque()
-    started = time.perf_counter()
-    for body in bodies:
-        if len(waiting) == in_flight:
-            await waiting.popleft()
-        waiting.append(client.ask(kind, body))
-    await asyncio.gather(*waiting)
-    seconds = time.perf_counter() - started
+    adds = (client.ask(kind, body) for body in bodies)
+    seconds = await windowed_s(adds, in_flight=in_flight)
     client.close()
     return sum(map(len, bodies)) / 1e6 / seconds
 
@@ -177,18 +195,13 @@ async def _read_rate(
     asks: Sequence[bytes],
     take: Callable[[memoryview], None] = lambda _: None,
 ) -> float:
+    def check_and_take(chunk: memoryview) -> None:
+        assert len(chunk) == MIB
+        take(chunk)
+
     client = await BareClient.connect(address)
-    waiting: deque[asyncio.Future[memoryview]] = deque()
-    started = time.perf_counter()
-    for ask in asks:
-        if len(waiting) == _CHUNKS_AHEAD:
-            chunk = await waiting.popleft()
-            assert len(chunk) == MIB
-            take(chunk)
-        waiting.append(client.ask(kind, ask))
-    for each in waiting:
-        take(await each)
-    seconds = time.perf_counter() - started
+    chunks = (client.ask(kind, ask) for ask in asks)
+    seconds = await windowed_s(chunks, in_flight=_CHUNKS_AHEAD, take=check_and_take)
     client.close()
     return len(asks) * MIB / 1e6 / seconds
 

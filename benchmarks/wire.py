@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import os
 import time
-from collections import deque
 from typing import TYPE_CHECKING
 
 from benchmarks.bare_server import Ask
@@ -18,6 +16,7 @@ from benchmarks.limits import (
     bare_server,
     served,
     summed_read_rate,
+    windowed_s,
 )
 from benchmarks.logs import run
 from benchmarks.wire_server import BOOKIE, CLUSTER_ID
@@ -131,14 +130,8 @@ async def _add_rate(
         )
         for entry_id in range(count)
     ]
-    pending: deque[asyncio.Future[None]] = deque()
-    started = time.perf_counter()
-    for frame in frames:
-        if len(pending) == in_flight:
-            await pending.popleft()
-        pending.append(client.add_entry(BOOKIE, frame))
-    await asyncio.gather(*pending)
-    seconds = time.perf_counter() - started
+    adds = (client.add_entry(BOOKIE, frame) for frame in frames)
+    seconds = await windowed_s(adds, in_flight=in_flight)
     await client.aclose()
     return count * size / 1e6 / seconds
 
