@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 SEEDS ?= 2000
 SEEDS_MAX ?= 3000
 SECONDS ?= 600
-WORKERS ?= 2
+WORKERS ?= 3
 ONLY ?=
 ARGS ?=
 

@@ -40,35 +40,42 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-every_file = pytest.mark.parametrize("path", hand_written_files(), ids=name_of)
+@pytest.fixture(scope="module")
+def sources() -> dict[str, str]:
+    """The text of every file by its name."""
+    found = {name_of(path): path.read_text(encoding="utf-8") for path in hand_written_files()}
+    # A wrong root would let everything pass.
+    assert {"dlcore/errors.py", "tests/test_tidy.py"} <= found.keys()
+    return found
 
 
-def test_there_are_files_to_check() -> None:
-    """A wrong root would let everything pass."""
-    names = {name_of(path) for path in hand_written_files()}
-    assert {"dlcore/errors.py", "tests/test_tidy.py"} <= names
+@pytest.fixture(scope="module")
+def trees(sources: dict[str, str]) -> dict[str, ast.Module]:
+    """The syntax tree of every file by its name."""
+    return {name: ast.parse(source) for name, source in sources.items()}
 
 
-@every_file
-def test_file_opens_with_one_sentence_and_fits(path: Path) -> None:
-    """A module says first what lives in it, and is short enough to be read at once."""
-    source = path.read_text(encoding="utf-8")
-    line_count = source.count("\n")
-    assert line_count <= FILE_LINES_MAX, f"{name_of(path)} has {line_count} lines"
-    docstring = ast.get_docstring(ast.parse(source))
-    assert docstring, f"{name_of(path)} has no docstring"
-    first_paragraph = docstring.split("\n\n")[0]
-    assert first_paragraph.rstrip().endswith((".", ":")), (
-        f"{name_of(path)} does not open with a sentence: {first_paragraph!r}"
-    )
+def test_files_open_with_one_sentence(trees: dict[str, ast.Module]) -> None:
+    """A module says first what lives in it."""
+    opened = {
+        name: (ast.get_docstring(tree) or "").split("\n\n")[0] for name, tree in trees.items()
+    }
+    assert not {
+        name: first for name, first in opened.items() if not first.rstrip().endswith((".", ":"))
+    }
 
 
-@every_file
-def test_functions_fit_on_a_screen(path: Path) -> None:
+def test_files_can_be_read_at_once(sources: dict[str, str]) -> None:
+    """A longer one has more than one subject."""
+    lengths = {name: source.count("\n") for name, source in sources.items()}
+    assert not {name: lines for name, lines in lengths.items() if lines > FILE_LINES_MAX}
+
+
+def test_functions_fit_on_a_screen(trees: dict[str, ast.Module]) -> None:
     """Lines of a function count without its docstring."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
     too_long = [
-        f"{name_of(path)}:{node.lineno} {node.name} has {lines} lines"
+        f"{name}:{node.lineno} {node.name} has {lines} lines"
+        for name, tree in trees.items()
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         if (lines := function_line_count(node)) > FUNCTION_LINES_MAX
@@ -86,12 +93,15 @@ def function_line_count(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return lines
 
 
-@every_file
-def test_words(path: Path) -> None:
+@pytest.mark.parametrize("unwanted", [UNFINISHED, FOREIGN_WORDS], ids=["unfinished", "foreign"])
+def test_words(sources: dict[str, str], unwanted: re.Pattern[str]) -> None:
     """No unfinished work is left marked, and each thing has one word."""
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        assert not UNFINISHED.search(line), f"{name_of(path)}:{number}: {line.strip()}"
-        assert not FOREIGN_WORDS.search(line), f"{name_of(path)}:{number}: {line.strip()}"
+    assert not [
+        f"{name}:{number}: {line.strip()}"
+        for name, source in sources.items()
+        for number, line in enumerate(source.splitlines(), start=1)
+        if unwanted.search(line)
+    ]
 
 
 def test_every_room_has_a_subject() -> None:
@@ -102,11 +112,9 @@ def test_every_room_has_a_subject() -> None:
     assert not nameless
 
 
-def test_no_module_is_dead() -> None:
+def test_no_module_is_dead(trees: dict[str, ast.Module]) -> None:
     """Each module of a package is imported by another file, or is an entry point."""
-    imported: set[str] = set()
-    for path in hand_written_files():
-        imported |= imported_modules(ast.parse(path.read_text(encoding="utf-8")))
+    imported = set[str]().union(*map(imported_modules, trees.values()))
     dead = []
     for path in hand_written_files():
         relative = path.relative_to(ROOT)

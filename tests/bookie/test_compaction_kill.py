@@ -10,10 +10,11 @@ from pathlib import Path
 
 from bookie.config import CompactionConfig, GarbageConfig
 from bookie.disks.real import RealDisk
+from tests.fixtures.lengths import amount
 from tests.fixtures.storage import make_frame, open_storage, read_all, small_config
 
 ROOT = Path(__file__).resolve().parents[2]
-KILLS = 4
+KILLS = amount(4, sampled=2)
 CONFIG = small_config(
     file_bytes_max=10_000,
     garbage=GarbageConfig(age_ms=0),

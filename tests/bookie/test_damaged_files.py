@@ -29,7 +29,7 @@ CONFIG = small_config(file_bytes_max=20_000, batch_bytes_max=8192)
 SECTORS = (512, 4096)
 SEALED = "0000000002.log"
 _WORKERS = 8
-SAMPLE = 48
+SAMPLE = 24
 Content = dict[str, bytes]
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS_MAX = 2000
-ONE_IN = 8
+ONE_IN = 16
 """Of how many steps one is taken in a sample."""
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LEDGER = 7
 ONE_FILE = small_config(file_bytes_max=2**20)
 FIRST = "0000000001.log"
-SAMPLE = 40
+SAMPLE = 20
 HEADER_BYTES = 60 + 4  # fixed part and checksum; the first file lists no others
 RECORD_BYTES = RECORD_HEADER_BYTES + len(make_frame(LEDGER, 1))
 

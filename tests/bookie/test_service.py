@@ -127,7 +127,7 @@ def test_a_connection_without_the_right_handshake_ends(
         HEADER.pack(0xD10B, 2, 0, 2**32 - 1, 0, 2, 0),
         HEADER.pack(0xD10B, 3, 0, 16, 0, 2, 0) + bytes(16),  # a wrong checksum
     ],
-    ids=str,
+    ids=lambda message: str(message)[:80],
 )
 def test_a_message_without_sense_ends_the_connection_and_not_the_bookie(
     tmp_path: Path, message: Message | bytes

@@ -9,11 +9,12 @@ import sys
 from pathlib import Path
 
 from bookie.disks.real import RealDisk
+from tests.fixtures.lengths import amount
 from tests.fixtures.storage import make_frame, open_storage, read_all, small_config
 
 ROOT = Path(__file__).resolve().parents[2]
 LEDGERS = 4
-KILLS = 5
+KILLS = amount(5, sampled=2)
 
 WRITER = """
 import asyncio, pathlib, sys

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 CONFIG = small_config(file_bytes_max=2000, batch_bytes_max=1000)
 NEWEST = "0000000002.log"
 WORKERS = 8
-CUTS = 60
+CUTS = 30
 FOOTER_STEP = 7
 """A footer is one record: it is whole or torn, wherever it was cut."""
 

@@ -23,9 +23,9 @@ from tests.simulation.workload import run_seed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SEED_COUNT = amount(400, sampled=60)
-SEEDS_PER_TEST = 20
-TRACED_SEEDS = amount(5, sampled=2)
+SEED_COUNT = amount(400, sampled=20)
+SEEDS_PER_TEST = 10
+TRACED_SEEDS = amount(5, sampled=1)
 
 
 @pytest.fixture(autouse=True)

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dlcore.ledger.writing.append import LedgerAppender
+from tests.fixtures.lengths import amount
 from tests.simulation import coverage
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.runner import run_many, run_some
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+SEEDS = amount(12, sampled=4)
 
 
 @pytest.fixture(autouse=True)
@@ -25,9 +28,9 @@ def _quiet() -> Iterator[None]:
 
 def test_a_search_runs_in_other_processes_and_counts(capsys: pytest.CaptureFixture[str]) -> None:
     """Seeds, faults and coverage of all processes are in one report, and the result is 0."""
-    assert run_many(range(12), jobs=2, keep_going=False) == 0
+    assert run_many(range(SEEDS), jobs=2, keep_going=False) == 0
     text = capsys.readouterr().out
-    assert "12 seeds in" in text
+    assert f"{SEEDS} seeds in" in text
     assert "seeds a second" in text
     assert "bookie dies" in text
     assert "LedgerAppender" in text
@@ -36,8 +39,8 @@ def test_a_search_runs_in_other_processes_and_counts(capsys: pytest.CaptureFixtu
 def test_a_failed_seed_is_kept_with_its_story() -> None:
     """The checker's name, how to replay it, and the history of the ledger that went wrong."""
     with MUTANTS["acks_before_earlier_entries"]():
-        tally = run_some(range(30))
-    assert tally.seeds == 30
+        tally = run_some(range(SEEDS))
+    assert tally.seeds == SEEDS
     assert tally.failures
     failure = tally.failures[0]
     assert failure.invariant in failure.explanation

@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 
 from dlspark import DistributedLogDataSource
 from dlspark.batch import DlogWriter
+from tests.fixtures.lengths import sample
 from tests.fixtures.spark import committed_version, list_staged, message_of
 from tests.fixtures.waiting import wait_until
 
@@ -99,11 +100,14 @@ def test_empty_frame(spark: SparkSession, logs: LogBench) -> None:
 
 @pytest.mark.parametrize(
     ("column", "words"),
-    [
-        ("value", "'value' is null in 1 of"),
-        ("txid", "'txid' is null in 1 of"),
-        ("log", "'log' is null in 1 of"),
-    ],
+    sample(
+        [
+            ("value", "'value' is null in 1 of"),
+            ("txid", "'txid' is null in 1 of"),
+            ("log", "'log' is null in 1 of"),
+        ],
+        1,
+    ),
 )
 def test_null_is_refused_and_nothing_written(
     spark: SparkSession, logs: LogBench, column: str, words: str
@@ -124,7 +128,7 @@ def test_negative_txids_are_refused(spark: SparkSession, logs: LogBench) -> None
     assert "orderBy" not in message
 
 
-@pytest.mark.parametrize("partitions", [1, 3])
+@pytest.mark.parametrize("partitions", sample([3, 1], 1))
 def test_unsorted_txids_are_refused(spark: SparkSession, logs: LogBench, partitions: int) -> None:
     """Within a task, and between tasks; the advice is to sort."""
     log = logs.create()

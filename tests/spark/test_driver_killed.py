@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 
     from tests.fixtures.spark import LogBench
 
-pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.integration,
+    pytest.mark.timeout(900),
+    pytest.mark.prove,  # `test_failed_commit_is_retried_once` has both moments without a kill
+]
 TIMEOUT_S = 180
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.fixtures.lengths import sample
 from tests.fixtures.spark import message_of
 
 if TYPE_CHECKING:
@@ -29,14 +30,20 @@ def rows(spark: SparkSession, columns: str = "'a' AS value") -> DataFrame:
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [
-        ({"startingOffset": "earliest"}, ["unknown option", "startingoffset", "startingOffsets?"]),
-        ({"startingOffsets": "3:17"}, ["startingOffsets='3:17'", "3:17:0"]),
-        ({"logs": "a,b"}, ["exactly one", "log and logs"]),
-        ({"failOnDataLoss": "1"}, ["failOnDataLoss='1'", "true or false"]),
-        ({"uri": "zk://x"}, ["uri='zk://x'", "distributedlog://"]),
-        ({"txnVersion": "1"}, ["txnversion", "for writing"]),
-    ],
+    sample(
+        [
+            (
+                {"startingOffset": "earliest"},
+                ["unknown option", "startingoffset", "startingOffsets?"],
+            ),
+            ({"startingOffsets": "3:17"}, ["startingOffsets='3:17'", "3:17:0"]),
+            ({"logs": "a,b"}, ["exactly one", "log and logs"]),
+            ({"failOnDataLoss": "1"}, ["failOnDataLoss='1'", "true or false"]),
+            ({"uri": "zk://x"}, ["uri='zk://x'", "distributedlog://"]),
+            ({"txnVersion": "1"}, ["txnversion", "for writing"]),
+        ],
+        2,
+    ),
 )
 def test_wrong_read_option_at_load(
     spark: SparkSession, options: dict[str, str], words: list[str]
@@ -78,16 +85,19 @@ def test_end_of_a_stream(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("columns", "options", "words"),
-    [
-        ("'a' AS key", {}, ["no column 'key'"]),
-        ("1L AS txid", {}, ["'value' is missing"]),
-        ("1 AS value", {}, ["'value' is int", "string or binary"]),
-        ("'a' AS value, 1 AS txid", {}, ["'txid' is int", "bigint"]),
-        ("'a' AS value, 'b' AS dlsn", {}, ["'dlsn' is string"]),
-        ("'a' AS value", {"log": None}, ["the log to write to is missing", "column log"]),
-        ("'a' AS value", {"txnAppId": "x"}, ["txnVersion is missing"]),
-        ("'a' AS value", {"mergeSchema": "true"}, ["unknown option mergeschema"]),
-    ],
+    sample(
+        [
+            ("'a' AS key", {}, ["no column 'key'"]),
+            ("1L AS txid", {}, ["'value' is missing"]),
+            ("1 AS value", {}, ["'value' is int", "string or binary"]),
+            ("'a' AS value, 1 AS txid", {}, ["'txid' is int", "bigint"]),
+            ("'a' AS value, 'b' AS dlsn", {}, ["'dlsn' is string"]),
+            ("'a' AS value", {"log": None}, ["the log to write to is missing", "column log"]),
+            ("'a' AS value", {"txnAppId": "x"}, ["txnVersion is missing"]),
+            ("'a' AS value", {"mergeSchema": "true"}, ["unknown option mergeschema"]),
+        ],
+        3,
+    ),
 )
 def test_wrong_write(
     spark: SparkSession, columns: str, options: dict[str, str | None], words: list[str]

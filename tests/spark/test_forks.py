@@ -136,6 +136,7 @@ def test_a_script(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.prove
 def test_a_notebook(sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kernel has threads and a loop of its own."""
     for key, value in spark_environment().items():

@@ -69,7 +69,7 @@ def wait_for_batch(query: StreamingQuery, checkpoint: Path, number: int) -> None
 @pytest.mark.timeout(600)
 def test_a_batch_written_to_a_hundred_logs(logs: LogBench, tmp_path: Path) -> None:
     """Each write of `foreachBatch` is an append of its own; their records share ledgers."""
-    source, targets = logs.create("in"), create_many(logs, amount(100, sampled=6))
+    source, targets = logs.create("in"), create_many(logs, amount(100, sampled=4))
 
     def take(batch: DataFrame, batch_id: int) -> None:
         def write(log: str) -> None:
@@ -96,7 +96,7 @@ def test_a_batch_written_to_a_hundred_logs(logs: LogBench, tmp_path: Path) -> No
 @pytest.mark.timeout(600)
 def test_rows_that_choose_among_a_thousand_logs(logs: LogBench, tmp_path: Path) -> None:
     """A batch with a row for each of them is one append."""
-    source, targets = logs.create("in"), create_many(logs, amount(1000, sampled=150))
+    source, targets = logs.create("in"), create_many(logs, amount(1000, sampled=50))
     prefix = targets[0][:-4]
     number = F.explode(F.sequence(F.lit(0), F.lit(len(targets) - 1)))
     rows = logs.stream(log=source, startingOffsets="earliest").select("value", number.alias("n"))

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.fixtures.lengths import sample
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -21,7 +23,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.integration]
 SETTING = "spark.sql.python.filterPushdown.enabled"
 
 
-@pytest.fixture(params=["false", "true"])
+@pytest.fixture(params=sample(["true", "false"], 1))
 def pushdown(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[bool]:
     """Set it for a test."""
     spark.conf.set(SETTING, request.param)

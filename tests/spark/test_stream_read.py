@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dlcore.ids import DLSN
+from tests.fixtures.lengths import sample
 from tests.fixtures.spark import message_of
 from tests.fixtures.waiting import wait_until
 
@@ -177,7 +178,7 @@ def test_failed_first_batch_with_records_is_replayed_exactly(logs: LogBench, sin
 
 
 @pytest.mark.parametrize(
-    "start", [{"startingTxid": "10"}, {"startingTimestamp": "2100-01-01"}], ids=["txid", "time"]
+    "start", sample([{"startingTxid": "10"}, {"startingTimestamp": "2100-01-01"}], 1)
 )
 def test_start_beyond_the_end_is_refused(logs: LogBench, sink: Sink, start: dict[str, str]) -> None:
     """What comes next may be below it; the error says how far the log is."""

@@ -21,6 +21,7 @@ from pyspark.sql import functions as F
 from dlcore.records import LogRecord
 from dlspark import DistributedLogDataSource, in_batch
 from dlspark.stream import DlogStreamWriter
+from tests.fixtures.lengths import amount, sample
 from tests.fixtures.spark import committed_version, list_staged, message_of
 from tests.fixtures.waiting import wait_until
 
@@ -102,17 +103,19 @@ def test_stream_over_restarts(logs: LogBench, tmp_path: Path) -> None:
     source, target = logs.create("in"), logs.create("out")
     frame = logs.stream(log=source, startingOffsets="earliest")
     query = start(logs, frame, tmp_path, log=target)
-    for batch in range(8):
+    batches = amount(8, sampled=3)
+    for batch in range(batches):
         append(logs, source, range(batch * 10, batch * 10 + 10))
         wait_for(logs, query, target, batch * 10 + 10)
     stop(query)
-    append(logs, source, range(80, 100))
+    records_count = batches * 10 + 20
+    append(logs, source, range(batches * 10, records_count))
     query = start(logs, frame, tmp_path, log=target)
-    wait_for(logs, query, target, 100)
+    wait_for(logs, query, target, records_count)
     stop(query)
     records = logs.read(target)
-    assert [record.payload for record in records] == as_bytes(range(100))
-    assert [record.txid for record in records] == list(range(100))
+    assert [record.payload for record in records] == as_bytes(range(records_count))
+    assert [record.txid for record in records] == list(range(records_count))
     assert {record.dlsn.lssn for record in records} == {1}
     # Each worker process keeps its ledger open: at most one for each of two cores and each run.
     assert len(ledgers_of(logs, target)) <= 4
@@ -257,7 +260,7 @@ def test_foreach_batch_writes_once(logs: LogBench, tmp_path: Path) -> None:
     assert logs.payloads(target) == as_bytes(range(40))
 
 
-@pytest.mark.parametrize("survived", [1, 3])
+@pytest.mark.parametrize("survived", sample([3, 1], 1))
 def test_writes_to_one_log_in_a_batch(logs: LogBench, tmp_path: Path, survived: int) -> None:
     """All are kept, once, wherever the batch failed; a write to another log does not count."""
     source, target, other = logs.create("in"), logs.create("out"), logs.create("other")
@@ -434,7 +437,7 @@ def test_threads_write_to_logs_of_their_own(logs: LogBench, tmp_path: Path) -> N
         assert logs.payloads(target) == as_bytes(range(20))
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", sample([2, 1], 1))
 def test_threads_that_write_to_one_log(logs: LogBench, tmp_path: Path, threads: int) -> None:
     """Their writes have no order: the query fails, and so does each repetition of the batch.
 
