@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dlcore._blocking import Blocking
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     import pyarrow as pa
 
@@ -77,15 +77,15 @@ class StagedAppend(Blocking):
         return self._call(self._append.stage())
 
     def commit(
-        self, extents: Sequence[StagedExtent] | None = None, *, replaces: bool = False
+        self, extents: Sequence[StagedExtent] | None = None, *, replaces: Collection[str] = ()
     ) -> CommitResult:
         """Append `extents`, or what was written here, to their logs: all or nothing.
 
-        With `replaces` what the logs held before is truncated in the same transaction.
+        What the logs named by `replaces` held before is truncated in the same transaction.
 
         Raises: AppendAbortedError, TransactionTooLargeError, DuplicateAppendError,
             AppendSupersededError, AppendMismatchError, OwnershipAcquireFailedError,
-            TransactionIdOutOfOrderError, MetadataError.
+            LogNotFoundError, TransactionIdOutOfOrderError, MetadataError.
         """
         return self._call(self._append.commit(extents, replaces=replaces))
 

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql.datasource import InputPartition
 
+from dlcore import ScanRange
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from dlcore.ids import DLSN
-    from dlcore.sync import LogSnapshot, ScanRange
+    from dlcore.sync import LogSnapshot
     from dlspark.options import Division
 
 PARTITIONS_BEFORE_GROUPING = 64
@@ -36,9 +38,17 @@ class DlogPartition(InputPartition):
         super().__init__(None)
         self.scans = tuple(scans)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # Spark pickles all partitions of a read in one process.
+        return _unpacked, (ScanRange.pack(self.scans),)
+
     def __repr__(self) -> str:
         parts = ", ".join(f"{scan.log} {scan.start} … {scan.end}" for scan in self.scans)
         return f"DlogPartition({parts})"
+
+
+def _unpacked(packed: bytes) -> DlogPartition:
+    return DlogPartition(ScanRange.unpack(packed))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

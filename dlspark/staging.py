@@ -87,7 +87,7 @@ def commit_staged(
         messages: what the tasks returned.
         options: of the write.
         begun_ns: when the write began, by the monotonic clock of this machine.
-        replaces: truncate what the log held before, in the same transaction.
+        replaces: truncate what the log of the options held before, in the same transaction.
 
     Raises:
         AppendMismatchError: a query goes on from a checkpoint that is not the latest of it.
@@ -106,10 +106,10 @@ def commit_staged(
             "the column 'txid' is null in all rows of some tasks, and in none of others: leave it "
             "out to have transaction ids assigned, or fill it in every row; nothing was written"
         )
-    if append.is_unique and not extents:
-        if replaces:
-            _empty(options)
+    if append.is_unique and not extents and not replaces:
         return
+    replaced = [options.log] if replaces and options.log is not None else []
+    assert len(replaced) == replaces, "only a log that is named is overwritten"
     with (
         _advice_on_txids(),
         _advice_on_duplicates(append),
@@ -127,9 +127,7 @@ def commit_staged(
             strict=append.is_stream,
         ) as staged,
     ):
-        result = staged.commit(extents, replaces=replaces)
-    if replaces and not extents and not result.already_committed:
-        _empty(options)
+        result = staged.commit(extents, replaces=replaced)
     if result.already_committed:
         logger.info(
             "append=%s version=%d was committed before, skipped", append.identity, append.version
@@ -138,14 +136,6 @@ def commit_staged(
         logger.info(
             "append=%s version=%d committed: %s", append.identity, append.version, result.logs
         )
-
-
-def _empty(options: WriteOptions) -> None:
-    """Truncate all that the log holds, since no rows take its place."""
-    assert options.log is not None, "only a log that is named is overwritten"
-    namespace = open_shared_namespace(options.address)
-    with namespace.open_log(options.log) as manager:
-        manager.truncate(manager.get_snapshot().end)
 
 
 def abort_staged(

@@ -292,7 +292,7 @@ def test_an_append_that_replaces_tidies_the_log_by_its_id() -> None:
         append = await namespace.begin_append("job", 1)
         await append.write_batch("clicks", PAYLOADS)
         await log.rename("visits")
-        await append.commit(replaces=True)
+        await append.commit(replaces=["visits"])
         await namespace.tidied()
         head = (await namespace.log_context.logs.read(LogKey(name="", log_id=log.log_id))).head
         assert head.first_lssn == head.max_lssn

@@ -150,6 +150,8 @@ def test_partitions_are_picklable_and_readable() -> None:
     again = pickle.loads(pickle.dumps(partition))
     assert again.scans == partition.scans
     assert repr(again) == "DlogPartition(clicks 1:0:0 … 1:5:0)"
+    (many,) = plan(scans_of((3,) * 1000))
+    assert len(pickle.dumps(many)) < 50_000, "extents and their ledgers travel packed"
 
 
 @settings(max_examples=150)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import datetime
 import logging
 import sys
-from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -286,8 +285,9 @@ def test_overwrite_replaces_what_the_log_held(bench: Bench) -> None:
     overwrite(b"never", b"seen")  # the same version again
     assert bench.payloads() == [b"a", b"b"]
     writer = bench.source(log=bench.log).writer(VALUES, overwrite=True)
-    append = batch_identity(options, {}, token=uuid4().hex)
-    writer.commit([StagedTask(append=replace(append, is_unique=True), partition_id=0, extents=[])])
+    plain = WriteOptions.parse({"uri": bench.uri, "log": bench.log}, Mode.BATCH)
+    append = batch_identity(plain, {}, token=uuid4().hex)
+    writer.commit([StagedTask(append=append, partition_id=0, extents=[])])
     assert bench.payloads() == []
 
 

@@ -81,6 +81,40 @@ def test_insert_into_a_temporary_view(
     assert len(logs.payloads(log)) == 7
 
 
+def test_insert_overwrite(spark: SparkSession, logs: LogBench, table: tuple[str, str]) -> None:
+    """Of a view the rows take the place of what was there, also if there are none.
+
+    A table of the catalog is refused, and its log keeps what it holds.
+    """
+    name, log = table
+    spark.sql(
+        f"CREATE OR REPLACE TEMPORARY VIEW over_log USING dlog OPTIONS (uri '{logs.uri}', "
+        f"log '{log}')"
+    )
+    text = message_of(lambda: spark.sql(f"INSERT OVERWRITE {name} TABLE over_log"))
+    assert "insert into a temporary view" in text
+    assert len(logs.payloads(log)) == 5
+    one = "SELECT CAST('a' AS BINARY) AS value"
+    spark.sql(f"INSERT OVERWRITE TABLE over_log BY NAME {one}")
+    assert logs.payloads(log) == [b"a"]
+    spark.sql(f"INSERT OVERWRITE over_log BY NAME {one} WHERE false")
+    assert logs.payloads(log) == []
+
+
+def test_create_table_as_select(spark: SparkSession, logs: LogBench) -> None:
+    """Refused in words that say what works: no row is written, and no table is left."""
+    log = logs.create("sql")
+    text = message_of(
+        lambda: spark.sql(
+            f"CREATE TABLE t_ctas USING dlog OPTIONS (uri '{logs.uri}', log '{log}') "
+            "AS SELECT CAST('a' AS BINARY) AS value"
+        )
+    )
+    assert "insert into a temporary view" in text
+    assert not spark.catalog.tableExists("t_ctas")
+    assert logs.payloads(log) == []
+
+
 def test_catalog_create_table_and_temporary_view(spark: SparkSession, logs: LogBench) -> None:
     """A table by the catalog's own face, with options for reading; a view for this session."""
     log = logs.create("sql")

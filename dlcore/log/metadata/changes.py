@@ -383,6 +383,17 @@ def _extent_of(log: str, staged: StagedExtent, head: LogHead, *, now_ms: int) ->
     )
 
 
+def plan_empty(paths: LogPaths, at: VersionedHead) -> tuple[Op, ...]:
+    """Return the operations that truncate all that a log holds, as an append of nothing would.
+
+    Raises:
+        EndOfStreamError: the log is sealed.
+    """
+    require_unsealed(at)
+    change = plan_truncate(paths, at, at.head.end_dlsn)
+    return () if change is None else change.ops
+
+
 def plan_truncate(paths: LogPaths, at: VersionedHead, dlsn: DLSN) -> Change | None:
     """Truncate all below `dlsn`, which is not beyond the log's end; None: nothing changes."""
     head = at.head

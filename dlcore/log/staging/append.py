@@ -33,7 +33,7 @@ from dlcore.errors import (
     OwnershipAcquireFailedError,
     TransactionTooLargeError,
 )
-from dlcore.log.metadata.changes import SegmentLimits, plan_append
+from dlcore.log.metadata.changes import SegmentLimits, plan_append, plan_empty
 from dlcore.log.metadata.commits import Decision, Verdict, decide
 from dlcore.log.metadata.staged import (
     StagedNode,
@@ -161,7 +161,8 @@ class StagedAppend(AsyncClosing):
         self._tried = Decision(Verdict.APPEND)
         self._plan_tried = _Plan()
         self._aborted = False
-        self._replaces = False
+        self._replaces: dict[str, str] = {}
+        """The names of these logs, by id."""
 
     def __repr__(self) -> str:
         return f"<StagedAppend {self._identity!r} version={self._version}>"
@@ -177,13 +178,14 @@ class StagedAppend(AsyncClosing):
         await self._writer.write_batch(log, batch)
 
     async def commit(
-        self, extents: Sequence[StagedExtent] | None = None, *, replaces: bool = False
+        self, extents: Sequence[StagedExtent] | None = None, *, replaces: Collection[str] = ()
     ) -> CommitResult:
         """Append `extents`, in the given order per log: all or nothing, once.
 
         Args:
             extents: what to append; None for what this append's own writers hold.
-            replaces: truncate what the logs held before, in the same transaction.
+            replaces: the names of logs of which all that they held before is truncated in the same
+                transaction; those among them that no extent is for are empty afterwards.
 
         Raises:
             AppendAbortedError: it was aborted, staged data is gone, or one of the logs is.
@@ -195,6 +197,7 @@ class StagedAppend(AsyncClosing):
                 version was committed to other logs.
             OwnershipAcquireFailedError: a writer owned one of the logs during `lock_timeout_s`.
             EndOfStreamError: one of the logs is sealed.
+            LogNotFoundError: there is no log of a name in `replaces`.
             TransactionIdOutOfOrderError: the extents' own transaction ids do not follow the log's.
             MetadataConnectionError: whether it was committed is unknown; calling again tells.
         """
@@ -203,7 +206,9 @@ class StagedAppend(AsyncClosing):
             if extents is None:
                 extents = await self.stage()
             _check_extents(extents, self._staged_as)
-            self._replaces = replaces
+            found = [await self._context.logs.find(name) for name in sorted(replaces)]
+            self._replaces = {log.log_id: log.name for log in found}
+            require_few_logs(self._names(extents))
             # Remembered here too, for the record that tells of it may be removed now.
             self._result = await self._commit(extents)
             await self._context.tidier.submit(f"tidying after {self!r}", self._tidy)
@@ -259,7 +264,7 @@ class StagedAppend(AsyncClosing):
     ) -> Decision:
         """Decide by the record that was read; raise if the version is another append's."""
         record = self._record_of(node)
-        logs = {extent.log_id: extent.log for extent in extents}
+        logs = self._names(extents)
         decision = decide(
             record,
             version=self._version,
@@ -295,7 +300,7 @@ class StagedAppend(AsyncClosing):
         """
         paths = self._context.paths
         ledger_ids = sorted({extent.ledger_id for extent in extents})
-        log_ids = sorted({extent.log_id for extent in extents})
+        log_ids = sorted(self._names(extents))
         wanted = [
             paths.commit(self._identity),
             *(paths.staged_ledger(ledger_id) for ledger_id in ledger_ids),
@@ -389,10 +394,18 @@ class StagedAppend(AsyncClosing):
         for log, part in parts.items():
             at = await self._appendable(log, found)
             paths = self._context.logs.paths_of(log)
+            if not part:
+                ops += plan_empty(paths, at)
+                continue
             settings = self._context.logs.settings_of(log, found.settings[log.log_id])
             limits = SegmentLimits.of(self._config.with_settings(settings))
             change, first, end = plan_append(
-                paths, at, part, now_ms=now_ms, limits=limits, replaces=self._replaces
+                paths,
+                at,
+                part,
+                now_ms=now_ms,
+                limits=limits,
+                replaces=log.log_id in self._replaces,
             )
             ops += change.ops
             logs |= dict.fromkeys((extent.log for extent in part), (first, end))
@@ -405,8 +418,8 @@ class StagedAppend(AsyncClosing):
 
     def _by_log(self, extents: Sequence[StagedExtent]) -> dict[LogKey, list[StagedExtent]]:
         """Return the extents of each log, the logs by name; by its id a log is one log."""
-        parts: dict[str, list[StagedExtent]] = {}
-        ids: dict[str, str] = {}
+        parts: dict[str, list[StagedExtent]] = {log_id: [] for log_id in self._replaces}
+        ids = {name: log_id for log_id, name in self._replaces.items()}
         for extent in extents:
             parts.setdefault(extent.log_id, []).append(extent)
             if ids.setdefault(extent.log, extent.log_id) != extent.log_id:
@@ -415,10 +428,15 @@ class StagedAppend(AsyncClosing):
                     f"two logs {extent.log!r} (ids {ids[extent.log]}, {extent.log_id}), for it was "
                     "renamed or deleted, and created again, meanwhile: stage them again"
                 )
+        names = self._names(extents)
         return {
-            LogKey(name=part[0].log, log_id=log_id): part
-            for log_id, part in sorted(parts.items(), key=lambda item: item[1][0].log)
+            LogKey(name=names[log_id], log_id=log_id): parts[log_id]
+            for log_id in sorted(parts, key=lambda log_id: names[log_id])
         }
+
+    def _names(self, extents: Sequence[StagedExtent]) -> dict[str, str]:
+        """Return the logs that it concerns: their names by id."""
+        return self._replaces | {extent.log_id: extent.log for extent in extents}
 
     async def _appendable(self, log: LogKey, found: _Found) -> VersionedHead:
         """Return the log's head if nobody writes to it."""
@@ -533,7 +551,6 @@ def _name_some(logs: Collection[str]) -> str:
 
 
 def _check_extents(extents: Sequence[StagedExtent], staged_as: str) -> None:
-    require_few_logs({extent.log_id for extent in extents})
     taken: dict[int, list[StagedExtent]] = {}
     for extent in extents:
         if extent.identity != staged_as:

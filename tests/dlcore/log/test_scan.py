@@ -107,6 +107,8 @@ def test_all_values_are_picklable() -> None:
     assert pickle.loads(pickle.dumps(SNAPSHOT)) == SNAPSHOT
     ranges = SNAPSHOT.scans(SNAPSHOT.first, SNAPSHOT.end)
     assert pickle.loads(pickle.dumps(ranges)) == ranges
+    packed = ScanRange.pack(ranges * 100)
+    assert ScanRange.unpack(packed) == tuple(ranges * 100)
 
 
 def test_edges_within_entries() -> None:
