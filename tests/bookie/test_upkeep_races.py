@@ -91,6 +91,38 @@ def test_damage_elsewhere_does_not_keep_a_damaged_file_open(is_idle: bool) -> No
     run(main())
 
 
+def test_a_fence_is_kept_by_a_ledger_that_is_deleted_while_an_entry_is_repaired() -> None:
+    """Goal: the replacement of a damaged entry brings back all that its ledger was told.
+
+    Method: the fence is in a file that goes while the damaged copy, in another, is looked at.
+    """
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        async with open_storage(disk, CONFIG) as storage:
+            await storage.reads.read_lac(1, fence=True)
+            while not storage.core.files.numbers():
+                await storage.writes.add_entry(make_frame(DOOMED, disk.steps))
+            (fence_file,) = storage.core.files.numbers()
+            await storage.writes.add_entry(make_frame(1, 0), is_recovery=True)
+            await storage.writes.add_entry(make_frame(2, 0))
+            while len(storage.core.files.numbers()) < 2:
+                await storage.writes.add_entry(make_frame(DOOMED, disk.steps))
+            assert damage(disk, storage, 1, 0) != fence_file
+            dropping = asyncio.create_task(storage.core.files.drop_dead())
+            repairing = storage.writes.add_entry(make_frame(1, 0), is_recovery=True)
+            for ledger_id in (1, DOOMED):
+                storage.core.ledgers[ledger_id].is_deleted = True
+            assert fence_file in await dropping
+            await repairing
+        async with open_storage(disk, CONFIG) as storage:
+            assert await storage.reads.read_entry(1, 0, fence=False) == make_frame(1, 0)
+            with pytest.raises(LedgerFencedError):
+                await storage.writes.add_entry(make_frame(1, 1))
+
+    run(main())
+
+
 def test_a_ledger_deleted_and_used_again_within_a_pass_keeps_its_file() -> None:
     """Goal: entries and fences that a pass left out are looked at again before the file goes.
 
