@@ -1,9 +1,6 @@
 """The read half of the entry log: finding entries and reading them, verified.
 
 Looking up does not wait, but for the footer of a sealed file that is not in memory; reading does.
-Sealed files are opened when needed, and the most recently used ones stay open with their footers,
-because a big disk holds more files than a process may have descriptors, and more footers than it
-has memory.
 
 An entry may be held twice: once compaction has copied it, or once its first copy was found damaged.
 The newest durable copy is the one that counts.  The file of an older one may be dropped at any
@@ -13,7 +10,7 @@ time, so whoever finds its file gone looks again.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,7 +22,6 @@ from bookie.files.format import (
     file_name,
     read_record_header,
 )
-from bookie.files.index import LedgerEntries, SealedIndex, read_footer
 from bookie.files.listed_ranges import RangePage, joined_ranges
 from bookie.files.read_runs import decode_at, read_run, runs_of
 from dlcore.errors import (
@@ -39,8 +35,9 @@ from dlcore.wire.digest import EntryFrame, is_sound
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from bookie.disks.port import Disk, DiskFile
     from bookie.files.damage import DamageLog
+    from bookie.files.index import LedgerEntries
+    from bookie.files.sealed_handles import SealedHandles
     from bookie.ledger_state import LedgerState
     from dlcore.wire.frames import FrameRun
 
@@ -59,80 +56,28 @@ _FOUND_MAX = 64
 """Places looked up and not yet read from, of readers who are expected to go on; 100 KB each."""
 
 
-class FooterPlace(NamedTuple):
-    """Where a sealed file's footer is, and what its checksum starts from."""
-
-    offset: int
-    seed: int
-
-
-class _Footer(NamedTuple):
-    """A footer in memory, and its bytes there."""
-
-    entries: SealedIndex
-    size: int
-
-
 class EntryReader:
     """Finds and reads entries of sealed and unsealed files.
 
     Args:
-        disk: where the files are.
         log: the files not yet sealed.
+        handles: all files, and the footers of sealed ones.
         ledgers: which sealed files may hold what.
-        damage: told of every entry and footer found damaged.
-        open_files_max: sealed files kept open.
-        footer_bytes_max: of footers kept in memory (the last one used always is).
+        damage: told of every entry found damaged.
     """
 
     def __init__(
         self,
-        disk: Disk,
         log: EntryLog,
+        handles: SealedHandles,
         ledgers: Mapping[int, LedgerState],
         damage: DamageLog,
-        *,
-        open_files_max: int,
-        footer_bytes_max: int,
     ) -> None:
-        self._disk = disk
         self._log = log
+        self._handles = handles
         self._ledgers = ledgers
         self._damage = damage
-        self._open_files_max = open_files_max
-        self._footer_bytes_max = footer_bytes_max
-        self._places: dict[int, FooterPlace] = {}
-        self._open: OrderedDict[int, DiskFile] = OrderedDict()
-        self._footers: OrderedDict[int, _Footer] = OrderedDict()
-        self._footer_bytes = 0
         self._found: OrderedDict[tuple[int, int, int], EntryRun] = OrderedDict()
-
-    def add_sealed(self, number: int, *, footer_offset: int, seed: int) -> None:
-        """Take note of a sealed file; `seed` is that of its header."""
-        self._places[number] = FooterPlace(footer_offset, seed)
-
-    def place(self, number: int) -> FooterPlace | None:
-        """Return where the footer of a sealed file is; None if there is no such file (any more)."""
-        return self._places.get(number)
-
-    def forget(self, number: int) -> None:
-        """Let go of a file that is about to be deleted."""
-        del self._places[number]
-        self.let_go(number)
-
-    def let_go(self, number: int) -> None:
-        """Close a sealed file, and take its footer from the disk at the next use."""
-        file = self._open.pop(number, None)
-        if file is not None:
-            file.close()
-        footer = self._footers.pop(number, None)
-        if footer is not None:
-            self._footer_bytes -= footer.size
-
-    def close(self) -> None:
-        """Close every sealed file."""
-        for number in list(self._open.keys() | self._footers.keys()):
-            self.let_go(number)
 
     def find(self, ledger_id: int, entry_id: int) -> Location | None:
         """Return where the entry is, durable or not."""
@@ -263,7 +208,7 @@ class EntryReader:
 
     async def _read_all(self, ledger_id: int, run: EntryRun) -> FrameRun | None:
         """Return the verified frames of a run that is durable; None if not all can be had."""
-        file = self._file(run.file_number)
+        file = self._handles.file(run.file_number)
         if file is None:
             return None
         start = int(run.offsets[0])
@@ -349,43 +294,17 @@ class EntryReader:
         """
         proven: set[int] = set()
         while (number := self._unproven(ledger_id, entry_id, proven)) is not None:
-            footer = await self.read_footer(number)
+            footer = await self._handles.read_footer(number)
             proven.add(number)
             if footer is None:
                 continue
             entries = footer.entries(ledger_id)
             if entries is None or any(entries.between(entry_id, entry_id, 1)):
-                self.let_go(number)
+                self._handles.let_go(number)
                 raise BookieStorageError(
                     f"entry {ledger_id}:{entry_id} cannot be called absent: the footer of "
                     f"{file_name(number)} is damaged"
                 )
-
-    async def read_footer(self, number: int) -> SealedIndex | None:
-        """Return the verified footer as it is on the disk now; None if the file was dropped.
-
-        Raises:
-            BookieStorageError: it is damaged or cannot be read.
-        """
-        place = self._places.get(number)
-        if place is None:
-            return None
-        footer = None
-        reason = ""
-        file = self._disk.open(file_name(number))
-        try:
-            data = await file.read(place.offset, max(0, file.size - place.offset))
-            footer = await self._disk.compute(
-                read_footer, data, offset=place.offset, number=number, seed=place.seed
-            )
-        except BookieStorageError as error:
-            reason = f": {error}"
-        finally:
-            file.close()
-        if footer is None and number in self._places:
-            self.let_go(number)
-            raise self._footer_is_damaged(number, reason)
-        return footer
 
     async def read(self, locations: Sequence[Location]) -> list[memoryview]:
         """Return the verified frames at `locations`, which are durable.
@@ -404,12 +323,14 @@ class EntryReader:
         It has a checksum of its own, so it tells what was stored even if that cannot be read.
         """
         number = location.file_number
-        file = self._file(number)
+        file = self._handles.file(number)
         if file is None:
             return None
         unsealed = self._log.durable_part(number)
         if unsealed is None:
-            header = FileHeader(number, {}, 0, self._places[number].seed)
+            place = self._handles.place(number)
+            assert place is not None  # else it was dropped, and not open
+            header = FileHeader(number, {}, 0, place.seed)
         else:
             header = unsealed[0]
         start = location.offset - RECORD_HEADER_BYTES
@@ -424,14 +345,14 @@ class EntryReader:
 
     async def _read_run(self, run: list[Location]) -> list[memoryview]:
         number = run[0].file_number
-        file = self._file(number)
+        file = self._handles.file(number)
         if file is None:
             return [await self._read_again(location) for location in run]
         frames: list[memoryview] = []
         for location, found in zip(run, await read_run(file, run), strict=True):
             if isinstance(found, EntryFrame):
                 frames.append(memoryview(found.data))
-            elif self._file(number) is not file:  # it was closed in the middle
+            elif self._handles.file(number) is not file:  # it was closed in the middle
                 return await self._read_run(run)
             else:
                 self.note_damaged(location)
@@ -500,58 +421,11 @@ class EntryReader:
         for lowest, number, entries in sources:
             if entries is not None:
                 yield lowest, number, entries
-            elif number in self._places:  # else it was dropped just now
+            elif self._handles.place(number) is not None:  # else it was dropped just now
                 yield lowest, number, self._sealed_entries(number, ledger_id)
 
     def _sealed_entries(self, number: int, ledger_id: int) -> LedgerEntries:
-        entries = self.footer(number).entries(ledger_id)
+        entries = self._handles.footer(number).entries(ledger_id)
         if entries is None:
             raise BookieStorageError(f"{file_name(number)}: its footer lost ledger {ledger_id}")
         return entries
-
-    def _file(self, number: int) -> DiskFile | None:
-        """Return the open file; None if it was dropped."""
-        file = self._log.file(number)
-        if file is not None:
-            return file
-        file = self._open.get(number)
-        if file is not None:
-            self._open.move_to_end(number)
-            return file
-        if number not in self._places:
-            return None
-        file = self._open[number] = self._disk.open(file_name(number))
-        while len(self._open) > self._open_files_max:
-            self._open.popitem(last=False)[1].close()
-        return file
-
-    def footer(self, number: int) -> SealedIndex:
-        """Return the footer of a sealed file, from memory or from the disk.
-
-        Raises:
-            BookieStorageError: it is damaged or cannot be read.
-        """
-        cached = self._footers.get(number)
-        if cached is not None:
-            self._footers.move_to_end(number)
-            return cached.entries
-        place = self._places[number]
-        file = self._file(number)
-        assert file is not None  # it is one of _places
-        size = max(0, file.size - place.offset)
-        try:
-            data = file.read_now(place.offset, size)
-        except BookieStorageError as error:
-            raise self._footer_is_damaged(number, f": {error}") from error
-        index = read_footer(data, offset=place.offset, number=number, seed=place.seed)
-        if index is None:
-            raise self._footer_is_damaged(number, "")
-        self._footers[number] = _Footer(index, size)
-        self._footer_bytes += size
-        while self._footer_bytes > self._footer_bytes_max and len(self._footers) > 1:
-            self._footer_bytes -= self._footers.popitem(last=False)[1].size
-        return index
-
-    def _footer_is_damaged(self, number: int, reason: str) -> BookieStorageError:
-        self._damage.note_footer(number)
-        return BookieStorageError(f"the footer of {file_name(number)} is damaged{reason}")

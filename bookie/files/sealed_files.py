@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from bookie.disks.port import Disk
     from bookie.files.damage import DamageLog
     from bookie.files.entry_log import EntryLog
-    from bookie.files.entry_reader import EntryReader
     from bookie.files.index import FileIndex
+    from bookie.files.sealed_handles import SealedHandles
     from bookie.ledger_state import LedgerState
 
 logger = logging.getLogger(__name__)
@@ -44,13 +44,13 @@ class SealedFiles:
         self,
         disk: Disk,
         log: EntryLog,
-        reader: EntryReader,
+        handles: SealedHandles,
         ledgers: dict[int, LedgerState],
         damage: DamageLog,
     ) -> None:
         self._disk = disk
         self._log = log
-        self._reader = reader
+        self._handles = handles
         self._ledgers = ledgers
         self._damage = damage
         self._files: dict[int, _SealedFile] = {}
@@ -71,7 +71,7 @@ class SealedFiles:
 
         The states of its ledgers know of it already: see `note_sealed`.
         """
-        self._reader.add_sealed(number, footer_offset=records_end, seed=seed)
+        self._handles.add(number, footer_offset=records_end, seed=seed)
         self._files[number] = _SealedFile(size, size - records_end)
         self.stored_bytes += size
 
@@ -81,7 +81,7 @@ class SealedFiles:
         Until this is over its index must be in use, and others may be at work meanwhile.
         """
         number = index.number
-        self._reader.add_sealed(number, footer_offset=records_end, seed=seed)
+        self._handles.add(number, footer_offset=records_end, seed=seed)
         for position, summary in enumerate(index.summaries(), 1):
             note_sealed(self._ledgers, number, [summary])
             if position % _LEDGERS_AT_A_TIME == 0:
@@ -164,7 +164,7 @@ class SealedFiles:
         self._log.append_garbage(list(dropped))
         self._undeleted.update(dropped)
         for number in dropped:
-            self._reader.forget(number)
+            self._handles.forget(number)
         self._damage.forget_files(dropped)
         return dropped
 
@@ -179,7 +179,7 @@ class SealedFiles:
         state = self._ledgers.get(ledger_id)
         if state is None:
             return
-        gone = {number for number in state.files() if self._reader.place(number) is None}
+        gone = {number for number in state.files() if self._handles.place(number) is None}
         if gone:
             state.forget_files(gone)
         if (

@@ -13,6 +13,7 @@ from bookie.files.entry_reader import EntryReader
 from bookie.files.format import owner_digest
 from bookie.files.replay import open_entry_log
 from bookie.files.sealed_files import SealedFiles
+from bookie.files.sealed_handles import SealedHandles
 from bookie.files.unsealed import EntryLogEvents
 from bookie.ledger_state import LedgerState, note_sealed
 from bookie.membership.given_ids import GivenIds
@@ -99,16 +100,16 @@ class LedgerStorage:
         self._log = EntryLog(
             disk, config, opened, owner=owner, new_life=clock.new_token, events=events
         )
-        reader = EntryReader(
+        handles = SealedHandles(
             disk,
             self._log,
-            ledgers,
             damage,
             open_files_max=config.open_files_max,
             footer_bytes_max=config.footer_bytes_max,
         )
-        files = SealedFiles(disk, self._log, reader, ledgers, damage)
-        core = StorageCore(disk, self._log, reader, files, ledgers, damage)
+        reader = EntryReader(self._log, handles, ledgers, damage)
+        files = SealedFiles(disk, self._log, handles, ledgers, damage)
+        core = StorageCore(disk, self._log, handles, reader, files, ledgers, damage)
         _take_opened(opened, core)
         self.core = core
         self.status = StorageStatus(core, config, self._timers)
@@ -150,7 +151,7 @@ class LedgerStorage:
             self._writer.cancel()
             await asyncio.wait([self._writer])
             self.followers.wake_all()
-            self.core.reader.close()
+            self.core.handles.close()
             self._log.close_files()
         if not self._writer.cancelled():
             self._writer.result()

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from bookie.files.entry_log import EntryLog
     from bookie.files.entry_reader import EntryReader
     from bookie.files.sealed_files import SealedFiles
+    from bookie.files.sealed_handles import SealedHandles
 
 
 class StorageCore(NamedTuple):
@@ -20,6 +21,7 @@ class StorageCore(NamedTuple):
 
     disk: Disk
     log: EntryLog
+    handles: SealedHandles
     reader: EntryReader
     files: SealedFiles
     ledgers: dict[int, LedgerState]

@@ -160,7 +160,7 @@ class Compactor:
 
     async def _compact(self, load: FileLoad, report: CompactionReport) -> None:
         number = load.number
-        footer = await self._core.reader.read_footer(number)
+        footer = await self._core.handles.read_footer(number)
         if footer is None:
             raise _Abandoned("it was dropped meanwhile")
         await self._core.log.flush()  # what is newer and counts must be durable
@@ -233,7 +233,7 @@ class Compactor:
     ) -> None:
         """Note which of the entries of `ledgers`, each with its rows, a newer file holds, too."""
         try:
-            footer = await self._core.reader.read_footer(newer)
+            footer = await self._core.handles.read_footer(newer)
         except BookieStorageError:
             return  # a copy that cannot be found counts for nothing
         if footer is None:

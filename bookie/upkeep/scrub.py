@@ -138,13 +138,13 @@ class Scrubber:
 
     async def _scrub_sealed(self, number: int, file: DiskFile, report: ScrubReport) -> bool:
         """Return whether header and footer are whole (or the file is gone)."""
-        place = self._core.reader.place(number)
+        place = self._core.handles.place(number)
         if place is None:
             return True
         header = await self._header(number, file)
         footer = None
         try:
-            footer = await self._core.reader.read_footer(number)
+            footer = await self._core.handles.read_footer(number)
         except BookieStorageError as error:
             logger.warning("scrubbing: %s", error)
         if number not in self._core.files:
@@ -269,8 +269,8 @@ class Scrubber:
                 await file.truncate(part.end)
             rewrite = partial(file.rewrite, part.end, footer)
             await write_with_room(self._core.disk, len(footer), rewrite)
-            self._core.reader.let_go(number)
-            await self._core.reader.read_footer(number)
+            self._core.handles.let_go(number)
+            await self._core.handles.read_footer(number)
         except BookieStorageError as error:
             logger.warning("cannot make the footer of %s again: %s", file_name(number), error)
             return

@@ -113,7 +113,7 @@ def held_bytes(storage: LedgerStorage) -> tuple[int, int]:
     sealed: dict[tuple[int, int], int] = {}
     twice = 0
     for number in storage.core.files.numbers():
-        ledger_ids, entry_ids, _, sizes = storage.core.reader.footer(number).columns()
+        ledger_ids, entry_ids, _, sizes = storage.core.handles.footer(number).columns()
         for ledger_id, entry_id, size in zip(ledger_ids, entry_ids, sizes, strict=True):
             key = int(ledger_id), int(entry_id)
             if key[0] != DOOMED:
@@ -341,9 +341,9 @@ def test_one_bad_entry_and_one_bad_footer_stop_nothing() -> None:
             files = len(storage.core.files.numbers())
             bad_entry_file = damage(disk, storage, 1, 0)
             bad_footer_file = next(each for each in storage.core.files.numbers() if each > 2)
-            place = storage.core.reader.place(bad_footer_file)
+            place = storage.core.handles.place(bad_footer_file)
             assert place is not None
-            storage.core.reader.let_go(bad_footer_file)
+            storage.core.handles.let_go(bad_footer_file)
             disk.corrupt(file_name(bad_footer_file), place.offset + 60, b"\xff\xff")
             report = await storage.upkeep.compact()
             assert report.files_compacted == files - 2

@@ -26,9 +26,9 @@ def test_a_range_looks_only_at_the_footers_it_has_come_to() -> None:
                 storage, 1, first_entry_id=0, last_entry_id=ENTRIES - 1, chunk_bytes=1
             )
             assert [bytes(frame) for frame in await anext(chunks)] == [make_frame(1, 0)]
-            looked_at = len(storage.core.reader._footers)
+            looked_at = len(storage.core.handles._footers)
             rest = [bytes(frame) async for chunk in chunks for frame in chunk]
             assert rest == [make_frame(1, entry_id) for entry_id in range(1, ENTRIES)]
-            assert looked_at < len(storage.core.reader._footers) / 3 < file_count / 2
+            assert looked_at < len(storage.core.handles._footers) / 3 < file_count / 2
 
     run(main())

@@ -124,10 +124,10 @@ def test_a_damaged_footer_is_made_again() -> None:
         async with open_storage(disk, CONFIG) as storage:
             await fill(storage)
             before = bytes(disk._names[file_name(1)].cache)
-            place = storage.core.reader.place(1)
+            place = storage.core.handles.place(1)
             assert place is not None
             for offset in (place.offset + 5, place.offset + 60, len(before) - 1):
-                storage.core.reader.close()
+                storage.core.handles.close()
                 flip(disk, 1, offset)
                 with pytest.raises(BookieStorageError, match="footer"):
                     await storage.reads.read_entry(1, 0, fence=False)
@@ -137,7 +137,7 @@ def test_a_damaged_footer_is_made_again() -> None:
                 assert await storage.reads.read_entry(1, 0, fence=False) == make_frame(1, 0)
                 assert not storage.core.damage.footers
             inode = disk._names[file_name(1)]
-            storage.core.reader.close()
+            storage.core.handles.close()
             inode.truncate(place.offset + 7)
             report = await storage.upkeep.scrub()
             assert report.footers_made_again == 1
@@ -153,9 +153,9 @@ def test_a_crash_while_a_footer_is_made_again_leaves_it_mendable() -> None:
         disk = MemoryDisk(random.Random(step))
         async with open_storage(disk, CONFIG) as storage:
             await fill(storage)
-            place = storage.core.reader.place(1)
+            place = storage.core.handles.place(1)
             assert place is not None
-            storage.core.reader.close()
+            storage.core.handles.close()
             flip(disk, 1, place.offset + 60)
             disk.crash_at_step = disk.steps + step
             await storage.upkeep.scrub()
@@ -180,10 +180,10 @@ def test_a_footer_and_a_record_damaged_in_one_file_stay_unknown() -> None:
         async with open_storage(disk, CONFIG) as storage:
             await fill(storage)
             found = storage.core.reader.find(1, 0)
-            place = storage.core.reader.place(1)
+            place = storage.core.handles.place(1)
             assert found is not None
             assert place is not None
-            storage.core.reader.close()
+            storage.core.handles.close()
             flip(disk, 1, found.offset + 50)
             flip(disk, 1, place.offset + 60)
             report = await storage.upkeep.scrub()
@@ -208,13 +208,13 @@ def test_damage_in_two_files_of_one_ledger_ends_no_pass() -> None:
             for number in range(60):
                 await storage.writes.add_entry(make_frame(1, number % 2 * 30 + number // 2))
             found = storage.core.reader.find(1, 1)
-            place = storage.core.reader.place(2)
+            place = storage.core.handles.place(2)
             assert found is not None
             assert place is not None
             flip(disk, found.file_number, found.offset + 50)
             flip(disk, 2, place.offset - 3)
             flip(disk, 2, place.offset + 60)
-            storage.core.reader.close()
+            storage.core.handles.close()
             report = await storage.upkeep.scrub()
             assert report.damaged_files == [found.file_number, 2]
             assert report.files_scrubbed == len(storage.core.files.numbers()) + 1

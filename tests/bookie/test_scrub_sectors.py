@@ -96,7 +96,7 @@ def test_without_a_footer_nothing_behind_the_damage_can_be_told(also: str) -> No
         disk = MemoryDisk()
         async with open_storage(disk, CONFIG) as storage:
             await fill(storage)
-            place = storage.core.reader.place(1)
+            place = storage.core.handles.place(1)
             assert place is not None
             if also == "a lost sector":
                 disk.lose_sector(file_name(1), place_of(storage, 40).offset)
@@ -121,7 +121,7 @@ def test_a_file_that_cannot_be_opened_is_reported() -> None:
         disk = MemoryDisk()
         async with open_storage(disk, CONFIG) as storage:
             await fill(storage)
-            storage.core.reader.close()
+            storage.core.handles.close()
             disk._names.pop(file_name(1))
             report = await storage.upkeep.scrub()
             assert (report.damaged_files, report.files_scrubbed) == ([1], 1)
@@ -167,11 +167,11 @@ def test_a_footer_is_made_again_over_records_larger_than_a_read() -> None:
         disk = MemoryDisk()
         async with open_storage(disk, LARGE) as storage:
             await fill_large(storage)
-            place = storage.core.reader.place(1)
+            place = storage.core.handles.place(1)
             assert place is not None
             before = bytes(disk._names[file_name(1)].cache)
             disk.flip(file_name(1), place.offset + 60, 0x20)
-            storage.core.reader.close()
+            storage.core.handles.close()
             assert (await storage.upkeep.scrub()).footers_made_again == 1
             assert bytes(disk._names[file_name(1)].cache) == before
 
@@ -190,10 +190,10 @@ def test_files_that_are_dropped_while_they_are_read_are_not_damaged(rounds: int)
             sealed = storage.core.files.numbers()
             assert sealed == [1, 2]
             for number in sealed:
-                place = storage.core.reader.place(number)
+                place = storage.core.handles.place(number)
                 assert place is not None
                 disk.flip(file_name(number), place.offset + 60, 0x20)
-            storage.core.reader.close()
+            storage.core.handles.close()
             scrubbing = asyncio.create_task(storage.upkeep.scrub())
             for _ in range(rounds):
                 await asyncio.sleep(0)

@@ -163,11 +163,11 @@ def test_a_rotted_footer_hides_no_entry(is_open: bool, hidden_id: int) -> None:
             assert location is not None
             path = directory / file_name(location.file_number)
             data = path.read_bytes()
-            offset = storage.core.reader._places[location.file_number].offset
+            offset = storage.core.handles._places[location.file_number].offset
             position = data.index(struct.pack("<q", 3), offset)
             if not is_open:
                 assert await storage.reads.read_entry(1, 29, fence=False)
-                storage.core.reader.close()
+                storage.core.handles.close()
             with path.open("r+b") as file:
                 file.seek(position)
                 file.write(struct.pack("<q", hidden_id))

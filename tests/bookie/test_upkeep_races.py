@@ -219,7 +219,7 @@ def test_scrubbing_for_days_does_not_keep_compaction_from_freeing_space() -> Non
             files = storage.core.files.numbers()
             await delete(storage, DOOMED)
             bad = damage(disk, storage, 1, 0)
-            place = storage.core.reader.place(bad)
+            place = storage.core.handles.place(bad)
             assert place is not None
             disk.flip(file_name(bad), place.offset + 60, 0x20)
             scrubbing = asyncio.create_task(storage.upkeep.scrub())
@@ -245,7 +245,7 @@ def test_a_footer_that_failed_to_be_read_once_is_not_damaged_for_ever() -> None:
                     make_frame(1 if entry_id % 5 == 0 else DOOMED, entry_id)
                 )
             await delete(storage, DOOMED)
-            storage.core.reader.let_go(1)
+            storage.core.handles.let_go(1)
             disk.read_error = "busy"
             with pytest.raises(BookieStorageError):
                 await storage.reads.read_entry(1, 0, fence=False)

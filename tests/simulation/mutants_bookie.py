@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 from bookie.files.entry_reader import EntryReader
 from bookie.files.index import SealedIndex
+from bookie.files.sealed_handles import SealedHandles
 from bookie.ledger_state import LedgerState
 from bookie.storage.followers import Followers
 from bookie.storage.reads import Reads
@@ -196,12 +197,12 @@ def followers_are_never_forgotten() -> Iterator[None]:
 def open_files_are_not_counted() -> Iterator[None]:
     """#1757: sealed files that were read stay open, however many they are."""
 
-    def keep(self: EntryReader, number: int) -> DiskFile | None:
+    def keep(self: SealedHandles, number: int) -> DiskFile | None:
         with patch.object(self, "_open_files_max", 1 << 30):
             return file(self, number)
 
-    file = EntryReader._file
-    with patch.object(EntryReader, "_file", keep):
+    file = SealedHandles.file
+    with patch.object(SealedHandles, "file", keep):
         yield
 
 

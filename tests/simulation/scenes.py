@@ -241,7 +241,7 @@ async def damaged_footer(act: Act) -> None:
     storage = bookie.storage
     assert storage is not None
     number = rng.choice(storage.core.files.numbers())
-    place = storage.core.reader.place(number)
+    place = storage.core.handles.place(number)
     assert place is not None
     name = file_name(number)
     bookie.disk.flip(name, rng.randrange(place.offset, bookie.disk.size_of(name)), 1)
