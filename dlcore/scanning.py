@@ -5,6 +5,8 @@ The metadata store is asked only after a read failed, to learn where entries are
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import random
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
@@ -22,7 +24,9 @@ from dlcore.errors import (
     LogNotFoundError,
 )
 from dlcore.ledger.client import LedgerClient
+from dlcore.log.metadata.values import LogKey
 from dlcore.log.reading.scan_driver import scan_range
+from dlcore.log.reading.snapshot import LogFollower
 from dlcore.namespace import Namespace, open_namespace
 
 if TYPE_CHECKING:
@@ -44,6 +48,7 @@ class ScanClients:
         self._addresses: dict[BookieId, str] = {}
         self._clients: dict[str, LedgerClient] = {}
         self._namespaces: dict[str, Namespace] = {}
+        self._opening = asyncio.Lock()
         self._closers: list[_Closer] = []
 
     def client_of(self, cluster_id: str, addresses: Mapping[BookieId, str]) -> LedgerClient:
@@ -79,12 +84,13 @@ class ScanClients:
 
     async def fresh_namespace(self, uri: str) -> Namespace:
         """Return the namespace at `uri`, to ask how things stand now."""
-        namespace = self._namespaces.get(uri)
-        if namespace is None:
-            namespace = await open_namespace(uri, client_config=self._config, tls=self._tls)
-            self._namespaces[uri] = namespace
-            self._closers.append(namespace.aclose)
-        return namespace
+        async with self._opening:  # many scans fail at once
+            namespace = self._namespaces.get(uri)
+            if namespace is None:
+                namespace = await open_namespace(uri, client_config=self._config, tls=self._tls)
+                self._namespaces[uri] = namespace
+                self._closers.append(namespace.aclose)
+            return namespace
 
     async def aclose(self) -> None:
         """Close every connection."""
@@ -108,8 +114,7 @@ async def scan(
     Args:
         scans: ranges of a snapshot.
         uri: of the namespace; it is opened only after a read failed, to learn where entries and
-            bookies
-            are now.  Without it such a failure is final.
+            bookies are now.  Without it such a failure is final.
         config: how bookies are talked to.
         clients: connections to use, which stay open; by default new ones, closed at the end.
         tls: how those are encrypted, and whom they trust; None: not at all.
@@ -161,12 +166,9 @@ async def _scan_one(
 
 async def _plan_again(part: ScanRange, namespace: Namespace, error: DLError) -> ScanRange:
     """Return a range by where its entries are now: other bookies, or the ledger of a merge."""
-    try:
-        async with await namespace.open_log(part.log) as log:
-            snapshot = await log.get_snapshot()
-    except LogNotFoundError:
-        snapshot = None
-    if snapshot is not None and snapshot.log_id == part.log_id:
+    log = LogKey(name=part.log, log_id=part.log_id)  # it may have another name by now
+    with contextlib.suppress(LogNotFoundError):
+        snapshot = await LogFollower(namespace.log_context, log).take()
         scans = snapshot.scans(part.start, part.end)
         if len(scans) == 1 and scans[0].start == part.start:
             return scans[0]

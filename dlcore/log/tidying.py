@@ -68,3 +68,7 @@ class Tidier:
             logger.warning("%d jobs of tidying are left to others", self._jobs.qsize())
         self._worker.cancel()
         await asyncio.gather(self._worker, return_exceptions=True)
+        while not self._jobs.empty():  # so that nobody waits for ever to hand one over
+            self._jobs.get_nowait()
+            self._jobs.task_done()
+            await asyncio.sleep(0)

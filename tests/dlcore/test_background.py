@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dlcore.background import BackgroundTasks, told_to_callers
+from dlcore.log import tidying
 from dlcore.log.tidying import Tidier
 from tests.fixtures.aio import run
 
@@ -111,5 +112,28 @@ def test_a_defect_of_one_job_keeps_no_other_from_being_tidied(
         await tidier.aclose()
         assert done == [1]
         assert "the first job failed" in caplog.text
+
+    run(scenario())
+
+
+def test_who_waits_to_hand_a_job_over_is_let_go_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A job that never ends holds up others for a time, and nobody for ever."""
+    monkeypatch.setattr(tidying, "_JOBS_MAX", 2)
+    monkeypatch.setattr(tidying, "_PATIENCE_S", 0.01)
+
+    async def scenario() -> None:
+        tidier = Tidier()
+
+        async def job() -> None:
+            await asyncio.Event().wait()
+
+        async with asyncio.TaskGroup() as submitting:
+            for number in range(9):
+                submitting.create_task(tidier.submit(f"job {number}", job))
+            await asyncio.sleep(0)
+            await tidier.aclose()
+        await tidier.settled()
 
     run(scenario())

@@ -23,6 +23,8 @@ from dlcore.errors import (
 )
 from dlcore.ids import DLSN
 from dlcore.ledger.client import LedgerClient
+from dlcore.ledger.metadata.store import LedgerStore
+from dlcore.log.reading.snapshot import LedgerCache, LogFollower
 from dlcore.metadata.memory import MemoryTree
 from dlcore.namespace import open_namespace
 from dlcore.records import LogRecord
@@ -35,8 +37,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from dlcore.ids import BookieId
+    from dlcore.ledger.metadata.store import VersionedLedger
     from dlcore.log.manager import DistributedLogManager
-    from dlcore.metadata.port import Versioned
+    from dlcore.metadata.paths import NamespacePaths
+    from dlcore.metadata.port import MetadataStore, Versioned
     from dlcore.namespace import Namespace
 
 
@@ -265,6 +269,106 @@ def test_a_scan_of_what_is_gone_meanwhile_says_so(change: str) -> None:
             [b async for b in scan(scans, uri="memory", clients=PlannedClients(namespace))]
         with pytest.raises(LedgerReadError):
             [b async for b in scan(scans, clients=PlannedClients(namespace))]
+
+    on_namespace(body)
+
+
+def test_a_scan_finds_its_log_under_another_name() -> None:
+    """It was renamed since it was planned, and another has its name."""
+
+    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+        await namespace.create_log("clicks")
+        log = await namespace.open_log("clicks")
+        async with await log.open_writer() as writer:
+            await writer.write(LogRecord(1, b"a"))
+        snapshot = await log.get_snapshot()
+        scans = snapshot.scans(snapshot.first, snapshot.end)
+        await log.rename("visits")
+        await namespace.create_log("clicks")
+        found = [b async for b in scan(scans, uri="memory", clients=PlannedClients(namespace))]
+        assert [b.batch["payload"].to_pylist() for b in found] == [[b"a"]]
+
+    on_namespace(body)
+
+
+def test_snapshots_of_one_log_that_several_ask_for() -> None:
+    """It comes and goes: each gets the same answer, and it is watched once."""
+
+    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+        async def ask() -> list[bool]:
+            asked = (namespace.get_snapshots(["clicks"], fresh=True) for _ in range(3))
+            return [each["clicks"] is not None for each in await asyncio.gather(*asked)]
+
+        def watches() -> int:
+            heads = cluster.paths.heads
+            return sum(watch.path.startswith(heads) for watch in cluster.stores["a"]._watches)
+
+        await namespace.create_log("clicks")
+        assert await ask() == [True] * 3
+        assert watches() == 1
+        await namespace.delete_log("clicks")
+        assert await ask() == [False] * 3
+        assert watches() == 0
+
+    on_namespace(body)
+
+
+class LateLedgerStore(LedgerStore):
+    """Answers two questions at once."""
+
+    def __init__(self, store: MetadataStore, paths: NamespacePaths) -> None:
+        super().__init__(store, paths)
+        self._left = 2
+        self._may_answer = asyncio.Event()
+
+    async def read_many(self, ledger_ids: Sequence[int]) -> list[VersionedLedger | None]:
+        """Return what is stored, later."""
+        found = await super().read_many(ledger_ids)
+        self._left -= 1
+        if not self._left:
+            self._may_answer.set()
+        await self._may_answer.wait()
+        return found
+
+
+def test_an_older_head_does_not_hide_a_later_one() -> None:
+    """A call that read it before another call did comes to its end after that one."""
+
+    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+        await namespace.create_log("clicks")
+        log = await namespace.open_log("clicks")
+        follower = LogFollower(namespace.log_context, log._log)
+        follower.watch()
+        early = await namespace.log_context.logs.read(log._log)
+        async with await log.open_writer() as writer:
+            await writer.write(LogRecord(1, b"a"))
+        assert not (await follower.take()).is_empty
+        assert not (await follower.take_at(early)).is_empty
+        known = follower.unchanged()
+        assert known is not None
+        assert not known.is_empty
+
+    on_namespace(body)
+
+
+def test_ledgers_that_are_read_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than are kept: none is taken for gone because another's took its place."""
+    monkeypatch.setattr("dlcore.log.reading.snapshot._LEDGERS_KEPT_MAX", 1)
+
+    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+        await namespace.create_log("clicks")
+        log = await namespace.open_log("clicks")
+        for txid in range(6):
+            async with await log.open_writer() as writer:
+                await writer.write(LogRecord(txid, b"a"))
+        segments = await log.get_log_segments()
+        ids = [extent.ledger_id for segment in segments for extent in segment.extents]
+        cache = LedgerCache(LateLedgerStore(cluster.stores["a"], cluster.paths))
+        first = asyncio.create_task(cache.read(dict.fromkeys(ids[:3], 0)))
+        for _ in range(10):  # it has asked
+            await asyncio.sleep(0)
+        assert list(await cache.read(dict.fromkeys(ids[3:], 0))) == ids[3:]
+        assert list(await first) == ids[:3]
 
     on_namespace(body)
 

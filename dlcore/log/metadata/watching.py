@@ -9,6 +9,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from dlcore.background import BackgroundTasks
 from dlcore.closing import AsyncClosing
 from dlcore.errors import AlreadyClosedError, CorruptMetadataError, DLError
 from dlcore.log.metadata.listing import read_names
@@ -50,7 +51,7 @@ class LogWatch(AsyncClosing):
         self._wake = asyncio.Event()
         self._taking = asyncio.Lock()
         self._end: str | None = None
-        self._listeners: set[asyncio.Task[None]] = set()
+        self._listeners = BackgroundTasks()
         context.open_objects.add(self)
         self._unsubscribe = [
             context.store.watch(context.paths.log_bucket(bucket), partial(self._mark, bucket))
@@ -144,9 +145,7 @@ class LogWatch(AsyncClosing):
         callback is logged.
         """
         self._require_open()
-        task = asyncio.create_task(self._tell(callback), name=f"log-watch-{self._prefix}")
-        self._listeners.add(task)
-        task.add_done_callback(self._listeners.discard)
+        self._listeners.start(self._tell(callback), name=f"log-watch-{self._prefix}")
 
     async def _tell(self, callback: Callable[[list[LogChange]], None]) -> None:
         while True:
@@ -171,9 +170,7 @@ class LogWatch(AsyncClosing):
             unsubscribe()
         self._unsubscribe = []
         self._wake.set()
-        for task in self._listeners:
-            task.cancel()
-        await asyncio.gather(*self._listeners, return_exceptions=True)
+        await self._listeners.aclose()
 
     async def aclose(self) -> None:
         """Stop watching; a loop over the changes ends."""

@@ -189,7 +189,8 @@ class Fetcher:
         heard_at = self._bookies_heard_at
         if heard_at is not None and self._loop.time() - heard_at >= timeout_s:
             lost.append("the bookies that it follows")
-        return (MetadataConnectionError if self._metadata_lost_at else BookieUnavailableError)(
+        kind = BookieUnavailableError if self._metadata_lost_at is None else MetadataConnectionError
+        return kind(
             f"log {self._state.name!r}: a reader that waits for records has heard nothing of "
             f"{' and '.join(lost)} for {timeout_s:g} s"
         )

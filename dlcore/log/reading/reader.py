@@ -323,7 +323,7 @@ class AsyncLogReader(AsyncClosing):
                 self._rows, self._position = self._decode_unbroken(entry), entry.place.end
                 continue
             if self._fetcher.error is not None:
-                raise self._fetcher.error
+                raise self._fetcher.error.with_traceback(None)  # else it grows with each call
             if self._fetcher.has_ended:
                 raise EndOfStreamError(f"log {self._name!r} is sealed and was read to its end")
             if non_blocking or (until_caught_up and not await self._fetcher.has_more()):

@@ -52,7 +52,7 @@ class LedgerCache:
         self._ledgers = ledgers
         self._known: OrderedDict[int, tuple[LedgerMetadata, int]] = OrderedDict()
         self._wanted: dict[int, int] = {}
-        self._reading: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[dict[int, LedgerMetadata]] | None = None
         self._reads = BackgroundTasks(told_to_callers)  # who may have left
 
     async def read(self, wanted: Mapping[int, int]) -> dict[int, LedgerMetadata]:
@@ -70,11 +70,11 @@ class LedgerCache:
                 self._wanted[ledger_id] = max(last, self._wanted.get(ledger_id, last))
             if self._reading is None:
                 self._reading = self._reads.start(self._read_wanted(), name="ledger-cache")
-            await asyncio.shield(self._reading)
-        for ledger_id in missing:
-            if ledger_id not in self._known:
-                raise LedgerNotFoundError(f"ledger {ledger_id} does not exist")
-            found[ledger_id] = self._known[ledger_id][0]
+            there = await asyncio.shield(self._reading)
+            for ledger_id in missing:
+                if ledger_id not in there:
+                    raise LedgerNotFoundError(f"ledger {ledger_id} does not exist")
+                found[ledger_id] = there[ledger_id]
         return found
 
     def _reaches(self, ledger_id: int, last_entry_id: int) -> bool:
@@ -84,21 +84,24 @@ class LedgerCache:
         self._known.move_to_end(ledger_id)
         return True
 
-    async def _read_wanted(self) -> None:
+    async def _read_wanted(self) -> dict[int, LedgerMetadata]:
+        """Return the ledgers that are wanted, but for those that are gone."""
         await asyncio.sleep(0)  # others may join
         wanted, self._wanted, self._reading = self._wanted, {}, None
         ledger_ids = sorted(wanted)
         found = await persistently(lambda: self._ledgers.read_many(ledger_ids))
-        while len(self._known) > _LEDGERS_KEPT_MAX:
-            self._known.popitem(last=False)
+        there: dict[int, LedgerMetadata] = {}
         for ledger_id, stored in zip(ledger_ids, found, strict=True):
             self._known.pop(ledger_id, None)
             if stored is None:
                 continue
             # The custom attributes are for people, and would only make each scan range larger.
-            metadata = replace(stored.metadata, custom={})
+            metadata = there[ledger_id] = replace(stored.metadata, custom={})
             is_final = metadata.state is LedgerState.CLOSED
             self._known[ledger_id] = metadata, 2**63 if is_final else wanted[ledger_id]
+        while len(self._known) > _LEDGERS_KEPT_MAX:
+            self._known.popitem(last=False)
+        return there
 
 
 class LogFollower:
@@ -114,16 +117,19 @@ class LogFollower:
         self._snapshot: LogSnapshot | None = None
         self._is_final = False  # the snapshot stays right until the head changes
         self._unwatch: Unsubscribe | None = None
-        self._is_stale = True
+        self.heard = 0
+        """How often a change was heard of: of so many knows a head that is read from then on."""
+        self._covered = -1  # of so many the snapshot
 
     def watch(self) -> None:
         """Learn of changes, so that `unchanged` can tell."""
         if self._unwatch is None:
             path = self._context.logs.paths_of(self.log).head
             self._unwatch = self._context.store.watch(path, self._mark, children=False)
+            self._mark()  # what came before was not heard
 
     def _mark(self) -> None:
-        self._is_stale = True
+        self.heard += 1
 
     def close(self) -> None:
         """Stop watching."""
@@ -134,7 +140,8 @@ class LogFollower:
     def unchanged(self) -> LogSnapshot | None:
         """Return the last snapshot if nothing was heard of a change since; for watched logs."""
         is_connected = self._context.store.session_state is SessionState.CONNECTED
-        if self._unwatch is None or self._is_stale or not self._is_final or not is_connected:
+        is_stale = self._covered < self.heard
+        if self._unwatch is None or is_stale or not self._is_final or not is_connected:
             return None
         return self._snapshot
 
@@ -144,17 +151,14 @@ class LogFollower:
 
     async def take(self) -> LogSnapshot:
         """Return what is readable now: after every change that completed before this call."""
-        self._is_stale = False  # before reading: a change that comes meanwhile says it again
-        return await self.take_at(await self._context.logs.read(self.log))
+        heard = self.heard
+        return await self.take_at(await self._context.logs.read(self.log), heard=heard)
 
-    def expect(self) -> None:
-        """Note that the head is about to be read, for `take_at`."""
-        self._is_stale = False
-
-    async def take_at(self, at: VersionedHead) -> LogSnapshot:
-        """Return what is readable as of a head, or of a later one."""
+    async def take_at(self, at: VersionedHead, *, heard: int = -1) -> LogSnapshot:
+        """Return what is readable as of a head, or of a later one; `heard` before it was read."""
         while True:
-            if self._snapshot is not None and self._is_final and at.version == self._version:
+            if self._snapshot is not None and self._is_final and at.version <= self._version:
+                self._covered = max(self._covered, heard)
                 return self._snapshot
             try:
                 state = await self._history.state_of(at, from_lssn=self._from_lssn)
@@ -166,8 +170,10 @@ class LogFollower:
                 if at.version == known.version:
                     raise
             else:
-                self._snapshot, self._version = snapshot, state.version
-                self._is_final = state.head.open_extent is None
+                if state.version >= self._version:  # another call may have seen a later head
+                    self._snapshot, self._version = snapshot, state.version
+                    self._is_final = state.head.open_extent is None
+                self._covered = max(self._covered, heard)
                 return snapshot
 
     async def _snapshot_of(self, state: LogState) -> LogSnapshot:

@@ -29,10 +29,10 @@ _AT_ONCE = 64
 class _NamedFollower(LogFollower):
     """Follows a log for as long as it has its name."""
 
-    async def take_at(self, at: VersionedHead) -> LogSnapshot:
+    async def take_at(self, at: VersionedHead, *, heard: int = -1) -> LogSnapshot:
         """Return what is readable; `LogRenamedError` if the log has another name by now."""
         require_name(self.log, at.head)
-        return await super().take_at(at)
+        return await super().take_at(at, heard=heard)
 
 
 class LogFollowers:
@@ -77,7 +77,7 @@ class LogFollowers:
         failed: dict[str, Outcome] = {}
         nodes = await persistently(lambda: self._context.store.get_many(paths, fresh=True))
         for name, path, node in zip(names, paths, nodes, strict=True):
-            if node is None:
+            if node is None or name in self._followers:  # another call was quicker
                 continue
             try:
                 log = decode(LogMetadata, node.value, source=path)
@@ -94,8 +94,7 @@ class LogFollowers:
             return {}
         followers = [self._followers[name] for name in names]
         paths = [self._context.logs.paths_of(follower.log).head for follower in followers]
-        for follower in followers:
-            follower.expect()
+        heard = [follower.heard for follower in followers]
         heads = await persistently(lambda: self._context.store.get_many(paths, fresh=True))
         limit = asyncio.Semaphore(_AT_ONCE)
 
@@ -104,18 +103,23 @@ class LogFollowers:
             try:
                 async with limit:
                     at = self._context.logs.head_of(follower.log, heads[index])
-                    return await follower.take_at(at)
+                    return await follower.take_at(at, heard=heard[index])
             except LogNotFoundError:
-                self._followers.pop(name).close()
+                self._let_go(name, follower)
                 return None
             except (AlreadyClosedError, *UNANSWERED):
                 raise
             except DLError as error:
-                self._followers.pop(name).close()  # looked up afresh next time
+                self._let_go(name, follower)  # looked up afresh next time
                 return error
 
         taken = await asyncio.gather(*(take(name, index) for index, name in enumerate(names)))
         return dict(zip(names, taken, strict=True))
+
+    def _let_go(self, name: str, follower: LogFollower) -> None:
+        follower.close()
+        if self._followers.get(name) is follower:  # another call may have found it so, too
+            del self._followers[name]
 
     def __len__(self) -> int:
         return len(self._followers)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from dlcore.autorecovery.runner import run_together
 from dlcore.backoff import Backoff
 from dlcore.errors import (
+    AlreadyClosedError,
     CorruptMetadataError,
     DLError,
     LogNotFoundError,
@@ -31,7 +32,7 @@ from dlcore.errors import (
 )
 from dlcore.log.metadata.commits import CommitStatus
 from dlcore.log.metadata.staged import drop_merged, list_staged, settle, settle_abandoned
-from dlcore.log.metadata.store import persistently
+from dlcore.log.metadata.store import UNANSWERED, persistently
 from dlcore.log.metadata.values import (
     CommitRecord,
     LogKey,
@@ -45,7 +46,7 @@ from dlcore.metadata.paths import BUCKETS, unescape
 from dlcore.metadata.stored import decode, encode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.owner import StagingOwner
@@ -187,27 +188,42 @@ class LogUpkeep:
                 await store.delete(path)
 
     async def sweep(self) -> None:
-        """Remove what nobody needs any more, unless another worker does it now."""
-        context, config = self._context, self._config
-        now_ms = context.clock.now_ms()
-        async with self._lock(_SWEEP) as is_ours:
-            if not is_ours:
-                return
-            await settle(context, await list_staged(context, MERGING_IDENTITY))
-            dropped = await drop_merged(context, grace_ms=int(config.merged_grace_s * 1000))
-            before_ms = now_ms - int(config.leftovers_age_s * 1000)
-            await settle_abandoned(context, created_before_ms=before_ms)
-            await self._remove_deleted()
-            expired = await expire_logs(context)
-            records = await sweep_commits(
-                context, before_ms=now_ms - int(config.commits_age_s * 1000)
-            )
-        logger.info(
-            "swept merged ledgers=%d commit records=%d expired logs=%d", dropped, records, expired
-        )
+        """Remove what nobody needs any more, unless another worker does it now.
 
-    async def _remove_deleted(self) -> None:
-        context = self._context
+        What is damaged, or cannot be removed now, keeps nothing else from going.
+        """
+        context, config = self._context, self._config
+
+        def ms_before(age_s: float) -> int:
+            return context.clock.now_ms() - int(age_s * 1000)
+
+        grace_ms = int(config.merged_grace_s * 1000)
+        leftovers_ms = ms_before(config.leftovers_age_s)
+        commits_ms = ms_before(config.commits_age_s)
+        steps: dict[str, Callable[[], Awaitable[int]]] = {
+            "half merged ledgers": self._settle_merging,
+            "merged ledgers": partial(drop_merged, context, grace_ms=grace_ms),
+            "leftovers": partial(settle_abandoned, context, created_before_ms=leftovers_ms),
+            "deleted logs": self._remove_deleted,
+            "expired logs": partial(expire_logs, context),
+            "commit records": partial(sweep_commits, context, before_ms=commits_ms),
+        }
+        swept = []
+        async with self._lock(_SWEEP) as is_ours:
+            for what, step in steps.items() if is_ours else ():
+                try:
+                    swept.append(f"{what}={await step()}")
+                except (AlreadyClosedError, *UNANSWERED):
+                    raise
+                except DLError as error:
+                    logger.warning("sweeping %s: %s: %s", what, type(error).__name__, error)
+        logger.info("swept %s", " ".join(swept) or "nothing: another does")
+
+    async def _settle_merging(self) -> int:
+        return await settle(self._context, await list_staged(self._context, MERGING_IDENTITY))
+
+    async def _remove_deleted(self) -> int:
+        context, count = self._context, 0
         parent = context.paths.deleted_logs
         for component in await persistently(lambda: context.store.get_children(parent)) or []:
             path = f"{parent}/{component}"
@@ -223,6 +239,9 @@ class LogUpkeep:
                 await remove_deleted(context, LogKey(name=name, log_id=log_id))
             except UnexpectedError as error:
                 logger.warning("deleted log=%s stays: %s", name, error)
+            else:
+                count += 1
+        return count
 
 
 async def sweep_commits(context: LogContext, *, before_ms: int) -> int:

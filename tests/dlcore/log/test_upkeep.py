@@ -14,6 +14,7 @@ from dlcore.log.upkeep.config import UpkeepConfig
 from dlcore.log.upkeep.merging import lssn_to_merge
 from dlcore.log.upkeep.worker import LogUpkeep, ask_for_upkeep, sweep_commits
 from dlcore.log.writing.truncation import truncate_log
+from dlcore.metadata.port import ANY_VERSION
 from dlcore.records import LogRecord
 from tests.dlcore.log.test_merger import POLICY, Scene, check_ledgers, on_scene, stored_ledgers
 from tests.fixtures.memory_namespace import read_all
@@ -212,6 +213,27 @@ def test_a_sweep_removes_what_nobody_needs() -> None:
         assert await context.store.get(record) is None
         assert await sweep_commits(context, before_ms=clock.current_ms) == 0
         assert len(await read_all(scene.log)) > 0
+
+    on_scene(body, appends=60)
+
+
+def test_what_is_damaged_keeps_a_sweep_from_nothing_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is told, and records of commits still go by their age."""
+
+    async def body(scene: Scene) -> None:
+        context, clock = scene.merging._context, scene.cluster.clocks[scene.merging_name]
+        upkeep = worker(scene.merging)
+        await upkeep.serve()
+        merged = await context.store.get_children(context.paths.merged)
+        assert merged
+        damaged = context.paths.staged_ledger(int(merged[0]))
+        await context.store.put(damaged, b"{", version=ANY_VERSION)
+        clock.current_ms = scene.cluster.clocks["driver"].current_ms + 2_000_000
+        await upkeep.sweep()
+        assert await context.store.get(context.paths.commit("job")) is None
+        assert f"StagedLedger at {damaged} does not parse" in caplog.text
 
     on_scene(body, appends=60)
 
