@@ -19,6 +19,7 @@ import click
 from dlcore.cli.autorecovery import autorecovery_group
 from dlcore.cli.bookie import bookie_group
 from dlcore.cli.context import DEBUG_KEY, JSON_KEY, common_options, use_settings
+from dlcore.cli.lazy import load_lazily
 from dlcore.cli.ledger import ledger_group
 from dlcore.cli.log import log_group
 from dlcore.cli.namespace import namespace_group
@@ -74,6 +75,7 @@ dlog.add_command(autorecovery_group)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit the process with its code; SIGTERM ends it as cleanly."""
+    load_lazily()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     sys.exit(run(arguments))
 

@@ -16,6 +16,7 @@ is the CRC32C of all before it, xor 0x9be09bab.
 from __future__ import annotations
 
 import struct
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import crc32c
@@ -40,24 +41,37 @@ FRAME_BYTES = _HEADER.size + _TAIL_BYTES
 """What a frame has beside its body."""
 _MAGIC = 0xD106
 _VERSION = 1
-_HEADERS = np.dtype(
-    [
-        ("magic", ">u2"),
-        ("version", "u1"),
-        ("reserved", "u1"),
-        ("body_bytes", ">u4"),
-        ("ledger_id", ">i8"),
-        ("entry_id", ">i8"),
-        ("last_add_confirmed", ">i8"),
-        ("ledger_bytes", ">i8"),
-    ]
-)
-_HEADER_BYTES = np.dtype(f"V{_HEADER.size}")
-_CHECK_BYTES = np.dtype(f"V{_CHECK.size}")
 _ID_MAX = 2**63 - 1
 _FEW_FRAMES = 4
 """So few are looked at one by one: they are large, and numpy is no longer in the CPU's cache when
 their bytes have gone through it."""
+
+
+@cache
+def _header_dtype() -> np.dtype[np.void]:
+    return np.dtype(f"V{_HEADER.size}")
+
+
+@cache
+def _check_dtype() -> np.dtype[np.void]:
+    return np.dtype(f"V{_CHECK.size}")
+
+
+@cache
+def _headers_dtype() -> np.dtype[np.void]:
+    return np.dtype(
+        [
+            ("magic", ">u2"),
+            ("version", "u1"),
+            ("reserved", "u1"),
+            ("body_bytes", ">u4"),
+            ("ledger_id", ">i8"),
+            ("entry_id", ">i8"),
+            ("last_add_confirmed", ">i8"),
+            ("ledger_bytes", ">i8"),
+        ]
+    )
+
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
 """Read-only use of a contiguous buffer of single bytes; Arrow's are passed as memoryviews."""
@@ -196,7 +210,7 @@ def following_frames(run: FrameRun) -> FollowingFrames | None:
     headers = _sound_headers(run, ledger_id, np.arange(first, first + len(run)))
     if headers is None:
         return None
-    checks = _pieces(run.payload, run.bounds[1:] - _CHECK.size, _CHECK_BYTES).view("<u4")
+    checks = _pieces(run.payload, run.bounds[1:] - _CHECK.size, _check_dtype()).view("<u4")
     return FollowingFrames(ledger_id, first, headers["last_add_confirmed"].astype(np.int64), checks)
 
 
@@ -239,7 +253,7 @@ def _sound_headers(
     body_bytes = run.sizes - FRAME_BYTES
     if not len(run) or body_bytes.min() < 0 or crc32c.crc32c(run.payload):
         return None
-    headers = _pieces(run.payload, run.bounds[:-1], _HEADER_BYTES).view(_HEADERS)
+    headers = _pieces(run.payload, run.bounds[:-1], _header_dtype()).view(_headers_dtype())
     is_sound = (
         (headers["magic"] == _MAGIC)
         & (headers["version"] == _VERSION)

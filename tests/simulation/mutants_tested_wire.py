@@ -72,8 +72,8 @@ def one_checksum_stands_for_all_frames() -> Iterator[None]:
     def headers(run: FrameRun, *_: Any) -> NDArray[Any] | None:
         if crc32c.crc32c(run.payload):
             return None
-        headers = digest_module._pieces(run.payload, run.bounds[:-1], digest_module._HEADER_BYTES)
-        return headers.view(digest_module._HEADERS)
+        headers = digest_module._pieces(run.payload, run.bounds[:-1], digest_module._header_dtype())
+        return headers.view(digest_module._headers_dtype())
 
     with patch.object(digest_module, "_sound_headers", headers):
         yield

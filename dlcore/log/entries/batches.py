@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from functools import cache
 from itertools import accumulate, repeat
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from dlcore.errors import (
     TransactionIdOutOfOrderError,
 )
 from dlcore.ids import TXID_MAX
-from dlcore.log.entries.body import BYTE_LOG_SCHEMA, over
+from dlcore.log.entries.body import byte_log_schema, over
 from dlcore.records import LogRecordWithDLSN
 
 if TYPE_CHECKING:
@@ -33,18 +34,21 @@ _ROWS_PER_BATCH = 64 * 1024
 _FEW_RECORDS = 100
 """Up to so many are summed faster without numpy."""
 
-READ_SCHEMA = pa.schema(
-    [
-        pa.field("lssn", pa.int64(), nullable=False),
-        pa.field("entry_id", pa.int64(), nullable=False),
-        pa.field("slot_id", pa.int64(), nullable=False),
-        pa.field("txid", pa.int64(), nullable=False),
-        pa.field("sequence_id", pa.int64(), nullable=False),
-        pa.field("timestamp", pa.timestamp("ms", tz="UTC"), nullable=False),
-        pa.field("payload", pa.binary(), nullable=False),
-    ]
-)
-"""What `read_batch` returns; the first three columns are the record's DLSN."""
+
+@cache
+def read_schema() -> pa.Schema:
+    """Return what `read_batch` returns; the first three columns are the record's DLSN."""
+    return pa.schema(
+        [
+            pa.field("lssn", pa.int64(), nullable=False),
+            pa.field("entry_id", pa.int64(), nullable=False),
+            pa.field("slot_id", pa.int64(), nullable=False),
+            pa.field("txid", pa.int64(), nullable=False),
+            pa.field("sequence_id", pa.int64(), nullable=False),
+            pa.field("timestamp", pa.timestamp("ms", tz="UTC"), nullable=False),
+            pa.field("payload", pa.binary(), nullable=False),
+        ]
+    )
 
 
 def batch_of(txids: Sequence[int], payloads: Sequence[bytes]) -> pa.RecordBatch:
@@ -58,7 +62,7 @@ def batch_of(txids: Sequence[int], payloads: Sequence[bytes]) -> pa.RecordBatch:
         over(array("q", txids), pa.int64()),
         pa.Array.from_buffers(pa.binary(), len(payloads), binary),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=BYTE_LOG_SCHEMA)
+    return pa.RecordBatch.from_arrays(columns, schema=byte_log_schema())
 
 
 def _ends(payloads: Sequence[bytes]) -> Any:
@@ -92,7 +96,7 @@ def byte_log_batch(batch: pa.RecordBatch, *, txid_required: bool = True) -> pa.R
             raise ConfigurationError(f"a batch needs a column txid, it has {batch.schema.names}")
         txid = over(np.zeros(batch.num_rows, np.int64), pa.int64())
     columns = [_typed("txid", txid, pa.int64()), _typed("payload", payload, pa.binary())]
-    return pa.RecordBatch.from_arrays(columns, schema=BYTE_LOG_SCHEMA)
+    return pa.RecordBatch.from_arrays(columns, schema=byte_log_schema())
 
 
 def batches_from(table: Any) -> list[pa.RecordBatch]:
@@ -220,7 +224,7 @@ def first_row_not_less(batch: pa.RecordBatch, txid: int) -> int:
 
 
 def read_batch(batch: pa.RecordBatch, place: EntryPlace, *, first_slot: int) -> pa.RecordBatch:
-    """Return rows of one entry, the first at `first_slot`, with all columns of `READ_SCHEMA`."""
+    """Return rows of one entry, the first at `first_slot`, with all columns of `read_schema`."""
     lssn, entry_id, slot_id, sequence_id, timestamp = _numbers_of(batch, place, first_slot)
     columns = [
         *(lssn, entry_id, slot_id),
@@ -228,7 +232,7 @@ def read_batch(batch: pa.RecordBatch, place: EntryPlace, *, first_slot: int) -> 
         *(sequence_id, timestamp),
         batch.column(1),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=READ_SCHEMA)
+    return pa.RecordBatch.from_arrays(columns, schema=read_schema())
 
 
 def _numbers_of(batch: pa.RecordBatch, place: EntryPlace, first_slot: int) -> list[pa.Array]:
@@ -241,19 +245,21 @@ def _numbers_of(batch: pa.RecordBatch, place: EntryPlace, first_slot: int) -> li
     numbers[3] = numbers[2] + place.sequence_id
     numbers[4] = place.timestamp_ms
     integers = [over(row, pa.int64()) for row in numbers[:4]]
-    return [*integers, over(numbers[4], READ_SCHEMA.field("timestamp").type)]
+    return [*integers, over(numbers[4], read_schema().field("timestamp").type)]
 
 
-TYPED_READ_FIELDS = (
-    pa.field(
-        "_dlsn",
-        pa.struct([("lssn", pa.int64()), ("entry", pa.int64()), ("slot", pa.int64())]),
-    ),
-    pa.field("_txid", pa.int64()),
-    pa.field("_sequence_id", pa.int64()),
-    pa.field("_timestamp", READ_SCHEMA.field("timestamp").type),
-)
-"""The columns that `read_batch` of a typed log has before those of the log."""
+@cache
+def typed_read_fields() -> tuple[pa.Field, ...]:
+    """Return the columns that `read_batch` of a typed log has before those of the log."""
+    return (
+        pa.field(
+            "_dlsn",
+            pa.struct([("lssn", pa.int64()), ("entry", pa.int64()), ("slot", pa.int64())]),
+        ),
+        pa.field("_txid", pa.int64()),
+        pa.field("_sequence_id", pa.int64()),
+        pa.field("_timestamp", read_schema().field("timestamp").type),
+    )
 
 
 def typed_read_batch(
@@ -261,9 +267,9 @@ def typed_read_batch(
 ) -> pa.RecordBatch:
     """Return rows of one entry of a typed log, the first at `first_slot`, with what is known."""
     *position, sequence_id, timestamp = _numbers_of(batch, place, first_slot)
-    dlsn = pa.StructArray.from_arrays(position, fields=list(TYPED_READ_FIELDS[0].type))
+    dlsn = pa.StructArray.from_arrays(position, fields=list(typed_read_fields()[0].type))
     columns = [dlsn, batch.column(0), sequence_id, timestamp, *batch.columns[1:]]
-    schema = pa.schema([*TYPED_READ_FIELDS, *list(batch.schema)[1:]])
+    schema = pa.schema([*typed_read_fields(), *list(batch.schema)[1:]])
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 

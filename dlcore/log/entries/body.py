@@ -6,7 +6,7 @@ reserved u64.  With the flag `_TXID_ASSIGNED` every record has the header's firs
 batch says: staged records get theirs when they are committed, long after they were encoded.
 
 The batch is an encapsulated Arrow IPC message, so reading is zero-copy; buffer compression is
-Arrow's own.  Schema id 0 is that of a byte log, `BYTE_LOG_SCHEMA`; others are versions of the
+Arrow's own.  Schema id 0 is that of a byte log, `byte_log_schema`; others are versions of the
 log's own schema (`dlcore.log.typed.schema`), which begins with the column of transaction ids too.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,13 +29,22 @@ if TYPE_CHECKING:
     from dlcore.wire.digest import BytesLike
 
 ENTRY_HEADER_BYTES = 48
-BYTE_LOG_SCHEMA = pa.schema([("txid", pa.int64()), ("payload", pa.binary())])
 _HEADER = struct.Struct(">BBHIqqqqQ")
 _VERSION = 1
 _TXID_ASSIGNED = 1
 BYTES_SCHEMA_ID = 0
-_SCHEMA_MESSAGE_BYTES = BYTE_LOG_SCHEMA.serialize().size
 _END_BYTES = 8  # the end-of-stream marker of Arrow's IPC streaming format
+
+
+@cache
+def byte_log_schema() -> pa.Schema:
+    """Return the schema of the entries of a byte log."""
+    return pa.schema([("txid", pa.int64()), ("payload", pa.binary())])
+
+
+@cache
+def _schema_message_bytes() -> int:
+    return int(byte_log_schema().serialize().size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +122,7 @@ def _encapsulate(
     if options.compression is None:
         return batch.serialize()
     is_bytes = schema_id == BYTES_SCHEMA_ID
-    schema_bytes = _SCHEMA_MESSAGE_BYTES if is_bytes else batch.schema.serialize().size
+    schema_bytes = _schema_message_bytes() if is_bytes else batch.schema.serialize().size
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
@@ -195,7 +205,7 @@ def decode_entry_batch(
         InvalidEntryError: the batch does not parse, or is not what its header says, or of a schema
             that the log does not have.
     """
-    schema = BYTE_LOG_SCHEMA
+    schema = byte_log_schema()
     if header.schema_id != BYTES_SCHEMA_ID:
         if schemas is None:
             raise InvalidEntryError(f"an entry of a byte log has schema {header.schema_id}")

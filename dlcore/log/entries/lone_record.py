@@ -10,11 +10,12 @@ what Arrow makes.  Where they are not the same bytes, Arrow is asked each time.
 from __future__ import annotations
 
 import struct
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from dlcore.log.entries.body import BYTE_LOG_SCHEMA
+from dlcore.log.entries.body import byte_log_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,9 +89,11 @@ def _serialize(txid: int, payload: bytes) -> bytes:
         pa.Array.from_buffers(pa.int64(), 1, [None, pa.py_buffer(_INT64.pack(txid))]),
         pa.Array.from_buffers(pa.binary(), 1, [None, ends, pa.py_buffer(payload)]),
     ]
-    batch = pa.RecordBatch.from_arrays(columns, schema=BYTE_LOG_SCHEMA)
+    batch = pa.RecordBatch.from_arrays(columns, schema=byte_log_schema())
     return batch.serialize().to_pybytes()  # type: ignore[no-any-return]
 
 
-LONE_RECORD_FORMAT = LoneRecordFormat.learn(_serialize)
-"""None: this Arrow makes other messages."""
+@cache
+def lone_record_format() -> LoneRecordFormat | None:
+    """Return the format of this Arrow's messages; None if it makes others."""
+    return LoneRecordFormat.learn(_serialize)

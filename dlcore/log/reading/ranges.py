@@ -12,7 +12,7 @@ import pyarrow as pa
 from dlcore._html import fields_html
 from dlcore.errors import ConfigurationError, SchemaMismatchError
 from dlcore.ids import DLSN
-from dlcore.log.entries.batches import READ_SCHEMA, TYPED_READ_FIELDS
+from dlcore.log.entries.batches import read_schema, typed_read_fields
 from dlcore.log.typed.arrow import conform, schema_of
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def rows_before(batch: pa.RecordBatch, end: DLSN) -> pa.RecordBatch:
 
 
 def _first_dlsn(batch: pa.RecordBatch) -> DLSN:
-    if batch.schema.names[0] == TYPED_READ_FIELDS[0].name:
+    if batch.schema.names[0] == typed_read_fields()[0].name:
         return DLSN(*batch.column(0)[0].as_py().values())
     return DLSN(*(batch.column(index)[0].as_py() for index in range(3)))
 
@@ -88,11 +88,11 @@ class RangeView:
     ) -> None:
         self._log = log
         self._where = where
-        self._read = READ_SCHEMA
-        default = READ_SCHEMA.names
+        self._read = read_schema()
+        default = read_schema().names
         if schema is not None:
             own = schema_of(schema.latest)
-            self._read = pa.schema([*TYPED_READ_FIELDS, *own])
+            self._read = pa.schema([*typed_read_fields(), *own])
             default = own.names
         names = list(default if columns is None else columns)
         self._log_field = [pa.field(_LOG, pa.string())] if schema is not None else []

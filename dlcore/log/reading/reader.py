@@ -18,7 +18,7 @@ from dlcore.errors import (
 )
 from dlcore.log.entries.batches import first_row_not_less
 from dlcore.log.entries.body import ENTRY_HEADER_BYTES, decode_entry_batch, with_txid
-from dlcore.log.entries.lone_record import LONE_RECORD_FORMAT
+from dlcore.log.entries.lone_record import lone_record_format
 from dlcore.log.reading.rows import EntryRows, TypedEntryRows
 from dlcore.records import LogRecordWithDLSN
 
@@ -240,7 +240,7 @@ class AsyncLogReader(AsyncClosing):
     async def read_batch(self, *, until_caught_up: bool = False) -> pa.RecordBatch | None:
         """Return what is left of the current entry, or the next one.
 
-        It has `READ_SCHEMA`'s columns; of a typed log `_dlsn`, `_txid`, `_sequence_id`,
+        It has `read_schema`'s columns; of a typed log `_dlsn`, `_txid`, `_sequence_id`,
         `_timestamp` and the log's own, by the latest version of its schema that the reader met.
 
         Wait until there is one; with `until_caught_up` return None once all was returned.
@@ -397,15 +397,10 @@ def _batch_of(entry: FetchedEntry, schemas: KnownSchemas | None = None) -> pa.Re
 
 def _lone_row_of(entry: FetchedEntry) -> EntryRows | None:
     """Return the entry's row; None if it has others, or Arrow is to be asked."""
-    header = entry.header
-    if (
-        header.record_count > 1
-        or entry.first_slot
-        or header.schema_id
-        or LONE_RECORD_FORMAT is None
-    ):
+    header, lone = entry.header, lone_record_format()
+    if header.record_count > 1 or entry.first_slot or header.schema_id or lone is None:
         return None
-    found = LONE_RECORD_FORMAT.parse(entry.body[ENTRY_HEADER_BYTES:])
+    found = lone.parse(entry.body[ENTRY_HEADER_BYTES:])
     if found is None:
         return None
     txid, payload = found

@@ -27,38 +27,50 @@ from dlcore.log.typed.schema import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 TXID = "_txid"
-_TXID_FIELD = pa.field(TXID, pa.int64())
-_PLAIN: dict[str, pa.DataType] = {
-    str(kind): kind
-    for kind in (
-        pa.null(),
-        pa.bool_(),
-        *(pa.int8(), pa.int16(), pa.int32(), pa.int64()),
-        *(pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
-        *(pa.float16(), pa.float32(), pa.float64()),
-        *(pa.string(), pa.binary()),
-        *(pa.date32(), pa.date64()),
-        *(pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns")),
-        *(pa.timestamp(unit) for unit in ("s", "ms", "us", "ns")),
-        *(pa.duration(unit) for unit in ("s", "ms", "us", "ns")),
-        pa.month_day_nano_interval(),
-    )
-}
 _ZONED = re.compile(r"timestamp\[(s|ms|us|ns), tz=(.+)\]")
 _DECIMAL = re.compile(r"decimal(128|256)\((\d+), (-?\d+)\)")
 _FIXED_BINARY = re.compile(r"fixed_size_binary\[(\d+)\]")
-_EXACT_KINDS = (
-    pa.types.is_integer,
-    pa.types.is_decimal,
-    pa.types.is_timestamp,
-    pa.types.is_duration,
-    pa.types.is_date,
-    pa.types.is_time,
-)
-"""Of one of these kinds values are written to a column of another type if each keeps its value."""
+
+
+@cache
+def _txid_field() -> pa.Field:
+    return pa.field(TXID, pa.int64())
+
+
+@cache
+def _plain_types() -> dict[str, pa.DataType]:
+    return {
+        str(kind): kind
+        for kind in (
+            pa.null(),
+            pa.bool_(),
+            *(pa.int8(), pa.int16(), pa.int32(), pa.int64()),
+            *(pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
+            *(pa.float16(), pa.float32(), pa.float64()),
+            *(pa.string(), pa.binary()),
+            *(pa.date32(), pa.date64()),
+            *(pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns")),
+            *(pa.timestamp(unit) for unit in ("s", "ms", "us", "ns")),
+            *(pa.duration(unit) for unit in ("s", "ms", "us", "ns")),
+            pa.month_day_nano_interval(),
+        )
+    }
+
+
+@cache
+def _exact_kinds() -> tuple[Callable[[pa.DataType], bool], ...]:
+    """Of one of these kinds values are written to another type if each keeps its value."""
+    return (
+        pa.types.is_integer,
+        pa.types.is_decimal,
+        pa.types.is_timestamp,
+        pa.types.is_duration,
+        pa.types.is_date,
+        pa.types.is_time,
+    )
 
 
 # Types
@@ -120,7 +132,7 @@ def _leaf_of(name: str, kind: Any) -> str:
     if pa.types.is_decimal(kind):
         return f"decimal{256 if kind.bit_width > 128 else 128}({kind.precision}, {kind.scale})"
     leaf = str(kind)
-    if leaf in _PLAIN or _ZONED.fullmatch(leaf) or _FIXED_BINARY.fullmatch(leaf):
+    if leaf in _plain_types() or _ZONED.fullmatch(leaf) or _FIXED_BINARY.fullmatch(leaf):
         return leaf
     raise ConfigurationError(f"column {name!r}: a log cannot hold values of the type {leaf}")
 
@@ -137,8 +149,8 @@ def type_of(column: Column) -> pa.DataType:
         return pa.list_(_field_of(column.fields[0]))
     if column.type == MAP and len(column.fields) == 2:
         return pa.map_(*map(type_of, column.fields))
-    if column.type in _PLAIN:
-        return _PLAIN[column.type]
+    if column.type in _plain_types():
+        return _plain_types()[column.type]
     if zoned := _ZONED.fullmatch(column.type):
         return pa.timestamp(zoned[1], zoned[2])
     if decimal := _DECIMAL.fullmatch(column.type):
@@ -170,7 +182,7 @@ class EntrySchemas:
         self.stored = schema
         self.latest_id = schema.latest_id
         self._versions = [
-            pa.schema([_TXID_FIELD, *schema_of(columns)]) for columns in schema.versions
+            pa.schema([_txid_field(), *schema_of(columns)]) for columns in schema.versions
         ]
 
     @property
@@ -257,7 +269,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 def _txid_column(log: str, given: Any, count: int) -> Any:
     if given is None:
         zeros = pa.py_buffer(np.zeros(count, np.int64))
-        return pa.Array.from_buffers(_TXID_FIELD.type, count, [None, zeros])
+        return pa.Array.from_buffers(_txid_field().type, count, [None, zeros])
     if given.null_count or not pa.types.is_integer(given.type):
         raise SchemaMismatchError(
             f"log {log!r}: column {TXID} has {given.null_count} nulls and the type {given.type}, "
@@ -311,4 +323,4 @@ def _are_of_a_kind(first: Any, second: Any) -> bool:
         return (first.tz is None) == (second.tz is None)
     if pa.types.is_fixed_size_binary(second):
         return bool(pa.types.is_binary(first))
-    return any(is_kind(first) and is_kind(second) for is_kind in _EXACT_KINDS)
+    return any(is_kind(first) and is_kind(second) for is_kind in _exact_kinds())

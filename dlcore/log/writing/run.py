@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dlcore.log.entries.body import encode_entry, encode_entry_header
-from dlcore.log.entries.lone_record import LONE_RECORD_FORMAT
+from dlcore.log.entries.lone_record import lone_record_format
 from dlcore.log.metadata.segment import Extent
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ class Run:
         return body
 
     def _encode(self, group: Group[Any], options: pa.ipc.IpcWriteOptions) -> list[BytesLike]:
-        lone = group.lone_record()
-        if lone is not None and LONE_RECORD_FORMAT is not None and options.compression is None:
+        lone, form = group.lone_record(), lone_record_format()
+        if lone is not None and form is not None and options.compression is None:
             txid, payload = lone
             header = encode_entry_header(
                 record_count=1,
@@ -73,7 +73,7 @@ class Run:
                 records_before=self.record_count,
                 write_time_ms=self.timestamp_ms,
             )
-            return [header, *LONE_RECORD_FORMAT.message(txid, payload)]
+            return [header, *form.message(txid, payload)]
         return encode_entry(
             group.batch(),
             first_txid=group.first_txid,

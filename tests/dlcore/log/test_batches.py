@@ -17,7 +17,6 @@ from dlcore.errors import (
 )
 from dlcore.ids import DLSN, TXID_MAX
 from dlcore.log.entries.batches import (
-    READ_SCHEMA,
     RECORD_OVERHEAD_BYTES,
     batch_of,
     byte_log_batch,
@@ -26,10 +25,11 @@ from dlcore.log.entries.batches import (
     first_row_not_less,
     payload_offsets,
     read_batch,
+    read_schema,
     records_of,
 )
 from dlcore.log.entries.body import (
-    BYTE_LOG_SCHEMA,
+    byte_log_schema,
     decode_entry_batch,
     decode_entry_header,
     encode_entry,
@@ -45,7 +45,7 @@ def test_batch_of_equals_what_arrow_makes_of_lists(count: int) -> None:
     txids = [7 * number for number in range(count)]
     payloads = [b"x" * (number % 5) for number in range(count)]
     expected = pa.RecordBatch.from_arrays(
-        [pa.array(txids, pa.int64()), pa.array(payloads, pa.binary())], schema=BYTE_LOG_SCHEMA
+        [pa.array(txids, pa.int64()), pa.array(payloads, pa.binary())], schema=byte_log_schema()
     )
     batch = batch_of(txids, payloads)
     batch.validate(full=True)
@@ -173,7 +173,7 @@ def test_columns_are_found_by_name_and_cast() -> None:
     batch = pa.record_batch(
         {"other": [1.5], "payload": pa.array(["é"]), "txid": pa.array([7], pa.int32())}
     )
-    assert byte_log_batch(batch).schema == BYTE_LOG_SCHEMA
+    assert byte_log_batch(batch).schema == byte_log_schema()
     assert byte_log_batch(batch).to_pydict() == {"txid": [7], "payload": ["é".encode()]}
     without = pa.record_batch({"payload": [b"a", b"b"]})
     assert byte_log_batch(without, txid_required=False).to_pydict()["txid"] == [0, 0]
@@ -215,7 +215,7 @@ def test_batches_of_few_and_of_many_records(count: int) -> None:
     made = batch_of(txids, payloads)
     made.validate(full=True)
     columns = [pa.array(txids, pa.int64()), pa.array(payloads, pa.binary())]
-    expected = pa.RecordBatch.from_arrays(columns, schema=BYTE_LOG_SCHEMA)
+    expected = pa.RecordBatch.from_arrays(columns, schema=byte_log_schema())
     assert made.serialize().equals(expected.serialize())
 
 
@@ -225,7 +225,7 @@ def test_rows_are_read_with_their_positions() -> None:
     place = EntryPlace(3, 8, 39, 30, 1_700_000_000_123)
     rows = read_batch(batch, place, first_slot=1)
     records = records_of(batch, place, first_slot=1)
-    assert rows.schema == READ_SCHEMA
+    assert rows.schema == read_schema()
     columns = [rows.column(name).to_pylist() for name in ("lssn", "entry_id", "slot_id")]
     assert [DLSN(*at) for at in zip(*columns, strict=True)] == [r.dlsn for r in records]
     assert [r.dlsn for r in records] == [DLSN(3, 8, 1), DLSN(3, 8, 2), DLSN(3, 8, 3)]
@@ -239,7 +239,7 @@ def test_rows_are_read_with_their_positions() -> None:
     assert records[0] == records_of(batch.slice(0, 1), place, first_slot=1)[0]
     assert "dlsn=3:8:1, txid=5, sequence_id=40," in repr(records[0])
     assert repr(records[2]).endswith("ccc'… (65 bytes))")
-    assert read_batch(batch.slice(3), place, first_slot=4).schema == READ_SCHEMA
+    assert read_batch(batch.slice(3), place, first_slot=4).schema == read_schema()
 
 
 def test_rows_are_taken_once() -> None:

@@ -8,8 +8,8 @@ from hypothesis import given, strategies as st
 
 from dlcore.ids import TXID_MAX
 from dlcore.log.entries.batches import batch_of
-from dlcore.log.entries.body import BYTE_LOG_SCHEMA
-from dlcore.log.entries.lone_record import LONE_RECORD_FORMAT, LoneRecordFormat
+from dlcore.log.entries.body import byte_log_schema
+from dlcore.log.entries.lone_record import LoneRecordFormat, lone_record_format
 
 
 def arrows(txid: int, payload: bytes) -> bytes:
@@ -21,18 +21,20 @@ def arrows(txid: int, payload: bytes) -> bytes:
 @given(st.integers(0, TXID_MAX), st.binary(max_size=300))
 def test_the_message_is_the_one_that_arrow_makes(txid: int, payload: bytes) -> None:
     """Byte for byte, so readers cannot tell."""
-    assert LONE_RECORD_FORMAT is not None
-    assert b"".join(LONE_RECORD_FORMAT.message(txid, payload)) == arrows(txid, payload)
+    form = lone_record_format()
+    assert form is not None
+    assert b"".join(form.message(txid, payload)) == arrows(txid, payload)
 
 
 @pytest.mark.parametrize("size", [65_535, 65_536, 1_048_576, 4_000_001])
 def test_a_large_payload_is_not_copied_and_is_read_back(size: int) -> None:
     """Sizes that take more bytes of their fields than those which the format was learned from."""
-    assert LONE_RECORD_FORMAT is not None
+    form = lone_record_format()
+    assert form is not None
     payload = b"\xfe" * size
-    parts = LONE_RECORD_FORMAT.message(7, payload)
+    parts = form.message(7, payload)
     assert parts[1] is payload
-    batch = pa.ipc.read_record_batch(pa.py_buffer(b"".join(parts)), BYTE_LOG_SCHEMA)
+    batch = pa.ipc.read_record_batch(pa.py_buffer(b"".join(parts)), byte_log_schema())
     batch.validate(full=True)
     assert batch.to_pydict() == {"txid": [7], "payload": [payload]}
 
@@ -40,15 +42,17 @@ def test_a_large_payload_is_not_copied_and_is_read_back(size: int) -> None:
 @given(st.integers(0, TXID_MAX), st.binary(max_size=300))
 def test_a_message_is_taken_apart_without_arrow(txid: int, payload: bytes) -> None:
     """What Arrow made as well as what was made in its place."""
-    assert LONE_RECORD_FORMAT is not None
-    assert LONE_RECORD_FORMAT.parse(memoryview(arrows(txid, payload))) == (txid, payload)
+    form = lone_record_format()
+    assert form is not None
+    assert form.parse(memoryview(arrows(txid, payload))) == (txid, payload)
 
 
 @given(st.binary(max_size=40), st.data())
 def test_only_a_message_of_one_record_is_taken_apart(payload: bytes, data: st.DataObject) -> None:
     """Cut, longer, with any byte changed that is not the record's, or of more records: Arrow's."""
-    assert LONE_RECORD_FORMAT is not None
-    parse = LONE_RECORD_FORMAT.parse
+    form = lone_record_format()
+    assert form is not None
+    parse = form.parse
     message = arrows(5, payload)
     assert parse(memoryview(message)[: data.draw(st.integers(0, len(message) - 1))]) is None
     assert parse(memoryview(message + bytes(8))) is None

@@ -11,7 +11,7 @@ import pytest
 
 from dlcore.errors import AlreadyTruncatedError, ConfigurationError
 from dlcore.ids import DLSN
-from dlcore.log.entries.batches import READ_SCHEMA, read_batch
+from dlcore.log.entries.batches import read_batch, read_schema
 from dlcore.log.reading.ranges import rows_before, timestamp_ms_of
 from dlcore.records import EntryPlace
 from tests.dlcore.log.test_reader import fill
@@ -52,7 +52,7 @@ def test_ranges_by_position_transaction_id_and_time(seed: int) -> None:
             ]
             found = await log.read(*bounds)
             table = await found.to_arrow()
-            assert table.schema == found.schema == READ_SCHEMA
+            assert table.schema == found.schema == read_schema()
             assert table["sequence_id"].to_pylist() == wanted
             assert table["payload"].to_pylist() == [records[n].payload for n in wanted]
             assert await found.to_arrow() == table  # each use reads again

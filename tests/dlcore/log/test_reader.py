@@ -21,7 +21,7 @@ from dlcore.errors import (
     LogNotFoundError,
 )
 from dlcore.ids import DLSN, TXID_MAX
-from dlcore.log.entries.batches import READ_SCHEMA
+from dlcore.log.entries.batches import read_schema
 from dlcore.log.reading.scan_driver import scan_range
 from dlcore.records import NotLessThan, RecordField, RecordPlace
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
@@ -222,7 +222,7 @@ def test_batches_have_documented_columns() -> None:
             await reader.read_next()
             batch = await reader.read_batch()
             assert batch is not None
-            assert batch.schema == READ_SCHEMA
+            assert batch.schema == read_schema()
             rows = batch.to_pylist()
             assert [(r["slot_id"], r["txid"], r["payload"]) for r in rows] == [
                 (1, 2, b"b"),

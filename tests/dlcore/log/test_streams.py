@@ -21,7 +21,7 @@ from dlcore.errors import (
     UnexpectedError,
 )
 from dlcore.ids import DLSN
-from dlcore.log.entries.batches import READ_SCHEMA
+from dlcore.log.entries.batches import read_schema
 from dlcore.log.entries.stream import bytes_of, cut
 from dlcore.records import LogRecord
 from tests.fixtures.lengths import sample
@@ -49,7 +49,7 @@ def batch_of(records: list[tuple[int, bytes]]) -> pa.RecordBatch:
         }
         for slot, (txid, payload) in enumerate(records)
     ]
-    return pa.RecordBatch.from_pylist(rows, schema=READ_SCHEMA)
+    return pa.RecordBatch.from_pylist(rows, schema=read_schema())
 
 
 @pytest.mark.parametrize(
