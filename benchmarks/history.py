@@ -1,4 +1,4 @@
-"""What the sink costs after a history of commits: curves over extents, logs and micro-batches.
+"""The sink's cost after a history of commits: curves over extents, logs and micro-batches.
 
 Of a commit, a snapshot, opening a writer and its first write: time, CPU of the client's process,
 bytes and requests to ZooKeeper, and how many of these waited for one another (their depth); the

@@ -1,4 +1,4 @@
-"""What the machine can do at most: its disk, and a bare framed round trip."""
+"""The most that the machine can do: its disk, and a bare framed round trip."""
 
 from __future__ import annotations
 

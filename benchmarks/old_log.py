@@ -1,4 +1,4 @@
-"""What an operator does with a log of a million extents in ten thousand segments, and how long.
+"""An operator's work on a log of a million extents in ten thousand segments, and its time.
 
 Its metadata is written as commits would have, in less time; its ledgers hold no entries.
 """

@@ -1,4 +1,4 @@
-"""What the demo shows while it works, and the picture it leaves."""
+"""The lines that the demo shows while it works, and the picture that it leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the blocking face's classes share: an async twin, and the portal to run it on."""
+"""The base of the blocking face's classes: an async twin, and the portal to run it on."""
 
 from __future__ import annotations
 

@@ -73,7 +73,10 @@ class StagedAppend(Blocking):
         self._call(self._append.write_batch(log, batch))
 
     def stage(self) -> list[StagedExtent]:
-        """Make durable what was written here, and return it: what `commit` takes by itself."""
+        """Make durable what was written here, and return it: what `commit` takes by itself.
+
+        Raises: as `StagingWriter.stage`.
+        """
         return self._call(self._append.stage())
 
     def commit(

@@ -1,4 +1,4 @@
-"""What a namespace's client has done and holds now, for monitoring: plain numbers, by name."""
+"""Statistics of a namespace's client, for monitoring: plain numbers, by name."""
 
 from __future__ import annotations
 

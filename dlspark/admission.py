@@ -1,4 +1,4 @@
-"""What a version of Spark lets a stream reader say about limits and Trigger.AvailableNow.
+"""The words in which a version of Spark lets a stream reader tell limits and AvailableNow.
 
 PySpark 4.1 has neither: it asks for the latest offset without saying how much it wants, and makes
 one batch of a `Trigger.AvailableNow`, which limits leave incomplete.

@@ -1,4 +1,4 @@
-"""What streaming queries do, as they tell it: printed, kept for a plot, and exported."""
+"""The progress of streaming queries: printed, kept for a plot, and exported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which records a query can want, by the filters that Spark hands over: a machine without Spark.
+"""The records that a query can want, by the filters that Spark hands over: without Spark.
 
 Positions, numbers, transaction ids and timestamps never decrease along a log, so a filter on one of
 them is a range of the log, and what lies outside is not read.  Filters only narrow: Spark evaluates

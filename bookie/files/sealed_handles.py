@@ -1,4 +1,4 @@
-"""What is at hand of the files of a log: those that are open, and footers in memory.
+"""The open files of a log, and the footers that are kept in memory.
 
 Sealed files are opened when needed, and the most recently used ones stay open with their footers,
 because a big disk holds more files than a process may have descriptors, and more footers than it

@@ -1,5 +1,5 @@
-"""What an entry log has that is not sealed, files without a footer and batches on their way; and
-whom it tells of what becomes of them."""
+"""The unsealed part of an entry log: files without a footer, batches on their way to them, and
+those who are told what becomes of them."""
 
 from __future__ import annotations
 

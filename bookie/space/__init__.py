@@ -1,1 +1,1 @@
-"""Who may write when the disk is nearly full."""
+"""The rules by which a disk that is nearly full is written to."""

@@ -1,4 +1,4 @@
-"""What a storage answers: entries, last adds confirmed, and lists of what it holds.
+"""Reads of a storage: entries, last adds confirmed, and lists of what it holds.
 
 An answer is yes, a proven no, or an error that means unknown.  Reading that fences is answered when
 the fence is durable, whatever the answer is.

@@ -1,4 +1,4 @@
-"""What a storage takes now: anything, what keeps ledgers safe, or nothing; and what it says of it.
+"""The status of a storage: whether it takes anything, what keeps ledgers safe, or nothing.
 
 It is read-only while the disk is full, until there is room again; it has failed once a write or
 sync did, and it is closed in the end.

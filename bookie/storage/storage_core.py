@@ -1,4 +1,4 @@
-"""What everything in a storage works with: the disk, the log, and the states of its ledgers."""
+"""The common ground of a storage's parts: the disk, the log, and the states of its ledgers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a storage takes: adds, last adds confirmed, fences, and repairs of what is damaged.
+"""Writes to a storage: adds, last adds confirmed, fences, and repairs of what is damaged.
 
 An add is decided when it is called, in one step with giving it its place in the log; so an add
 called before a fence is in the log before the fence, and one called after it is refused.

@@ -1,1 +1,1 @@
-"""What a bookie does by itself: garbage, compaction, scrubbing."""
+"""The work that a bookie does by itself: garbage, compaction, scrubbing."""

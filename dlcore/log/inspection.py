@@ -11,6 +11,7 @@ deletion left is removed.  Everything else is told, and left as it is.
 from __future__ import annotations
 
 import contextlib
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -227,15 +228,16 @@ async def _entry_problem(context: LogContext, extent: Extent) -> str:
     assert extent.last_entry_id is not None
     reader = await context.ledgers.open_ledger(extent.ledger_id)
     counted = 0
-    async for frames in reader.read(extent.first_entry_id, extent.last_entry_id):
-        for frame in frames:
-            header = decode_entry_header(frame.body)
-            if header.records_before != counted:
-                return (
-                    f"entry {frame.entry_id} counts {header.records_before} records before it, "
-                    f"there are {counted}"
-                )
-            counted += header.record_count
+    async with aclosing(reader.read(extent.first_entry_id, extent.last_entry_id)) as chunks:
+        async for frames in chunks:
+            for frame in frames:
+                header = decode_entry_header(frame.body)
+                if header.records_before != counted:
+                    return (
+                        f"entry {frame.entry_id} counts {header.records_before} records before "
+                        f"it, there are {counted}"
+                    )
+                counted += header.record_count
     if counted != extent.record_count:
         return f"its entries hold {counted} records, its metadata says {extent.record_count}"
     return ""

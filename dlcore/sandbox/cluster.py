@@ -326,23 +326,6 @@ class Sandbox:
             self._tell("starting auto-recovery")
             self._autorecovery.restart()
 
-    def add_bookie(self) -> Bookie:
-        """Start one more bookie, on a free port, and return it when it serves."""
-        number = len(self._bookies) + 1
-        name = f"bookie-{number}"
-        bookie = Bookie(
-            name,
-            folder=self.data_dir / name,
-            port=0,
-            options=self._options_of(number),
-            cluster=self,
-        )
-        self._bookies.append(bookie)
-        bookie._spawn()
-        bookie._wait_until_serving()
-        self._tell(f"{bookie.name} serves on {bookie.address}")
-        return bookie
-
     def _options_of(self, number: int) -> tuple[str, ...]:
         if not self._racks:
             return self._bookie_options

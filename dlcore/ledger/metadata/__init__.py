@@ -1,1 +1,1 @@
-"""What the metadata store knows of ledgers and bookies, and how quorums are counted."""
+"""Metadata of ledgers and bookies, and how quorums are counted."""

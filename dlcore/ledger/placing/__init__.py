@@ -1,1 +1,1 @@
-"""Which bookies a ledger is written to, and which are left out for a while."""
+"""The choice of the bookies that a ledger is written to, and of those left out for a while."""

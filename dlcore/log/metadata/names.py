@@ -1,4 +1,4 @@
-"""Which names there are, as told so far, and what a look at some of them changes.
+"""The names of logs, as told so far, and the changes that a look at some of them shows.
 
 Names are looked at bucket by bucket, each as of its own moment.  The changes told turn the names
 told before into those that are there now, one after the other: a log is created under a name that

@@ -215,7 +215,10 @@ class StagedAppend(AsyncClosing):
         return self._result
 
     async def stage(self) -> list[StagedExtent]:
-        """Make durable what was written here, and return it: what `commit` takes by itself."""
+        """Make durable what was written here, and return it: what `commit` takes by itself.
+
+        Raises: as `StagingWriter.stage`.
+        """
         if self._writer is not None:
             self._staged += await self._writer.stage()
         return list(self._staged)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from dlcore.background import BackgroundTasks
 from dlcore.errors import DLError
 
 if TYPE_CHECKING:
@@ -27,25 +27,15 @@ class NextPlace:
         self._log = log
         self._place: LedgerPlace | None = None
         self._found_ms = 0
-        self._task: asyncio.Task[None] | None = None
-
-    @property
-    def is_known(self) -> bool:
-        """Whether one was found and not taken."""
-        return self._place is not None
-
-    @property
-    def is_looked_for(self) -> bool:
-        """Whether it is being looked for."""
-        return self._task is not None
+        self._looks = BackgroundTasks()
 
     def look(self) -> None:
         """Begin to look for one in the background, unless there is one."""
         now_ms = self._context.clock.now_ms()
         is_due = self._place is None or now_ms - self._found_ms > _AGE_MS_MAX
-        if self._task is None and is_due:
+        if not self._looks and is_due:
             self._found_ms = now_ms
-            self._task = asyncio.create_task(self._look(), name=f"next-ledger-{self._log.name}")
+            self._looks.start(self._look(), name=f"next-ledger-{self._log.name}")
 
     async def _look(self) -> None:
         try:
@@ -53,8 +43,6 @@ class NextPlace:
         except DLError as error:
             # The roll looks again, and fails if there is none then.
             logger.info("log=%s: no place for its next ledger yet: %s", self._log.name, error)
-        finally:
-            self._task = None
 
     def take(self) -> LedgerPlace | None:
         """Return the place, for one ledger; None: whoever creates it must look."""
@@ -64,5 +52,4 @@ class NextPlace:
 
     def close(self) -> None:
         """Look no more."""
-        if self._task is not None:
-            self._task.cancel()
+        self._looks.cancel()

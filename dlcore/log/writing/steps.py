@@ -1,4 +1,4 @@
-"""What the writer's machine asks its driver to do, and what it lets callers be told."""
+"""The steps that the writer's machine asks of its driver, and the answers that callers get."""
 
 from __future__ import annotations
 

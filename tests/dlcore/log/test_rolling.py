@@ -44,12 +44,12 @@ async def interrupted(
 
 def is_placing(writer: AsyncLogWriter) -> bool:
     """Return whether it is looking for the place of its next ledger."""
-    return writer._next_place.is_looked_for
+    return bool(writer._next_place._looks)
 
 
 def has_place(writer: AsyncLogWriter) -> bool:
     """Return whether it knows that place."""
-    return writer._next_place.is_known
+    return writer._next_place._place is not None
 
 
 async def state_of(cluster: MemoryCluster, ledger_id: int) -> LedgerState:
