@@ -22,7 +22,7 @@ import crc32c
 import numpy as np
 import uvloop
 
-from bookie import allocator
+from bookie import kept_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -263,5 +263,5 @@ async def serve(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    allocator.install()
+    kept_memory.keep_what_is_freed()
     uvloop.run(serve(Path(sys.argv[1])))

@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import uvloop
 
-from bookie import allocator
+from bookie import kept_memory
 from bookie.config import StorageConfig
 from bookie.disks.real import RealDisk
 from bookie.serving.service import BookieService
@@ -47,7 +47,7 @@ async def serve(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    allocator.install()
+    kept_memory.keep_what_is_freed()
     with (
         patch.object(os, "fdatasync", lambda _descriptor: None),
         patch.object(os, "RWF_DSYNC", 0),

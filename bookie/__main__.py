@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
-from bookie import allocator, collector
+from bookie import kept_memory
 from bookie.server import BookieServer
 from bookie.server_config import BookieConfig, bookie_options
 from dlcore.background import BackgroundTasks
@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ConfigurationError as error:
         return _refuse(str(error))
     logging.getLogger().setLevel(config.log_level.upper())
-    allocator.install()
+    kept_memory.keep_what_is_freed()
     # An append crosses five event loops on its way to three bookies and back: uvloop's are faster.
     read_again = partial(_read_config, options) if file else None
     return uvloop.run(_run(config, watch_parent=watch_parent, read_again=read_again))
@@ -149,7 +149,7 @@ async def _serve(
     )
     try:
         async with await BookieServer.start(config, store=store, clock=SystemClock()) as server:
-            collector.install()
+            kept_memory.collect_what_is_new()
             incarnation = server.bookie.incarnation
             sys.stdout.write(
                 f"bookie {config.name} (incarnation {incarnation}) serving on {server.address}\n"
