@@ -28,6 +28,7 @@ from benchmarks import (
     reading,
     record_write,
     spark,
+    typed,
     wire,
 )
 from dlcore.sandbox.cluster import Sandbox
@@ -58,6 +59,7 @@ BENCHMARKS: dict[str, Callable[[Sandbox, Path], list[Figure]]] = {
     "spark_batch_read_1k": spark.batch_read_1k,
     "spark_batch_write": spark.batch_write,
     "stream_trigger": spark.stream_trigger,
+    "typed_read": typed.typed_read,
     "restart": bookies.restart,
     "restart_full": bookies.restart_full,
     "memory": bookies.memory,

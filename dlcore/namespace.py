@@ -39,6 +39,7 @@ from dlcore.log.metadata.store import LogStore
 from dlcore.log.metadata.values import LogMetadata
 from dlcore.log.metadata.watching import LogWatch
 from dlcore.log.reading.merged import AsyncMergedReader
+from dlcore.log.reading.schemas import find_schemas
 from dlcore.log.reading.snapshot import LedgerCache, find_places
 from dlcore.log.reading.snapshots import LogFollowers, Outcome
 from dlcore.log.staging.append import StagedAppend, check_identity
@@ -178,8 +179,7 @@ class Namespace(AsyncClosing):
             settings: what else is stored with it, for whoever writes it.
             schema: its columns, as an Arrow schema, which makes it a typed log; else one of bytes.
 
-        Raises:
-            InvalidLogNameError, LogExistsError.
+        Raises: InvalidLogNameError, LogExistsError.
         """
         self._require_open()
         name = validate_log_name(name)
@@ -190,8 +190,7 @@ class Namespace(AsyncClosing):
             quorum=(config or self._context.config).quorum,
             typed=schema is not None,
         )
-        columns = None if schema is None else first_schema(schema)
-        await self._context.logs.create(metadata, settings or LogSettings(), columns)
+        await self._context.logs.create(metadata, settings or LogSettings(), first_schema(schema))
 
     async def delete_log(self, name: str, *, damaged: bool = False) -> None:
         """Delete a log and its data.
@@ -221,8 +220,7 @@ class Namespace(AsyncClosing):
         open, go on.  Records that were staged for it enter it under its new name.
 
         Raises:
-            LogNotFoundError: there is no log `name`.
-            LogExistsError: there is a log `new_name`.
+            LogNotFoundError, LogExistsError: there is no log `name`, or one `new_name`.
             OwnershipAcquireFailedError: a writer owns the log.
         """
         new_name = validate_log_name(new_name)
@@ -277,8 +275,7 @@ class Namespace(AsyncClosing):
 
         Args:
             name: the log.
-            config: how to write and read it, in place of the namespace's.  The log's own quorums
-                and settings come before it.
+            config: in place of the namespace's; the log's own quorums and settings come before it.
             create_if_missing: create it with `config` if it does not exist.
 
         Raises:
@@ -358,6 +355,11 @@ class Namespace(AsyncClosing):
         self._require_open()
         return await self._followers.take([validate_log_name(name) for name in names], fresh=fresh)
 
+    async def get_schemas(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return each existing log's schema, None if of bytes; raise `InvalidLogNameError`."""
+        self._require_open()
+        return await find_schemas(self._context.logs, names)
+
     async def find_places(
         self, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]
     ) -> list[RecordPlace]:
@@ -387,13 +389,11 @@ class Namespace(AsyncClosing):
         Args:
             identity: who appends, across restarts: 1 … 200 bytes.
             version: which append of that identity; versions that were committed are not again.
-            shared: where what it commits was staged, together with that of other identities; None
-                for what was staged under its own.
+            shared: where it was staged with what others staged; None: under its own identity.
             run: the appender's present life, for one that appends a version several times, one
                 append after the other, and repeats them in the same order; without it a version is
                 appended once.
-            lock_timeout_s: how long the commit waits for a writer that owns one of the logs; None
-                for what the namespace's configuration says.
+            lock_timeout_s: how long the commit waits for a log's writer; None: as configured.
             keep_record: remember the commit.  False for an identity of one append only, which
                 nobody tries again: its record is removed once the commit is known.
             strict: the appender repeats its latest version only, and to the same logs.  What does

@@ -47,6 +47,8 @@ from dlcore.statistics import NamespaceStatistics
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    import pyarrow as pa
+
     from dlcore import namespace as aio
     from dlcore.config import LedgerClientConfig, LogConfig, LogSettings
     from dlcore.errors import DLError
@@ -301,6 +303,13 @@ class Namespace(Blocking):
         Raises: MetadataError.
         """
         return self._call(self._namespace.survey_logs(names))
+
+    def get_schemas(self, names: Sequence[str]) -> dict[str, pa.Schema | None]:
+        """Return the columns of each of the logs that exists; None of one of bytes.
+
+        Raises: InvalidLogNameError.
+        """
+        return self._call(self._namespace.get_schemas(names))
 
     def find_places(
         self, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]

@@ -6,13 +6,14 @@ not depend on its size; the payload of a large entry is handed on as it came, wi
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dlcore.errors import ConfigurationError
+from dlcore.errors import ConfigurationError, SchemaMismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -43,11 +44,46 @@ WRITE_SCHEMA = pa.schema([("payload", pa.binary())])
 WRITE_SCHEMA_WITH_TXID = pa.schema([("txid", pa.int64()), ("payload", pa.binary())])
 
 
+_KNOWN = ("log", "dlsn", "txid", "sequence_id", "timestamp")
+"""What is known of each record beside what it holds."""
+_COUNTED = frozenset({"log", "sequence_id"})
+"""What of this is known of records that nobody reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowShape:
+    """Rows as Spark expects them, and for each column what of `_KNOWN` it shows, or what data."""
+
+    schema: pa.Schema
+    known: tuple[str | None, ...]
+    data: tuple[str, ...]
+
+    @classmethod
+    def of_bytes(cls, columns: Sequence[str]) -> RowShape:
+        """Return rows of logs of bytes."""
+        schema = pa.schema([ROW_SCHEMA.field(column) for column in columns])
+        known = tuple(column if column in _KNOWN else None for column in columns)
+        return cls(schema, known, ("payload",) * len(known))
+
+    @classmethod
+    def of_typed(cls, schema: pa.Schema) -> RowShape:
+        """Return rows of typed logs."""
+        names = {f"_{name}": name for name in _KNOWN}
+        return cls(schema, tuple(names.get(name) for name in schema.names), tuple(schema.names))
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether rows follow from their numbers, and no record needs to be read."""
+        return _COUNTED.issuperset(self.known)
+
+
 class RowBuilder:
     """Turns scanned batches of one log into batches of rows for Spark, with the columns wanted."""
 
-    def __init__(self, log: str, columns: Sequence[str]) -> None:
-        self._schema = pa.schema([ROW_SCHEMA.field(column) for column in columns])
+    def __init__(self, log: str, shape: RowShape) -> None:
+        self._shape = shape
+        self._schema = shape.schema
+        self._name = log
         self._log = log.encode()
         self._names = pa.nulls(0, pa.string())
         self._ramp = np.arange(0, dtype=np.int64)
@@ -77,7 +113,7 @@ class RowBuilder:
             row = self._row_numbers(min(COUNTED_ROWS_PER_BATCH, records - start))
             numbers = _over(row + (first_sequence_id + start))
             columns = {"log": self._repeated_name(len(row)), "sequence_id": numbers}
-            arrays = [columns[name] for name in self._schema.names]
+            arrays = [columns[known or ""] for known in self._shape.known]
             yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _join(self, parts: list[ScanBatch]) -> pa.RecordBatch:
@@ -100,17 +136,37 @@ class RowBuilder:
         columns: dict[str, Callable[[], pa.Array]] = {
             "log": lambda: self._repeated_name(len(row)),
             "dlsn": dlsn,
-            "txid": lambda: _joined(parts, "txid"),
+            "txid": lambda: _joined([part.batch.column(0) for part in parts]),
             "sequence_id": lambda: _over(
                 repeated(part.sequence_id for part in parts) + row_in_part()
             ),
             "timestamp": lambda: _over(
                 repeated(part.timestamp_ms * 1000 for part in parts), _TIMESTAMP
             ),
-            "value": lambda: _joined(parts, "payload"),
         }
-        arrays = [columns[name]() for name in self._schema.names]
+        arrays = [
+            columns[known]() if known is not None else self._data(parts, name, field.type)
+            for field, known, name in zip(
+                self._schema, self._shape.known, self._shape.data, strict=True
+            )
+        ]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _data(self, parts: list[ScanBatch], name: str, kind: pa.DataType) -> pa.Array:
+        """Return a column of the records, as Spark's type; nulls where the log has none."""
+        if parts[0].batch.schema.get_field_index(name) < 0:
+            return pa.nulls(sum(part.batch.num_rows for part in parts), kind)
+        array = _joined([part.batch.column(name) for part in parts])
+        if array.type.equals(kind):
+            return array
+        try:
+            return array.cast(kind)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise SchemaMismatchError(
+                f"log {self._name!r}: column {name!r} is {array.type}, and not all of its values "
+                f"are {kind}, as which it is read: {error}. Where the log's schema has changed "
+                "since, start the query again"
+            ) from error
 
     def _row_numbers(self, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         if len(self._ramp) < count:
@@ -133,8 +189,7 @@ def _over(numbers: np.ndarray[Any, np.dtype[np.int64]], kind: pa.DataType = _INT
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
 
 
-def _joined(parts: list[ScanBatch], column: str) -> pa.Array:
-    arrays = [part.batch.column(column) for part in parts]
+def _joined(arrays: list[pa.Array]) -> pa.Array:
     return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
 
 
@@ -143,13 +198,18 @@ def batches_by_log(
 ) -> list[tuple[str, pa.RecordBatch]]:
     """Return what to write to which log: the columns ``payload`` and, if rows have one, ``txid``.
 
-    All of it goes to `log` if that is given, else each row where its ``log`` says, in order.
+    All of it goes to `log` if that is given, else each row where its ``log`` says, in order.  Of
+    rows for typed logs all columns are written, and ``_log`` says where.
 
     Raises:
         ConfigurationError: a value, txid or log is null.
     """
     if batch.num_rows == 0:
         return []
+    if columns.typed is not None:
+        if columns.has_txid and batch.column("_txid").null_count == batch.num_rows:
+            batch = batch.drop_columns(["_txid"])
+        return _by_log(batch, batch, log, "_log")
     arrays = [_required(batch, "value").cast(pa.binary())]
     # SQL's INSERT fills columns that it does not name with nulls: then none of the rows has one.
     has_txid = columns.has_txid and batch.column("txid").null_count < batch.num_rows
@@ -157,9 +217,15 @@ def batches_by_log(
         arrays.insert(0, _required(batch, "txid"))
     schema = WRITE_SCHEMA_WITH_TXID if has_txid else WRITE_SCHEMA
     rows = pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return _by_log(rows, batch, log, "log")
+
+
+def _by_log(
+    rows: pa.RecordBatch, batch: pa.RecordBatch, log: str | None, column: str
+) -> list[tuple[str, pa.RecordBatch]]:
     if log is not None:
         return [(log, rows)]
-    names = _required(batch, "log")
+    names = _required(batch, column)
     distinct = pc.unique(names).to_pylist()
     if len(distinct) == 1:
         return [(distinct[0], rows)]

@@ -104,7 +104,10 @@ class FilteringDlogReader(DlogReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Note what can be wanted; Spark evaluates every filter again, so all are returned."""
-        self._wanted = Wanted.of(comparison_of(each) for each in filters)
+        comparisons = map(comparison_of, filters)
+        if self._options.shape is not None:
+            comparisons = map(Comparison.of_typed, comparisons)
+        self._wanted = Wanted.of(comparisons)
         return filters
 
 

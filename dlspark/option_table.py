@@ -62,7 +62,8 @@ OPTIONS = (
         uses=_ALL,
         values="a name",
         default="",
-        meaning="The log to read or to write. A write without it needs a column `log`.",
+        meaning="The log to read or to write. A write without it needs a column `log`, to "
+        "typed logs `_log`.",
     ),
     Option(
         name="logs",
@@ -90,10 +91,18 @@ OPTIONS = (
         name="columns",
         uses=_READS,
         values="`txid,value`",
-        default="all six",
+        default="all six; of typed logs their own",
         meaning="The columns to read, in this order. What is left out is not made; with `log` and "
-        "`sequence_id` alone nothing is read from bookies at all, so that a count is one of "
-        "metadata.",
+        "`sequence_id` alone (of typed logs `_log` and `_sequence_id`) nothing is read from "
+        "bookies at all, so that a count is one of metadata.",
+    ),
+    Option(
+        name="includeMetadata",
+        uses=_READS,
+        values="`true` or `false`",
+        default="`false`",
+        meaning="Of typed logs: add the columns `_log`, `_dlsn`, `_txid`, `_sequence_id` and "
+        "`_timestamp` to their own.",
     ),
     Option(
         name="startingTimestamp",
@@ -232,6 +241,22 @@ OPTIONS = (
         values="`true` or `false`",
         default="`false`",
         meaning="Whether to create a log that does not exist, with the namespace's defaults.",
+    ),
+    Option(
+        name="typed",
+        uses=_WRITES,
+        values="`true` or `false`",
+        default="whether the DataFrame has no column `value`",
+        meaning="With `createLog`: whether the log that is created is typed, with the DataFrame's "
+        "columns.",
+    ),
+    Option(
+        name="mergeSchema",
+        uses=_WRITES,
+        values="`true` or `false`",
+        default="`false`",
+        meaning="Whether columns that a typed log does not have are added to it, and types that "
+        "are too narrow widened, before the write; needs `log`.",
     ),
     Option(
         name="txnAppId",

@@ -41,6 +41,8 @@ from dlspark.positions import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from dlspark.arrow import RowShape
+
 _SELECTORS = ("log", "logs", "logsPattern")
 _BOUNDS: dict[str, Callable[[str, str], Bound]] = {
     "Timestamp": parse_timestamp,
@@ -158,7 +160,9 @@ class ReadOptions:
 
     address: Address
     logs: LogSelection
-    columns: tuple[str, ...]
+    columns: tuple[str, ...] | None
+    """None for all that its logs have."""
+    include_metadata: bool
     start: Bound
     must_reach_start: bool
     """Whether a log that has not come to `start` yet is an error, not read from its end."""
@@ -166,6 +170,24 @@ class ReadOptions:
     fail_on_data_loss: bool
     limits: Limits
     division: Division
+    shape: RowShape | None = None
+    """Of the rows of typed logs, once that is known; None for logs of bytes."""
+
+    @property
+    def byte_columns(self) -> tuple[str, ...]:
+        """The columns to read of logs of bytes.
+
+        Raises:
+            ConfigurationError: they have no such column.
+        """
+        columns = self.columns or READ_COLUMNS
+        for name in columns:
+            if name not in READ_COLUMNS:
+                raise ConfigurationError(
+                    f"option columns={','.join(columns)!r}: a log of bytes has no column {name!r}, "
+                    f"expected some of {', '.join(READ_COLUMNS)}"
+                )
+        return columns
 
     @classmethod
     def parse(cls, options: Mapping[str, str], mode: Mode) -> ReadOptions:
@@ -195,7 +217,8 @@ class ReadOptions:
         return cls(
             address=address,
             logs=selection,
-            columns=table.parse("columns", _parse_columns, default=READ_COLUMNS),
+            columns=table.parse("columns", _parse_columns, default=None),
+            include_metadata=table.parse("includeMetadata", _parse_boolean, default=False),
             start=start,
             must_reach_start=table.parse(_STRATEGY, _parse_strategy, default=mode is Mode.STREAM),
             end=end,
@@ -221,6 +244,9 @@ class WriteOptions:
     log: str | None
     transaction: Transaction | None
     create_log: bool = False
+    typed: bool = False
+    """Whether a log that is created is typed, also if there is a column ``value``."""
+    merge_schema: bool = False
     lock_timeout_s: float | None = None
     """None for what the namespace's configuration says."""
 
@@ -242,6 +268,8 @@ class WriteOptions:
             log=None if table.get("log") is None else table.parse("log", _parse_log, default=""),
             transaction=_parse_transaction(table),
             create_log=table.parse("createLog", _parse_boolean, default=False),
+            typed=table.parse("typed", _parse_boolean, default=False),
+            merge_schema=table.parse("mergeSchema", _parse_boolean, default=False),
             lock_timeout_s=table.parse("lockTimeoutMs", _parse_milliseconds, default=None),
         )
 
@@ -488,19 +516,15 @@ def _parse_division(table: _Table) -> Division:
     )
 
 
-def _parse_columns(key: str, text: str) -> tuple[str, ...]:
+def _parse_columns(key: str, text: str) -> tuple[str, ...] | None:
     names = tuple(part.strip() for part in text.split(",") if part.strip())
     for name in names:
-        if name not in READ_COLUMNS:
-            raise ConfigurationError(
-                f"option {key}={text!r}: a log has no column {name!r}, expected some of "
-                f"{', '.join(READ_COLUMNS)}"
-            )
         if names.count(name) > 1:
             raise ConfigurationError(f"option {key}={text!r} names the column {name!r} twice")
     if not names:
         raise ConfigurationError(
-            f"option {key}={text!r} names no column: expected some of {', '.join(READ_COLUMNS)}"
+            f"option {key}={text!r} names no column: expected some of the log's, of a log of bytes "
+            f"{', '.join(READ_COLUMNS)}"
         )
     return names
 

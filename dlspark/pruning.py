@@ -26,6 +26,7 @@ _SEARCHED = {
     ("txid",): RecordField.TXID,
     ("timestamp",): RecordField.TIMESTAMP_MS,
 }
+_TYPED_NAMES = ("_log", "_dlsn", "_txid", "_sequence_id", "_timestamp")
 _PARTS = (("dlsn", "lssn"), ("dlsn", "entry"), ("dlsn", "slot"))
 
 
@@ -36,6 +37,16 @@ class Comparison(NamedTuple):
     column: tuple[str, ...]
     value: Any
     is_negated: bool = False
+
+    def of_typed(self) -> Comparison:
+        """Return what a filter of rows of a typed log says of its records, by the names used here.
+
+        The log's own columns say nothing of where records are, whatever their names.
+        """
+        first, *rest = self.column or ("",)
+        if first not in _TYPED_NAMES:
+            return self._replace(column=())
+        return self._replace(column=(first.removeprefix("_"), *rest))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,15 @@ import logging
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from dlcore.errors import AlreadyTruncatedError, ConfigurationError, LogNotFoundError
+from dlcore.errors import (
+    AlreadyTruncatedError,
+    ConfigurationError,
+    LogNotFoundError,
+    SchemaMismatchError,
+)
 from dlcore.ids import DLSN
 from dlcore.records import NotLessThan, RecordField
-from dlspark.arrow import RowBuilder
+from dlspark.arrow import RowBuilder, RowShape
 from dlspark.offsets import LogPosition, LogView
 from dlspark.planning import (
     CountedPartition,
@@ -35,8 +40,6 @@ if TYPE_CHECKING:
     from dlspark.pruning import Wanted
 
 logger = logging.getLogger(__name__)
-COUNTED_COLUMNS = frozenset({"log", "sequence_id"})
-"""What is known of records that nobody reads."""
 _ADVICE_ON_LOSS = (
     "The query stops because failOnDataLoss is true; set the option failOnDataLoss to false to go "
     "on with what is there"
@@ -48,6 +51,18 @@ def list_selected(address: Address, selection: LogSelection) -> list[str]:
     if selection.pattern is None:
         return list(selection.names)
     return [log for log in open_shared_namespace(address).get_logs() if selection.matches(log)]
+
+
+def find_schema(options: ReadOptions) -> pa.Schema | None:
+    """Return the columns of the selected logs as they are now; None if they are of bytes.
+
+    Raises:
+        SchemaMismatchError: no schema holds what they hold.
+    """
+    from dlcore.schemas import merge_schemas
+
+    names = list_selected(options.address, options.logs)
+    return merge_schemas(open_shared_namespace(options.address).get_schemas(names))
 
 
 class LogSnapshots:
@@ -173,11 +188,34 @@ def narrow(source: LogSnapshots, stretches: Sequence[Stretch], wanted: Wanted) -
     return narrowed
 
 
+def shape_of_rows(options: ReadOptions) -> RowShape:
+    """Return what rows look like that are read."""
+    return options.shape or RowShape.of_bytes(options.byte_columns)
+
+
+def require_kind(snapshots: Iterable[LogSnapshot], options: ReadOptions) -> None:
+    """Raise unless the logs are what the rows are made for, typed or of bytes.
+
+    Raises:
+        SchemaMismatchError: one of them is not.
+    """
+    typed = options.shape is not None
+    for snapshot in snapshots:
+        if (snapshot.schema is not None) is not typed:
+            raise SchemaMismatchError(
+                f"log {snapshot.log!r} is {'one of bytes' if typed else 'typed'}, and rows of "
+                f"{'typed columns' if typed else 'bytes'} are to be read: it was not there, or "
+                "another, when the DataFrame was made; make it again, and read logs of the two "
+                "kinds apart"
+            )
+
+
 def plan_read(
     source: LogSnapshots, stretches: Sequence[Stretch], options: ReadOptions
 ) -> list[InputPartition]:
     """Divide what is to be read; where only numbers are wanted, without reading it."""
-    if not COUNTED_COLUMNS.issuperset(options.columns):
+    require_kind((each.snapshot for each in stretches), options)
+    if not shape_of_rows(options).is_counted:
         scans = [part for stretch in stretches for part in stretch.scans()]
         return list(plan_partitions(scans, options.division))
     readable = [
@@ -203,13 +241,14 @@ def read_rows(partition: InputPartition | None, options: ReadOptions) -> Iterato
         AlreadyTruncatedError: records were truncated after the partition was planned.
         LogNotFoundError: the log was deleted meanwhile.
     """
+    shape = shape_of_rows(options)
     if isinstance(partition, CountedPartition):
         for log, first_sequence_id, records in partition.ranges:
-            yield from RowBuilder(log, options.columns).count(first_sequence_id, records)
+            yield from RowBuilder(log, shape).count(first_sequence_id, records)
     elif isinstance(partition, DlogPartition):
         for log, parts in groupby(partition.scans, key=lambda part: part.log):
             batches = _scan(parts, options.address, fail=options.fail_on_data_loss)
-            yield from RowBuilder(log, options.columns).build(batches)
+            yield from RowBuilder(log, shape).build(batches)
 
 
 def _scan(parts: Iterable[ScanRange], address: Address, *, fail: bool) -> Iterator[ScanBatch]:

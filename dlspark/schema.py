@@ -42,6 +42,8 @@ READ_SCHEMA = StructType(
 """All fields are nullable: Spark compares the Arrow schema of a batch with this one exactly."""
 
 _OPTIONS_KEY = "dlog.options"
+TYPED_KEY = "dlog.typed"
+"""Spark gives a field's metadata back with the schema: this says that it is of typed logs."""
 _READ_ONLY = ("dlsn", "sequence_id", "timestamp")
 _WRITTEN: dict[str, tuple[type[DataType], ...]] = {
     "value": (StringType, BinaryType),
@@ -57,6 +59,8 @@ class WriteColumns:
 
     has_txid: bool
     has_log: bool
+    typed: StructType | None = None
+    """The columns of a write to typed logs."""
 
 
 def read_schema_of(columns: Sequence[str]) -> StructType:
@@ -74,7 +78,7 @@ def with_options(schema: StructType, options: Mapping[str, str]) -> StructType:
     if not found:
         return schema
     first, *others = schema.fields
-    metadata = {_OPTIONS_KEY: json.dumps(found)}
+    metadata = {**first.metadata, _OPTIONS_KEY: json.dumps(found)}
     carrier = StructField(first.name, first.dataType, first.nullable, metadata)
     return StructType([carrier, *others])
 
@@ -92,7 +96,7 @@ def options_of(schema: StructType, options: Mapping[str, str]) -> Mapping[str, s
 
 def check_read_schema(schema: StructType, expected: StructType) -> None:
     """Raise `ConfigurationError` unless `schema`, perhaps given by the user, is `expected`."""
-    schema = StructType([StructField(f.name, f.dataType, f.nullable) for f in schema.fields])
+    schema, expected = _bare(schema), _bare(expected)
     if schema == expected:
         return
     for given, right in zip(schema.fields, expected.fields, strict=False):
@@ -106,6 +110,25 @@ def check_read_schema(schema: StructType, expected: StructType) -> None:
         f"TABLE, and choose columns with the option columns; {difference}; expected "
         f"{expected.simpleString()}"
     )
+
+
+def _bare(schema: StructType) -> StructType:
+    return StructType([StructField(f.name, f.dataType, f.nullable) for f in schema.fields])
+
+
+def is_of_typed(schema: StructType) -> bool:
+    """Return whether a schema was found in typed logs, perhaps by way of Spark's catalog."""
+    return bool(schema.fields) and TYPED_KEY in schema.fields[0].metadata
+
+
+def is_of_bytes(schema: StructType, columns: Sequence[str] | None) -> bool:
+    """Return whether rows with a schema can be those of logs of bytes, of which `columns` are read.
+
+    None stands for all of them.
+    """
+    names = READ_SCHEMA.fieldNames() if columns is None else columns
+    known = set(names) <= set(READ_SCHEMA.fieldNames())
+    return known and _bare(schema) == read_schema_of(names)
 
 
 def check_write_schema(schema: StructType, *, needs_log: bool) -> WriteColumns:
@@ -150,7 +173,8 @@ def _check_field(field: StructField) -> None:
             )
     else:
         raise ConfigurationError(
-            f"a log has no column {field.name!r}: {_EXPECTED}; pack what else there is into value, "
+            f"a log of bytes has no column {field.name!r}: {_EXPECTED}; write to a typed log, "
+            "which the options createLog and typed create, or pack what else there is into value, "
             "for example with to_json(struct(...))"
         )
 

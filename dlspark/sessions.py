@@ -20,6 +20,8 @@ from dlcore.errors import DLError, LogExistsError, LogNotFoundError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import pyarrow as pa
+
     from dlcore.sync import Namespace, StagingWriter
     from dlspark.commit import AppendIdentity
     from dlspark.options import Address
@@ -38,7 +40,8 @@ class _Kept:
         self.namespaces: dict[Address, Namespace] = {}
         self.writers: dict[tuple[Address, str], tuple[StagingWriter, int]] = {}
         """By namespace and staging identity: a writer that nobody uses now, and since when."""
-        self.known_logs: set[tuple[Address, str]] = set()
+        self.known_logs: dict[tuple[Address, str], bool] = {}
+        """Logs that were found, and whether they are typed."""
 
 
 _kept = _Kept()
@@ -74,26 +77,38 @@ def close_shared_namespace(address: Address) -> None:
         namespace.close()
 
 
-def require_log(address: Address, log: str, *, create: bool = False) -> None:
-    """Raise `LogNotFoundError` unless `log` exists, or else create it if that is wanted.
+def is_typed(address: Address, log: str) -> bool | None:
+    """Return whether `log` is typed; None if it does not exist.
 
     A log once found is not looked up again.
     """
-    if (address, log) in _kept.known_logs:
+    if (address, log) not in _kept.known_logs:
+        found = open_shared_namespace(address).get_schemas([log])
+        if log not in found:
+            return None
+        _kept.known_logs[address, log] = found[log] is not None
+    return _kept.known_logs[address, log]
+
+
+def require_log(
+    address: Address, log: str, *, create: bool = False, schema: pa.Schema | None = None
+) -> None:
+    """Raise `LogNotFoundError` unless `log` exists, or else create it if that is wanted.
+
+    With a `schema` it is created as a typed log.
+    """
+    if is_typed(address, log) is not None:
         return
-    namespace = open_shared_namespace(address)
-    if not namespace.log_exists(log):
-        if not create:
-            raise LogNotFoundError(describe_missing(log, address))
-        with contextlib.suppress(LogExistsError):  # another was quicker
-            namespace.create_log(log)
-            logger.info("log=%s created, for the option createLog is true", log)
-    _kept.known_logs.add((address, log))
+    if not create:
+        raise LogNotFoundError(describe_missing(log, address))
+    with contextlib.suppress(LogExistsError):  # another was quicker
+        open_shared_namespace(address).create_log(log, schema=schema)
+        logger.info("log=%s created, for the option createLog is true", log)
 
 
 def forget_log(address: Address, log: str) -> None:
     """Look up a log again when it is needed next."""
-    _kept.known_logs.discard((address, log))
+    _kept.known_logs.pop((address, log), None)
 
 
 def describe_missing(log: str, address: Address) -> str:

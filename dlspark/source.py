@@ -6,6 +6,7 @@ every ``pyspark_*`` module in the process that looks data sources up.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader
@@ -15,6 +16,8 @@ from dlspark.options import MetadataOptions, Mode, ReadOptions, WriteOptions
 from dlspark.schema import (
     check_read_schema,
     check_write_schema,
+    is_of_bytes,
+    is_of_typed,
     options_of,
     read_schema_of,
     with_options,
@@ -40,14 +43,17 @@ class DistributedLogDataSource(DataSource):
         return "dlog"
 
     def schema(self) -> StructType:
-        """Return the schema of a read, after a first check of the options."""
+        """Return the schema of a read, after a first check of the options.
+
+        That of typed logs is looked up, and the read keeps to it, however it changes.
+        """
         metadata = MetadataOptions.parse(self.options)
         if metadata is not None:
             from dlspark.metadata import schema_of
 
             return with_options(schema_of(metadata.table), self.options)
-        columns = ReadOptions.parse(self.options, Mode.LOAD).columns
-        return with_options(read_schema_of(columns), self.options)
+        options = ReadOptions.parse(self.options, Mode.LOAD)
+        return with_options(_read_schema(options), self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch."""
@@ -60,27 +66,21 @@ class DistributedLogDataSource(DataSource):
             return MetadataReader(metadata)
         from dlspark.batch import batch_reader
 
-        options = ReadOptions.parse(given, Mode.BATCH)
-        check_read_schema(schema, read_schema_of(options.columns))
-        return batch_reader(options)
+        return batch_reader(_shaped(ReadOptions.parse(given, Mode.BATCH), schema))
 
     def streamReader(self, schema: StructType) -> DlogStreamReader:
         """Return the reader of a stream."""
         from dlspark.stream import DlogStreamReader
 
         options = ReadOptions.parse(options_of(schema, self.options), Mode.STREAM)
-        check_read_schema(schema, read_schema_of(options.columns))
-        return DlogStreamReader(options)
+        return DlogStreamReader(_shaped(options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DlogWriter:
         """Return the writer of a batch."""
         from dlspark.batch import DlogWriter
-        from dlspark.sessions import require_log
 
         options = WriteOptions.parse(self.options, Mode.BATCH)
         columns = _check_write(options, schema, overwrite=overwrite)
-        if options.log is not None:
-            require_log(options.address, options.log, create=options.create_log)
         return DlogWriter(options, columns, overwrite=overwrite)
 
     def streamWriter(
@@ -89,20 +89,51 @@ class DistributedLogDataSource(DataSource):
         overwrite: bool,
     ) -> DlogStreamWriter:
         """Return the writer of a stream."""
-        from dlspark.sessions import require_log
         from dlspark.stream import DlogStreamWriter
 
         options = WriteOptions.parse(self.options, Mode.STREAM)
         columns = _check_write(options, schema, overwrite=overwrite)
-        if options.log is not None:
-            require_log(options.address, options.log, create=options.create_log)
         return DlogStreamWriter(options, columns, overwrite=overwrite)
 
 
+def _read_schema(options: ReadOptions) -> StructType:
+    """Return the schema of the rows of the selected logs."""
+    from dlspark.reading import find_schema
+    from dlspark.typed import read_schema
+
+    found = find_schema(options)
+    if found is None:
+        return read_schema_of(options.byte_columns)
+    return read_schema(found, options.columns, include_metadata=options.include_metadata)
+
+
+def _shaped(options: ReadOptions, schema: StructType) -> ReadOptions:
+    """Return the options of a read whose rows Spark expects with this schema.
+
+    Only one that `_read_schema` did not return is looked at: a user's, or that of a table.
+    """
+    if not is_of_typed(schema):
+        if is_of_bytes(schema, options.columns):
+            return options
+        check_read_schema(schema, _read_schema(options))
+    from dlspark.typed import shape_of
+
+    return replace(options, shape=shape_of(schema))
+
+
 def _check_write(options: WriteOptions, schema: StructType, *, overwrite: bool) -> WriteColumns:
+    """Find out whether a write is to typed logs, and make its log ready."""
     if overwrite and options.log is None:
         raise ConfigurationError(
             "to overwrite, name the log with the option log: which logs the rows of a column log "
             "leave out cannot be told; use append, or write log by log"
         )
-    return check_write_schema(schema, needs_log=options.log is None)
+    from dlspark.sessions import require_log
+    from dlspark.typed_write import prepare_typed, writes_typed
+
+    if writes_typed(options, schema.fieldNames()):
+        return prepare_typed(options, schema)
+    columns = check_write_schema(schema, needs_log=options.log is None)
+    if options.log is not None:
+        require_log(options.address, options.log, create=options.create_log)
+    return columns

@@ -27,6 +27,7 @@ from dlspark.sessions import (
     require_log,
     staging_writer,
 )
+from dlspark.typed import log_schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -56,12 +57,13 @@ def stage_rows(
         LogNotFoundError: a log named by a row does not exist.
         TransactionIdOutOfOrderError: transaction ids decrease within the task.
     """
+    schema = None if columns.typed is None else log_schema_of(columns.typed)
     with staging_writer(options.address, append) as writer, _advice_on_txids():
         for batch in batches:
             parts = list(batches_by_log(batch, columns, log=options.log))
             if options.create_log:
                 for log, _ in parts:
-                    require_log(options.address, log, create=True)
+                    require_log(options.address, log, create=True, schema=schema)
             try:
                 writer.write_batches(parts)
             except LogNotFoundError:

@@ -258,6 +258,21 @@ def rename_log(log: str, new_name: str) -> None:
     show_done(f"renamed log {log} to {new_name}", {"log": new_name, "old_name": log})
 
 
+@log_group.command("schema", epilog="Example: dlog log schema trips")
+@click.argument("log")
+@common_options
+def show_schema(log: str) -> None:
+    """Show the columns of LOG and their types, if it is a typed log."""
+
+    async def read(namespace: Namespace) -> list[dict[str, object]]:
+        async with await namespace.open_log(log) as manager:
+            schema = await manager.get_schema()
+        return [{"column": field.name, "type": str(field.type)} for field in schema or ()]
+
+    columns = ("column", "type")
+    show_rows(run_async(read), columns=columns, empty=f"log {log} is one of bytes")
+
+
 @log_group.command("settings", epilog="Example: dlog log settings clicks --set compression=zstd")
 @click.argument("log")
 @click.option(

@@ -23,11 +23,13 @@ from dlspark.arrow import (
     WRITE_SCHEMA,
     WRITE_SCHEMA_WITH_TXID,
     RowBuilder,
+    RowShape,
     batches_by_log,
 )
 from dlspark.options import READ_COLUMNS
 from dlspark.schema import WriteColumns
 
+BYTES = RowShape.of_bytes(READ_COLUMNS)
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
@@ -87,7 +89,7 @@ def test_rows_are_those_made_one_by_one(
         scanned(payloads, lssn=3, entry=entry, slot=slot, sequence_id=sequence_id)
         for payloads, entry, slot, sequence_id in entries
     ]
-    batches = list(RowBuilder("clïcks", READ_COLUMNS).build(iter(parts)))
+    batches = list(RowBuilder("clïcks", BYTES).build(iter(parts)))
     assert all(batch.schema.equals(ROW_SCHEMA) for batch in batches)
     for batch in batches:
         batch.validate(full=True)
@@ -98,24 +100,22 @@ def test_rows_are_those_made_one_by_one(
 def test_small_entries_are_joined_and_batches_bounded() -> None:
     """Rows and bytes are bounded, unless a single entry has more."""
     small = [scanned([b"x"] * 1000, entry=number) for number in range(200)]
-    rows = [batch.num_rows for batch in RowBuilder("a", READ_COLUMNS).build(small)]
+    rows = [batch.num_rows for batch in RowBuilder("a", BYTES).build(small)]
     assert sum(rows) == 200_000
     assert max(rows) <= ROWS_PER_BATCH
     assert min(rows[:-1]) > ROWS_PER_BATCH - 1000
     wide = [scanned([b"x" * (1 << 20)] * 3, entry=number) for number in range(6)]
-    sizes = [batch.column("value").nbytes for batch in RowBuilder("a", READ_COLUMNS).build(wide)]
+    sizes = [batch.column("value").nbytes for batch in RowBuilder("a", BYTES).build(wide)]
     assert len(sizes) == 3
     assert max(sizes) <= BYTES_PER_BATCH
     big = [scanned([b"x"] * (ROWS_PER_BATCH + 1))]
-    assert [batch.num_rows for batch in RowBuilder("a", READ_COLUMNS).build(big)] == [
-        ROWS_PER_BATCH + 1
-    ]
+    assert [batch.num_rows for batch in RowBuilder("a", BYTES).build(big)] == [ROWS_PER_BATCH + 1]
 
 
 def test_a_single_entry_is_not_copied() -> None:
     """The payload that Spark gets is the memory that was received."""
     part = scanned([b"abc"] * 10)
-    (batch,) = RowBuilder("a", READ_COLUMNS).build([part])
+    (batch,) = RowBuilder("a", BYTES).build([part])
     given_buffer = part.batch.column("payload").buffers()[2]
     assert batch.column("value").buffers()[2].address == given_buffer.address
 
@@ -129,7 +129,7 @@ def test_reading_is_lazy() -> None:
             taken.append(number)
             yield scanned([b"x"] * ROWS_PER_BATCH, entry=number)
 
-    rows = RowBuilder("a", READ_COLUMNS).build(entries())
+    rows = RowBuilder("a", BYTES).build(entries())
     next(rows)
     assert len(taken) <= 2
 
@@ -201,7 +201,9 @@ def test_null_in_an_ignored_log_column() -> None:
 
 def test_columns_that_are_wanted_only() -> None:
     """In their order; the others are not made."""
-    (batch,) = RowBuilder("a", ["value", "sequence_id"]).build([scanned([b"x", b"y"])])
+    (batch,) = RowBuilder("a", RowShape.of_bytes(["value", "sequence_id"])).build(
+        [scanned([b"x", b"y"])]
+    )
     assert batch.schema == pa.schema([ROW_SCHEMA.field("value"), ROW_SCHEMA.field("sequence_id")])
     assert batch.column("value").to_pylist() == [b"x", b"y"]
 
@@ -209,7 +211,7 @@ def test_columns_that_are_wanted_only() -> None:
 def test_rows_that_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their numbers and their log, in batches of a size that suits Spark."""
     monkeypatch.setattr(arrow, "COUNTED_ROWS_PER_BATCH", 4)
-    batches = list(RowBuilder("a", ["log", "sequence_id"]).count(7, 10))
+    batches = list(RowBuilder("a", RowShape.of_bytes(["log", "sequence_id"])).count(7, 10))
     assert [batch.num_rows for batch in batches] == [4, 4, 2]
     table = pa.Table.from_batches(batches)
     assert table.column("sequence_id").to_pylist() == list(range(7, 17))

@@ -49,7 +49,8 @@ def test_defaults_differ_between_batch_and_stream() -> None:
     assert batch.division == Division(max_bytes=128 * 1024 * 1024)
     assert batch.limits == stream.limits == Limits()
     assert (batch.must_reach_start, stream.must_reach_start) == (False, True)
-    assert batch.columns == READ_COLUMNS
+    assert batch.columns is None
+    assert batch.byte_columns == READ_COLUMNS
 
 
 def test_keys_ignore_case() -> None:
@@ -354,7 +355,6 @@ def test_limits_of_a_stream() -> None:
         ({"startingOffsetsByTimestamp": '{"clicks": "x"}'}, ["(log 'clicks')='x'", "ISO-8601"]),
         ({"startingOffsetsByTimestamp": '{"views": 5}'}, ["'views'", "not selected"]),
         ({"startingOffsetsByTimestampStrategy": "end"}, ["Strategy='end'", "error or latest"]),
-        ({"columns": "key"}, ["columns='key'", "no column 'key'", "sequence_id"]),
         ({"columns": "txid,txid"}, ["'txid' twice"]),
         ({"columns": " , "}, ["names no column"]),
         ({"endingOffsetsByTimestamp": '{"clicks": 5}'}, ["not allowed", "has no end"]),
@@ -375,6 +375,12 @@ def test_limits_are_for_streams() -> None:
     """A batch reads all there is."""
     with pytest.raises(ConfigurationError, match="maxRecordsPerTrigger='5' is not allowed here"):
         parse(Mode.BATCH, maxRecordsPerTrigger="5")
+
+
+def test_columns_of_logs_of_bytes() -> None:
+    """Typed logs have others, so they are looked at when it is known what the log is."""
+    with pytest.raises(ConfigurationError, match="columns='key': a log of bytes has no column"):
+        _ = parse(columns="key").byte_columns
 
 
 def test_columns_keep_the_order_in_which_they_are_named() -> None:

@@ -57,10 +57,10 @@ class NotedNamespace:
         self.looked_up = 0
         self.is_closed = False
 
-    def log_exists(self, log: str) -> bool:
-        """Return whether it is one of them."""
+    def get_schemas(self, names: list[str]) -> dict[str, None]:
+        """Return those of them that there are, all of bytes."""
         self.looked_up += 1
-        return log.startswith("clicks")
+        return {name: None for name in names if name.startswith("clicks")}
 
     def open_staging_writer(self, *, identity: str) -> StagingWriter:
         """Return another writer."""

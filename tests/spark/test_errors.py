@@ -1,7 +1,8 @@
 """What a user gets wrong in Spark is refused at once, in words that name it.
 
 Goal: an error comes before any task runs, and says what was given and what is right.  Method: real
-DataFrames with one mistake each; none of these needs a cluster that answers.
+DataFrames with one mistake each; a cluster is asked only what kind of log is meant, once options
+are right.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.spark
+    from tests.fixtures.spark import LogBench
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
 NOWHERE = "distributedlog://127.0.0.1:1/dlog"
 LOG = {"uri": NOWHERE, "log": "clicks"}
 
@@ -64,21 +67,22 @@ def test_path_is_not_a_log(spark: SparkSession) -> None:
     assert '.option("log", ' in text
 
 
-def test_other_schema_for_a_read(spark: SparkSession) -> None:
+def test_other_schema_for_a_read(spark: SparkSession, logs: LogBench) -> None:
     """The schema is fixed; a part of it is not it."""
-    frame = spark.read.format("dlog").options(**LOG).schema("value STRING").load()
+    reader = spark.read.format("dlog").options(uri=logs.uri, log=logs.create())
+    frame = reader.schema("value STRING").load()
     assert "value string stands where log string belongs" in message_of(frame.collect)
 
 
-def test_latest_start_of_a_batch(spark: SparkSession) -> None:
+def test_latest_start_of_a_batch(logs: LogBench) -> None:
     """Such a read would always be empty."""
-    frame = spark.read.format("dlog").options(**LOG, startingOffsets="latest").load()
+    frame = logs.frame(log="clicks", startingOffsets="latest")
     assert "startingOffsets='latest' is not allowed" in message_of(frame.collect)
 
 
-def test_end_of_a_stream(spark: SparkSession, tmp_path: Path) -> None:
+def test_end_of_a_stream(logs: LogBench, tmp_path: Path) -> None:
     """A stream has none."""
-    frame = spark.readStream.format("dlog").options(**LOG, endingTxid="5").load()
+    frame = logs.stream(log="clicks", endingTxid="5")
     query = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
     assert "endingTxid='5' is not allowed here" in message_of(lambda: query.awaitTermination(60))
 
@@ -94,16 +98,21 @@ def test_end_of_a_stream(spark: SparkSession, tmp_path: Path) -> None:
             ("'a' AS value, 'b' AS dlsn", {}, ["'dlsn' is string"]),
             ("'a' AS value", {"log": None}, ["the log to write to is missing", "column log"]),
             ("'a' AS value", {"txnAppId": "x"}, ["txnVersion is missing"]),
-            ("'a' AS value", {"mergeSchema": "true"}, ["unknown option mergeschema"]),
+            ("'a' AS value", {"mergeSchemas": "true"}, ["unknown option mergeschemas"]),
         ],
         3,
     ),
 )
 def test_wrong_write(
-    spark: SparkSession, columns: str, options: dict[str, str | None], words: list[str]
+    spark: SparkSession,
+    logs: LogBench,
+    columns: str,
+    options: dict[str, str | None],
+    words: list[str],
 ) -> None:
     """Columns and options are checked before a task runs."""
-    given = {key: value for key, value in (LOG | options).items() if value is not None}
+    given = {"uri": logs.uri, "log": "clicks"} | options
+    given = {key: value for key, value in given.items() if value is not None}
     frame = rows(spark, columns)
     text = message_of(lambda: frame.write.format("dlog").options(**given).mode("append").save())
     assert all(word in text for word in words), text

@@ -144,14 +144,22 @@ class LogStore:
         Raises:
             LogNotFoundError: one of them does not exist.
         """
+        found = await self.find_existing(names)
+        if len(found) < len(names):
+            existing = {log.name for log in found}
+            missing = next(name for name in names if validate_log_name(name) not in existing)
+            raise LogNotFoundError(f"log {missing!r} does not exist in {self._paths.root}")
+        return found
+
+    async def find_existing(self, names: Sequence[str]) -> list[LogMetadata]:
+        """Return what is fixed of those of the logs that exist, in their order."""
         paths = [self._paths.log(validate_log_name(name)) for name in names]
         nodes = await persistently(lambda: self._store.get_many(paths, fresh=True))
-        found = []
-        for name, path, node in zip(names, paths, nodes, strict=True):
-            if node is None:
-                raise LogNotFoundError(f"log {name!r} does not exist in {self._paths.root}")
-            found.append(decode(LogMetadata, node.value, source=path))
-        return found
+        return [
+            decode(LogMetadata, node.value, source=path)
+            for path, node in zip(paths, nodes, strict=True)
+            if node is not None
+        ]
 
     async def read(self, log: LogKey) -> VersionedHead:
         """Return the log's head, with every change that completed before this call.

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dlcore.ids import validate_log_name
 from dlcore.log.typed.arrow import EntrySchemas, entry_schemas
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+
     from dlcore.log.metadata.store import LogStore
     from dlcore.log.metadata.values import LogMetadata
 
@@ -31,3 +36,13 @@ class KnownSchemas:
             (schema,) = await self._logs.read_schemas([self._log])
             assert schema is not None
             self.entries = entry_schemas(schema)
+
+
+async def find_schemas(logs: LogStore, names: Sequence[str]) -> dict[str, pa.Schema | None]:
+    """Return the columns of each log that exists, None of one of bytes."""
+    found = await logs.find_existing([validate_log_name(name) for name in names])
+    schemas = await logs.read_schemas(found)
+    return {
+        log.name: None if schema is None else entry_schemas(schema).columns
+        for log, schema in zip(found, schemas, strict=True)
+    }

@@ -99,13 +99,13 @@ def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
     return tuple(_column_of(field.name, field.type) for field in schema)
 
 
-def first_schema(schema: Any) -> LogSchema:
-    """Return the schema of a new log, from an Arrow schema or what can be made one.
+def first_schema(schema: Any) -> LogSchema | None:
+    """Return the schema of a new log, from an Arrow schema or what can be made one; None for None.
 
     Raises:
         ConfigurationError: a log cannot have these columns.
     """
-    return LogSchema.first(columns_of(schema_from(schema)))
+    return None if schema is None else LogSchema.first(columns_of(schema_from(schema)))
 
 
 def _column_of(name: str, kind: Any) -> Column:

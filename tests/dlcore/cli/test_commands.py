@@ -69,6 +69,24 @@ def test_a_log_from_creation_to_deletion(shell: Shell, log: str, tmp_path: Path)
     assert {"log": log} not in shell.json("log", "list")
 
 
+def test_the_schema_of_a_log(shell: Shell, log: str, sandbox: Sandbox) -> None:
+    """Its columns; a log of bytes has none, and a typed one no records for a terminal."""
+    typed = f"{log}/typed"
+    with open_namespace(sandbox.uri) as namespace:
+        namespace.create_log(typed, schema=[("id", pa.int64()), ("tags", pa.list_(pa.string()))])
+        with namespace.open_log(typed).open_writer() as writer:
+            writer.write_batch(pa.record_batch({"id": [1]}))
+    assert shell.json("log", "schema", typed) == [
+        {"column": "id", "type": "int64"}, {"column": "tags", "type": "list<item: string>"}
+    ]  # fmt: skip
+    assert shell.json("log", "schema", log) == []
+    assert "is one of bytes" in shell.outcome("log", "schema", log)[2]
+    exit_code, _, err = shell.outcome("log", "tail", typed)
+    assert exit_code == EXIT_FAILED
+    assert "the log is typed" in err
+    shell.text("log", "delete", typed, "--yes")
+
+
 def test_tail_takes_the_end_or_a_start(shell: Shell, log: str, tmp_path: Path) -> None:
     """-n counts from the end; with a start it counts from there.
 

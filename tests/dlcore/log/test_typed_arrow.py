@@ -36,7 +36,6 @@ from dlcore.log.typed.arrow import (
     EntrySchemas,
     columns_of,
     entry_schemas,
-    first_schema,
     schema_from,
     schema_of,
     type_of,
@@ -93,7 +92,7 @@ def batch_of_all(rows: int = 3) -> pa.RecordBatch:
 
 def schemas_of(*versions: pa.Schema) -> EntrySchemas:
     """Return the schemas of a log that had these, one after the other."""
-    schema = first_schema(versions[0])
+    schema = LogSchema.first(columns_of(versions[0]))
     for each in versions[1:]:
         schema = schema.evolved("trips", columns_of(each))
     return entry_schemas(schema)

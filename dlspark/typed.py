@@ -1,0 +1,181 @@
+"""Rows of typed logs in Spark: their columns as Spark's types, and a DataFrame's as a log's.
+
+Columns of a typed log are the user's own.  What the log says of its records is there on request, by
+names with a leading underscore.  Spark has fewer types than a log: unsigned integers become the
+next wider signed ones, times finer than microseconds are refused where they would be cut.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql import types as sql
+
+from dlcore.errors import ConfigurationError, SchemaMismatchError
+from dlspark.arrow import RowShape
+from dlspark.schema import READ_SCHEMA, TYPED_KEY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+METADATA_COLUMNS = {
+    f"_{name}": READ_SCHEMA[name].dataType
+    for name in ("log", "dlsn", "txid", "sequence_id", "timestamp")
+}
+_LEAVES: tuple[tuple[Callable[[Any], bool], sql.DataType], ...] = (
+    (pa.types.is_boolean, sql.BooleanType()),
+    (pa.types.is_int8, sql.ByteType()),
+    (pa.types.is_int16, sql.ShortType()),
+    (pa.types.is_uint8, sql.ShortType()),
+    (pa.types.is_int32, sql.IntegerType()),
+    (pa.types.is_uint16, sql.IntegerType()),
+    (pa.types.is_int64, sql.LongType()),
+    (pa.types.is_uint32, sql.LongType()),
+    (pa.types.is_uint64, sql.DecimalType(20, 0)),
+    (pa.types.is_float16, sql.FloatType()),
+    (pa.types.is_float32, sql.FloatType()),
+    (pa.types.is_float64, sql.DoubleType()),
+    (pa.types.is_string, sql.StringType()),
+    (pa.types.is_binary, sql.BinaryType()),
+    (pa.types.is_fixed_size_binary, sql.BinaryType()),
+    (pa.types.is_date, sql.DateType()),
+    (pa.types.is_duration, sql.DayTimeIntervalType()),
+    (pa.types.is_null, sql.NullType()),
+)
+_ARROW: tuple[tuple[type[sql.DataType], pa.DataType], ...] = (
+    (sql.BooleanType, pa.bool_()),
+    (sql.ByteType, pa.int8()),
+    (sql.ShortType, pa.int16()),
+    (sql.IntegerType, pa.int32()),
+    (sql.LongType, pa.int64()),
+    (sql.FloatType, pa.float32()),
+    (sql.DoubleType, pa.float64()),
+    (sql.StringType, pa.string()),
+    (sql.BinaryType, pa.binary()),
+    (sql.DateType, pa.date32()),
+    (sql.TimestampType, pa.timestamp("us", "UTC")),
+    (sql.TimestampNTZType, pa.timestamp("us")),
+    (sql.DayTimeIntervalType, pa.duration("us")),
+    (sql.NullType, pa.null()),
+)
+_TIME_TYPE: type[sql.DataType] | None = getattr(sql, "TimeType", None)
+"""Since PySpark 4.1."""
+_DECIMAL_DIGITS_MAX = 38
+
+
+def spark_type(name: str, kind: Any) -> sql.DataType:
+    """Return the type in Spark of a column of a log.
+
+    Raises:
+        SchemaMismatchError: Spark has none that holds its values.
+    """
+    if pa.types.is_list(kind):
+        return sql.ArrayType(spark_type(name, kind.value_type))
+    if pa.types.is_map(kind):
+        return sql.MapType(spark_type(name, kind.key_type), spark_type(name, kind.item_type))
+    if pa.types.is_struct(kind):
+        return sql.StructType(
+            [sql.StructField(field.name, spark_type(name, field.type)) for field in kind]
+        )
+    if pa.types.is_timestamp(kind):
+        return sql.TimestampNTZType() if kind.tz is None else sql.TimestampType()
+    if pa.types.is_time(kind) and _TIME_TYPE is not None:
+        return _TIME_TYPE()
+    is_decimal = pa.types.is_decimal(kind)
+    if is_decimal and 0 <= kind.scale <= kind.precision <= _DECIMAL_DIGITS_MAX:
+        return sql.DecimalType(kind.precision, kind.scale)
+    for is_kind, found in _LEAVES:
+        if is_kind(kind):
+            return found
+    raise SchemaMismatchError(
+        f"column {name!r} has the type {kind}, for which this version of Spark has none: name the "
+        "columns to read with the option columns, without this one"
+    )
+
+
+def arrow_type(name: str, kind: sql.DataType) -> pa.DataType:
+    """Return the type in Arrow of a column of a DataFrame, as Spark hands it over.
+
+    Raises:
+        ConfigurationError: Spark cannot hand it over, or a log cannot hold it.
+    """
+    if isinstance(kind, sql.ArrayType):
+        element = pa.field("element", arrow_type(name, kind.elementType), kind.containsNull)
+        return pa.list_(element)
+    if isinstance(kind, sql.MapType):
+        key = pa.field("key", arrow_type(name, kind.keyType), nullable=False)
+        value = pa.field("value", arrow_type(name, kind.valueType), kind.valueContainsNull)
+        return pa.map_(key, value)
+    if isinstance(kind, sql.StructType):
+        return pa.struct(
+            [
+                pa.field(field.name, arrow_type(name, field.dataType), field.nullable)
+                for field in kind
+            ]
+        )
+    if isinstance(kind, sql.DecimalType):
+        return pa.decimal128(kind.precision, kind.scale)
+    if _TIME_TYPE is not None and isinstance(kind, _TIME_TYPE):
+        return pa.time64("ns")
+    if isinstance(kind, sql.UserDefinedType):
+        return arrow_type(name, kind.sqlType())
+    for spark, found in _ARROW:
+        if isinstance(kind, spark):
+            return found
+    raise ConfigurationError(
+        f"column {name!r} is {kind.simpleString()}, which no typed log holds: cast it to a number, "
+        "a string or a struct of these, or drop it"
+    )
+
+
+def read_schema(
+    log_schema: pa.Schema, columns: Sequence[str] | None, *, include_metadata: bool
+) -> sql.StructType:
+    """Return the rows of typed logs that have these columns.
+
+    Raises:
+        ConfigurationError: there is no such column.
+        SchemaMismatchError: Spark has no type for one.
+    """
+    if columns is None:
+        columns = [*log_schema.names, *(METADATA_COLUMNS if include_metadata else ())]
+    fields = []
+    for name in columns:
+        if name in METADATA_COLUMNS:
+            fields.append(sql.StructField(name, METADATA_COLUMNS[name]))
+        elif log_schema.get_field_index(name) >= 0:
+            kind = spark_type(name, log_schema.field(name).type)
+            fields.append(sql.StructField(name, kind))
+        else:
+            raise ConfigurationError(
+                f"option columns={','.join(columns)!r}: the log has no column {name!r}, it has "
+                f"{', '.join(log_schema.names)}, and {', '.join(METADATA_COLUMNS)}"
+            )
+    first = fields[0]
+    marked = sql.StructField(first.name, first.dataType, metadata={TYPED_KEY: True})
+    return sql.StructType([marked, *fields[1:]])
+
+
+def shape_of(schema: sql.StructType) -> RowShape:
+    """Return the shape of rows that Spark expects with this schema."""
+    fields = [
+        pa.field(field.name, arrow_type(field.name, field.dataType), field.nullable)
+        for field in schema.fields
+    ]
+    return RowShape.of_typed(pa.schema(fields))
+
+
+def log_schema_of(schema: sql.StructType) -> pa.Schema:
+    """Return the columns of a log that holds a DataFrame's rows.
+
+    Raises:
+        ConfigurationError: no log can hold one of them, or there is none but what a log says.
+    """
+    return pa.schema(
+        [
+            pa.field(field.name, arrow_type(field.name, field.dataType))
+            for field in schema.fields
+            if field.name not in METADATA_COLUMNS
+        ]
+    )

@@ -1,0 +1,86 @@
+"""Writes to typed logs, before their tasks: which they are, and logs made ready for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dlcore.errors import ConfigurationError, SchemaMismatchError
+from dlspark.schema import WriteColumns
+from dlspark.sessions import is_typed, open_shared_namespace, require_log
+from dlspark.typed import log_schema_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from dlspark.options import WriteOptions
+
+_LOG = "_log"
+
+
+def writes_typed(options: WriteOptions, names: Sequence[str]) -> bool:
+    """Return whether a DataFrame with columns of these names goes to typed logs.
+
+    A log that exists is what it is.  One that is to be created is typed if that is said, or if
+    there is no column ``value``.
+
+    Raises:
+        SchemaMismatchError: a typed log is asked for, and the log is one of bytes.
+    """
+    if options.log is None:
+        return options.typed or _LOG in names
+    found = is_typed(options.address, options.log)
+    if found is None:
+        return options.typed or (options.create_log and "value" not in names)
+    if options.typed and not found:
+        raise SchemaMismatchError(
+            f"option typed=true: log {options.log!r} exists, and is one of bytes: leave the option "
+            "out, or write to another log"
+        )
+    return found
+
+
+def prepare_typed(options: WriteOptions, schema: StructType) -> WriteColumns:
+    """Check the columns of a DataFrame for typed logs; create the log, or add to its columns.
+
+    Raises:
+        ConfigurationError: a log cannot have one of the columns, or there is no log to write to.
+        LogNotFoundError: it does not exist, and is not to be created.
+        SchemaMismatchError: it has not got a column, or cannot get it.
+    """
+    names = schema.fieldNames()
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigurationError(f"the column {twice!r} occurs more than once")
+    wanted = log_schema_of(schema)
+    if options.log is not None:
+        require_log(options.address, options.log, create=options.create_log, schema=wanted)
+        _fit_log(options, options.log, wanted)
+    elif _LOG not in names:
+        raise ConfigurationError(
+            'the log to write to is missing: give .option("log", NAME) or a string column _log'
+        )
+    elif options.merge_schema:
+        raise ConfigurationError("option mergeSchema=true: name the log with the option log")
+    return WriteColumns(has_txid="_txid" in names, has_log=_LOG in names, typed=schema)
+
+
+def _fit_log(options: WriteOptions, log: str, wanted: pa.Schema) -> None:
+    namespace = open_shared_namespace(options.address)
+    if options.merge_schema:
+        with namespace.open_log(log) as manager:
+            manager.update_schema(wanted, merge=True)
+        return
+    known = namespace.get_schemas([log])[log]
+    missing = [] if known is None else [n for n in wanted.names if known.get_field_index(n) < 0]
+    if known is not None and missing:
+        raise SchemaMismatchError(
+            f"log {log!r} has no column {missing[0]!r}: it has ({_text(known)}), the DataFrame has "
+            f"({_text(wanted)}). The option mergeSchema adds columns"
+        )
+
+
+def _text(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
