@@ -99,7 +99,7 @@ class DistributedLogManager(Blocking):
     def get_subscriptions(self) -> dict[str, DLSN]:
         """Return the positions that are stored for subscribers: of the next record each reads.
 
-        Raises: MetadataError.
+        Raises: LogNotFoundError, MetadataError.
         """
         return self._call(self._manager.get_subscriptions())
 
@@ -124,7 +124,7 @@ class DistributedLogManager(Blocking):
     def delete_subscription(self, subscriber: str) -> bool:
         """Forget a subscriber that has no reader; return whether there was one.
 
-        Raises: OwnershipAcquireFailedError: he has a reader; MetadataError.
+        Raises: OwnershipAcquireFailedError: he has a reader; LogNotFoundError, MetadataError.
         """
         return self._call(self._manager.delete_subscription(subscriber))
 

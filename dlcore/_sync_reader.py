@@ -73,7 +73,7 @@ class LogReader(Blocking):
         txid: int | None = None,
         timestamp_ms: int | None = None,
     ) -> None:
-        """Read on at another position, forward or back; arguments and errors of `open_reader`.
+        """Read on at another position, forward or back; arguments are those of `open_reader`.
 
         Raises: as `DistributedLogManager.open_reader`.
         """
@@ -86,7 +86,7 @@ class LogReader(Blocking):
         """Yield records until every readable one was returned, or the log's end.
 
         With `follow` wait for more, until the log is sealed.  Each record that comes out is read:
-        who leaves the loop reads on behind it.  Errors are those of `read_next`.
+        who leaves the loop reads on behind it.
 
         Raises: as `read_next`, but for EndOfStreamError.
         """
@@ -111,6 +111,7 @@ class LogReader(Blocking):
 
         Raises:
             EndOfStreamError: the log is sealed, and all of it was read.
+            AlreadyTruncatedError, SubscriptionMovedError, LedgerReadError …: as the async method.
         """
         rows = self._fill(non_blocking=non_blocking, until_caught_up=not non_blocking)
         return None if rows is None else next(rows.records())
@@ -121,8 +122,7 @@ class LogReader(Blocking):
         With `timeout_s` wait for more, and return fewer only when so much time is over.
 
         Raises:
-            ConfigurationError: `count` is below 1.
-            EndOfStreamError: the log is sealed, and all of it was read.
+            ConfigurationError: `count` is below 1; else as `read_next`.
         """
         if count < 1:
             raise ConfigurationError(f"count={count}: expected a number > 0")

@@ -176,7 +176,7 @@ class DistributedLogManager(AsyncClosing):
     async def get_subscriptions(self) -> dict[str, DLSN]:
         """Return the positions that are stored for subscribers: of the next record each reads.
 
-        Raises: MetadataError.
+        Raises: LogNotFoundError, MetadataError.
         """
         self._require_open()
         return await list_subscriptions(self._context, self._log)
@@ -203,7 +203,7 @@ class DistributedLogManager(AsyncClosing):
     async def delete_subscription(self, subscriber: str) -> bool:
         """Forget a subscriber that has no reader; return whether there was one.
 
-        Raises: OwnershipAcquireFailedError: he has a reader; MetadataError.
+        Raises: OwnershipAcquireFailedError: he has a reader; LogNotFoundError, MetadataError.
         """
         self._require_open()
         return await delete_subscription(self._context, self._log, subscriber)

@@ -141,7 +141,7 @@ class AsyncLogReader(AsyncClosing):
         txid: int | None = None,
         timestamp_ms: int | None = None,
     ) -> None:
-        """Read on at another position, forward or back; arguments and errors of `open_reader`.
+        """Read on at another position, forward or back; arguments are those of `open_reader`.
 
         It waits for reads that were called before.  A reader that failed is usable again.
 
@@ -163,7 +163,7 @@ class AsyncLogReader(AsyncClosing):
         """Yield records until every readable one was returned, or the log's end.
 
         With `follow` wait for more, until the log is sealed.  Each record that comes out is read:
-        who leaves the loop reads on behind it.  Errors are those of `read_next`.
+        who leaves the loop reads on behind it.
 
         Raises: as `read_next`, but for EndOfStreamError.
         """
@@ -202,6 +202,7 @@ class AsyncLogReader(AsyncClosing):
             EndOfStreamError: the log is sealed, and all of it was read.
             AlreadyTruncatedError: the position was truncated away.
             LogNotFoundError: the log was deleted.
+            OwnershipAcquireFailedError, SubscriptionMovedError: its subscriber has another reader.
             MetadataConnectionError, BookieUnavailableError: for `read_unavailable_timeout_s` it
                 waited while ZooKeeper or all bookies were gone; it can be called again.
             ReaderIdleError: no record came for `reader_idle_error_s`; it can be called again.
