@@ -51,7 +51,7 @@ def test_who_goes_while_it_waits_takes_nothing_along() -> None:
         budget.give(400)  # the second has its turn, and does not know it yet
         second.cancel()
         await asyncio.gather(second, return_exceptions=True)
-        await asyncio.wait_for(third, 1)
+        await asyncio.wait_for(third, 60)
         assert (first.cancelled(), second.cancelled()) == (True, True)
         assert (budget.free, budget.is_exhausted) == (0, False)
 

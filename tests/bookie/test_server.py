@@ -171,7 +171,7 @@ def test_a_frozen_bookie_registers_again(
         async with (
             connect(zookeeper, zookeeper_root) as cluster,
             bookie_process(cluster.uri, "b", tmp_path / "b", "--session-timeout-s", "1.5") as one,
-            cluster.client(one, add_timeout_s=2.0) as client,
+            cluster.client(one, add_timeout_s=5.0) as client,
         ):
             await client.add_entry(one.bookie, frame_of(LEDGER, 0))
             one.send(signal.SIGSTOP)

@@ -530,7 +530,7 @@ def test_after_the_namespace_is_closed_everything_fails_fast_with_one_error() ->
         await namespace.aclose()
         for call in calls:
             with pytest.raises(AlreadyClosedError, match=r"closed") as caught:
-                async with asyncio.timeout(1):
+                async with asyncio.timeout(60):
                     await call()
             assert "metadata store" not in str(caught.value)
         for each in (log, reader, stream, append, staging, watch, namespace):

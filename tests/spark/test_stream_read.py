@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dlcore.ids import DLSN
-from tests.fixtures.lengths import sample
 from tests.fixtures.spark import message_of
 from tests.fixtures.waiting import wait_until
 
@@ -177,8 +176,9 @@ def test_failed_first_batch_with_records_is_replayed_exactly(logs: LogBench, sin
     assert sink.numbers == list(range(4, 12))
 
 
+@pytest.mark.prove  # tests/dlspark has it without a session
 @pytest.mark.parametrize(
-    "start", sample([{"startingTxid": "10"}, {"startingTimestamp": "2100-01-01"}], 1)
+    "start", [{"startingTxid": "10"}, {"startingTimestamp": "2100-01-01"}], ids=["txid", "time"]
 )
 def test_start_beyond_the_end_is_refused(logs: LogBench, sink: Sink, start: dict[str, str]) -> None:
     """What comes next may be below it; the error says how far the log is."""
@@ -269,12 +269,14 @@ def test_truncating_what_was_read_is_no_loss(logs: LogBench, sink: Sink) -> None
     assert sink.numbers == list(range(10))
 
 
+@pytest.mark.prove  # tests/dlspark has it without a session
 def test_missing_log_stops_a_new_query(logs: LogBench, sink: Sink) -> None:
     """With what would create it."""
     sink.start(logs.stream(log="absent"))
     assert "dlog log create absent" in sink.message_of_failure()
 
 
+@pytest.mark.prove  # tests/dlspark has it without a session
 def test_checkpoint_of_a_newer_version_is_refused(logs: LogBench, sink: Sink) -> None:
     """By its version."""
     log = logs.create()

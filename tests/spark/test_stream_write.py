@@ -217,6 +217,7 @@ def test_failed_commit_is_retried_once(
     assert logs.payloads(target) == as_bytes(range(60))
 
 
+@pytest.mark.prove  # `test_failed_attempts_leave_nothing` has it of a batch
 def test_task_that_fails_after_staging(spark: SparkSession, logs: LogBench, tmp_path: Path) -> None:
     """Only what the second attempt staged is committed."""
     spark.dataSource.register(FlakyStreamDataSource)
@@ -461,6 +462,7 @@ def test_threads_that_write_to_one_log(logs: LogBench, tmp_path: Path, threads: 
         assert logs.payloads(target) == as_bytes(range(10))
 
 
+@pytest.mark.prove  # tests/dlspark has it without a session
 def test_a_thread_that_knows_of_no_batch(logs: LogBench, tmp_path: Path) -> None:
     """Its write could not be recognised in a replay: it is refused, with what to do."""
     source, target = logs.create("in"), logs.create("out")

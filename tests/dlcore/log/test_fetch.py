@@ -177,7 +177,7 @@ def test_a_follower_learns_that_all_bookies_are_gone(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("dlcore.ledger.reading.follower._SILENCE_S", 0.02)
 
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
-        config = replace(CONFIG, read_unavailable_timeout_s=0.3)
+        config = replace(CONFIG, read_unavailable_timeout_s=2)
         other = await (await cluster.open("b", config=config)).open_log("clicks")
         async with await log.open_writer() as writer, await other.open_reader() as reader:
             await writer.write(record(1))
@@ -190,10 +190,10 @@ def test_a_follower_learns_that_all_bookies_are_gone(monkeypatch: pytest.MonkeyP
             for bookie in others:
                 bookie.stop()
             waiting = asyncio.create_task(reader.read_next())
-            await asyncio.sleep(1)  # more than three time-outs
+            await asyncio.sleep(4.5)  # more than two time-outs
             assert not waiting.done()
             first.stop()
-            with pytest.raises(BookieUnavailableError, match=r"bookies that it follows for 0\.3 s"):
+            with pytest.raises(BookieUnavailableError, match="bookies that it follows for 2"):
                 await asyncio.wait_for(waiting, 20)
             for bookie in (first, *others):
                 bookie.start()

@@ -261,7 +261,7 @@ def test_a_session_that_expires_while_the_store_is_cut_off(
         async with (
             connected(zookeeper.servers) as witness,
             Proxy(zookeeper.servers) as proxy,
-            connected(proxy.address, session_timeout_s=1) as store,
+            connected(proxy.address, session_timeout_s=4) as store,
         ):
             await store.create(zookeeper_root)
             await store.create(f"{zookeeper_root}/e", ephemeral=True)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from dlcore.ids import BookieId
 
-IMPATIENT = LedgerClientConfig(add_timeout_s=0.5, read_timeout_s=0.5)
+IMPATIENT = LedgerClientConfig(add_timeout_s=2.0, read_timeout_s=2.0)
 """For bookies that never answer."""
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tests.fixtures.served_bookie import ServedBookie
 
-PATIENT = LedgerClientConfig(add_timeout_s=2.0, read_timeout_s=2.0)
+PATIENT = LedgerClientConfig(add_timeout_s=60.0, read_timeout_s=60.0)
 
 
 def client_of(served: ServedBookie, tls: TlsFiles | None) -> WireBookieClient:
