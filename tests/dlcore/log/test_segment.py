@@ -50,20 +50,25 @@ def test_an_open_extent_is_the_last_one_of_a_segment_in_progress() -> None:
         segment(final(1), open_over(2), state=SegmentState.COMPLETED)
 
 
-def test_extents_that_follow_in_one_ledger_are_read_at_once() -> None:
-    """Not those of another ledger, nor behind a gap."""
-
-    def part(ledger_id: int, first: int, last: int) -> Extent:
-        return Extent(
-            ledger_id=ledger_id,
-            first_entry_id=first,
-            last_entry_id=last,
-            record_count=1,
-            size_bytes=1,
-            first_txid=0,
-            last_txid=0,
-        )
-
-    parts = [part(1, 0, 2), part(1, 3, 3), part(2, 4, 5), part(2, 7, 8)]
-    assert list(adjacent(parts)) == [parts[:2], [parts[2]], [parts[3]]]
-    assert list(adjacent(list[Extent]())) == []
+@pytest.mark.parametrize(
+    ("extents", "sizes"),
+    [
+        ([], []),
+        ([(1, 0, 4)], [1]),
+        ([(1, 0, 4), (1, 5, 5), (1, 6, 9)], [3]),
+        ([(1, 0, 4), (1, 6, 9)], [1, 1]),  # entries between them are another log's
+        ([(1, 0, 4), (2, 5, 9), (2, 10, 10), (1, 5, 9)], [1, 2, 1]),
+        ([(1, 0, 4), (1, 0, 4)], [1, 1]),
+    ],
+)
+def test_extents_that_follow_in_one_ledger_are_read_at_once(
+    extents: list[tuple[int, int, int]], sizes: list[int]
+) -> None:
+    """In the order of the log, none left out."""
+    given = [
+        Extent(ledger_id=ledger, first_entry_id=first, last_entry_id=last)
+        for ledger, first, last in extents
+    ]
+    groups = list(adjacent(given))
+    assert [len(group) for group in groups] == sizes
+    assert [extent for group in groups for extent in group] == given
