@@ -8,6 +8,8 @@ SEEDS ?= 2000
 SEEDS_MAX ?= 3000
 SECONDS ?= 600
 WORKERS ?= 3
+SPARK_VERSIONS ?= 4.1 4.2 4.3
+SPARK_VENVS := .venv-spark
 ONLY ?=
 ARGS ?=
 
@@ -16,7 +18,7 @@ PYTHON_HINT := install it, for example: apt-get install python3 python3-venv
 
 .DEFAULT_GOAL := help
 .SHELLFLAGS := -eu -c
-.PHONY: help install demo test coverage prove check lint types layers sim model mutants chaos chaos-spark fuzz bench docs proto proto-check requirements clean
+.PHONY: help install demo test test-spark-matrix coverage prove check lint types layers sim model mutants chaos chaos-spark fuzz bench docs proto proto-check requirements clean
 
 ##@ Use
 
@@ -37,6 +39,17 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS)
 
 test: $(STAMP) ## Run the tests, of long sweeps a sample, on WORKERS=n. ARGS="-k name" goes to pytest.
 	@$(PYTEST) $(ARGS)
+
+# What a version of PySpark may do otherwise; each has an environment of its own, which keeps the newest
+# release of the version.
+SPARK_CORE = $(addprefix tests/spark/test_,batch_read.py pushdown.py sql.py overwrite.py limited_streams.py \
+	stream_read.py many_targets.py progress.py) tests/dlspark/test_stream_limits.py
+test-spark-matrix: $(SPARK_VERSIONS:%=$(SPARK_VENVS)/%/.installed) ## Run the connector's core on SPARK_VERSIONS="4.1 4.2 4.3".
+	@for version in $(SPARK_VERSIONS); do \
+		python=$(SPARK_VENVS)/$$version/bin/python; \
+		$$python -c 'import pyspark; print("== PySpark", pyspark.__version__)'; \
+		$$python -m pytest -q -n 0 $(SPARK_CORE) $(ARGS); \
+	done
 
 coverage: $(STAMP) ## Run all tests at full length; fail unless they ran the pure modules and most else.
 	@$(PYTEST) --full --cov --cov-report= $(ARGS)
@@ -117,7 +130,7 @@ proto-into:
 	@$(call generate_proto,$(FOLDER))
 
 clean: ## Remove the virtual environment, caches and built files.
-	rm -rf $(VENV) build dist artifacts spark-warehouse metastore_db derby.log benchmarks/results.json \
+	rm -rf $(VENV) $(SPARK_VENVS) build dist artifacts spark-warehouse metastore_db derby.log benchmarks/results.json \
 		.mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -142,3 +155,10 @@ $(STAMP): pyproject.toml | requirements
 	@echo "installing dlog and its tools into $(VENV) (PySpark is large: this takes a few minutes once)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[spark]' --group dev
 	@touch $(STAMP)
+
+$(SPARK_VENVS)/%/.installed: pyproject.toml | requirements
+	@[ -x $(@D)/bin/python ] || $(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	@echo "installing PySpark $* into $(@D)"
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[spark]' --group test 'pyspark==$*.*'
+	@touch $@

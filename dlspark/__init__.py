@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from dlcore.clock import SystemClock
 from dlspark.commit import THREAD_PROPERTY
+from dlspark.plotting import follow_progress, plot_progress
 from dlspark.progress import ProgressListener
 from dlspark.source import DistributedLogDataSource
 
@@ -19,7 +20,14 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-__all__ = ["DistributedLogDataSource", "ProgressListener", "in_batch", "register"]
+__all__ = [
+    "DistributedLogDataSource",
+    "ProgressListener",
+    "follow_progress",
+    "in_batch",
+    "plot_progress",
+    "register",
+]
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")

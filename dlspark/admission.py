@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pyspark
+
 if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
@@ -23,16 +25,22 @@ else:
 
 __all__ = [
     "ADVICE_WITHOUT_ADMISSION",
+    "ADVICE_WITHOUT_LAG",
     "SupportsTriggerAvailableNow",
     "default_read_limit",
     "has_admission_control",
     "is_unlimited",
 ]
 
+_VERSION = f"PySpark {pyspark.__version__}"
 ADVICE_WITHOUT_ADMISSION = (
-    "this version of Spark makes one batch of Trigger.AvailableNow, so with limits it reads one "
-    "limited batch of what is available and leaves the rest to the next run: use PySpark 4.2 or "
-    "later for several"
+    f"{_VERSION} makes one batch of Trigger.AvailableNow, so with maxRecordsPerTrigger or "
+    "maxBytesPerTrigger it reads one limited batch of what is available and leaves the rest to the "
+    "next run: use PySpark 4.2 or later for several"
+)
+ADVICE_WITHOUT_LAG = (
+    f"{_VERSION} lets no source report its latest offset, so how far a query is behind is not "
+    "known: use PySpark 4.2 or later to see it"
 )
 
 

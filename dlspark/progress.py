@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import sys
 from collections import deque
 from dataclasses import asdict, dataclass
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
+from dlspark.admission import ADVICE_WITHOUT_LAG, has_admission_control
 from dlspark.lag import LagReport, total
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
         StreamingQueryProgress,
     )
 
+logger = logging.getLogger(__name__)
 POINTS_MAX = 10_000
 """Points kept, the oldest go first: some hours of a query with a batch each second."""
 
@@ -104,6 +107,8 @@ class ProgressListener(StreamingQueryListener):
         self._output: TextIO | None = sys.stdout if prints else None
         self._points: deque[ProgressPoint] = deque(maxlen=points_max)
         self._latest: dict[str, ProgressPoint] = {}
+        if not has_admission_control():
+            logger.warning("%s", ADVICE_WITHOUT_LAG)
         if importlib.util.find_spec("prometheus_client") is not None:
             from prometheus_client import REGISTRY
 

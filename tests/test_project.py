@@ -6,19 +6,25 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def test_each_spark_setting_is_explained() -> None:
-    """A comment stands above every setting, and every setting has a name and a value."""
-    lines = (ROOT / "spark-conf" / "spark-defaults.conf").read_text().splitlines()
+@pytest.mark.parametrize("place", ["local", "standalone", "kubernetes"])
+def test_each_spark_setting_is_explained(place: str) -> None:
+    """A comment stands above every setting, and every setting has a name and a value, once."""
+    text = (ROOT / "spark-conf" / place / "spark-defaults.conf").read_text()
+    lines = text.splitlines()
     settings = [number for number, line in enumerate(lines) if line and not line.startswith("#")]
-    assert settings
+    names = []
     for number in settings:
         assert lines[number - 1].startswith("#"), lines[number]
         name, value = lines[number].split()
         assert name.startswith("spark.")
         assert value
+        names.append(name)
+    assert len(names) == len(set(names)) > 3
 
 
 def test_make_help_explains_every_target() -> None:

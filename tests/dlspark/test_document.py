@@ -29,3 +29,20 @@ def test_every_name_of_kafkas_source_has_its_row() -> None:
         assert set(ours.split(" or ")) <= names
     for name in KAFKA_ONLY:
         assert f"`{name}`" in text, name
+
+
+def test_errors_in_the_page_on_deploying_are_what_the_code_says() -> None:
+    """Spark's own apart, which are known by their capitals or by what they name."""
+    root = DOCUMENT.parents[1]
+    sources = "".join(
+        file.read_text(encoding="utf-8")
+        for package in ("dlcore", "dlspark")
+        for file in sorted((root / package).rglob("*.py"))
+    )
+    said = re.sub(r'"\s*\n\s*f?"', "", sources)
+    page = (root / "docs" / "deploying.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?`) \|", page.partition("## Errors")[2], re.MULTILINE)
+    assert len(rows) > 10
+    for text in re.findall(r"`([^`]+)`", " ".join(rows)):
+        if not re.match(r"[A-Z_]+$|'|No module|Data source not found", text):
+            assert all(part.strip() in said for part in text.split("…")), text

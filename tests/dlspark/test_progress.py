@@ -7,16 +7,19 @@ over, made up; the exporter's own text format.
 from __future__ import annotations
 
 import json
+import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from dlspark import ProgressListener
+from dlcore.errors import ConfigurationError
+from dlspark import ProgressListener, follow_progress, plot_progress
 from dlspark.lag import Lag, LagReport
 
 if TYPE_CHECKING:
-    import pytest
+    from collections.abc import Callable
 
 REPORT = LagReport(
     logs={"clicks": Lag(records=40, size_bytes=4096, seconds=1.5)},
@@ -84,3 +87,62 @@ def test_gauges_for_prometheus() -> None:
     assert 'dlog_stream_processed_rows_per_s{query="other"} 250.0' in text
     listener.onQueryTerminated(SimpleNamespace(runId="run of etl"))  # type: ignore[arg-type]
     assert 'query="etl"' not in generate_latest(registry).decode()
+
+
+def test_a_plot_of_rates_and_lag() -> None:
+    """A line per query and rate, and one for what is behind; without points empty panels."""
+    listener = ProgressListener(prints=False, registry=CollectorRegistry())
+    assert all(not panel.lines for panel in plot_progress(listener.points).axes)
+    text = json.dumps(REPORT.to_json())
+    for batch_id, name in enumerate(("etl", "other", "etl")):
+        listener.onQueryProgress(progress(name, text, batch_id=batch_id))
+    rates, lag = plot_progress(listener.points).axes
+    assert [line.get_label() for line in rates.lines] == [
+        "etl arrived", "etl processed", "other arrived", "other processed"
+    ]  # fmt: skip
+    assert [list(line.get_ydata()) for line in lag.lines] == [[40, 40], [40]]
+
+
+def test_a_plot_that_follows_a_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is drawn anew until the query ends, or the time is up."""
+    drawn: list[Any] = []
+    shown = SimpleNamespace(update=drawn.append)
+    monkeypatch.setattr("IPython.display.display", lambda *_, **__: shown)
+    listener = ProgressListener(prints=False, registry=CollectorRegistry())
+
+    class Query:
+        """Ends while it is waited for the second time."""
+
+        waits = 0
+
+        @property
+        def isActive(self) -> bool:
+            """Whether it runs."""
+            return self.waits < 2
+
+        def awaitTermination(self, timeout: float) -> None:
+            """Wait no time."""
+            self.waits += 1
+
+    query: Any = Query()
+    follow_progress(listener, query, seconds=60)
+    assert len(drawn) == 2
+    query.waits = 0
+    follow_progress(listener, query, seconds=0)
+    assert len(drawn) == 2
+
+
+@pytest.mark.parametrize(
+    ("module", "draw"),
+    [
+        ("matplotlib.figure", lambda: plot_progress([])),
+        ("IPython.display", lambda: follow_progress(None, None, seconds=1)),  # type: ignore[arg-type]
+    ],
+)
+def test_a_plot_says_what_it_needs(
+    monkeypatch: pytest.MonkeyPatch, module: str, draw: Callable[[], object]
+) -> None:
+    """Neither library comes with dlog."""
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ConfigurationError, match=r"a plot .*needs"):
+        draw()

@@ -94,6 +94,27 @@ def test_a_batch_is_committed_once_in_the_order_of_its_partitions(target: Target
     assert target.payloads() == [b"a", b"b", b"c"]
 
 
+def test_settings_of_the_log_hold_for_the_sink(target: Target) -> None:
+    """Sizes of entries and segments, and compression; rows of a task keep their order."""
+    values = [b"%04d" % n + b"x" * 96 for n in range(1_000)]
+    sizes = []
+    for compression in ("none", "zstd"):
+        with open_namespace(target.uri) as namespace, namespace.open_log(target.log) as log:
+            log.update_settings(entry_bytes=4_096, segment_bytes_max=1_000, compression=compression)
+        target.append = replace(target.append, version=target.append.version + 1)
+        commit_staged(
+            [target.stage(*values), target.stage(*values, partition=1)], options=target.options
+        )
+        with open_namespace(target.uri) as namespace, namespace.open_log(target.log) as log:
+            segments = log.get_snapshot().segments
+            sizes.append(segments[-1].size_bytes)
+            assert len(segments) == 2 * len(sizes), "each task's extent fills a segment"
+            assert all(segment.entry_count >= 25 for segment in segments)
+    assert sizes[1] < sizes[0] / 2
+    with open_namespace(target.uri) as namespace, namespace.open_log(target.log) as log:
+        assert log.read().to_arrow()["payload"].to_pylist() == values * 4
+
+
 def test_a_stream_that_goes_on_from_an_old_checkpoint_is_told_what_to_do(target: Target) -> None:
     """Its batch would be skipped, and its records lost; a user's own versions may come again."""
     target.append = replace(target.append, version=7)
