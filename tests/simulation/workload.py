@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tests.simulation.clients import SimClient
 
 CHAOS_S = 12.0
-HEALING_S_MAX = 240.0
+HEALING_S_MAX = 600.0
 """Virtual time that recovering and reading everything may take after the last fault."""
 
 
