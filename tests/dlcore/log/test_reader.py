@@ -16,7 +16,6 @@ from dlcore.errors import (
     AlreadyTruncatedError,
     ConfigurationError,
     EndOfStreamError,
-    LedgerReadError,
     LogEmptyError,
     LogNotFoundError,
 )
@@ -323,22 +322,6 @@ def test_truncation_and_readers() -> None:
         await writer.aclose()
         assert [r.txid for r in await read_all(log)] == [7, 8, 9, 10]
         assert [r.sequence_id for r in await read_all(log)] == [7, 8, 9, 10]
-
-    on_log(body)
-
-
-def test_an_error_that_is_told_again_and_again_does_not_grow() -> None:
-    """Who polls a reader that failed does not fill the memory with its traceback."""
-
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
-        async with await log.open_reader() as reader:
-            reader._fetcher.fail(LedgerReadError("planted"))
-            depths = set()
-            for _ in range(3):
-                with pytest.raises(LedgerReadError, match="planted") as told:
-                    await reader.read_next()
-                depths.add(len(told.traceback))
-        assert len(depths) == 1
 
     on_log(body)
 

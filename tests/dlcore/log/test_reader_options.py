@@ -234,3 +234,19 @@ def test_records_that_retention_keeps_are_read_though_truncated() -> None:
         assert await txids(log, dlsn=DLSN(2, 2, 0), ignore_truncation=True) == list(range(6, 12))
 
     on_log(body)
+
+
+def test_an_error_that_is_told_again_and_again_does_not_grow() -> None:
+    """Who polls a reader that failed does not fill the memory with its traceback."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        async with await log.open_reader() as reader:
+            reader._fetcher.fail(LedgerReadError("planted"))
+            depths = set()
+            for _ in range(3):
+                with pytest.raises(LedgerReadError, match="planted") as told:
+                    await reader.read_next()
+                depths.add(len(told.traceback))
+        assert len(depths) == 1
+
+    on_log(body)
