@@ -70,14 +70,6 @@ class Maintenance:
             last_check=await self._repairs.read_last_check(),
         )
 
-    async def set_paused(self, *, is_paused: bool) -> None:
-        """Pause auto-recovery everywhere, or let it go on."""
-        await self._repairs.set_paused(is_paused=is_paused)
-
-    async def recover_ledger(self, ledger_id: int) -> LedgerMetadata:
-        """Fence the ledger's writer and close it; see `LedgerClient.recover_ledger`."""
-        return await self._context.ledgers.recover_ledger(ledger_id)
-
     async def check_ledger(self, ledger_id: int) -> tuple[LedgerMetadata, list[ReplicaCheck]]:
         """Ask each bookie of each ensemble whether it holds what it should.
 

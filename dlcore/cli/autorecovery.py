@@ -275,10 +275,12 @@ def pause(*, off: bool) -> None:
 
     What is being copied is given up within moments; an audit and a check begin anew afterwards.
     """
-    from dlcore.autorecovery.maintenance import Maintenance
+    from dlcore.autorecovery.listing import RepairList
 
     async def write(namespace: Namespace) -> None:
-        await Maintenance(namespace.recovery_context).set_paused(is_paused=not off)
+        context = namespace.recovery_context
+        repairs = RepairList(context.store, context.paths, context.clock)
+        await repairs.set_paused(is_paused=not off)
 
     run_async(write)
     done = "goes on" if off else "is paused, until dlog autorecovery pause --off"

@@ -248,10 +248,9 @@ def show_ledger(ledger_id: int) -> None:
 @common_options
 def recover_ledger(ledger_id: int) -> None:
     """Fence the writer of a ledger and close it after its last entry; harmless if it is closed."""
-    from dlcore.autorecovery.maintenance import Maintenance
 
     async def recover(namespace: Namespace) -> LedgerMetadata:
-        return await Maintenance(namespace.recovery_context).recover_ledger(ledger_id)
+        return await namespace.recovery_context.ledgers.recover_ledger(ledger_id)
 
     metadata = run_async(recover)
     show_done(

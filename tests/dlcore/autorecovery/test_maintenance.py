@@ -69,7 +69,7 @@ def test_a_check_tells_of_each_bookie_what_it_holds() -> None:
         assert [(r.first_entry_id, r.last_entry_id) for r in checks[1].missing] == [(3, 4)]
         assert checks[2].unknown == "it is not registered"
         assert not is_replicated(metadata, checks)
-        await operator.recover_ledger(writer.ledger_id)
+        await cluster.client.recover_ledger(writer.ledger_id)
         await writer.abandon()
 
     run(scenario)
