@@ -78,8 +78,7 @@ def batches_are_answered_with_their_first_position() -> Iterator[None]:
     def first(self: Transmitter[Any], batch: Any, ticket: Any = None) -> None:
         add_batch(self, batch, ticket)
         if ticket is not None and self._open is not None:
-            slot, _ = self._open.tickets.pop()
-            self._open.tickets.append((slot - batch.num_rows + 1, ticket))
+            self._open.slots[-1] -= batch.num_rows - 1
 
     with patch.object(Transmitter, "add_batch", first):
         yield

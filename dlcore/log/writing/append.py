@@ -144,7 +144,8 @@ class LogAppender(Generic[_Ticket]):
         at: VersionedHead,
         config: LogConfig,
     ) -> None:
-        self.at = at
+        self._at = at
+        self._is_writable = False  # True: `_require_writable` passed, and only pending may refuse
         self.state = WriterState.OPENING
         self.error: DLError | None = None
         self.last_dlsn: DLSN | None = None
@@ -166,8 +167,19 @@ class LogAppender(Generic[_Ticket]):
         where = "no segment" if segment is None else f"segment={segment.lssn}"
         return f"<LogAppender {self.at.name!r} {self.state.name} {where}>"
 
+    @property
+    def at(self) -> VersionedHead:
+        """The head as it is known."""
+        return self._at
+
+    @at.setter
+    def at(self, at: VersionedHead) -> None:
+        self._at = at
+        self._is_writable = False
+
     def configure(self, config: LogConfig) -> None:
         """Fill entries and segments as this says, from the next ones on."""
+        self._is_writable = False
         self._limits = SegmentLimits.of(config)
         self._options = ipc_options(config.compression)
         self._pending_bytes_max = config.pending_bytes_max
@@ -234,17 +246,14 @@ class LogAppender(Generic[_Ticket]):
     def add_record(self, txid: int, payload: bytes, ticket: _Ticket) -> None:
         """Accept a record.  Raises what says why it cannot follow, or nothing can."""
         transmitter = self._transmitter
-        # What `_require_writable` looks at, without its calls: this is done for each record.
+        # This is done for each record; what else `_require_writable` looks at changes seldom.
         if (
-            self.error is not None
-            or self._ends
-            or self.state is WriterState.CLOSED
-            or self.at.head.sealed
+            not self._is_writable
             or transmitter.pending_bytes > self._pending_bytes_max
             or transmitter.pending_records >= self._pending_records_max
-            or self._fails_while_rolling
         ):
             self._require_writable()
+            self._is_writable = not self._fails_while_rolling
         transmitter.add_record(txid, payload, ticket)
 
     def add_batch(self, batch: pa.RecordBatch, ticket: _Ticket) -> None:
@@ -269,6 +278,7 @@ class LogAppender(Generic[_Ticket]):
         self.require_usable()
         self._transmitter.seal()
         self._ends.append((ending, ticket))
+        self._is_writable = False
 
     def require_usable(self) -> None:
         """Raise if the writer has failed or is closed; a failure counts as told then."""
@@ -491,7 +501,7 @@ class LogAppender(Generic[_Ticket]):
             entry_id = segment.entries_acknowledged
             segment.entries_acknowledged += 1
             self.last_dlsn = DLSN(segment.lssn, entry_id, group.record_count - 1)
-            effects.append(Acknowledge(segment.lssn, entry_id, group.tickets))
+            effects.append(Acknowledge(segment.lssn, entry_id, group.slots, group.tickets))
         self._durable = 0
         return effects
 
@@ -522,6 +532,7 @@ class LogAppender(Generic[_Ticket]):
         return effects
 
     def _give_up(self, error: DLError) -> list[Effect[_Ticket]]:
+        self._is_writable = False
         self._lost = self.lost
         self._untold = self._untold or self._transmitter.unacknowledged()
         in_flight, queued = self._transmitter.drain()
@@ -548,4 +559,4 @@ class LogAppender(Generic[_Ticket]):
 
 
 def _tickets_of(groups: Iterable[Group[_Ticket]]) -> list[_Ticket]:
-    return [ticket for group in groups for _, ticket in group.tickets]
+    return [ticket for group in groups for ticket in group.tickets]

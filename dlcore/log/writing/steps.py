@@ -88,7 +88,9 @@ class Acknowledge(Generic[_Ticket]):
 
     lssn: int
     entry_id: int
-    tickets: list[tuple[int, _Ticket]]
+    slots: list[int]
+    tickets: list[_Ticket]
+    """As many as `slots`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ groups are sent in order, as fast as the ledger takes them.  The open group is s
 nothing is in flight, so a lone record leaves at once and a busy writer fills its entries while it
 waits for acks.
 
-`tickets` are the caller's: what it wants to be told about the record at a slot of the group.
+`tickets` are the caller's: what it wants to be told about the record at a slot of the group.  They
+stand beside `slots`, not in pairs with them: the garbage collector would look at each pair.
 """
 
 from __future__ import annotations
@@ -72,17 +73,33 @@ class Group(Generic[_Ticket]):
     """Records that become one entry."""
 
     first_txid: int
-    last_txid: int
     schema_id: int = BYTES_SCHEMA_ID
     record_count: int = 0
     size_bytes: int = 0
-    memory_bytes: int = 0
     goes_on: bool = False
     """Whether its first rows go on with a batch of which the group before has some."""
-    tickets: list[tuple[int, _Ticket]] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    tickets: list[_Ticket] = field(default_factory=list)
     run: _Run | None = None
     """Where a record goes that is written by itself, if the group ends with such records."""
     _parts: list[_Run | pa.RecordBatch] = field(default_factory=list)
+    _batch_last_txid: int = -1
+
+    @property
+    def last_txid(self) -> int:
+        """The highest transaction id in it."""
+        return self._batch_last_txid if self.run is None else self.run.txids[-1]
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it takes while it is pending."""
+        singles = sum(len(part.txids) for part in self._parts if isinstance(part, _Run))
+        return self.size_bytes + RECORD_TICKET_BYTES * singles
+
+    def add_ticket(self, ticket: _Ticket) -> None:
+        """Attach a ticket to its last record."""
+        self.slots.append(self.record_count - 1)
+        self.tickets.append(ticket)
 
     def batch(self) -> pa.RecordBatch:
         """Return its records as one batch."""
@@ -109,9 +126,8 @@ class Group(Generic[_Ticket]):
         self._parts.append(batch)
         self.run = None
         self.record_count += batch.num_rows
-        self.last_txid = last_txid
+        self._batch_last_txid = last_txid
         self.size_bytes += size_bytes
-        self.memory_bytes += size_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +177,12 @@ class Transmitter(Generic[_Ticket]):
         self.pending_bytes = 0
         """Memory of all that was accepted and is not acknowledged."""
         self.pending_records = 0
-        self.queued_bytes = 0
+        self._sealed_bytes = 0
+
+    @property
+    def queued_bytes(self) -> int:
         """What was accepted and is not in flight will take so much of entries."""
+        return self._sealed_bytes + (0 if self._open is None else self._open.size_bytes)
 
     @property
     def is_idle(self) -> bool:
@@ -192,16 +212,15 @@ class Transmitter(Generic[_Ticket]):
         run = group.run or group.begin_run()
         run.txids.append(txid)
         run.payloads.append(payload)
+        slot = group.record_count
         if ticket is not None:
-            group.tickets.append((group.record_count, ticket))
-        group.record_count += 1
-        group.last_txid = self.last_txid = txid
+            group.slots.append(slot)
+            group.tickets.append(ticket)
+        group.record_count = slot + 1
+        self.last_txid = txid
         group.size_bytes += size_bytes
-        memory_bytes = size_bytes + RECORD_TICKET_BYTES
-        group.memory_bytes += memory_bytes
-        self.pending_bytes += memory_bytes
+        self.pending_bytes += size_bytes + RECORD_TICKET_BYTES
         self.pending_records += 1
-        self.queued_bytes += size_bytes
 
     def add_batch(self, batch: pa.RecordBatch, ticket: _Ticket | None = None) -> None:
         """Accept a byte log's batch of at least one row, cut to entries; for its last row a ticket.
@@ -233,9 +252,8 @@ class Transmitter(Generic[_Ticket]):
             group._add_batch(part, self.last_txid, size_bytes)
             self.pending_bytes += size_bytes
             self.pending_records += part.num_rows
-            self.queued_bytes += size_bytes
         if ticket is not None:
-            group.tickets.append((group.record_count - 1, ticket))
+            group.add_ticket(ticket)
 
     def _group_for(
         self, first_txid: int, size_bytes: int, schema_id: int = BYTES_SCHEMA_ID
@@ -247,14 +265,14 @@ class Transmitter(Generic[_Ticket]):
             self.seal()
             group = None
         if group is None:
-            group = self._open = Group(first_txid, first_txid, schema_id)
-        assert first_txid >= group.last_txid
+            group = self._open = Group(first_txid, schema_id)
         return group
 
     def seal(self) -> None:
         """Let everything accepted be sent, full or not."""
         if self._open is not None:
             self._sealed.append(self._open)
+            self._sealed_bytes += self._open.size_bytes
             self._open = None
 
     def add_barrier(self, ticket: _Ticket) -> bool:
@@ -262,7 +280,7 @@ class Transmitter(Generic[_Ticket]):
         self.seal()
         for queue in (self._sealed, self._in_flight):
             if queue:
-                queue[-1].tickets.append((queue[-1].record_count - 1, ticket))
+                queue[-1].add_ticket(ticket)
                 return True
         return False
 
@@ -290,7 +308,7 @@ class Transmitter(Generic[_Ticket]):
         if not self._sealed:
             self.seal()
         group = self._sealed.popleft()
-        self.queued_bytes -= group.size_bytes
+        self._sealed_bytes -= group.size_bytes
         self._in_flight.append(group)
         return group
 
@@ -316,5 +334,5 @@ class Transmitter(Generic[_Ticket]):
         in_flight, queued = list(self._in_flight), list(self._sealed)
         self._in_flight.clear()
         self._sealed.clear()
-        self.pending_bytes = self.pending_records = self.queued_bytes = 0
+        self.pending_bytes = self.pending_records = self._sealed_bytes = 0
         return in_flight, queued

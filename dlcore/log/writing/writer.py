@@ -534,9 +534,11 @@ class AsyncLogWriter(AsyncClosing):
             match effect:
                 case Acknowledge():
                     lssn, entry_id = effect.lssn, effect.entry_id
-                    for slot, future in effect.tickets:
-                        if not future.done():  # its caller may have cancelled it
+                    for slot, future in zip(effect.slots, effect.tickets, strict=True):
+                        try:
                             future.set_result(DLSN(lssn, entry_id, slot))
+                        except asyncio.InvalidStateError:
+                            assert future.cancelled()  # by its caller
                 case Refuse():
                     for future in effect.tickets:
                         _refuse(future, effect.error)

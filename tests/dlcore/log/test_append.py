@@ -82,7 +82,7 @@ def writing(*, ledger_id: int = 1) -> LogAppender[str]:
     machine.add_record(1, b"a", "a")
     started(machine, ledger_id)
     assert sent(machine) == 1
-    assert machine.entry_durable() == [Acknowledge(1, 0, [(0, "a")])]
+    assert machine.entry_durable() == [Acknowledge(1, 0, [0], ["a"])]
     return machine
 
 
@@ -129,11 +129,11 @@ def test_the_first_record_starts_a_segment_and_leaves_alone() -> None:
     machine.add_record(5, b"d", "d")
     assert machine.next_step(now_ms=0) is None
     assert (machine.end,) == (None,)
-    assert machine.entry_durable() == [Acknowledge(1, 0, [(0, "a")])]
+    assert machine.entry_durable() == [Acknowledge(1, 0, [0], ["a"])]
     assert machine.end == DLSN(1, 1, 0)
     assert sent(machine) == 3
     assert machine._transmitter.pending_bytes > 0
-    assert machine.entry_durable() == [Acknowledge(1, 1, [(1, "c"), (2, "d")])]
+    assert machine.entry_durable() == [Acknowledge(1, 1, [1, 2], ["c", "d"])]
     assert machine.last_dlsn == DLSN(1, 1, 2)
     assert (machine.last_txid, machine._transmitter.pending_bytes, machine.unwritten) == (
         5,
@@ -155,7 +155,7 @@ def test_a_segment_that_is_full_or_old_is_completed_with_the_next_start(why: str
     assert machine.next_step(now_ms=now_ms) is None
     assert state_of(machine) is WriterState.ROLLING
     assert machine.next_entry(now_ms=now_ms) is None
-    assert machine.entry_durable() == [Acknowledge(1, 1, [(0, "b")])]
+    assert machine.entry_durable() == [Acknowledge(1, 1, [0], ["b"])]
     step = closed(machine, 1, now_ms=now_ms)
     assert isinstance(step, StartSegment)
     assert step.closing is not None
@@ -164,7 +164,7 @@ def test_a_segment_that_is_full_or_old_is_completed_with_the_next_start(why: str
     assert machine.next_step(now_ms=now_ms) == step  # until it is answered
     started(machine, 2, now_ms=now_ms)
     assert sent(machine, now_ms=now_ms) == 1
-    assert machine.entry_durable() == [Acknowledge(2, 0, [(0, "c"), (0, "flush")])]
+    assert machine.entry_durable() == [Acknowledge(2, 0, [0, 0], ["c", "flush"])]
     assert machine.at.head.next_sequence_id == 2
     assert not machine.flush("nothing is left")
 
@@ -257,8 +257,8 @@ def test_nothing_is_acknowledged_while_suspended() -> None:
             assert machine.resumed() == []
         else:
             assert machine.resumed() == [
-                Acknowledge(1, 1, [(0, "b")]),
-                Acknowledge(1, 2, [(0, "c")]),
+                Acknowledge(1, 1, [0], ["b"]),
+                Acknowledge(1, 2, [0], ["c"]),
             ]
             assert machine.resumed() == []
             assert sent(machine) == 1
@@ -284,7 +284,7 @@ def test_a_batch_of_which_rows_were_sent_is_not_called_never_sent(is_acknowledge
     machine.add_record(3, b"e" * 150, "record")
     assert sent(machine) == 1
     if is_acknowledged:
-        assert machine.entry_durable() == [Acknowledge(1, 1, [])]
+        assert machine.entry_durable() == [Acknowledge(1, 1, [], [])]
     failed, cancelled = machine.fail(FENCED)
     assert failed == Refuse(["batch"], FENCED)
     assert isinstance(cancelled, Refuse)

@@ -170,7 +170,7 @@ class Writing(RuleBasedStateMachine):
         """Nothing is acknowledged after a failure or while suspended; positions rise."""
         assert self.machine.error is None
         assert self.machine.state is not WriterState.SUSPENDED
-        for slot, ticket in effect.tickets:
+        for slot, ticket in zip(effect.slots, effect.tickets, strict=True):
             dlsn = DLSN(effect.lssn, effect.entry_id, slot)
             assert all(dlsn >= before for before, _ in self.acknowledged[-1:])
             if ticket in self.asked:
@@ -215,11 +215,18 @@ class Writing(RuleBasedStateMachine):
             case GiveUp():
                 self.perform(machine.fail(step.error))
 
+    @property
+    def own_ledger(self) -> Ledger:
+        """That of the writer's segment: another may have started a later one."""
+        segment = self.machine._segment
+        assert segment is not None
+        return self.ledgers[segment.ledger_id]
+
     def append_entry(self) -> None:
         """The ledger takes the entry, as long as nobody fenced it."""
         body = self.machine.next_entry(now_ms=self.now_ms)
         assert body is not None
-        ledger = self.ledgers[max(self.ledgers)]
+        ledger = self.own_ledger
         header = decode_entry_header(b"".join(body))
         assert header.records_before == sum(each.record_count for each in ledger.entries)
         if ledger.entries:
@@ -229,7 +236,7 @@ class Writing(RuleBasedStateMachine):
 
     def close_ledger(self) -> None:
         """Only when all of it was told."""
-        ledger = self.ledgers[max(self.ledgers)]
+        ledger = self.own_ledger
         assert ledger.told == len(ledger.entries) > 0
         if ledger.is_fenced:
             self.perform(self.machine.fail(LedgerFencedError("fenced")))
