@@ -51,8 +51,10 @@ class Ask(IntEnum):
     KEEP = 6
     """Sum the payload and write it past the page cache, together with what came while the last
     write was under way; the answer is empty."""
-    FETCH = 7
-    """Answer with 1 MiB of a file in the page cache, the payload says which, and sum it."""
+    READ = 7
+    """Answer with 1 MiB of a file in the page cache, the payload says which."""
+    FETCH = 8
+    """The same, and sum it."""
 
 
 class Framed(asyncio.BufferedProtocol):
@@ -211,10 +213,11 @@ class BareServer(Framed):
             case Ask.KEEP:
                 crc32c.crc32c(payload)
                 self._files.direct.append(payload, partial(self.send, 0, b""))
-            case Ask.FETCH:
+            case Ask.READ | Ask.FETCH:
                 chunk = np.empty(CHUNK_BYTES, np.uint8).data
                 os.preadv(self._files.cached, [chunk], int(bytes(payload)) * CHUNK_BYTES)
-                crc32c.crc32c(chunk)
+                if kind == Ask.FETCH:
+                    crc32c.crc32c(chunk)
                 self.send(0, chunk)
             case Ask.GIVE:
                 self.send(0, memoryview(self._memory)[: int(bytes(payload))])

@@ -35,6 +35,7 @@ _BLOCKS_IN_FLIGHT = 8
 _BLOCKS_PER_APPEND = 4
 _CHUNKS_AHEAD = 2
 _CHUNKS_KEPT = 8
+_FILE_CHUNKS = [b"%d" % number for number in range(CACHED_BYTES // MIB)]
 _FILE_HEADER_BYTES = struct.Struct(">12xI")
 _RECORD_MAGIC = b"\xb1\x0c"
 _PAYLOAD_BYTES = struct.Struct(">4xI")
@@ -172,11 +173,20 @@ async def bare_read_rate(address: str, *, total_bytes: int) -> float:
     return await _read_rate(address, Ask.GIVE, [b"%d" % MIB] * (total_bytes // MIB))
 
 
-async def summed_read_rate(address: str, *, is_summed: bool) -> float:
+async def file_read_rate(address: str) -> float:
     """Return MB/s of reading a file of the page cache, two chunks on their way at a time.
 
-    The server sums each chunk, `is_summed` says whether the client does too, and the last chunks
-    stay in the client's memory, as they do with a reader that is ahead of its caller.
+    Unlike `bare_read_rate` it moves `CACHED_BYTES` that differ, instead of a few that stay in the
+    processor's caches.
+    """
+    return await _read_rate(address, Ask.READ, _FILE_CHUNKS)
+
+
+async def summed_read_rate(address: str, *, is_summed: bool) -> float:
+    """Return MB/s of reads as `file_read_rate` does them, of which the server sums each chunk.
+
+    `is_summed` says whether the client does as well, and the last chunks stay in the client's
+    memory, as they do with a reader that is ahead of its caller.
     """
     kept: deque[memoryview] = deque(maxlen=_CHUNKS_KEPT)
 
@@ -185,8 +195,7 @@ async def summed_read_rate(address: str, *, is_summed: bool) -> float:
             crc32c.crc32c(chunk)
         kept.append(chunk)
 
-    asks = [b"%d" % number for number in range(CACHED_BYTES // MIB)]
-    return await _read_rate(address, Ask.FETCH, asks, take)
+    return await _read_rate(address, Ask.FETCH, _FILE_CHUNKS, take)
 
 
 async def _read_rate(

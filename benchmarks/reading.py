@@ -15,7 +15,7 @@ import uvloop
 
 from benchmarks.counted_client import counted_client
 from benchmarks.figures import Figure, Target, measure
-from benchmarks.limits import MIB, bare_read_rate, bare_server
+from benchmarks.limits import MIB, bare_server, file_read_rate
 from benchmarks.logs import (
     CONFIG,
     WRITE_BYTES,
@@ -111,7 +111,7 @@ def _rate(found: int, count: int, started: float) -> float:
 def read_ahead(sandbox: Sandbox, folder: Path) -> list[Figure]:
     """One reader, Arrow batches of 1 KB records, over a segment boundary every 16 MB.
 
-    Beside bare framed reads of as many bytes.
+    Beside bare framed reads of as many bytes of a file, also from the page cache.
     """
     config = replace(CONFIG, segment_bytes_max=_SEGMENT_BYTES)
     batches = record_batches(total_bytes=WRITE_BYTES, record_bytes=1024)
@@ -130,7 +130,7 @@ def read_ahead(sandbox: Sandbox, folder: Path) -> list[Figure]:
             unit="MB/s",
             target=Target(ratio=0.6, is_rate=True),
             value=value,
-            limit=lambda: run(bare_read_rate(server.address, total_bytes=WRITE_BYTES)),
+            limit=lambda: run(file_read_rate(server.address)),
         )
     drop_log(sandbox.uri, log)
     return [figure]
