@@ -116,6 +116,44 @@ def test_what_is_written_is_read() -> None:
     on_trips(body)
 
 
+def test_one_row_that_looks_like_a_record_of_bytes() -> None:
+    """Its Arrow message is the same, which is read without Arrow where it is a record."""
+
+    async def body(
+        cluster: MemoryCluster, namespace: Namespace, log: DistributedLogManager
+    ) -> None:
+        await namespace.create_log("words", schema=pa.schema([("word", pa.binary())]))
+        words = await namespace.open_log("words")
+        async with await words.open_writer() as writer:
+            for word in (b"a", b"b"):
+                await writer.write_batch(pa.record_batch({"word": [word]}))
+        async with await words.open_reader() as reader:
+            with pytest.raises(SchemaMismatchError, match="the log is typed"):
+                await reader.read_next()
+            found = [batch.column("word").to_pylist() async for batch in reader.batches()]
+        assert found == [[b"a"], [b"b"]]
+
+    on_trips(body)
+
+
+def test_typed_logs_are_truncated() -> None:
+    """By transaction id too, for which an entry is looked into."""
+
+    async def body(
+        cluster: MemoryCluster, namespace: Namespace, log: DistributedLogManager
+    ) -> None:
+        async with await log.open_writer() as writer:
+            batch = trips(range(40)).append_column("_txid", pa.array(range(40)))
+            await writer.write_batch(batch)
+            assert await writer.truncate(txid=7)
+            assert (await table_of(log))["id"].to_pylist() == list(range(7, 40))
+        assert await log.truncate(txid=23)
+        assert (await table_of(log))["id"].to_pylist() == list(range(23, 40))
+        assert await log.get_first_dlsn() == (await log.get_snapshot()).first
+
+    on_trips(body)
+
+
 def test_columns_and_rows_that_are_wanted() -> None:
     """Others are left out; what makes no sense is refused before anything is read."""
 
