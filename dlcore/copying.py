@@ -14,6 +14,8 @@ from dlcore.errors import (
 from dlcore.records import NotLessThan, RecordField
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import pyarrow as pa
 
     from dlcore.log.manager import DistributedLogManager
@@ -26,7 +28,13 @@ _COMMIT_BYTES = 16 * 1024 * 1024
 """So much of the source is copied with one commit, or one entry."""
 
 
-async def copy_log(source: DistributedLogManager, namespace: Namespace, target: str) -> int:
+async def copy_log(
+    source: DistributedLogManager,
+    namespace: Namespace,
+    target: str,
+    *,
+    report: Callable[[int], None] = lambda _: None,
+) -> int:
     """Copy what is readable of a log to another; return how many records this call copied.
 
     Transaction ids and payloads are kept; of a typed log, to one whose schema holds what its own
@@ -40,6 +48,7 @@ async def copy_log(source: DistributedLogManager, namespace: Namespace, target: 
         source: the log to copy, of this namespace or another.
         namespace: where the target is.
         target: a log that exists; others may write to it, if their transaction ids let them.
+        report: is told how many were copied, after each commit.
 
     Raises:
         AlreadyTruncatedError: records of the source were truncated before they were copied.
@@ -61,6 +70,7 @@ async def copy_log(source: DistributedLogManager, namespace: Namespace, target: 
         if copied is None:
             logger.info("log=%s: another copier to %s was faster", source.name, target)
         total += copied or 0
+        report(total)
 
 
 async def _copy_some(

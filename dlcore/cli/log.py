@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dlcore.cli.bulk import cat_log, copy_records, purge_log
 from dlcore.cli.context import ask, common_options, confirmed, require_consent, run_async
 from dlcore.cli.inspecting import inspect_logs, repair_log, show_lag, show_space
 from dlcore.cli.output import bytes_text, show_done, show_fields, show_rows, time_text
@@ -36,7 +37,8 @@ def log_group() -> None:
 
 
 for command in (
-    write_log, tail_log, dump_log, inspect_logs, repair_log, show_space, show_lag, watch_log,
+    write_log, tail_log, cat_log, dump_log, copy_records, purge_log,
+    inspect_logs, repair_log, show_space, show_lag, watch_log,
 ):  # fmt: skip
     log_group.add_command(command)
 

@@ -51,17 +51,32 @@ _CHUNK_BYTES = 1 << 20
     help="Each record stands behind its length (4 bytes, the highest first): for any bytes.",
 )
 @click.option("--whole", is_flag=True, help="All of the input is one record.")
+@click.option(
+    "--stream",
+    is_flag=True,
+    help="The input is bytes of a stream, not records: `dlog log cat` prints them.",
+)
 @common_options
 def write_log(
-    log: str, path: Path | None, txid: str, *, delimiter: bytes | None, framed: bool, whole: bool
+    log: str,
+    path: Path | None,
+    txid: str,
+    *,
+    delimiter: bytes | None,
+    framed: bool,
+    whole: bool,
+    stream: bool,
 ) -> None:
     """Append records to LOG: each line of the input is one, without the line's end.
 
     A record is durable and visible to readers when no further input is waiting behind it; at the
     end everything is.
     """
-    if (delimiter is not None) + framed + whole > 1:
-        raise click.UsageError("give one of --delimiter, --framed and --whole")
+    if (delimiter is not None) + framed + whole + stream > 1:
+        raise click.UsageError("give one of --delimiter, --framed, --whole and --stream")
+    if stream:
+        _write_stream(log, path)
+        return
     splitter = Framed() if framed else Whole() if whole else Delimited(delimiter or b"\n")
     with (
         click.open_file(str(path) if path else "-", "rb") as source,
@@ -74,6 +89,26 @@ def write_log(
     fields = {"log": log, "records": count, "last_dlsn": None if last is None else str(last)}
     place = "" if last is None else f", the last one at {last}"
     show_done(f"wrote {count} records to log {log}{place}", fields)
+
+
+def _write_stream(log: str, path: Path | None) -> None:
+    with (
+        click.open_file(str(path) if path else "-", "rb") as source,
+        connect() as namespace,
+        namespace.open_log(log) as manager,
+        manager.open_stream_writer() as stream,
+    ):
+        begun, descriptor = stream.tell(), source.fileno()
+        while chunk := os.read(descriptor, _CHUNK_BYTES):
+            stream.write(chunk)
+            if not select.select([descriptor], [], [], 0)[0]:
+                stream.flush()
+        stream.flush()
+        end = stream.tell()
+    show_done(
+        f"wrote {end - begun} bytes to log {log}, which ends at {end}",
+        {"log": log, "bytes": end - begun, "position": end},
+    )
 
 
 def _read_records(descriptor: int, splitter: Splitter) -> Iterator[tuple[list[bytes], bool]]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dlcore.cli.app import EXIT_FAILED
+from tests.fixtures.lengths import sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +22,24 @@ if TYPE_CHECKING:
 
 DLOG = f"{sys.executable} -m dlcore.cli"
 LIMIT_S = 60
+COMMANDS_AT_ONCE = 12
+SAMPLE = 8
+COMMANDS = (
+    *("namespace show", "namespace create", "namespace list", "namespace watch"),
+    *("log create other", "log list", "log show clicks", "log count clicks", "log tail clicks"),
+    *("log write clicks", "log write clicks --stream", "log cat clicks", "log dump clicks"),
+    *("log copy clicks other", "log purge clicks 1 --yes", "log truncate clicks 1:0:0 --yes"),
+    *("log position clicks --txid 1", "log seal clicks --yes", "log rename clicks other"),
+    *("log settings clicks", "log retention clicks", "log subscriptions clicks", "log inspect"),
+    *("log repair clicks --yes", "log space", "log lag clicks", "log watch clicks"),
+    *("log delete clicks --yes", "log delete clicks --damaged --yes", "segment list clicks"),
+    *("bookie list", "bookie read-only b", "bookie collect b --yes", "bookie cookie list"),
+    *("bookie cookie delete b --yes", "bookie decommission b --yes", "ledger list"),
+    *("ledger show 1", "ledger read 1 --raw", "ledger check 1", "ledger recover 1"),
+    *("ledger audit", "staging list", "staging clean --leftovers-days 3 --yes"),
+    *("autorecovery status", "autorecovery pause", "autorecovery run"),
+)
+"""Every command but those that run a cluster."""
 
 
 def in_bash(script: str, uri: str = "") -> subprocess.CompletedProcess[str]:
@@ -32,6 +51,17 @@ def in_bash(script: str, uri: str = "") -> subprocess.CompletedProcess[str]:
         timeout=LIMIT_S,
         env=os.environ | {"DLOG_URI": uri},
         check=False,
+    )
+
+
+def start_dlog(command: str, uri: str) -> subprocess.Popen[str]:
+    """Start a command of little patience, which has no input."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "dlcore.cli", "--uri", uri, "--patience", "5", *command.split()],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -83,11 +113,16 @@ def test_a_cluster_that_does_not_answer(how: str, fresh_sandbox: Callable[..., S
     else:
         sandbox.zookeeper.pause()
     try:
-        for command in ("log show clicks", "ledger audit"):
-            done = in_bash(f"dlog --patience 5 {command}", sandbox.uri)
-            assert done.returncode == EXIT_FAILED
-            (line,) = done.stderr.splitlines()
-            assert sandbox.zookeeper.servers in line
+        commands = sample(COMMANDS, SAMPLE)
+        for start in range(0, len(commands), COMMANDS_AT_ONCE):
+            some = commands[start : start + COMMANDS_AT_ONCE]
+            for command, process in [(each, start_dlog(each, sandbox.uri)) for each in some]:
+                _, errors = process.communicate(timeout=LIMIT_S)
+                assert process.returncode == EXIT_FAILED, (command, errors)
+                line = errors.splitlines()[-1]
+                assert line.startswith("error: "), (command, errors)
+                assert "Traceback" not in errors, (command, errors)
+                assert sandbox.zookeeper.servers in line, command
     finally:
         if how == "paused":
             sandbox.zookeeper.resume()

@@ -1,0 +1,97 @@
+"""`dlog log copy`, `purge` and `cat`: a log's records to another log, away, or out as bytes."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import click
+
+from dlcore.cli.context import ask, common_options, confirmed, require_consent, run_async
+from dlcore.cli.output import Progress, show_bytes, show_done
+from dlcore.config import LogConfig
+from dlcore.errors import LogExistsError
+from dlcore.ids import DLSN
+
+if TYPE_CHECKING:
+    from dlcore.namespace import Namespace
+
+_CHUNK_BYTES = 1 << 20
+
+
+@click.command("copy", epilog="Example: dlog log copy clicks clicks-copy --create")
+@click.argument("source")
+@click.argument("target")
+@click.option("--create", is_flag=True, help="Create TARGET, if it is missing, like SOURCE.")
+@common_options
+def copy_records(source: str, target: str, *, create: bool) -> None:
+    """Copy what is readable of the log SOURCE to the end of the log TARGET, each record once.
+
+    The position is kept with what was copied: called again, also after a crash, it goes on where it
+    was, and copies what came since.
+    """
+    progress = Progress("records copied")
+
+    async def copy(namespace: Namespace) -> int:
+        from dlcore.copying import copy_log
+
+        async with await namespace.open_log(source) as manager:
+            if create:
+                config = LogConfig(quorum=(await manager.status()).quorum)
+                with contextlib.suppress(LogExistsError):
+                    schema = await manager.get_schema()
+                    await namespace.create_log(target, config=config, schema=schema)
+            return await copy_log(manager, namespace, target, report=progress.tell)
+
+    count = run_async(copy, is_long=True)
+    progress.end()
+    fields = {"log": source, "target": target, "records": count}
+    show_done(f"copied {count} records of log {source} to {target}", fields)
+
+
+@click.command("purge", epilog="Example: dlog log purge clicks 1700000000000 --yes")
+@click.argument("log")
+@click.argument("txid", type=click.IntRange(min=0))
+@confirmed
+@common_options
+def purge_log(log: str, txid: int, *, yes: bool) -> None:
+    """Drop the segments of LOG whose records all have a transaction id below TXID, for good.
+
+    The last segment stays, and so does the one that holds the first record to keep.
+    """
+    require_consent(yes=yes)
+
+    async def count(namespace: Namespace) -> tuple[int, DLSN]:
+        async with await namespace.open_log(log) as manager:
+            position = await manager.get_dlsn_not_less_than_txid(txid)
+            start = DLSN(position.lssn, 0, 0)
+            return await manager.get_log_record_count(None, start), start
+
+    records, start = run_async(count)
+    ask(f"Drop the {records} records of log {log} before segment {start.lssn}", yes=yes)
+
+    async def purge(namespace: Namespace) -> bool:
+        async with await namespace.open_log(log) as manager:
+            return await manager.purge_logs_older_than(txid)
+
+    changed = run_async(purge, is_long=True)
+    done = f"purged log {log}" if changed else f"log {log} has no segment that is older"
+    show_done(done, {"log": log, "txid": txid, "changed": changed})
+
+
+@click.command("cat", epilog="Example: dlog log cat pictures --position 4096 > pictures.tar")
+@click.argument("log")
+@click.option("--position", type=click.IntRange(min=0), help="The first byte wanted [the first].")
+@common_options
+def cat_log(log: str, position: int | None) -> None:
+    """Print the bytes of LOG, a stream that `dlog log write --stream` or a program wrote."""
+
+    async def cat(namespace: Namespace) -> None:
+        async with (
+            await namespace.open_log(log) as manager,
+            await manager.open_stream_reader(position) as stream,
+        ):
+            while data := await stream.read(_CHUNK_BYTES):
+                show_bytes(data)
+
+    run_async(cat, is_long=True)
