@@ -1,0 +1,155 @@
+"""A standalone cluster: a master and two workers, each with an executor of its own process.
+
+Goal: dlog works on executors that share nothing with the driver but what was shipped, or the user
+is told what is missing.  Method: one cluster for all ways of shipping; the same job, by batch and
+by stream, with Pythons that have dlog, or only what it needs.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pytest
+
+from dlcore.sync import open_namespace
+from tests.fixtures.deployment import (
+    SPARK_HOME,
+    deployed_environment,
+    make_python,
+    make_zip,
+    running,
+    submit,
+)
+from tests.fixtures.spark import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from dlcore.sandbox.cluster import Sandbox
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.timeout(600)]
+SUBMIT_S = 280.0
+CONF = ROOT / "spark-conf" / "standalone"
+JOB = ROOT / "tests" / "deploying" / "job.py"
+BOTH = {"batch": [1000, 999], "stream": 1000, "executors": 2}
+MISSING = "No module named 'dlspark'"
+
+
+class Standalone:
+    """The cluster, and jobs for it, with the settings that spark-conf has for one."""
+
+    def __init__(self, master: str, folder: Path, uri: str) -> None:
+        self.uri = uri
+        self.folder = folder
+        self.without_dlog = make_python(folder / "without", with_dlog=False)
+        self._master = master
+
+    def run(
+        self,
+        python: Path,
+        *arguments: str,
+        artifacts: tuple[Path, ...] = (),
+        registers: bool = False,
+        **environment: str,
+    ) -> dict[str, Any]:
+        """Submit the job; return what it told."""
+        log, place = f"deployed/{uuid4().hex}", self.folder / uuid4().hex
+        place.mkdir()
+        with open_namespace(self.uri) as namespace:
+            namespace.create_log(log)
+        work = {
+            "uri": self.uri,
+            "log": log,
+            "checkpoint": str(place / "checkpoint"),
+            "artifacts": [str(path) for path in artifacts],
+            "registers": registers,
+        }
+        for name in ("spark-defaults.conf", "spark-env.sh"):
+            text = (CONF / name).read_text().replace("/opt/dlog/bin/python", str(python))
+            (place / name).write_text(text.replace("spark://spark-master:7077", self._master))
+        settings = {
+            "spark.ui.enabled": "false",
+            "spark.driver.memory": "512m",
+            "spark.executor.memory": "512m",
+            "spark.executor.cores": "1",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.scheduler.minRegisteredResourcesRatio": "1",
+            "spark.sql.warehouse.dir": str(place / "warehouse"),
+        }
+        confs = [word for key, value in settings.items() for word in ("--conf", f"{key}={value}")]
+        done = submit(
+            [*confs, *arguments, str(JOB), json.dumps(work)],
+            environment={**deployed_environment(place), **environment},
+            folder=place,
+            timeout_s=SUBMIT_S,
+        )
+        assert done.returncode == 0, done.stderr[-5000:]
+        told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return told
+
+
+@pytest.fixture(scope="module")
+def standalone(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    """A master and two workers with one core each, on ports of their own."""
+    folder = tmp_path_factory.mktemp("standalone")
+    make_python(folder / "with", with_dlog=True)
+    environment = deployed_environment(folder)
+    program = str(SPARK_HOME / "bin" / "spark-class")
+    deploy = "org.apache.spark.deploy"
+    where = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
+    with ExitStack() as stack:
+        told = stack.enter_context(
+            running(
+                [program, f"{deploy}.master.Master", *where],
+                log=folder / "master.log",
+                environment=environment,
+                until="New state: ALIVE",
+            )
+        )
+        master = "spark://" + told.partition("Starting Spark master at spark://")[2].split()[0]
+        for number in range(2):
+            work = [
+                "--cores",
+                "1",
+                "--memory",
+                "600m",
+                "--work-dir",
+                str(folder / f"work-{number}"),
+            ]
+            stack.enter_context(
+                running(
+                    [program, f"{deploy}.worker.Worker", *where, *work, master],
+                    log=folder / f"worker-{number}.log",
+                    environment=environment,
+                    until="Successfully registered with master",
+                )
+            )
+        yield Standalone(master, folder, sandbox.uri)
+
+
+@pytest.mark.prove
+def test_installed_in_the_python_of_every_host(standalone: Standalone) -> None:
+    """Nothing is shipped, nothing registered."""
+    assert standalone.run(standalone.folder / "with" / "bin" / "python") == BOTH
+
+
+def test_shipped_as_a_zip_file(standalone: Standalone) -> None:
+    """With `PYTHONPATH` on the driver's host for the processes that Spark starts there."""
+    shipped = make_zip(standalone.folder / "dlog.zip")
+    told = standalone.run(
+        standalone.without_dlog, "--py-files", str(shipped), PYTHONPATH=str(shipped)
+    )
+    assert told == BOTH
+
+
+@pytest.mark.prove
+def test_shipped_as_an_artifact(standalone: Standalone) -> None:
+    """Tasks find it, and batch jobs that register it; queries are refused in the module's name."""
+    shipped = make_zip(standalone.folder / "artifact.zip")
+    told = standalone.run(standalone.without_dlog, artifacts=(shipped,), registers=True)
+    assert told["batch"] == BOTH["batch"]
+    assert MISSING in told["stream"]
