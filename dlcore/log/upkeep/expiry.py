@@ -16,11 +16,18 @@ from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import LogKey, RetainedLog, SegmentEnd
 from dlcore.log.recovery import recover_log
 from dlcore.log.upkeep.removal import read_moved, remove_truncated
-from dlcore.log.upkeep.retention import first_kept, kept_from_ms, must_complete
+from dlcore.log.upkeep.retention import (
+    first_kept,
+    kept_from_ms,
+    last_write_ms,
+    must_complete,
+)
 from dlcore.metadata.paths import BUCKETS, unescape
 from dlcore.metadata.stored import decode
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.values import VersionedHead
     from dlcore.metadata.port import Versioned
@@ -59,9 +66,47 @@ async def expire_logs(context: LogContext) -> int:
             nodes = await persistently(lambda paths=paths: context.store.get_many(paths))  # type: ignore[misc]
             found = zip(paths, nodes, strict=True)
             logs = [_listed(path, node) for path, node in found if node is not None]
-            done = await asyncio.gather(*map(expire, logs))
-            changed += sum(done)
+            due = await _due(context, logs)
+            changed += sum(await asyncio.gather(*map(expire, due)))
     return changed
+
+
+async def _due(context: LogContext, logs: Sequence[LogKey]) -> list[LogKey]:
+    """Return the logs that may hold something too old: two requests tell, however many they are.
+
+    One of which that cannot be told is due: its own turn says why.
+    """
+    now_ms = context.clock.now_ms()
+    paths = [context.logs.paths_of(log) for log in logs]
+    wanted = [path for each in paths for path in (each.head, each.settings)]
+    nodes = await persistently(lambda: context.store.get_many(wanted))
+    due: list[LogKey] = []
+    unsure: dict[str, tuple[LogKey, int]] = {}  # by the path of its first segment
+    for index, log in enumerate(logs):
+        try:
+            head = context.logs.head_of(log, nodes[2 * index]).head
+            settings = context.logs.settings_of(log, nodes[2 * index + 1])
+        except LogNotFoundError:
+            continue  # it is being deleted
+        except CorruptMetadataError:
+            due.append(log)
+            continue
+        from_ms = kept_from_ms(settings, now_ms=now_ms)
+        if from_ms is None:
+            continue
+        if must_complete(head, kept_from_ms=from_ms):
+            due.append(log)
+        elif head.first_lssn < head.max_lssn + (head.segment is None):
+            unsure[paths[index].segment(head.first_lssn)] = log, from_ms
+    ends = await persistently(lambda: context.store.get_many(list(unsure)))
+    for (path, (log, from_ms)), node in zip(unsure.items(), ends, strict=True):
+        try:
+            end = None if node is None else decode(SegmentEnd, node.value, source=path)
+        except CorruptMetadataError:
+            end = None
+        if end is None or last_write_ms(end) < from_ms:
+            due.append(log)
+    return due
 
 
 def _listed(path: str, node: Versioned) -> LogKey:

@@ -23,12 +23,13 @@ from dlcore.errors import (
 from dlcore.ids import DLSN
 from dlcore.log.metadata.segment import Extent
 from dlcore.log.metadata.values import LogHead, LogKey, OpenSegment, SegmentEnd, Totals, pack
-from dlcore.log.upkeep.expiry import expire_log
+from dlcore.log.upkeep.expiry import expire_log, expire_logs
 from dlcore.log.upkeep.retention import first_kept, kept_from_ms, last_write_ms, must_complete
 from dlcore.metadata.stored import encode
 from tests.fixtures.aio import until
 from tests.fixtures.interrupted_store import InterruptedStore
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
+from tests.fixtures.recording_store import RecordingStore
 
 if TYPE_CHECKING:
     from dlcore.log.manager import DistributedLogManager
@@ -457,5 +458,30 @@ def test_changes_while_a_log_expires(change: str, at: int) -> None:
                 assert left >= 1
             if change == "keep":
                 assert left in {0, 3}
+
+    on_log(body)
+
+
+def test_a_sweep_of_many_logs_asks_only_of_those_that_are_due() -> None:
+    """A few requests for each bucket, whatever number of logs has nothing that is too old."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = await cluster.open("b", wrap=RecordingStore)
+        store = namespace.log_context.store
+        assert isinstance(store, RecordingStore)
+        for number in range(300):
+            await namespace.create_log(f"log-{number}", settings=LogSettings(retention_s=60))
+        for name in ("log-1", "log-2"):
+            async with await (await namespace.open_log(name)).open_writer() as writer:
+                await writer.write(record(1))
+        with store.record() as requests:
+            assert await expire_logs(namespace.log_context) == 0
+        assert requests.count <= 4 * 256
+        cluster.clocks["b"].current_ms += 100_000
+        async with await (await namespace.open_log("log-2")).open_writer() as writer:
+            await writer.write(record(2))
+        assert await expire_logs(namespace.log_context) == 2
+        assert await read_all(await namespace.open_log("log-1")) == []
+        assert [r.txid for r in await read_all(await namespace.open_log("log-2"))] == [2]
 
     on_log(body)
