@@ -574,12 +574,8 @@ class AsyncLogWriter(AsyncClosing):
     def _report_unwritten(self, reason: str) -> None:
         unwritten = self.unwritten
         if unwritten is not None and self in _left_open:
-            logger.error(
-                "log %r: not written: %s: the writer was not closed, and %s",
-                self.log_name,
-                unwritten,
-                reason,
-            )
+            told = f"{unwritten}: the writer was not closed, and {reason}"
+            logger.error("log %r: not written: %s", self.log_name, told)
         _left_open.discard(self)  # it is told once
 
 
