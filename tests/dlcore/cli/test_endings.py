@@ -31,6 +31,7 @@ COMMANDS = (
     *("log copy clicks other", "log purge clicks 1 --yes", "log truncate clicks 1:0:0 --yes"),
     *("log position clicks --txid 1", "log seal clicks --yes", "log rename clicks other"),
     *("log settings clicks", "log retention clicks", "log subscriptions clicks", "log inspect"),
+    "log schema clicks",
     *("log repair clicks --yes", "log space", "log lag clicks", "log watch clicks"),
     *("log delete clicks --yes", "log delete clicks --damaged --yes", "segment list clicks"),
     *("bookie list", "bookie read-only b", "bookie collect b --yes", "bookie cookie list"),

@@ -44,6 +44,7 @@ COMMANDS = [
     "log rename",
     "log repair",
     "log retention",
+    "log schema",
     "log seal",
     "log settings",
     "log show",
