@@ -9,12 +9,12 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-pytestmark = pytest.mark.notebook
+pytestmark = [pytest.mark.notebook, pytest.mark.timeout(600)]
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 PUBLIC_MODULES = {"dlcore", "dlcore.sync", "dlcore.sandbox", "dlspark", "pyspark.sql"}
-CELL_TIMEOUT_S = 120
+CELL_TIMEOUT_S = 280
 
 
 def load(path: Path) -> nbformat.NotebookNode:
