@@ -172,8 +172,10 @@ class Life:
         try:
             while True:
                 self._lose(process)
+                # A look that its time-out ends is made anew, so that it takes one that is longer.
+                timeout_s = 10.0 if self._logs.is_over else self._rng.uniform(0.1, 1.0)
                 try:
-                    watching.on_changes(await watch.take(timeout_s=self._rng.uniform(0.1, 1.0)))
+                    watching.on_changes(await watch.take(timeout_s=timeout_s))
                 except AlreadyClosedError:
                     return  # with its process
                 except DLError as error:

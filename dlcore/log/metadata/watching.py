@@ -73,6 +73,9 @@ class LogWatch(AsyncClosing):
     async def take(self, *, timeout_s: float | None = None) -> list[LogChange]:
         """Return the next changes, as many as were found; none if the time is up before.
 
+        A look that the end of the time cuts off is made anew by the next call, so that a time must
+        be longer than some answers of the metadata store take.
+
         Raises:
             AlreadyClosedError: the watch, or its namespace, was closed.
             MetadataConnectionError: no answer for longer than a session lives; calling again goes
