@@ -151,18 +151,17 @@ def _add_missing(
     last: int,
 ) -> None:
     next_entry_id = first
+    within = itertools.takewhile(lambda each: each.first_entry_id <= last, held)
     beyond = EntryRange(first_entry_id=last + 1, last_entry_id=last + 1)
-    for each in itertools.chain(held, (beyond,)):
+    for each in itertools.chain(within, (beyond,)):
         for gap in expected_ranges(
             quorum,
             position=position,
             first_entry_id=next_entry_id,
-            last_entry_id=min(each.first_entry_id - 1, last),
+            last_entry_id=each.first_entry_id - 1,
         ):
             missing.add(gap.first_entry_id, gap.last_entry_id)
         next_entry_id = max(next_entry_id, each.last_entry_id + 1)
-        if next_entry_id > last:
-            return
 
 
 def _add_missing_runs(

@@ -227,3 +227,19 @@ def test_rows_without_any_txid_get_theirs_from_the_log() -> None:
     some = pa.record_batch({"value": [b"a", b"b"], "txid": pa.array([1, None], pa.int64())})
     with pytest.raises(ConfigurationError, match="'txid' is null in 1 of 2 rows"):
         batches_by_log(some, columns, log="clicks")
+
+
+def test_a_column_that_a_log_lacks_is_null() -> None:
+    """Logs that are read together need not have the same columns; a known one keeps its place."""
+    wanted = pa.schema([("_sequence_id", pa.int64()), ("name", pa.string()), ("n", pa.int64())])
+    part = ScanBatch(
+        batch=pa.record_batch({"_txid": [1, 2], "n": [3, 4]}),
+        lssn=1,
+        entry_id=0,
+        first_slot=0,
+        sequence_id=7,
+        timestamp_ms=0,
+    )
+    (batch,) = RowBuilder("a", RowShape.of_typed(wanted)).build([part])
+    assert batch.schema == wanted
+    assert batch.to_pydict() == {"_sequence_id": [7, 8], "name": [None, None], "n": [3, 4]}

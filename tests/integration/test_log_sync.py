@@ -130,6 +130,19 @@ assert rows == [b"%d" % i for i in range(7, 20000)], len(rows)
     assert sum(b.batch.num_rows for b in scan(ranges)) == 20_000 - 7
 
 
+def test_what_was_staged_here_is_committed_elsewhere(namespace_uri: str) -> None:
+    """An append commits the extents it is given, whoever staged them."""
+    with open_namespace(namespace_uri) as namespace:
+        log = namespace.open_log("sync/staged", create_if_missing=True)
+        with namespace.begin_append("sync-staged", 1) as staging:
+            staging.write_batch("sync/staged", pa.record_batch({"payload": [b"a", b"b"]}))
+            extents = staging.stage()
+            assert log.get_log_record_count() == 0
+            with namespace.begin_append("sync-staged", 1) as committing:
+                assert committing.commit(extents).committed
+        assert [record.payload for record in log.open_reader().read_bulk(10)] == [b"a", b"b"]
+
+
 def test_a_scan_learns_of_new_addresses(namespace_uri: str) -> None:
     """With stale addresses the scan fails without a URI, and asks the metadata store with one."""
     with open_namespace(namespace_uri) as namespace:

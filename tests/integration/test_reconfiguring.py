@@ -141,7 +141,7 @@ def test_autorecovery_reads_its_file_again(
     async def scenario() -> None:
         async with autorecovery(uri, "--config", str(file)) as process:
             log = Log(process)
-            await log.until("swept merged ledgers=0")
+            await log.until("swept half merged ledgers=0")
             file.write_text("[autorecovery]\nsweep_interval_s = 0\n")
             process.send_signal(signal.SIGHUP)
             (*_, line) = await log.until("the configuration stays as it was: ")
@@ -149,10 +149,10 @@ def test_autorecovery_reads_its_file_again(
             file.write_text("[autorecovery]\nsweep_interval_s = 0.05\nlog_level = 'debug'\n")
             process.send_signal(signal.SIGHUP)
             await log.until("the configuration was read again")
-            await log.until("swept merged ledgers=0", count=3)
+            await log.until("swept half merged ledgers=0", count=3)
             process.send_signal(signal.SIGHUP)
             told = await log.until("the configuration was read again")
-            told += await log.until("swept merged ledgers=0", count=2)
+            told += await log.until("swept half merged ledgers=0", count=2)
             assert not [line for line in told if "is at work" in line]
             process.send_signal(signal.SIGTERM)
             _, _ = await process.communicate()
