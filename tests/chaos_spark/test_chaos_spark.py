@@ -24,7 +24,7 @@ COMMAND = [sys.executable, "-m", "tests.chaos_spark", "--watch-parent", "--seed"
 
 
 @pytest.mark.timeout(900)  # the run has bounds of its own, for a very busy machine
-@pytest.mark.parametrize("options", [(), ("--one-machine",)], ids=str)
+@pytest.mark.parametrize("options", [(), ("--one-machine",)], ids=["hosts", "one-machine"])
 def test_every_record_once_and_in_order(tmp_path: Path, options: tuple[str, ...]) -> None:
     """The run itself judges; here it is checked that it did what it should, and left nothing."""
     with subprocess.Popen(
@@ -59,7 +59,7 @@ run.wait()
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("options", [(), ("--one-machine",)], ids=str)
+@pytest.mark.parametrize("options", [(), ("--one-machine",)], ids=["hosts", "one-machine"])
 def test_a_run_ends_with_who_started_it(tmp_path: Path, options: tuple[str, ...]) -> None:
     """Killed while Spark starts, a parent leaves neither the run nor a process of its."""
     with subprocess.Popen(
