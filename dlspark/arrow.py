@@ -44,7 +44,7 @@ WRITE_SCHEMA = pa.schema([("payload", pa.binary())])
 WRITE_SCHEMA_WITH_TXID = pa.schema([("txid", pa.int64()), ("payload", pa.binary())])
 
 
-_KNOWN = ("log", "dlsn", "txid", "sequence_id", "timestamp")
+_KNOWN = tuple(name for name in ROW_SCHEMA.names if name != "value")
 """What is known of each record beside what it holds."""
 _COUNTED = frozenset({"log", "sequence_id"})
 """What of this is known of records that nobody reads."""

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 METADATA_COLUMNS = {
-    f"_{name}": READ_SCHEMA[name].dataType
-    for name in ("log", "dlsn", "txid", "sequence_id", "timestamp")
+    f"_{field.name}": field.dataType for field in READ_SCHEMA.fields if field.name != "value"
 }
 _LEAVES: tuple[tuple[Callable[[Any], bool], sql.DataType], ...] = (
     (pa.types.is_boolean, sql.BooleanType()),

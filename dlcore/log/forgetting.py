@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -19,16 +20,16 @@ from dlcore.errors import (
     ConfigurationError,
     CorruptMetadataError,
     LogNotFoundError,
-    MetadataVersionError,
     NoNodeError,
     UnexpectedError,
 )
 from dlcore.ids import validate_log_name
-from dlcore.log.metadata.changes import plan_delete, require_name
+from dlcore.log.metadata.changes import require_name
 from dlcore.log.metadata.history import LogHistory
-from dlcore.log.metadata.store import UNANSWERED, persistently
+from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import LogHead, LogKey, LogMetadata, VersionedHead
 from dlcore.log.upkeep.removal import remove_deleted
+from dlcore.log.writing.ending import delete_log
 from dlcore.log.writing.lock import WriterLock
 from dlcore.metadata.stored import decode
 
@@ -92,15 +93,7 @@ async def forget_log(context: LogContext, name: str) -> None:
     lock = WriterLock(context.logs, log, client_id=context.client_id, clock=context.clock)
     await lock.acquire(timeout_s=0)
     try:
-        while True:
-            await lock.wait_owned()
-            at = await _head_of(context, log)
-            if at is None:
-                break
-            try:
-                await context.store.multi(plan_delete(context.paths, log, at))
-            except (MetadataVersionError, NoNodeError, *UNANSWERED) as error:
-                logger.info("deleting log=%s again: %s", name, error)
+        await delete_log(context, lock, log, partial(_head_of, context, log))
     finally:
         await lock.release()
     await remove_deleted(context, log)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dlcore.closing import AsyncClosing
@@ -287,7 +288,9 @@ class DistributedLogManager(AsyncClosing):
 
         Args:
             position: the first byte wanted, perhaps past the end; None: the first one that is not
-                truncated.  Raises: as `open_reader`, and as `AsyncAppendOnlyStreamReader.seek`.
+                truncated.
+
+        Raises: as `open_reader`, and as `AsyncAppendOnlyStreamReader.seek`.
         """
         self._require_typed(typed=False)
         reader = await self.open_reader()
@@ -576,7 +579,8 @@ class DistributedLogManager(AsyncClosing):
         except LogNotFoundError:
             return
         try:
-            await delete_log(self._context, lock, self._log)
+            read_head = partial(self._context.logs.read, self._log)
+            await delete_log(self._context, lock, self._log, read_head)
         except LogRenamedError:
             raise
         except LogNotFoundError:

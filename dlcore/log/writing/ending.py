@@ -11,8 +11,10 @@ from dlcore.log.metadata.store import UNANSWERED
 from dlcore.log.recovery import recover_log
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from dlcore.log.context import LogContext
-    from dlcore.log.metadata.values import LogMetadata
+    from dlcore.log.metadata.values import LogMetadata, VersionedHead
     from dlcore.log.writing.lock import WriterLock
 
 logger = logging.getLogger(__name__)
@@ -42,15 +44,24 @@ async def seal_log(context: LogContext, lock: WriterLock, log: LogMetadata) -> N
             return
 
 
-async def delete_log(context: LogContext, lock: WriterLock, log: LogMetadata) -> None:
+async def delete_log(
+    context: LogContext,
+    lock: WriterLock,
+    log: LogMetadata,
+    read_head: Callable[[], Awaitable[VersionedHead | None]],
+) -> None:
     """Take the log's name away and call it deleted: then nobody can change it any more.
 
+    `read_head` returns the head as it is now, None if there is nothing to delete any more.
+
     Raises:
-        LogNotFoundError: it is deleted; a `LogRenamedError` if another has renamed it.
+        What `read_head` raises.
     """
     while True:
         await lock.wait_owned()
-        at = await context.logs.read(log)
+        at = await read_head()
+        if at is None:
+            return
         try:
             await context.store.multi(plan_delete(context.paths, log, at))
         except (MetadataVersionError, NoNodeError, *UNANSWERED) as error:
