@@ -121,9 +121,8 @@ class GarbageCollector:
         Raises:
             CorruptMetadataError: the next ledger id is missing, or not above every id held here.
         """
-        highest = max(
-            self._storage.core.live_ledgers(), default=-1
-        )  # looked at first: ids rise meanwhile
+        # Looked at first: ids rise meanwhile.
+        highest = max(self._storage.core.live_ledgers(), default=-1)
         try:
             next_id = await self._ledgers.next_ledger_id()
         except CorruptMetadataError as error:
