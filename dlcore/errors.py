@@ -47,6 +47,7 @@ is set); ``retriable`` says whether the same call may succeed later without a ch
         ├── EndOfStreamError
         ├── AlreadyTruncatedError
         ├── OwnershipAcquireFailedError
+        ├── LogElsewhereError           another proxy serves the log
         ├── ReaderIdleError             no record for longer than the reader was told to wait
         ├── OverCapacityError
         ├── LogNotReadyError            the next segment is being started, or the lock is lost
@@ -348,6 +349,17 @@ class OwnershipAcquireFailedError(LogError):
     def __init__(self, message: str, *, owner: str = "") -> None:
         super().__init__(message)
         self.owner = owner
+
+
+class LogElsewhereError(LogError):
+    """Another proxy serves the log, at `location`."""
+
+    code = 307
+    retriable = True
+
+    def __init__(self, message: str, *, location: str = "") -> None:
+        super().__init__(message)
+        self.location = location
 
 
 class OverCapacityError(LogError):

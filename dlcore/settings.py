@@ -1,9 +1,9 @@
 """Settings of the programs: one TOML file and environment variables, below the command line.
 
-A program reads its table of the file, ``[bookie]``, ``[autorecovery]`` or ``[dlog]``, and the
-variables that begin with its prefix, ``DLOG_BOOKIE_`` and so on, followed by the key in capitals.
-What stands on the command line counts before a variable, that before the file, that before the
-default.  The file is the one that ``--config`` or ``DLOG_CONFIG`` names.
+A program reads its table of the file, ``[bookie]``, ``[autorecovery]``, ``[proxy]`` or ``[dlog]``,
+and the variables that begin with its prefix, ``DLOG_BOOKIE_`` and so on, followed by the key in
+capitals.  What stands on the command line counts before a variable, that before the file, that
+before the default.  The file is the one that ``--config`` or ``DLOG_CONFIG`` names.
 
 A running bookie or auto-recovery reads its file again on SIGHUP, and takes over what may change;
 where no file is named, that signal stops it as SIGTERM does.
@@ -26,7 +26,7 @@ from dlcore.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-TABLES = ("dlog", "bookie", "autorecovery")
+TABLES = ("dlog", "bookie", "autorecovery", "proxy")
 FILE_VARIABLE = "DLOG_CONFIG"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _KIND_NAMES = {str: "text", Path: "a path", int: "a whole number", float: "a number"}

@@ -24,6 +24,7 @@ from dlcore.cli.ledger import ledger_group
 from dlcore.cli.log import log_group
 from dlcore.cli.namespace import namespace_group
 from dlcore.cli.output import show_error
+from dlcore.cli.proxy import proxy_group
 from dlcore.cli.sandbox import sandbox_command
 from dlcore.cli.segment import segment_group
 from dlcore.cli.staging import staging_group
@@ -71,6 +72,7 @@ dlog.add_command(bookie_group)
 dlog.add_command(ledger_group)
 dlog.add_command(staging_group)
 dlog.add_command(autorecovery_group)
+dlog.add_command(proxy_group)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

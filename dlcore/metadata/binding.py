@@ -110,7 +110,6 @@ def _creation(
     root: Op = (
         Create(paths.root, value) if existing is None else Put(paths.root, value, existing.version)
     )
-    proxies = f"{paths.root}/proxies"
     return [
         root,
         Create(paths.bookies_available.rpartition("/")[0]),
@@ -130,8 +129,6 @@ def _creation(
         Create(paths.upkeep),
         Create(paths.upkeep_requests),
         Create(paths.upkeep_locks),
-        Create(proxies),
-        Create(f"{proxies}/write"),
-        Create(f"{proxies}/read"),
+        Create(paths.proxies),
         *(Create(bucket) for bucket in paths.buckets),
     ]

@@ -32,7 +32,7 @@
 <root>/autorecovery/check-progress              ReplicaCheckRun of the one under way
 <root>/autorecovery/ledgers/<high>/<middle>/<low>   UnderReplicatedLedger
 <root>/autorecovery/locks/<ledger id>           ephemeral: the worker that repairs the ledger
-<root>/proxies/{write,read}/<id>
+<root>/proxies/<address>                        ephemeral: a proxy that takes logs
 """
 
 from __future__ import annotations
@@ -298,6 +298,15 @@ class NamespacePaths:
     def upkeep_lock(self, what: str) -> str:
         """Ephemeral node of the worker that keeps a log up, or sweeps."""
         return f"{self.upkeep_locks}/{escape(what)}"
+
+    @property
+    def proxies(self) -> str:
+        """Parent of the ephemeral nodes of proxies."""
+        return f"{self.root}/proxies"
+
+    def proxy(self, address: str) -> str:
+        """Ephemeral node of the proxy that serves at an address."""
+        return f"{self.proxies}/{escape(address)}"
 
     @property
     def auditor(self) -> str:

@@ -1,4 +1,4 @@
-"""The process that stages, as others see it: an ephemeral node."""
+"""A process as others see it, one that stages or serves: an ephemeral node."""
 
 from __future__ import annotations
 
@@ -13,22 +13,20 @@ from dlcore.metadata.port import Create, Delete, SessionState
 
 if TYPE_CHECKING:
     from dlcore.log.context import LogContext
+    from dlcore.metadata.port import MetadataStore
 
 logger = logging.getLogger(__name__)
 
 
-class StagingOwner:
-    """The ephemeral node by which others see that this process still stages.
+class SessionNode:
+    """An ephemeral node by which others see that this process lives.
 
-    After the session was lost the node is made again with the same token, so what was staged before
-    and was not reaped meanwhile stays alive.
+    After the session was lost the node is made again.
     """
 
-    def __init__(self, context: LogContext) -> None:
-        self._context = context
-        self._store = context.store
-        self.token = context.clock.new_token()
-        self.path = context.paths.staging_owner(self.token)
+    def __init__(self, store: MetadataStore, path: str) -> None:
+        self._store = store
+        self.path = path
         self._session = ""
         self._making = asyncio.Lock()
         self._renewals = BackgroundTasks()
@@ -69,9 +67,21 @@ class StagingOwner:
         try:
             await self.ensure()
         except DLError as error:
-            logger.warning("staging owner %s could not be renewed: %s", self.token, error)
+            logger.warning("%s could not be made again: %s", self.path, error)
 
     async def aclose(self) -> None:
         """Stop renewing; the node goes with the session."""
         self._unsubscribe()
         await self._renewals.aclose()
+
+
+class StagingOwner(SessionNode):
+    """The node of a process that stages, whose token stands in what it stages.
+
+    The token stays, so what was staged before a lost session and was not reaped meanwhile stays
+    alive.
+    """
+
+    def __init__(self, context: LogContext) -> None:
+        self.token = context.clock.new_token()
+        super().__init__(context.store, context.paths.staging_owner(self.token))

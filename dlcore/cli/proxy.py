@@ -1,0 +1,76 @@
+"""`dlog proxy`: the process that serves logs to clients which speak Arrow Flight."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from dlcore.cli.context import common_options, namespace_tls, namespace_uri, settings_below
+from dlcore.proxy.config import ProxyConfig, proxy_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dlcore.tls import TlsFiles
+
+_Command = TypeVar("_Command", bound="Callable[..., Any]")
+
+
+@click.group("proxy")
+@common_options
+def proxy_group() -> None:
+    """Serve logs to clients which speak Arrow Flight."""
+
+
+def _settings(command: _Command) -> _Command:
+    for key, option in reversed(proxy_options().items()):
+        command = click.option(
+            f"--{key.replace('_', '-')}",
+            type=option.kind,
+            default=option.default,
+            show_default=True,
+            help=option.text,
+        )(command)
+    return command
+
+
+@proxy_group.command("run", epilog="Example: dlog proxy run --port 4190")
+@_settings
+@common_options
+def run_proxy(**options: object) -> None:
+    """Run one proxy, until interrupted.
+
+    Any number may run, also on one machine.  It prints where it serves once it does.  Logs go to
+    standard error.  SIGINT (Ctrl-C) and SIGTERM stop it cleanly.
+
+    Its settings may also stand in the table [proxy] of the configuration file, and in variables
+    like DLOG_PROXY_PORT.
+    """
+    import uvloop
+
+    context = click.get_current_context()
+    by_hand = {
+        key: value
+        for key, value in options.items()
+        if context.get_parameter_source(key) is not click.core.ParameterSource.DEFAULT
+    }
+    config = ProxyConfig(**(options | settings_below("proxy", proxy_options()) | by_hand))  # type: ignore[arg-type]
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger().setLevel(config.log_level.upper())
+    uvloop.run(_serve(namespace_uri(), config, namespace_tls()))
+
+
+async def _serve(uri: str, config: ProxyConfig, tls: TlsFiles | None) -> None:
+    from dlcore.proxy.server import ProxyServer
+
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with await ProxyServer.start(uri, config, tls=tls) as server:
+        click.echo(f"proxy serving on {server.location}")
+        await stop.wait()

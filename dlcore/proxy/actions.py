@@ -1,0 +1,90 @@
+"""What clients ask of a proxy by DoAction: one JSON object in the body, one in the answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+import msgspec
+
+from dlcore.errors import ConfigurationError
+from dlcore.ids import validate_log_name
+from dlcore.proxy.membership import location_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from dlcore.namespace import Namespace
+    from dlcore.proxy.membership import Membership
+
+Answer: TypeAlias = dict[str, object]
+
+
+class LogRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """An action on one log."""
+
+    log: str
+
+
+class NoRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """An action that says nothing more; its body may be empty."""
+
+
+_R = TypeVar("_R", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, slots=True)
+class _Action:
+    text: str
+    request: type[msgspec.Struct]
+    perform: Callable[[msgspec.Struct], Awaitable[Answer]]
+
+
+class Actions:
+    """The actions of one proxy, by name."""
+
+    def __init__(self, namespace: Namespace, membership: Membership) -> None:
+        self._namespace = namespace
+        self._membership = membership
+        self._actions: dict[str, _Action] = {}
+        self._add("create", "Create a log of bytes: {log}.", LogRequest, self._create)
+        self._add("owner", "Tell which proxy should own a log: {log}.", LogRequest, self._owner)
+        self._add("proxies", "List where live proxies serve: {}.", NoRequest, self._proxies)
+
+    def _add(
+        self, name: str, text: str, request: type[_R], perform: Callable[[_R], Awaitable[Answer]]
+    ) -> None:
+        self._actions[name] = _Action(text, request, perform)  # type: ignore[arg-type]
+
+    def described(self) -> list[tuple[str, str]]:
+        """Return the name of each action, and what it does."""
+        return [(name, action.text) for name, action in self._actions.items()]
+
+    async def perform(self, name: str, body: bytes) -> bytes:
+        """Perform an action; return its answer.
+
+        Raises:
+            ConfigurationError: there is no such action, or the body is not what it takes.
+            DLError: of the action.
+        """
+        action = self._actions.get(name)
+        if action is None:
+            raise ConfigurationError(
+                f"action {name!r}: there is none of that name, only {', '.join(self._actions)}"
+            )
+        try:
+            request = msgspec.json.decode(body or b"{}", type=action.request)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"action {name!r}: {error}: {action.text}") from error
+        return msgspec.json.encode(await action.perform(request))
+
+    async def _create(self, request: LogRequest) -> Answer:
+        await self._namespace.create_log(request.log)
+        return {}
+
+    async def _owner(self, request: LogRequest) -> Answer:
+        owner = self._membership.preferred(validate_log_name(request.log))
+        return {"location": None if owner is None else location_of(owner)}
+
+    async def _proxies(self, _: NoRequest) -> Answer:
+        return {"locations": [location_of(each) for each in sorted(self._membership.live)]}

@@ -1,0 +1,43 @@
+"""Configuration of a proxy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from dlcore.config import MIB, require, require_positive
+from dlcore.settings import Option, field_texts, require_log_level
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxyConfig:
+    """Where a proxy serves, and what bounds it."""
+
+    host: str = "127.0.0.1"
+    """The address of this machine to listen on."""
+    port: int = 0
+    """The port to listen on; 0: a free one."""
+    advertised_host: str = ""
+    """Where clients and other proxies reach it, if that is not the host."""
+    advertised_port: int = 0
+    """The port there; 0: the port it listens on."""
+    message_bytes_max: int = 4 * MIB
+    """The largest message that it takes; clients split what is larger."""
+    log_level: str = "info"
+    """What its log tells at least: debug, info, warning or error."""
+
+    def __post_init__(self) -> None:
+        for key in ("port", "advertised_port"):
+            value = getattr(self, key)
+            require(condition=0 <= value <= 65535, key=key, value=value, rule="expected 0 … 65535")
+        require(condition=bool(self.host), key="host", value=self.host, rule="expected an address")
+        require_positive(self, "message_bytes_max")
+        require_log_level(self.log_level)
+
+
+def proxy_options() -> dict[str, Option]:
+    """Return the settings of a proxy by key, with what they mean."""
+    texts = field_texts(ProxyConfig)
+    return {
+        each.name: Option(type(each.default), each.default, texts[each.name])
+        for each in fields(ProxyConfig)
+    }

@@ -1,0 +1,1 @@
+"""Arrow Flight as a proxy speaks it: what clients send, checked, and what they are told."""

@@ -1,0 +1,68 @@
+"""gRPC's standard health service: whether a proxy takes logs now."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from dlcore.proto import health_pb2 as pb
+from dlcore.proxy.service import FLIGHT
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from dlcore.proxy.service import Context
+
+_SERVICES = ("", FLIGHT)
+
+
+class Health:
+    """Tells clients and load balancers; the proxy sets it with `tell`."""
+
+    def __init__(self) -> None:
+        self._serves = False
+        self._changed = asyncio.Event()
+
+    def tell(self, *, serves: bool) -> None:
+        """Note whether the proxy takes logs, and tell those who watch."""
+        self._serves = serves
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Return the table of methods, for a server."""
+        coding: dict[str, Any] = {
+            "request_deserializer": pb.HealthCheckRequest.FromString,
+            "response_serializer": pb.HealthCheckResponse.SerializeToString,
+        }
+        methods = {
+            "Check": grpc.unary_unary_rpc_method_handler(self._check, **coding),
+            "Watch": grpc.unary_stream_rpc_method_handler(self._watch, **coding),
+        }
+        return grpc.method_handlers_generic_handler("grpc.health.v1.Health", methods)
+
+    def _answer(self) -> pb.HealthCheckResponse:
+        kinds = pb.HealthCheckResponse
+        return kinds(status=kinds.SERVING if self._serves else kinds.NOT_SERVING)
+
+    async def _check(
+        self, request: pb.HealthCheckRequest, context: Context
+    ) -> pb.HealthCheckResponse:
+        if request.service not in _SERVICES:
+            await context.abort(
+                grpc.StatusCode.NOT_FOUND, f"no service {request.service!r}, only {FLIGHT}"
+            )
+        return self._answer()
+
+    async def _watch(
+        self, request: pb.HealthCheckRequest, context: Context
+    ) -> AsyncIterator[pb.HealthCheckResponse]:
+        if request.service not in _SERVICES:
+            yield pb.HealthCheckResponse(status=pb.HealthCheckResponse.SERVICE_UNKNOWN)
+            await asyncio.Event().wait()  # it never becomes one
+        while True:
+            changed = self._changed
+            yield self._answer()
+            await changed.wait()

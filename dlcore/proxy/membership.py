@@ -1,0 +1,92 @@
+"""The live proxies of a namespace: this one among them, as an ephemeral node named by its address.
+
+What is known is a moment old.  That harms nobody: who owns a log is decided by its lock, its fence
+and the version of its head; this only says whom to ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+from dlcore.background import BackgroundTasks
+from dlcore.errors import MetadataError, NoNodeError
+from dlcore.log.metadata.owner import SessionNode
+from dlcore.metadata.paths import unescape
+from dlcore.proxy.rendezvous import preferred_owner
+
+if TYPE_CHECKING:
+    from dlcore.metadata.paths import NamespacePaths
+    from dlcore.metadata.port import MetadataStore, Unsubscribe
+
+logger = logging.getLogger(__name__)
+
+
+def location_of(address: str) -> str:
+    """Return what Flight clients connect to for a proxy at ``host:port``."""
+    return f"grpc://{address}"
+
+
+class Membership:
+    """Which proxies are alive, as seen by the one at `address` (``host:port``)."""
+
+    def __init__(self, store: MetadataStore, paths: NamespacePaths, address: str) -> None:
+        self.address = address
+        self._store = store
+        self._paths = paths
+        self._node = SessionNode(store, paths.proxy(address))
+        self._changed = asyncio.Event()
+        self._tasks = BackgroundTasks()
+        self._unsubscribe: Unsubscribe | None = None
+        self.live: frozenset[str] = frozenset()
+        """Addresses of the proxies that take logs, this one among them until it leaves."""
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether this proxy is among them."""
+        return self.address in self.live
+
+    def preferred(self, log: str) -> str | None:
+        """Return the address of the proxy that should own a log; None if there is none."""
+        return preferred_owner(log, self.live)
+
+    async def join(self) -> None:
+        """Appear among the live ones, and know the others.  Raises: MetadataError."""
+        await self._node.ensure()
+        await self._look()
+        self._unsubscribe = self._store.watch(self._paths.proxies, self._changed.set)
+        self._tasks.start(self._follow(), name="following the live proxies")
+
+    async def leave(self) -> None:
+        """Vanish from the live ones, and go on to know the others.  Idempotent."""
+        await self._node.aclose()
+        # Without an answer the node goes with the session.
+        with contextlib.suppress(NoNodeError, MetadataError):
+            await self._store.delete(self._node.path)
+        self.live -= {self.address}
+
+    async def aclose(self) -> None:
+        """Know nothing more; the node goes with the session, unless it left before."""
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+        await self._node.aclose()
+        await self._tasks.aclose()
+
+    async def _follow(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self._look()
+            except MetadataError as error:
+                # After a reconnection the watch rings again.
+                logger.warning("the live proxies are not known: %s", error)
+
+    async def _look(self) -> None:
+        nodes = await self._store.get_children(self._paths.proxies, fresh=True)
+        live = frozenset(unescape(node) for node in nodes or ())
+        if live != self.live:
+            logger.info("live proxies: %s", ", ".join(sorted(live)) or "none")
+            self.live = live

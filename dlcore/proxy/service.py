@@ -1,0 +1,76 @@
+"""The methods of Arrow Flight that a proxy serves, by name, on gRPC's generic handlers.
+
+Each method says itself how its messages become bytes, so that what was framed before is sent as it
+is.  gRPC answers UNIMPLEMENTED for those that are not in the table.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+
+import grpc
+
+from dlcore.errors import DLError
+from dlcore.proto import flight_pb2 as pb
+from dlcore.proxy.flight.statuses import code_of, message_of, metadata_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from dlcore.proxy.actions import Actions
+
+FLIGHT = "arrow.flight.protocol.FlightService"
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+async def refuse(context: Context, error: DLError) -> NoReturn:
+    """End a call with the status of an error."""
+    await context.abort(
+        grpc.StatusCode[code_of(error)], message_of(error), trailing_metadata=metadata_of(error)
+    )
+    raise AssertionError("abort raises")
+
+
+def streaming(
+    answer: Callable[[Any], AsyncIterator[Any]],
+) -> Callable[[Any, Context], AsyncIterator[Any]]:
+    """Make a gRPC method of one that turns a request into messages, or raises a DLError."""
+
+    async def method(request: Any, context: Context) -> AsyncIterator[Any]:
+        try:
+            async for message in answer(request):
+                yield message
+        except DLError as error:
+            await refuse(context, error)
+
+    return method
+
+
+class FlightService:
+    """Answers the calls of Flight clients."""
+
+    def __init__(self, actions: Actions) -> None:
+        self._actions = actions
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Return the table of methods, for a server."""
+        methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "DoAction": grpc.unary_stream_rpc_method_handler(
+                streaming(self._do_action),
+                request_deserializer=pb.Action.FromString,
+                response_serializer=pb.Result.SerializeToString,
+            ),
+            "ListActions": grpc.unary_stream_rpc_method_handler(
+                streaming(self._list_actions),
+                request_deserializer=pb.Empty.FromString,
+                response_serializer=pb.ActionType.SerializeToString,
+            ),
+        }
+        return grpc.method_handlers_generic_handler(FLIGHT, methods)
+
+    async def _do_action(self, request: pb.Action) -> AsyncIterator[pb.Result]:
+        yield pb.Result(body=await self._actions.perform(request.type, request.body))
+
+    async def _list_actions(self, _: pb.Empty) -> AsyncIterator[pb.ActionType]:
+        for name, text in self._actions.described():
+            yield pb.ActionType(type=name, description=text)

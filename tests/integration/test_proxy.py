@@ -1,0 +1,151 @@
+"""Proxies as processes over real bookies, asked by Arrow's own Flight client."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import grpc
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+
+from dlcore.proto import health_pb2
+from dlcore.sync import open_namespace
+from tests.fixtures.proxies import ProxyProcess, proxy_process
+from tests.fixtures.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dlcore.sandbox.cluster import Sandbox
+
+pytestmark = pytest.mark.integration
+
+WAIT_S = 60
+
+
+@pytest.fixture(scope="module")
+def proxy(sandbox: Sandbox) -> Iterator[ProxyProcess]:
+    """A proxy that the tests of this module share."""
+    with proxy_process(sandbox.uri) as process:
+        yield process
+
+
+def new_name() -> str:
+    """Return a name that no other test has."""
+    return f"proxied/{uuid4().hex}"
+
+
+def test_its_actions_are_listed(proxy: ProxyProcess) -> None:
+    """Each with what it takes."""
+    with proxy.client() as client:
+        texts = {action.type: action.description for action in client.list_actions()}
+    assert "{log}" in texts["create"]
+
+
+def test_a_log_is_created(proxy: ProxyProcess, namespace_uri: str) -> None:
+    """Anybody sees it, and a second time it exists."""
+    name = new_name()
+    assert proxy.act("create", log=name) == {}
+    with open_namespace(namespace_uri) as namespace:
+        assert namespace.log_exists(name)
+    with pytest.raises(pa.ArrowException, match=f"LogExistsError: log '{name}' exists"):
+        proxy.act("create", log=name)
+
+
+@pytest.mark.parametrize(
+    ("action", "body", "problem"),
+    [
+        ("fly", {}, "there is none of that name, only create"),
+        ("create", {}, "missing required field `log`"),
+        ("create", {"log": 5}, "Expected `str`, got `int`"),
+        ("create", {"log": "a", "speed": 1}, "unknown field `speed`"),
+        ("create", {"log": "a//b"}, "InvalidLogNameError: invalid log name 'a//b'"),
+        ("owner", {"log": ""}, "it is empty"),
+    ],
+)
+def test_a_wrong_action_is_refused(
+    proxy: ProxyProcess, action: str, body: dict[str, object], problem: str
+) -> None:
+    """The status is INVALID_ARGUMENT, and says what is wrong."""
+    with pytest.raises(pa.ArrowInvalid, match=problem):
+        proxy.act(action, **body)
+
+
+def test_a_body_that_is_no_json_is_refused(proxy: ProxyProcess) -> None:
+    """Random bytes are no request."""
+    with proxy.client() as client, pytest.raises(pa.ArrowInvalid, match="malformed"):
+        list(client.do_action(flight.Action("create", b"\x80\x04")))
+
+
+def test_proxies_know_each_other_and_agree(proxy: ProxyProcess, sandbox: Sandbox) -> None:
+    """One that comes is seen, and shares the logs; one that stops in order is gone at once."""
+    names = [new_name() for _ in range(30)]
+    with proxy_process(sandbox.uri) as other:
+        both = sorted([proxy.location, other.location])
+        for each in (proxy, other):
+            wait_until(lambda each=each: both == both_of(each, both), timeout_s=WAIT_S)
+        owners = [proxy.act("owner", log=name)["location"] for name in names]
+        assert owners == [other.act("owner", log=name)["location"] for name in names]
+        assert set(owners) == set(both), "or a proxy of another test is there"
+        assert other.stop() == 0
+    wait_until(lambda: other.location not in proxy.act("proxies")["locations"], timeout_s=WAIT_S)
+
+
+def both_of(proxy: ProxyProcess, wanted: list[str]) -> list[str]:
+    """Return which of those that are wanted a proxy knows."""
+    return [each for each in proxy.act("proxies")["locations"] if each in wanted]
+
+
+def test_the_standard_health_service_answers(proxy: ProxyProcess) -> None:
+    """For the whole, for Flight, and for no other."""
+    with grpc.insecure_channel(proxy.location.removeprefix("grpc://")) as channel:
+        check = channel.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
+        )
+        watch = channel.unary_stream(
+            "/grpc.health.v1.Health/Watch",
+            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
+        )
+        for service in ("", "arrow.flight.protocol.FlightService"):
+            request = health_pb2.HealthCheckRequest(service=service)
+            assert check(request).status == health_pb2.HealthCheckResponse.SERVING
+            call = watch(request)
+            assert next(call).status == health_pb2.HealthCheckResponse.SERVING
+            call.cancel()
+        unknown = health_pb2.HealthCheckRequest(service="other")
+        call = watch(unknown)
+        assert next(call).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+        call.cancel()
+        with pytest.raises(grpc.RpcError) as refused:
+            check(unknown)
+        assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_those_who_watch_its_health_are_told_of_its_end(sandbox: Sandbox) -> None:
+    """It says so before it ends what it serves."""
+    with proxy_process(sandbox.uri) as stopped:
+        with grpc.insecure_channel(stopped.location.removeprefix("grpc://")) as channel:
+            call = channel.unary_stream(
+                "/grpc.health.v1.Health/Watch",
+                request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+                response_deserializer=health_pb2.HealthCheckResponse.FromString,
+            )(health_pb2.HealthCheckRequest())
+            assert next(call).status == health_pb2.HealthCheckResponse.SERVING
+            stopped.process.terminate()
+            assert next(call).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert stopped.stop() == 0
+
+
+def test_a_taken_port_is_refused(proxy: ProxyProcess, sandbox: Sandbox) -> None:
+    """Two processes on one port would share its clients."""
+    port = proxy.location.rpartition(":")[2]
+    with (
+        pytest.raises(AssertionError, match="did not start"),
+        proxy_process(sandbox.uri, "--port", port),
+    ):
+        pass
