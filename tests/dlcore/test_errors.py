@@ -66,6 +66,7 @@ def test_only_errors_that_may_pass_by_themselves_are_retriable() -> None:
         "BookieUnavailableError",
         "LedgerReadError",
         "LedgerRecoveryError",
+        "LogElsewhereError",
         "LogNotReadyError",
         "MetadataConnectionError",
         "MetadataSessionExpiredError",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -85,7 +86,7 @@ def test_proxies_know_each_other_and_agree(proxy: ProxyProcess, sandbox: Sandbox
     with proxy_process(sandbox.uri) as other:
         both = sorted([proxy.location, other.location])
         for each in (proxy, other):
-            wait_until(lambda each=each: both == both_of(each, both), timeout_s=WAIT_S)
+            wait_until(partial(knows, each, both), timeout_s=WAIT_S)
         owners = [proxy.act("owner", log=name)["location"] for name in names]
         assert owners == [other.act("owner", log=name)["location"] for name in names]
         assert set(owners) == set(both), "or a proxy of another test is there"
@@ -93,9 +94,9 @@ def test_proxies_know_each_other_and_agree(proxy: ProxyProcess, sandbox: Sandbox
     wait_until(lambda: other.location not in proxy.act("proxies")["locations"], timeout_s=WAIT_S)
 
 
-def both_of(proxy: ProxyProcess, wanted: list[str]) -> list[str]:
-    """Return which of those that are wanted a proxy knows."""
-    return [each for each in proxy.act("proxies")["locations"] if each in wanted]
+def knows(proxy: ProxyProcess, wanted: list[str]) -> bool:
+    """Return whether a proxy knows all that are wanted."""
+    return set(wanted) <= set(proxy.act("proxies")["locations"])
 
 
 def test_the_standard_health_service_answers(proxy: ProxyProcess) -> None:

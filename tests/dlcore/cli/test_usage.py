@@ -62,6 +62,7 @@ COMMANDS = [
     "segment list",
     "staging clean",
     "staging list",
+    "proxy run",
 ]
 
 

@@ -51,7 +51,6 @@ def test_the_first_makes_the_tree_and_the_next_finds_it(root: str) -> None:
         assert await store.get_children(root) == CHILDREN
         assert (await store.get_children(f"{root}/bookies")) == ["available", "cookies", "readonly"]
         assert before[paths.ledger_idgen].value == b"0"
-        assert await store.get_children(f"{root}/proxies") == ["read", "write"]
 
     run(scenario())
 
