@@ -1,17 +1,62 @@
-"""Schemas of typed logs that are read together."""
+"""Schemas of typed logs: as people write and read them, and of logs that are read together."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlcore.errors import SchemaMismatchError
-from dlcore.log.typed.arrow import columns_of, schema_of
-from dlcore.log.typed.schema import LogSchema, describe
+import pyarrow as pa
+
+from dlcore.errors import ConfigurationError, SchemaMismatchError
+from dlcore.log.typed.arrow import columns_of, schema_of, spelled
+from dlcore.log.typed.schema import LogSchema, check_columns, describe
+from dlcore.log.typed.text import parse_columns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import pyarrow as pa
+
+_ARROW_FILE, _ARROW_STREAM, _PARQUET = b"ARROW1", b"\xff\xff\xff\xff", b"PAR1"
+
+
+def schema_from_text(text: str) -> pa.Schema:
+    """Return the Arrow schema that a text says, for example ``city string, fare double``.
+
+    Types are spelled as Arrow does; `dlcore.log.typed.text` tells how columns are.
+
+    Raises:
+        ConfigurationError: it says none, or one that no log can have.
+    """
+    columns = tuple(map(spelled, parse_columns(text)))
+    check_columns(columns)
+    return schema_of(columns)
+
+
+def schema_from_bytes(content: bytes) -> pa.Schema:
+    """Return the schema that a file holds: an Arrow file or stream, a Parquet file, or a text.
+
+    Raises:
+        ConfigurationError: it holds none, or a text that says none.
+    """
+    try:
+        if content.startswith(_ARROW_FILE):
+            return pa.ipc.open_file(content).schema
+        if content.startswith(_ARROW_STREAM):
+            return pa.ipc.open_stream(content).schema
+        if content.startswith(_PARQUET):
+            from pyarrow import parquet
+
+            return parquet.read_schema(pa.BufferReader(content))
+        return schema_from_text(content.decode())
+    except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            "expected the text of a schema, or an Arrow or Parquet file; this begins with "
+            f"{content[:20]!r}: {error}"
+        ) from error
+
+
+def describe_schema(schema: pa.Schema) -> str:
+    """Return a schema as people read it, and as `schema_from_text` takes it."""
+    return describe(columns_of(schema))
 
 
 def merge_schemas(schemas: Mapping[str, pa.Schema | None]) -> pa.Schema | None:

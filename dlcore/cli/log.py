@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -26,6 +27,8 @@ from dlcore.errors import ConfigurationError, CorruptMetadataError
 from dlcore.ids import DLSN
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from dlcore.log.reading.status import LogStatus
     from dlcore.namespace import Namespace
 
@@ -43,7 +46,7 @@ for command in (
     log_group.add_command(command)
 
 
-@log_group.command("create", epilog="Example: dlog log create clicks --replication-factor 3")
+@log_group.command("create", epilog="Example: dlog log create trips --schema 'city string'")
 @click.argument("log")
 @click.option(
     "--replication-factor",
@@ -58,6 +61,17 @@ for command in (
 @click.option(
     "--ack-quorum", type=click.IntRange(min=1), metavar="QA", help="Copies before an ack [2]."
 )
+@click.option(
+    "--schema",
+    "schema_text",
+    metavar="COLUMNS",
+    help="Make a typed log, of columns like 'city string, fare double'; types are Arrow's.",
+)
+@click.option(
+    "--schema-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The same from a file: such a text, or the schema of an Arrow or Parquet file.",
+)
 @common_options
 def create_log(
     log: str,
@@ -65,14 +79,27 @@ def create_log(
     ensemble: int | None,
     write_quorum: int | None,
     ack_quorum: int | None,
+    schema_text: str | None,
+    schema_file: Path | None,
 ) -> None:
-    """Create the log LOG.
+    """Create the log LOG, of bytes, or typed by --schema or --schema-file.
 
     Acknowledged records survive the loss of QA - 1 bookies.
     """
     quorum = _quorum(replication_factor, ensemble, write_quorum, ack_quorum)
-    run_async(lambda namespace: namespace.create_log(log, config=LogConfig(quorum=quorum)))
+    config, schema = LogConfig(quorum=quorum), _schema(schema_text, schema_file)
+    run_async(lambda namespace: namespace.create_log(log, config=config, schema=schema))
     show_done(f"created log {log} (E/Qw/Qa {quorum})", {"log": log, "quorum": str(quorum)})
+
+
+def _schema(text: str | None, file: Path | None) -> pa.Schema | None:
+    if text is not None and file is not None:
+        raise click.UsageError("--schema and --schema-file say the same: give one or the other")
+    from dlcore.schemas import schema_from_bytes, schema_from_text
+
+    if text is not None:
+        return schema_from_text(text)
+    return None if file is None else schema_from_bytes(file.read_bytes())
 
 
 def _quorum(
@@ -116,14 +143,17 @@ def list_logs(prefix: str | None) -> None:
 def show_log(log: str) -> None:
     """Show one log: its first and last record, size, quorums, writer, and what lacks replicas."""
 
-    async def read(namespace: Namespace) -> LogStatus:
+    async def read(namespace: Namespace) -> tuple[LogStatus, pa.Schema | None]:
         async with await namespace.open_log(log) as manager:
-            return await manager.status()
+            return await manager.status(), await manager.get_schema()
 
-    status = run_async(read)
+    from dlcore.schemas import describe_schema
+
+    status, schema = run_async(read)
     show_fields(
         {
             "log": status.name,
+            "schema": None if schema is None else describe_schema(schema),
             "segments": status.segment_count,
             "records": status.record_count,
             "bytes": status.size_bytes,

@@ -163,6 +163,28 @@ def type_of(column: Column) -> pa.DataType:
     )
 
 
+def spelled(column: Column) -> Column:
+    """Return a column that a person wrote as it is stored; `float64` is `double`, for example.
+
+    Raises:
+        ConfigurationError: there is no such type.
+    """
+    if column.fields:
+        return Column(column.name, column.type, tuple(map(spelled, column.fields)))
+    try:
+        type_of(column)
+    except (InvalidEntryError, pa.ArrowInvalid, ValueError):
+        try:
+            return _column_of(column.name, pa.type_for_alias(column.type))
+        except ValueError as error:
+            raise ConfigurationError(
+                f"column {column.name!r} has the type {column.type!r}, expected one of "
+                f"{', '.join(_plain_types())}, timestamp[us, tz=UTC], decimal128(10, 2), "
+                "fixed_size_binary[16], list<…>, map<…, …>, struct<name …>"
+            ) from error
+    return column
+
+
 def _field_of(column: Column) -> pa.Field:
     return pa.field(column.name, type_of(column))
 

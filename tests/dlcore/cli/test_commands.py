@@ -87,6 +87,29 @@ def test_the_schema_of_a_log(shell: Shell, log: str, sandbox: Sandbox) -> None:
     shell.text("log", "delete", typed, "--yes")
 
 
+def test_a_typed_log_is_created_by_a_text_or_a_file(shell: Shell, log: str, tmp_path: Path) -> None:
+    """What is shown of it can be given again; what is wrong is named, and nothing created."""
+    text, copy = f"{log}/text", f"{log}/copy"
+    shell.text("log", "create", text, "--schema", "city string, at timestamp[us, tz=UTC]")
+    shown = shell.json("log", "show", text)["schema"]
+    assert shown == "city string, at timestamp[us, tz=UTC]"
+    assert shell.json("log", "show", log)["schema"] is None
+    path = tmp_path / "schema"
+    path.write_text(shown)
+    shell.text("log", "create", copy, "--schema-file", str(path))
+    assert shell.json("log", "schema", copy) == shell.json("log", "schema", text)
+    for arguments, told in {
+        ("--schema", "city strin"): "column 'city' has the type 'strin', expected one of",
+        ("--schema", "city string", "--schema-file", str(path)): "give one or the other",
+    }.items():
+        exit_code, _, err = shell.outcome("log", "create", f"{log}/wrong", *arguments)
+        assert exit_code == EXIT_USAGE
+        assert told in err
+    assert {"log": f"{log}/wrong"} not in shell.json("log", "list")
+    for each in (text, copy):
+        shell.text("log", "delete", each, "--yes")
+
+
 def test_tail_takes_the_end_or_a_start(shell: Shell, log: str, tmp_path: Path) -> None:
     """-n counts from the end; with a start it counts from there.
 
