@@ -25,6 +25,7 @@ from benchmarks import (
     logs,
     many_logs,
     old_log,
+    proxy_transport,
     reading,
     record_write,
     spark,
@@ -70,8 +71,17 @@ BENCHMARKS: dict[str, Callable[[Sandbox, Path], list[Figure]]] = {
     "sink_history_short": history.sink_history_short,
     "old_log": old_log.old_log,
     "many_logs": many_logs.many_logs,
+    "proxy_transport": proxy_transport.proxy_transport,
 }
-LONG = ("restart_full", "memory_full", "append_p999_full", "sink_history", "old_log", "many_logs")
+LONG = (
+    "restart_full",
+    "memory_full",
+    "append_p999_full",
+    "sink_history",
+    "old_log",
+    "many_logs",
+    "proxy_transport",
+)
 """Run only when named: minutes of work, and up to 15 GB of disk."""
 
 

@@ -22,6 +22,10 @@ class ProxyConfig:
     """The port there; 0: the port it listens on."""
     message_bytes_max: int = 4 * MIB
     """The largest message that it takes; clients split what is larger."""
+    ring_bytes_max: int = 64 * MIB
+    """What it keeps of the ends of the logs that it follows, of all together."""
+    catching_up_max: int = 8
+    """How many readers of older records it serves at once; each reads some MiB ahead."""
     log_level: str = "info"
     """What its log tells at least: debug, info, warning or error."""
 
@@ -30,7 +34,7 @@ class ProxyConfig:
             value = getattr(self, key)
             require(condition=0 <= value <= 65535, key=key, value=value, rule="expected 0 … 65535")
         require(condition=bool(self.host), key="host", value=self.host, rule="expected an address")
-        require_positive(self, "message_bytes_max")
+        require_positive(self, "message_bytes_max", "ring_bytes_max", "catching_up_max")
         require_log_level(self.log_level)
 
 

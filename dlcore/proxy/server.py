@@ -13,6 +13,7 @@ from dlcore.namespace import open_namespace
 from dlcore.proxy.actions import Actions
 from dlcore.proxy.health import Health
 from dlcore.proxy.membership import Membership, location_of
+from dlcore.proxy.reading.serving import ReadPath
 from dlcore.proxy.service import FlightService
 
 if TYPE_CHECKING:
@@ -25,9 +26,10 @@ _STOP_GRACE_S = 0.5
 class ProxyServer(AsyncClosing):
     """One proxy, which serves from `start` to `aclose`."""
 
-    def __init__(self, address: str, steps: AsyncExitStack) -> None:
+    def __init__(self, address: str, reads: ReadPath, steps: AsyncExitStack) -> None:
         self.address = address
         """Where clients reach it: ``host:port``."""
+        self.reads = reads
         self._steps = steps
 
     @property
@@ -63,7 +65,9 @@ class ProxyServer(AsyncClosing):
             membership = Membership(context.store, context.paths, address)
             steps.push_async_callback(membership.aclose)
             health = Health()
-            service = FlightService(Actions(namespace, membership))
+            reads = ReadPath(namespace, membership, config)
+            steps.push_async_callback(reads.aclose)
+            service = FlightService(Actions(namespace, membership), reads)
             server.add_generic_rpc_handlers((service.handler(), health.handler()))
             await server.start()
             steps.push_async_callback(server.stop, _STOP_GRACE_S)
@@ -71,7 +75,7 @@ class ProxyServer(AsyncClosing):
             steps.push_async_callback(membership.leave)
             health.tell(serves=True)
             steps.callback(health.tell, serves=False)
-            return cls(address, steps.pop_all())
+            return cls(address, reads, steps.pop_all())
 
     async def aclose(self) -> None:
         """Leave the live proxies, end what is served, close the namespace."""

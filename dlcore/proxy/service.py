@@ -15,9 +15,10 @@ from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.flight.statuses import code_of, message_of, metadata_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from dlcore.proxy.actions import Actions
+    from dlcore.proxy.reading.serving import ReadPath
 
 FLIGHT = "arrow.flight.protocol.FlightService"
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -46,11 +47,26 @@ def streaming(
     return method
 
 
+def answering(
+    answer: Callable[[Any], Awaitable[Any]],
+) -> Callable[[Any, Context], Awaitable[Any]]:
+    """Make a gRPC method of one that turns a request into one message, or raises a DLError."""
+
+    async def method(request: Any, context: Context) -> Any:
+        try:
+            return await answer(request)
+        except DLError as error:
+            await refuse(context, error)
+
+    return method
+
+
 class FlightService:
     """Answers the calls of Flight clients."""
 
-    def __init__(self, actions: Actions) -> None:
+    def __init__(self, actions: Actions, reads: ReadPath) -> None:
         self._actions = actions
+        self._reads = reads
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the table of methods, for a server."""
@@ -60,6 +76,24 @@ class FlightService:
                 request_deserializer=pb.Action.FromString,
                 response_serializer=pb.Result.SerializeToString,
             ),
+            "DoGet": grpc.unary_stream_rpc_method_handler(
+                self._do_get, request_deserializer=pb.Ticket.FromString
+            ),
+            "GetFlightInfo": grpc.unary_unary_rpc_method_handler(
+                answering(self._reads.get_flight_info),
+                request_deserializer=pb.FlightDescriptor.FromString,
+                response_serializer=pb.FlightInfo.SerializeToString,
+            ),
+            "GetSchema": grpc.unary_unary_rpc_method_handler(
+                answering(self._reads.get_schema),
+                request_deserializer=pb.FlightDescriptor.FromString,
+                response_serializer=pb.SchemaResult.SerializeToString,
+            ),
+            "ListFlights": grpc.unary_stream_rpc_method_handler(
+                streaming(self._reads.list_flights),
+                request_deserializer=pb.Criteria.FromString,
+                response_serializer=pb.FlightInfo.SerializeToString,
+            ),
             "ListActions": grpc.unary_stream_rpc_method_handler(
                 streaming(self._list_actions),
                 request_deserializer=pb.Empty.FromString,
@@ -67,6 +101,12 @@ class FlightService:
             ),
         }
         return grpc.method_handlers_generic_handler(FLIGHT, methods)
+
+    async def _do_get(self, request: pb.Ticket, context: Context) -> None:
+        try:
+            await self._reads.do_get(request.ticket, context.write)
+        except DLError as error:
+            await refuse(context, error)
 
     async def _do_action(self, request: pb.Action) -> AsyncIterator[pb.Result]:
         yield pb.Result(body=await self._actions.perform(request.type, request.body))

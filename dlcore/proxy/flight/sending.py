@@ -1,0 +1,64 @@
+"""Arrow schemas and batches as the messages that a DoGet sends: framed once, for any number.
+
+A message is FlightData of flight.proto.  Its bytes are joined here and not by the protobuf library,
+which would copy a batch twice more.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from dlcore.ids import DLSN
+
+_HEADER = b"\x12"
+_APP_METADATA = b"\x1a"
+_BODY = b"\xc2\x3e"
+"""Tags of the fields 2, 3 and 1000, each of bytes."""
+_PREFIX_BYTES = 8
+"""Of an Arrow message: a marker, and the length of its header."""
+
+
+class Passed(msgspec.Struct, frozen=True):
+    """What goes beside each batch of a DoGet: the position from which its reader would go on."""
+
+    next: str
+
+    def encode(self) -> bytes:
+        """Return it as JSON."""
+        return msgspec.json.encode(self)
+
+
+def schema_message(schema: pa.Schema) -> bytes:
+    """Return the first message of a stream."""
+    return _message(schema.serialize(), b"")
+
+
+def batch_message(batch: pa.RecordBatch, following: DLSN) -> bytes:
+    """Return a message with rows, behind which a reader goes on at `following`."""
+    return _message(batch.serialize(), Passed(str(following)).encode())
+
+
+def _message(arrow: pa.Buffer, app_metadata: bytes) -> bytes:
+    view = memoryview(arrow)
+    body_at = _PREFIX_BYTES + int.from_bytes(view[4:8], "little")
+    header, body = view[_PREFIX_BYTES:body_at], view[body_at:]
+    parts: list[bytes | memoryview] = [_HEADER, _varint(len(header)), header]
+    if app_metadata:
+        parts += [_APP_METADATA, _varint(len(app_metadata)), app_metadata]
+    if len(body):
+        parts += [_BODY, _varint(len(body)), body]
+    return b"".join(parts)
+
+
+def _varint(value: int) -> bytes:
+    data = bytearray()
+    while value > 0x7F:
+        data.append(value & 0x7F | 0x80)
+        value >>= 7
+    data.append(value)
+    return bytes(data)

@@ -1,0 +1,152 @@
+"""Serving one reader: what lies behind it from the bookies, what comes from the ring of its log.
+
+A reader is somewhere in its log, and holds no more than that and the message that it is being sent.
+Behind the ring it is caught up by a core reader of its own, of which there are so many at most; one
+whose client takes nothing for a while gives its up, and gets another once the client goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from dlcore.errors import EndOfStreamError
+from dlcore.proxy.reading.runs import fetched
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable
+
+    from dlcore.ids import DLSN
+    from dlcore.log.manager import DistributedLogManager
+    from dlcore.proxy.reading.following import FollowedLog, FollowedLogs
+    from dlcore.proxy.reading.ring import Ring, RingReader
+    from dlcore.proxy.reading.rows import RowView
+
+STALL_S = 1.0
+"""A client that takes nothing for so long has no use for what is read ahead for it."""
+TURN_BYTES = 64 * 1024 * 1024
+"""After so much a reader that is caught up makes room for one that waits."""
+Send: TypeAlias = "Callable[[bytes], Awaitable[None]]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What a client gets: the records in [start, end), all of them readable unless it follows."""
+
+    log: DistributedLogManager
+    view: RowView
+    start: DLSN
+    end: DLSN
+    follow: bool
+
+
+class Deliveries:
+    """Serves the readers of a proxy.
+
+    Args:
+        followed: the logs that are followed.
+        catching_up_max: how many are caught up at once; each reads some way ahead.
+    """
+
+    def __init__(self, followed: FollowedLogs, *, catching_up_max: int) -> None:
+        self._followed = followed
+        self._turns = asyncio.Semaphore(catching_up_max)
+
+    async def deliver(self, reading: Reading, send: Send) -> None:
+        """Send a client the records that it asked for; return when it has them all.
+
+        Raises: AlreadyTruncatedError, and as `AsyncLogReader.read_next`.
+        """
+        if not reading.follow:
+            await self._catch_up(reading, reading.start, reading.end, send)
+            return
+        async with (
+            self._followed.follow(reading.log) as followed,
+            followed.ring(reading.view) as ring,
+        ):
+            await self._follow(reading, followed, ring, send)
+
+    async def _follow(
+        self, reading: Reading, followed: FollowedLog, ring: Ring, send: Send
+    ) -> None:
+        position = reading.start
+        while position < reading.end:
+            until = min(ring.begin, reading.end)
+            reader = ring.join(position)
+            if reader is not None:
+                try:
+                    end = await self._send_runs(followed, reader, reading.end, send)
+                    position = reader.position
+                    if reader.is_behind:
+                        continue
+                finally:
+                    reader.leave()
+                if end is None:
+                    return
+                until = end
+            await self._catch_up(reading, position, until, send)
+            position = max(position, until)
+
+    async def _send_runs(
+        self, followed: FollowedLog, reader: RingReader, end: DLSN, send: Send
+    ) -> DLSN | None:
+        """Send whole runs, until the reader is behind, or at `end`, or the log is sealed.
+
+        Returns: where the part of the next run ends that is wanted, if that is not all of it.
+        """
+        while reader.position < end and not reader.is_behind:
+            news, found = followed.news, reader.peek()
+            if found is None:
+                followed.require_unbroken()
+                if followed.has_ended:
+                    return None
+                await news.wait()
+                continue
+            run, skipped = found
+            if skipped < run.row_count and (skipped or run.end > end):
+                return min(run.end, end)
+            reader.advance()
+            if not skipped:
+                await send(run.data)
+        return None
+
+    async def _catch_up(self, reading: Reading, position: DLSN, end: DLSN, send: Send) -> None:
+        """Send what lies in [position, end), which is readable."""
+        while position < end:
+            sending: asyncio.Future[None] | None = None
+            try:
+                async with self._turns, aclosing(_messages(reading, position, end)) as messages:
+                    left = TURN_BYTES
+                    async for message, reached in messages:
+                        position = reached
+                        sending = asyncio.ensure_future(send(message))
+                        done, _ = await asyncio.wait({sending}, timeout=STALL_S)
+                        left -= len(message)
+                        if not done or (left < 0 and self._turns.locked()):
+                            break
+                        await sending
+                    else:
+                        return
+                await sending
+            finally:
+                if sending is not None:
+                    sending.cancel()
+
+
+async def _messages(
+    reading: Reading, position: DLSN, end: DLSN
+) -> AsyncGenerator[tuple[bytes, DLSN], None]:
+    """Yield the messages with [position, end), and where each ends."""
+    tail = await reading.log.read(position)
+    async with await tail.open_reader() as reader:
+        with suppress(EndOfStreamError):
+            while position < end and (rows := await reader.take_rows(until_caught_up=True)):
+                for each in fetched(rows):
+                    message = each.part(reading.view, end)
+                    position = each.end
+                    if message is not None:
+                        yield message, position
+                    if position >= end:
+                        return

@@ -1,0 +1,140 @@
+"""Logs that a proxy follows: each once, however many read its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from dlcore.background import BackgroundTasks
+from dlcore.errors import DLError, EndOfStreamError
+from dlcore.proxy.reading.runs import fetched
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from dlcore.ids import DLSN
+    from dlcore.log.manager import DistributedLogManager
+    from dlcore.proxy.reading.ring import Ring, RingBudget
+    from dlcore.proxy.reading.rows import RowView
+
+logger = logging.getLogger(__name__)
+
+
+class _ViewRing:
+    """A ring whose runs have the columns of one view."""
+
+    def __init__(self, view: RowView, ring: Ring) -> None:
+        self.view = view
+        self.ring = ring
+        self.users = 0
+
+
+class FollowedLog:
+    """One log, followed from its end on.  Readers with the same columns share a ring.
+
+    What its core reader gives is put into each ring at once; `news` is set then, and another event
+    takes its place.  After an error, or the end of a sealed log, nothing more comes.
+    """
+
+    def __init__(
+        self, log: DistributedLogManager, budget: RingBudget, tasks: BackgroundTasks
+    ) -> None:
+        self._log = log
+        self._budget = budget
+        self._rings: dict[bytes, _ViewRing] = {}
+        self._end: DLSN | None = None
+        self.users = 0
+        self.news = asyncio.Event()
+        self.has_ended = False
+        self.error: DLError | None = None
+        self.task = tasks.start(self._run(), name=f"following log {log.name!r}")
+
+    def __repr__(self) -> str:
+        return f"<FollowedLog {self._log.name!r} at {self._end}, {self.users} readers>"
+
+    def require_unbroken(self) -> None:
+        """Raise the error that ended it, if one did."""
+        if self.error is not None:
+            raise self.error.with_traceback(None)  # else it grows with each reader
+
+    async def _run(self) -> None:
+        """Follow, until the end or an error."""
+        try:
+            snapshot = await self._log.get_snapshot()
+            tail = await self._log.read(snapshot.end)
+            async with await tail.open_reader() as reader:
+                self._end = snapshot.end
+                self._tell()
+                while True:
+                    for each in fetched(await reader.take_rows()):
+                        for known in self._rings.values():
+                            known.ring.append(each.run(known.view))
+                        self._end = each.end
+                    self._tell()
+        except EndOfStreamError:
+            self.has_ended = True
+        except DLError as error:
+            logger.warning("following log=%s ended: %s", self._log.name, error)
+            self.error = error
+        finally:
+            self._tell()
+
+    def _tell(self) -> None:
+        self.news.set()
+        self.news = asyncio.Event()
+
+    @asynccontextmanager
+    async def ring(self, view: RowView) -> AsyncIterator[Ring]:
+        """Hold the ring of a view, which begins where the log is followed now if nobody has it."""
+        while self._end is None:
+            self.require_unbroken()
+            await self.news.wait()
+        key = view.schema.serialize().to_pybytes()
+        known = self._rings.get(key)
+        if known is None:
+            known = self._rings[key] = _ViewRing(view, self._budget.open_ring(self._end))
+        known.users += 1
+        try:
+            yield known.ring
+        finally:
+            known.users -= 1
+            if not known.users:
+                del self._rings[key]
+                known.ring.close()
+
+
+class FollowedLogs:
+    """The logs that a proxy follows, by their ids: as long as somebody reads their end."""
+
+    def __init__(self, budget: RingBudget) -> None:
+        self.budget = budget
+        self._logs: dict[str, FollowedLog] = {}
+        self._tasks = BackgroundTasks()
+
+    def __len__(self) -> int:
+        return len(self._logs)
+
+    def __iter__(self) -> Iterator[FollowedLog]:
+        return iter(list(self._logs.values()))
+
+    @asynccontextmanager
+    async def follow(self, log: DistributedLogManager) -> AsyncIterator[FollowedLog]:
+        """Hold a log that is followed."""
+        followed = self._logs.get(log.log_id)
+        if followed is None or followed.error is not None:
+            followed = self._logs[log.log_id] = FollowedLog(log, self.budget, self._tasks)
+        followed.users += 1
+        try:
+            yield followed
+        finally:
+            followed.users -= 1
+            if not followed.users:
+                followed.task.cancel()
+                if self._logs.get(log.log_id) is followed:
+                    del self._logs[log.log_id]
+
+    async def aclose(self) -> None:
+        """Follow nothing more."""
+        await self._tasks.aclose()

@@ -1,0 +1,214 @@
+"""What a proxy keeps of the logs that it follows, for the readers of their ends: pure machines.
+
+Each followed log has a ring of runs: entries in order, framed once for the wire, the same object
+for every reader.  A reader holds the index of its next run, and no data.  All rings share one
+budget of bytes.  What is above it leaves in the order in which it came, whichever log it is of; a
+run that a reader of its ring has not passed yet is put back behind all others, five times at most.
+A ring loses its first runs only, so that it never has a gap.  A reader whose next run has left is
+`behind`: its records come from elsewhere, until it joins again.  One that stands still costs others
+nothing but that their readers turn to the bookies sooner.
+
+A ring says nothing that its log does not: it hands out what was appended to it, in that order, from
+the position asked for, and only as long as nothing between is missing.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dlcore.config import require
+from dlcore.errors import UnexpectedError
+
+if TYPE_CHECKING:
+    from dlcore.ids import DLSN
+
+SKIPS_MAX = 5
+"""How often a run is spared for readers that have not passed it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """Records in [start, end), which follow each other, as they are sent.
+
+    `firsts` are the position of the first record of each entry and how many of its records follow.
+    """
+
+    start: DLSN
+    end: DLSN
+    firsts: tuple[tuple[DLSN, int], ...]
+    data: Any
+    size_bytes: int
+
+    @property
+    def row_count(self) -> int:
+        """How many records it holds."""
+        return sum(count for _, count in self.firsts)
+
+    def rows_before(self, position: DLSN) -> int:
+        """Return how many of its records lie before a position."""
+        rows = 0
+        for first, count in self.firsts:
+            if (first.lssn, first.entry_id) < (position.lssn, position.entry_id):
+                rows += count
+            elif (first.lssn, first.entry_id) == (position.lssn, position.entry_id):
+                rows += min(count, max(0, position.slot_id - first.slot_id))
+        return rows
+
+
+class RingBudget:
+    """The bytes that all rings of a process may keep."""
+
+    def __init__(self, bytes_max: int) -> None:
+        require(
+            condition=bytes_max > 0, key="bytes_max", value=bytes_max, rule="expected a number > 0"
+        )
+        self.bytes_max = bytes_max
+        self.size_bytes = 0
+        self.evicted = 0
+        self._kept: OrderedDict[tuple[Ring, int], int] = OrderedDict()
+        """Each run kept, in the order in which they leave, and how often it was spared."""
+
+    def open_ring(self, position: DLSN) -> Ring:
+        """Return the ring of a log that is followed from `position` on."""
+        return Ring(self, position)
+
+    def _keep(self, ring: Ring, index: int, size_bytes: int) -> None:
+        self._kept[ring, index] = 0
+        self.size_bytes += size_bytes
+        while self.size_bytes > self.bytes_max:
+            oldest, skips = next(iter(self._kept.items()))
+            if skips < SKIPS_MAX and oldest[0]._is_wanted(oldest[1]):
+                self._kept[oldest] = skips + 1
+                self._kept.move_to_end(oldest)
+            else:
+                self.evicted += oldest[0]._drop_through(oldest[1])
+
+    def _forget(self, ring: Ring, index: int, size_bytes: int) -> None:
+        del self._kept[ring, index]
+        self.size_bytes -= size_bytes
+
+
+class Ring:
+    """The last runs of one followed log.  Use `RingBudget.open_ring`.
+
+    It keeps every record in [begin, end).
+    """
+
+    def __init__(self, budget: RingBudget, position: DLSN) -> None:
+        self._budget = budget
+        self.begin = self.end = position
+        self._runs: dict[int, Run] = {}
+        self._first = self._next = 0
+        self._lowest = 0  # no reader's index is below it, but of those that are behind
+        self._waiting: dict[int, int] = {}  # how many readers have that index, which is not behind
+        self._is_closed = False
+        self.reader_count = 0
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def append(self, run: Run) -> None:
+        """Take the next run of the log."""
+        if self._is_closed or not self.end <= run.start < run.end:
+            raise UnexpectedError(
+                f"a ring that ends at {self.end} got a run from {run.start} to {run.end}"
+            )
+        index, self._next = self._next, self._next + 1
+        self._runs[index] = run
+        self.end = run.end
+        self._budget._keep(self, index, run.size_bytes)
+
+    def join(self, position: DLSN) -> RingReader | None:
+        """Return a reader from `position` on; None if the ring does not reach back to it.
+
+        One from beyond the end waits for its record.
+        """
+        if position < self.begin:
+            return None
+        low, high = self._first, self._next
+        while low < high:
+            middle = (low + high) // 2
+            if self._runs[middle].end <= position:
+                low = middle + 1
+            else:
+                high = middle
+        return RingReader(self, low, position)
+
+    def close(self) -> None:
+        """Let go of all runs: the log is not followed any more."""
+        self._is_closed = True
+        self._drop_through(self._next - 1)
+
+    def _is_wanted(self, index: int) -> bool:
+        while self._lowest < self._next and self._lowest not in self._waiting:
+            self._lowest += 1
+        return self._lowest <= index
+
+    def _drop_through(self, index: int) -> int:
+        """Drop the runs up to and with one; return how many."""
+        count = 0
+        while self._first <= index:
+            run = self._runs.pop(self._first)
+            self._budget._forget(self, self._first, run.size_bytes)
+            self._waiting.pop(self._first, None)
+            self.begin = run.end
+            self._first += 1
+            count += 1
+        self._lowest = max(self._lowest, self._first)
+        return count
+
+    def _enter(self, index: int) -> None:
+        self._waiting[index] = self._waiting.get(index, 0) + 1
+        self._lowest = min(self._lowest, index)
+
+    def _leave(self, index: int) -> None:
+        if index >= self._first:
+            self._waiting[index] -= 1
+            if not self._waiting[index]:
+                del self._waiting[index]
+
+
+class RingReader:
+    """One reader of a ring: where it is.  Use `Ring.join`."""
+
+    __slots__ = ("_index", "_ring", "position")
+
+    def __init__(self, ring: Ring, index: int, position: DLSN) -> None:
+        self._ring = ring
+        self._index = index
+        self.position = position
+        """It has all records before it, or does not want them."""
+        ring._enter(index)
+        ring.reader_count += 1
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether its next run has left the ring: it has to leave, and to join again later."""
+        return self._index < self._ring._first
+
+    def peek(self) -> tuple[Run, int] | None:
+        """Return the next run, and how many of its records are not wanted; None if none is here.
+
+        Raises: UnexpectedError: the reader is behind.
+        """
+        run = self._ring._runs.get(self._index)
+        if run is not None:
+            return run, run.rows_before(self.position) if self.position > run.start else 0
+        if self.is_behind:
+            raise UnexpectedError(f"run {self._index} of a ring has left it: its reader is behind")
+        return None
+
+    def advance(self) -> None:
+        """Go past the run that was looked at last, with nothing awaited between."""
+        run = self._ring._runs[self._index]
+        self._ring._leave(self._index)
+        self._index += 1
+        self._ring._enter(self._index)
+        self.position = max(self.position, run.end)
+
+    def leave(self) -> None:
+        """Stop reading; once."""
+        self._ring._leave(self._index)
+        self._ring.reader_count -= 1

@@ -1,0 +1,291 @@
+"""What readers ask of a proxy: which logs there are, what a range of one holds, and its records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from dlcore.config import MIB
+from dlcore.errors import AlreadyTruncatedError, ConfigurationError, LogNotFoundError
+from dlcore.ids import DLSN
+from dlcore.proto import flight_pb2 as pb
+from dlcore.proxy.flight.sending import schema_message
+from dlcore.proxy.membership import location_of
+from dlcore.proxy.reading.delivery import Deliveries, Reading
+from dlcore.proxy.reading.following import FollowedLogs
+from dlcore.proxy.reading.parts import Part, parts_of
+from dlcore.proxy.reading.ring import RingBudget
+from dlcore.proxy.reading.rows import RowView
+from dlcore.proxy.reading.tickets import Latest, Place, Ticket
+from dlcore.records import NotLessThan, RecordField
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+
+    from dlcore.log.reading.scan import LogSnapshot
+    from dlcore.namespace import Namespace
+    from dlcore.proxy.config import ProxyConfig
+    from dlcore.proxy.membership import Membership
+    from dlcore.proxy.reading.delivery import Send
+    from dlcore.proxy.reading.tickets import Wanted
+
+READ_AHEAD_BYTES = MIB
+"""Of a reader that is caught up; of one that follows a log likewise."""
+_ENDLESS = DLSN(2**63 - 1, 0, 0)
+
+
+class InfoMetadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a FlightInfo says of a range of a log, as JSON beside it.
+
+    Attributes:
+        log_id: the log's identity.
+        first: the position of the first record; None when there is none.
+        last: likewise of the last one.
+        end: the position after it, where what comes later begins.
+        records: how many there are.
+        size_bytes: about how many bytes they take in their entries.
+        sealed: whether no record can follow in the log.
+        owner: the location of the proxy that should write the log.
+    """
+
+    log_id: str
+    first: str | None
+    last: str | None
+    end: str
+    records: int
+    size_bytes: int
+    sealed: bool
+    owner: str | None
+
+
+class PartMetadata(msgspec.Struct, frozen=True, kw_only=True):
+    """What a FlightEndpoint says of its part; the numbers are estimates.  `tail`: it may grow."""
+
+    start: str
+    end: str
+    records: int
+    size_bytes: int
+    tail: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A ticket, and what it means now."""
+
+    ticket: Ticket
+    snapshot: LogSnapshot
+    reading: Reading
+
+
+class ReadPath:
+    """The read half of one proxy."""
+
+    def __init__(self, namespace: Namespace, membership: Membership, config: ProxyConfig) -> None:
+        self._namespace = namespace
+        self._membership = membership
+        self._log_config = replace(namespace.log_context.config, read_ahead_bytes=READ_AHEAD_BYTES)
+        self.followed = FollowedLogs(RingBudget(config.ring_bytes_max))
+        self._deliveries = Deliveries(self.followed, catching_up_max=config.catching_up_max)
+
+    async def aclose(self) -> None:
+        """Follow no log any more."""
+        await self.followed.aclose()
+
+    async def do_get(self, data: bytes, send: Send) -> None:
+        """Send the records that a ticket names.
+
+        Raises:
+            ConfigurationError: it is no ticket.
+            LogNotFoundError: it is of a log that is not there, or of another one of that name.
+            SchemaMismatchError: the log has no such column.
+            AlreadyTruncatedError: its position was truncated away.
+        """
+        asked = await self._asked(Ticket.decode(data))
+        await send(schema_message(asked.reading.view.schema))  # clients wait for it
+        await self._deliveries.deliver(await self._awaited(asked), send)
+
+    async def get_flight_info(self, descriptor: pb.FlightDescriptor) -> pb.FlightInfo:
+        """Return what a range holds, and the tickets of its parts.  Raises: as `do_get`."""
+        asked = await self._asked(_ticket_of(descriptor))
+        snapshot, reading = asked.snapshot, asked.reading
+        start, end = reading.start, min(reading.end, snapshot.end)
+        parts = parts_of(snapshot, start, end)
+        if reading.follow and not (parts and parts[-1].is_tail):
+            at = parts[-1].end if parts else start
+            parts.append(Part(start=at, end=at, record_count=0, size_bytes=0, is_tail=True))
+        known = await self._metadata(snapshot, start, end, sum(each.size_bytes for each in parts))
+        return pb.FlightInfo(
+            schema=reading.view.schema.serialize().to_pybytes(),
+            flight_descriptor=descriptor,
+            endpoint=[self._endpoint(asked, part) for part in parts],
+            total_records=known.records,
+            total_bytes=known.size_bytes,
+            ordered=True,
+            app_metadata=msgspec.json.encode(known),
+        )
+
+    async def get_schema(self, descriptor: pb.FlightDescriptor) -> pb.SchemaResult:
+        """Return the columns of a log's rows.  Raises: as `do_get`."""
+        asked = await self._asked(_ticket_of(descriptor))
+        return pb.SchemaResult(schema=asked.reading.view.schema.serialize().to_pybytes())
+
+    async def list_flights(self, criteria: pb.Criteria) -> AsyncIterator[pb.FlightInfo]:
+        """Yield the logs whose names begin with what the criteria say, in no order.
+
+        Raises: ConfigurationError: that is no text; MetadataError.
+        """
+        try:
+            prefix = criteria.expression.decode()
+        except UnicodeDecodeError as error:
+            raise ConfigurationError(
+                f"criteria {criteria.expression!r}: expected the beginning of names, in UTF-8"
+            ) from error
+        async for names in self._namespace.list_logs(prefix or None):
+            schemas = await self._namespace.get_schemas(names)
+            for name in names:
+                if name in schemas:
+                    yield _listed(name, schemas[name])
+
+    async def _asked(self, ticket: Ticket) -> _Asked:
+        log = await self._namespace.open_log(ticket.log, config=self._log_config)
+        if ticket.log_id not in (None, log.log_id):
+            raise LogNotFoundError(
+                f"log {log.name!r} has the id {log.log_id}, the ticket is of one with the id "
+                f"{ticket.log_id}, which is gone: ask for another ticket"
+            )
+        snapshot = await log.get_snapshot()
+        view = RowView(log.name, snapshot.schema, ticket.columns)
+        start = snapshot.first
+        if ticket.start is not None:
+            start = await self._position_of(snapshot, ticket.start.wanted)
+            if DLSN.INITIAL < start < snapshot.first:
+                raise AlreadyTruncatedError(
+                    f"log {log.name!r}: position {start} was truncated away, the first one left is "
+                    f"{snapshot.first}"
+                )
+        end = _ENDLESS if ticket.follow else snapshot.end
+        if ticket.end is not None:
+            end = await self._position_of(snapshot, ticket.end.wanted)
+            end = end if ticket.follow else snapshot.canonical(end)
+        reading = Reading(
+            log=log, view=view, start=max(start, snapshot.first), end=end, follow=ticket.follow
+        )
+        return _Asked(ticket, snapshot, reading)
+
+    async def _position_of(self, snapshot: LogSnapshot, wanted: Wanted) -> DLSN:
+        match wanted:
+            case DLSN():
+                return wanted
+            case Latest():
+                return snapshot.end
+            case NotLessThan():
+                (place,) = await self._namespace.find_places([(snapshot, wanted)])
+                return place.dlsn
+
+    async def _awaited(self, asked: _Asked) -> Reading:
+        """Wait for the first record wanted, if it is told by what it is to hold and yet to come."""
+        reading, start = asked.reading, asked.ticket.start
+        if not reading.follow or start is None or reading.start < asked.snapshot.end:
+            return reading
+        if not isinstance(start.wanted, NotLessThan):
+            return reading
+        return replace(reading, start=await _first_not_less(reading, start.wanted))
+
+    async def _metadata(
+        self, snapshot: LogSnapshot, start: DLSN, end: DLSN, size_bytes: int
+    ) -> InfoMetadata:
+        first, stop = await self._namespace.find_places([(snapshot, start), (snapshot, end)])
+        count = max(0, stop.sequence_id - first.sequence_id)
+        last = None
+        if count:
+            wanted = NotLessThan(RecordField.SEQUENCE_ID, stop.sequence_id - 1)
+            (place,) = await self._namespace.find_places([(snapshot, wanted)])
+            last = str(place.dlsn)
+        owner = self._membership.preferred(snapshot.log)
+        return InfoMetadata(
+            log_id=snapshot.log_id,
+            first=str(first.dlsn) if count else None,
+            last=last,
+            end=str(end),
+            records=count,
+            size_bytes=size_bytes,
+            sealed=snapshot.sealed,
+            owner=None if owner is None else location_of(owner),
+        )
+
+    def _endpoint(self, asked: _Asked, part: Part) -> pb.FlightEndpoint:
+        ticket, follows = asked.ticket, asked.ticket.follow and part.is_tail
+        end: Place | None = Place(dlsn=str(part.end))
+        start: Place | None = Place(dlsn=str(part.start))
+        if follows:
+            end = ticket.end
+            if part.start == asked.snapshot.end and ticket.start is not None:
+                start = ticket.start  # which may name a record to come
+        addresses: Iterable[str] = self._membership.live
+        if part.is_tail:  # whoever follows it does so at one proxy
+            owner = self._membership.preferred(asked.snapshot.log)
+            addresses = [] if owner is None else [owner]
+        place = Ticket(
+            log=asked.snapshot.log,
+            log_id=asked.snapshot.log_id,
+            start=start,
+            end=end,
+            follow=follows,
+            columns=ticket.columns,
+        )
+        known = PartMetadata(
+            start=str(part.start),
+            end=str(part.end),
+            records=part.record_count,
+            size_bytes=part.size_bytes,
+            tail=part.is_tail,
+        )
+        return pb.FlightEndpoint(
+            ticket=pb.Ticket(ticket=place.encode()),
+            location=[pb.Location(uri=location_of(each)) for each in sorted(addresses)],
+            app_metadata=msgspec.json.encode(known),
+        )
+
+
+def _ticket_of(descriptor: pb.FlightDescriptor) -> Ticket:
+    """Return what a descriptor means: a path is the name of a log, a command is a ticket."""
+    if descriptor.type == pb.FlightDescriptor.CMD:
+        return Ticket.decode(descriptor.cmd)
+    if descriptor.type == pb.FlightDescriptor.PATH:
+        return Ticket(log="/".join(descriptor.path))
+    raise ConfigurationError(
+        "a descriptor without a type: expected a path, which names a log, or a command, which is a "
+        "ticket"
+    )
+
+
+def _listed(name: str, schema: pa.Schema | None) -> pb.FlightInfo:
+    columns = schema if schema is not None else RowView(name, None, None).schema
+    return pb.FlightInfo(
+        schema=columns.serialize().to_pybytes(),
+        flight_descriptor=pb.FlightDescriptor(type=pb.FlightDescriptor.PATH, path=[name]),
+        total_records=-1,
+        total_bytes=-1,
+    )
+
+
+async def _first_not_less(reading: Reading, wanted: NotLessThan) -> DLSN:
+    """Return the position of the first record that is not below, once it is there.
+
+    At the end of a sealed log that is its end.
+    """
+    name = "timestamp" if wanted.field is RecordField.TIMESTAMP_MS else wanted.field.value
+    tail = await reading.log.read(reading.start)
+    async with await tail.open_reader() as reader:
+        async for batch in reader.batches(follow=True):
+            index = next(i for i, each in enumerate(batch.schema.names) if each.strip("_") == name)
+            values = batch.column(index).cast(pa.int64()).to_numpy()
+            row = int(np.searchsorted(values, wanted.value))
+            if row < len(values):
+                end = reader.position
+                return DLSN(end.lssn, end.entry_id - 1, row)
+        return reader.position

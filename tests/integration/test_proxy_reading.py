@@ -1,0 +1,338 @@
+"""Reading through a proxy, by Arrow's own Flight client, over real bookies."""
+
+from __future__ import annotations
+
+import json
+import threading
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+
+from dlcore.config import LogConfig
+from dlcore.ids import DLSN
+from dlcore.proxy.config import ProxyConfig
+from dlcore.records import LogRecord
+from dlcore.sync import open_namespace
+from tests.fixtures.proxies import ProxyThread, proxy_thread
+from tests.fixtures.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.sync import DistributedLogManager, LogWriter, Namespace
+
+pytestmark = pytest.mark.integration
+
+WAIT_S = 60
+ROLLING = LogConfig(segment_bytes_max=4096)
+
+
+@pytest.fixture(scope="module")
+def proxy(sandbox: Sandbox) -> Iterator[ProxyThread]:
+    """A proxy that the tests of this module share."""
+    with proxy_thread(sandbox.uri) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(proxy: ProxyThread) -> Iterator[flight.FlightClient]:
+    """A client of the proxy."""
+    with proxy.client() as connected:
+        yield connected
+
+
+@pytest.fixture(scope="module")
+def namespace(sandbox: Sandbox) -> Iterator[Namespace]:
+    """The same logs, without a proxy."""
+    with open_namespace(sandbox.uri, config=ROLLING) as opened:
+        yield opened
+
+
+@pytest.fixture
+def log(namespace: Namespace) -> DistributedLogManager:
+    """An empty log."""
+    return namespace.open_log(f"read/{uuid4().hex}", create_if_missing=True)
+
+
+def ticket(log: str, **fields: Any) -> flight.Ticket:
+    """Return a ticket, written by hand."""
+    return flight.Ticket(json.dumps({"log": log, **fields}).encode())
+
+
+def written(log: DistributedLogManager, first: int, count: int, *, size: int = 100) -> None:
+    """Write records whose transaction ids are ten times their numbers."""
+    with log.open_writer() as writer:
+        write(writer, first, count, size=size)
+
+
+def write(writer: LogWriter, first: int, count: int, *, size: int = 100) -> None:
+    """Write records, a few in each entry."""
+    for number in range(first, first + count):
+        writer.write(LogRecord(number * 10, f"{number}".encode().ljust(size)))
+        if number % 3 == 2:
+            writer.flush()
+    writer.commit()
+
+
+def numbers(table: pa.Table) -> list[int]:
+    """Return the numbers of the records in a table."""
+    return [int(value) for value in table.column("value").to_pylist()]
+
+
+def expected(log: DistributedLogManager) -> list[dict[str, Any]]:
+    """Return the rows of a log, read without a proxy."""
+    return [
+        {
+            "log": log.name,
+            "dlsn": {"lssn": row["lssn"], "entry": row["entry_id"], "slot": row["slot_id"]},
+            "txid": row["txid"],
+            "sequence_id": row["sequence_id"],
+            "timestamp": row["timestamp"],
+            "value": row["payload"],
+        }
+        for row in log.read().to_arrow().to_pylist()
+    ]
+
+
+class Follower:
+    """A client that follows a log in a thread of its own."""
+
+    def __init__(self, client: flight.FlightClient, log: str, **fields: Any) -> None:
+        self.reader = client.do_get(ticket(log, follow=True, **fields))
+        self.numbers: list[int] = []
+        self.positions: list[str] = []
+        self.error: Exception | None = None
+        self.thread = threading.Thread(target=self._follow)
+        self.thread.start()
+
+    def _follow(self) -> None:
+        try:
+            for chunk in self.reader:
+                self.numbers += numbers(pa.Table.from_batches([chunk.data]))
+                self.positions.append(json.loads(chunk.app_metadata.to_pybytes())["next"])
+        except pa.ArrowException as error:
+            self.error = error
+
+    def wait_for(self, count: int) -> list[int]:
+        """Wait for so many records; return all that came."""
+        wait_until(lambda: len(self.numbers) >= count or self.error is not None, timeout_s=WAIT_S)
+        return self.numbers
+
+    def stop(self) -> None:
+        """Cancel, and wait until the thread is gone."""
+        self.reader.cancel()
+        self.thread.join(WAIT_S)
+
+
+def test_the_whole_log(client: flight.FlightClient, log: DistributedLogManager) -> None:
+    """Rows as Spark's source has them, over segments; nothing of a log that is empty."""
+    assert client.do_get(ticket(log.name)).read_all().num_rows == 0
+    written(log, 0, 200)
+    assert len(log.get_log_segments()) > 2
+    table = client.do_get(ticket(log.name)).read_all()
+    assert table.to_pylist() == expected(log)
+
+
+def test_a_typed_log(client: flight.FlightClient, namespace: Namespace) -> None:
+    """It has its own columns, and what is known of each record if that is asked for."""
+    name = f"read/{uuid4().hex}"
+    namespace.create_log(name, schema=pa.schema([("id", pa.int64()), ("city", pa.string())]))
+    log = namespace.open_log(name)
+    with log.open_writer() as writer:
+        for first in (0, 10):
+            rows = [{"id": number, "city": f"c{number}"} for number in range(first, first + 10)]
+            writer.write_table(pa.Table.from_pylist(rows))
+            writer.commit()
+    whole = client.do_get(ticket(name)).read_all()
+    assert whole.equals(log.read().to_arrow())
+    columns = ["city", "_dlsn", "_log"]
+    some = client.do_get(ticket(name, columns=columns, start={"sequence_id": 7})).read_all()
+    assert some.to_pylist() == log.read(columns=columns).to_arrow().to_pylist()[7:]
+    descriptor = flight.FlightDescriptor.for_path(name)
+    assert client.get_schema(descriptor).schema == whole.schema
+
+
+def test_positions(client: flight.FlightClient, log: DistributedLogManager) -> None:
+    """A range begins and ends at a position, a transaction id, a time or a number."""
+    written(log, 0, 60)
+    middle = datetime.now(UTC).isoformat()
+    wait_until(lambda: datetime.now(UTC).isoformat() > middle, timeout_s=WAIT_S)
+    written(log, 60, 60)
+    rows = expected(log)
+    dlsn = "{lssn}:{entry}:{slot}".format(**rows[31]["dlsn"])
+    last = "{lssn}:{entry}:{slot}".format(**rows[119]["dlsn"])
+
+    def read(**fields: Any) -> list[int]:
+        return numbers(client.do_get(ticket(log.name, **fields)).read_all())
+
+    assert read(start={"dlsn": dlsn}) == list(range(31, 120))
+    assert read(start={"dlsn": dlsn}, end={"dlsn": last}) == list(range(31, 119))
+    assert read(start={"txid": 305}, end={"txid": 400}) == list(range(31, 40))
+    assert read(start={"sequence_id": 5}, end={"sequence_id": 8}) == [5, 6, 7]
+    assert read(start={"time": middle}) == list(range(60, 120))
+    assert read(end={"time": middle}) == list(range(60))
+    assert read(start={"latest": True}) == read(start={"dlsn": "99:0:0"}) == []
+    assert read(end={"latest": True}) == read(end={"dlsn": "99:0:0"}) == list(range(120))
+    assert read(start={"txid": 400}, end={"txid": 305}) == []
+    table = client.do_get(ticket(log.name, columns=["txid", "log"])).read_all()
+    assert table.column_names == ["txid", "log"]
+    assert table.column("txid").to_pylist() == list(range(0, 1200, 10))
+
+
+def test_the_parts_of_a_range(client: flight.FlightClient, log: DistributedLogManager) -> None:
+    """A FlightInfo's endpoints give, one after the other, all there is; it tells what that is."""
+    written(log, 0, 300)
+    info = client.get_flight_info(flight.FlightDescriptor.for_path(log.name))
+    parts = [client.do_get(endpoint.ticket).read_all() for endpoint in info.endpoints]
+    assert len(parts) == len(log.get_log_segments()) > 2
+    assert pa.concat_tables(parts).to_pylist() == expected(log)
+    known = json.loads(info.app_metadata)
+    assert info.total_records == known["records"] == 300
+    assert info.total_bytes == known["size_bytes"] > 0
+    assert (known["first"], known["last"]) == ("1:0:0", str(log.get_last_dlsn()))
+    assert known["log_id"] == log.log_id
+    assert info.schema == parts[0].schema
+    assert all(endpoint.locations[0].uri == known["owner"].encode() for endpoint in info.endpoints)
+    later = json.dumps({"log": log.name, "start": {"sequence_id": 299}, "follow": True}).encode()
+    tail = client.get_flight_info(flight.FlightDescriptor.for_command(later))
+    assert tail.total_records == 1
+    assert json.loads(tail.endpoints[-1].ticket.ticket)["follow"]
+    nothing = json.dumps({"log": log.name, "start": {"txid": 99999}, "follow": True}).encode()
+    empty = client.get_flight_info(flight.FlightDescriptor.for_command(nothing))
+    assert empty.total_records == 0
+    (endpoint,) = empty.endpoints
+    assert json.loads(endpoint.ticket.ticket)["start"] == {"txid": 99999}
+
+
+def test_logs_are_listed(client: flight.FlightClient, log: DistributedLogManager) -> None:
+    """By the beginning of their names, with their columns."""
+    (found,) = client.list_flights(log.name.encode())
+    assert found.descriptor.path == [log.name.encode()]
+    assert found.schema.names == ["log", "dlsn", "txid", "sequence_id", "timestamp", "value"]
+    assert found.total_records == -1
+    assert len(list(client.list_flights(b"read/"))) >= 1
+    with pytest.raises(pa.ArrowInvalid, match="UTF-8"):
+        list(client.list_flights(b"\xff"))
+
+
+def test_followers_get_every_record_once(
+    proxy: ProxyThread, client: flight.FlightClient, log: DistributedLogManager
+) -> None:
+    """From wherever they begin, over segments; a sealed log ends them, nothing of them stays."""
+    followed = proxy.server.reads.followed
+    written(log, 0, 100)
+    followers = [Follower(client, log.name, start={"sequence_id": n}) for n in (0, 50, 99)]
+    late = [Follower(client, log.name, start={"latest": True}) for _ in range(3)]
+    coming = [
+        Follower(client, log.name, start={"txid": 1205}),
+        Follower(client, log.name, start={"dlsn": "1:0:1"}, end={"dlsn": "9:0:0"}),
+    ]
+    wait_until(lambda: sum(each.users for each in followed) == 7, timeout_s=WAIT_S)
+    assert len(followed) == 1
+    with log.open_writer() as writer:
+        write(writer, 100, 200)
+        assert followers[0].wait_for(300) == list(range(300))
+        writer.mark_end_of_stream()
+    for each in (*followers, *late, *coming):
+        each.thread.join(WAIT_S)
+        assert each.error is None
+    assert [each.numbers for each in followers] == [list(range(n, 300)) for n in (0, 50, 99)]
+    assert [each.numbers for each in late] == [list(range(100, 300))] * 3
+    assert coming[0].numbers == list(range(121, 300))
+    ended = len(coming[1].numbers)
+    assert coming[1].numbers == list(range(1, ended + 1))
+    assert DLSN.parse(coming[1].positions[-1]) <= DLSN(9, 0, 0)
+    wait_until(lambda: not len(followed), timeout_s=WAIT_S)
+    assert followed.budget.size_bytes == 0
+    again = Follower(client, log.name, start={"txid": 10**9})
+    again.thread.join(WAIT_S)
+    assert (again.error, again.numbers) == (None, [])
+
+
+def test_who_stands_still_slows_nobody(sandbox: Sandbox, namespace: Namespace) -> None:
+    """The ring goes on without him; when he reads again he gets everything, from the bookies."""
+    log = namespace.open_log(f"read/{uuid4().hex}", config=LogConfig(), create_if_missing=True)
+    config = ProxyConfig(ring_bytes_max=50_000, catching_up_max=1)
+    with proxy_thread(sandbox.uri, config) as proxy, ExitStack() as stack:
+        connected = stack.enter_context(proxy.client())
+        slow = connected.do_get(ticket(log.name, follow=True))
+        fast = [Follower(connected, log.name) for _ in range(3)]
+        with log.open_writer() as writer:
+            for first in range(0, 1000, 100):
+                write(writer, first, 100, size=30_000)
+        for each in fast:
+            assert each.wait_for(1000) == list(range(1000))
+        budget = proxy.server.reads.followed.budget
+        assert budget.evicted > 100
+        assert budget.size_bytes <= budget.bytes_max
+        got: list[int] = []
+        while len(got) < 1000:
+            got += numbers(pa.Table.from_batches([slow.read_chunk().data]))
+        assert got == list(range(1000))
+        slow.cancel()
+        for each in fast:
+            each.stop()
+
+
+def test_truncation_under_a_reader(client: flight.FlightClient, log: DistributedLogManager) -> None:
+    """Who asks for what is gone is told; who reads the end goes on; the first one left is first."""
+    follower = Follower(client, log.name)
+    written(log, 0, 100)
+    assert follower.wait_for(100) == list(range(100))
+    log.truncate(txid=555)
+    with pytest.raises(pa.ArrowException, match=r"AlreadyTruncatedError.*1:0:1 was truncated"):
+        client.do_get(ticket(log.name, start={"dlsn": "1:0:1"})).read_all()
+    assert numbers(client.do_get(ticket(log.name)).read_all()) == list(range(56, 100))
+    written(log, 100, 50)
+    assert follower.wait_for(150) == list(range(150))
+    follower.stop()
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"log": "read/none"}, "LogNotFoundError"),
+        ({"log_id": "0"}, "LogNotFoundError.*the ticket is of one with the id 0"),
+        ({"columns": ["speed"]}, "'speed' is none of its columns"),
+        ({"columns": ["txid", "txid"]}, "there twice"),
+        ({"format": 7}, "format=7: expected 1"),
+        ({"start": {"dlsn": "x"}}, "expected a DLSN"),
+        ({"follow": True, "end": {"txid": 5}}, "what is followed has no end"),
+    ],
+)
+def test_a_wrong_ticket(
+    client: flight.FlightClient,
+    log: DistributedLogManager,
+    fields: dict[str, Any],
+    problem: str,
+) -> None:
+    """It is refused with what is wrong, and the service goes on."""
+    wrong = ticket(fields.pop("log", log.name), **fields)
+    with pytest.raises((pa.ArrowException, KeyError), match=problem):
+        client.do_get(wrong).read_all()
+
+
+def test_what_is_no_ticket_or_descriptor(client: flight.FlightClient) -> None:
+    """Random bytes are refused."""
+    with pytest.raises(pa.ArrowInvalid, match="not a ticket"):
+        client.do_get(flight.Ticket(b"\x00\xff")).read_all()
+    with pytest.raises(pa.ArrowInvalid, match="not a ticket"):
+        client.get_flight_info(flight.FlightDescriptor.for_command(b"{"))
+
+
+def test_a_deleted_log_ends_its_followers(
+    client: flight.FlightClient, namespace: Namespace, log: DistributedLogManager
+) -> None:
+    """They are told why."""
+    written(log, 0, 10)
+    follower = Follower(client, log.name)
+    follower.wait_for(10)
+    namespace.delete_log(log.name)
+    follower.thread.join(WAIT_S)
+    assert "LogNotFoundError" in str(follower.error)
