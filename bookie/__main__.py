@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+
+class OutputError(DLError):
+    """Standard output takes nothing."""
+
+
 EXIT_STOPPED, EXIT_FAILED, EXIT_REFUSED = 0, 1, 2
 
 _EXAMPLE = """example:
@@ -52,8 +57,16 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one bookie until it is told to stop; return the exit status."""
     if sys.flags.optimize:
         return _refuse("python -O removes the checks that guard the data: start without it")
-    options = vars(_parser().parse_args(arguments))
+    parser = _parser()
+    options = vars(parser.parse_args(arguments))
     watch_parent = bool(options.pop("watch_parent"))
+    if options.pop("help", False):
+        try:
+            _say(parser.format_help())
+        except OutputError as error:
+            sys.stderr.write(f"error: {error}\n")
+            return EXIT_FAILED
+        return EXIT_STOPPED
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         config = _read_config(options)
@@ -74,6 +87,14 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
+        add_help=False,
+    )
+    parser.add_argument(
+        "-h",
+        "--help",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="show this message and exit",
     )
     parser.add_argument("--config", help="TOML file with options", metavar="FILE")
     parser.add_argument(
@@ -151,10 +172,7 @@ async def _serve(
         async with await BookieServer.start(config, store=store, clock=SystemClock()) as server:
             kept_memory.collect_what_is_new()
             incarnation = server.bookie.incarnation
-            sys.stdout.write(
-                f"bookie {config.name} (incarnation {incarnation}) serving on {server.address}\n"
-            )
-            sys.stdout.flush()
+            _say(f"bookie {config.name} (incarnation {incarnation}) serving on {server.address}\n")
             following = BackgroundTasks()
             if read_again is not None:
                 following.start(_follow(server, config, hung_up, read_again), name="configuration")
@@ -199,6 +217,18 @@ def _call_at_end_of_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) 
             loop.call_soon_threadsafe(stop.set)
 
     threading.Thread(target=watch, name="watch-parent", daemon=True).start()
+
+
+def _say(text: str) -> None:
+    """Print to standard output; `OutputError` if that cannot be written."""
+    if sys.stdout is None:  # it was closed before the start
+        return
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is left at exit
+        raise OutputError(f"cannot write the output: {error.strerror}") from error
 
 
 def _refuse(reason: str) -> int:

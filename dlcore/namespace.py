@@ -20,15 +20,11 @@ from dlcore.autorecovery.context import RecoveryContext
 from dlcore.clock import Clock, SystemClock
 from dlcore.closing import AsyncClosing
 from dlcore.config import LedgerClientConfig, LogConfig, LogSettings
-from dlcore.errors import (
-    DLError,
-    LogExistsError,
-    LogNotFoundError,
-)
+from dlcore.errors import DLError, LogExistsError, LogNotFoundError
 from dlcore.ids import DLSN, validate_log_name
 from dlcore.ledger.client import LedgerClient
 from dlcore.ledger.metadata.registry import BookieRegistry
-from dlcore.ledger.metadata.store import LedgerStore
+from dlcore.ledger.metadata.store import LedgerStore, ReadLedgers
 from dlcore.log.context import Lifetime, LogContext
 from dlcore.log.forgetting import forget_log
 from dlcore.log.manager import DistributedLogManager
@@ -485,8 +481,11 @@ class Namespace(AsyncClosing):
         self._require_open()
         return (await self._ledger_store.read(ledger_id)).metadata
 
-    async def list_ledgers(self, *, first: int = 0, count: int = 1000) -> list[LedgerMetadata]:
-        """Return up to `count` ledgers, in order of ids, from `first`.  Raises: MetadataError."""
+    async def list_ledgers(self, *, first: int = 0, count: int = 1000) -> ReadLedgers:
+        """Return the metadata of up to `count` ledgers by id, ascending from `first` on.
+
+        Or the error where it is damaged, so that one hides no other.  Raises: MetadataError.
+        """
         self._require_open()
         return await self._ledger_store.read_from(first, count)
 

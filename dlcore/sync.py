@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from dlcore.errors import DLError
     from dlcore.ids import DLSN
     from dlcore.ledger.metadata.bookies import BookieRegistration
+    from dlcore.ledger.metadata.store import ReadLedgers
     from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.log.metadata.watching import LogWatch as AsyncLogWatch
     from dlcore.records import NotLessThan, RecordPlace
@@ -339,10 +340,10 @@ class Namespace(Blocking):
         """Return the metadata of a ledger.  Raises: LedgerNotFoundError, MetadataError."""
         return self._call(self._namespace.get_ledger(ledger_id))
 
-    def list_ledgers(self, *, first: int = 0, count: int = 1000) -> list[LedgerMetadata]:
-        """Return the metadata of up to `count` ledgers with ids from `first` on, ascending.
+    def list_ledgers(self, *, first: int = 0, count: int = 1000) -> ReadLedgers:
+        """Return the metadata of up to `count` ledgers by id, ascending from `first` on.
 
-        Raises: MetadataError.
+        Or the error where it is damaged.  Raises: MetadataError.
         """
         return self._call(self._namespace.list_ledgers(first=first, count=count))
 

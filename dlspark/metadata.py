@@ -85,6 +85,7 @@ COLUMNS: dict[MetadataTable, dict[str, DataType]] = {
         "size_bytes": _NUMBER,
         "ensembles": _NUMBER,
         "bookies": ArrayType(_TEXT),
+        **_ERROR,
     },
     MetadataTable.BOOKIES: {
         "bookie": _TEXT,
@@ -104,7 +105,7 @@ COLUMNS: dict[MetadataTable, dict[str, DataType]] = {
 }
 """The columns of each table.  Counts are of what is stored: of a segment that is truncated in part
 all of it.  A log of which nothing can be told, for its metadata is damaged or no bookie answers, is
-one row with its name and the error."""
+one row with its name and the error; so is a ledger whose metadata is damaged."""
 
 
 def schema_of(table: MetadataTable) -> StructType:
@@ -237,10 +238,13 @@ def _extents(snapshot: LogSnapshot) -> Iterator[dict[str, Any]]:
 def _ledgers(namespace: Namespace) -> Iterator[dict[str, Any]]:
     first = 0
     while found := namespace.list_ledgers(first=first, count=ROWS_PER_BATCH):
-        for ledger in found:
+        for ledger_id, ledger in found.items():
+            if isinstance(ledger, DLError):
+                yield {"ledger_id": ledger_id, "error": str(ledger)}
+                continue
             is_closed = ledger.last_entry_id >= 0 or ledger.state.name == "CLOSED"
             yield {
-                "ledger_id": ledger.ledger_id,
+                "ledger_id": ledger_id,
                 "state": ledger.state.name,
                 "created": ledger.created_ms * 1000,
                 "ensemble_size": ledger.quorum.ensemble_size,
@@ -251,7 +255,7 @@ def _ledgers(namespace: Namespace) -> Iterator[dict[str, Any]]:
                 "ensembles": len(ledger.ensembles),
                 "bookies": [bookie.name for bookie in ledger.ensembles[-1].bookies],
             }
-        first = found[-1].ledger_id + 1
+        first = ledger_id + 1
 
 
 def _bookies(namespace: Namespace) -> Iterator[dict[str, Any]]:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dlcore.errors import (
@@ -37,7 +38,7 @@ from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
 from dlcore.metadata.binding import read_binding
 from dlcore.metadata.port import ANY_VERSION
-from dlcore.metadata.stored import decode
+from dlcore.metadata.stored import decode, decode_or_tell
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -145,12 +146,9 @@ class GarbageCollector:
         node = await self._store.get(path, fresh=fresh)
         if node is None:
             return False
-        try:
-            metadata = decode(LedgerMetadata, node.value, source=path)
-        except CorruptMetadataError as error:
-            logger.warning("kept: %s", error)
-            return True
-        if metadata.state is not LedgerState.CLOSED:
+        tell = partial(logger.warning, "kept: %s")
+        metadata = decode_or_tell(LedgerMetadata, node, source=path, tell=tell)
+        if metadata is None or metadata.state is not LedgerState.CLOSED:
             return True
         if any(self._bookie in ensemble.bookies for ensemble in metadata.ensembles):
             return True

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -24,7 +25,7 @@ from dlcore.errors import (
     NoNodeError,
 )
 from dlcore.metadata.port import Create, Delete, Op, Put
-from dlcore.metadata.stored import decode, encode
+from dlcore.metadata.stored import decode, decode_or_tell, encode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection
@@ -244,10 +245,5 @@ class RepairList:
     async def _read_check(self, path: str) -> tuple[Versioned | None, ReplicaCheckRun | None]:
         """Return a node and the check that it tells of; a damaged one counts as none."""
         node = await self._store.get(path)
-        if node is None:
-            return None, None
-        try:
-            return node, decode(ReplicaCheckRun, node.value, source=path)
-        except CorruptMetadataError as error:
-            logger.warning("a full replica check counts as none: %s", error)
-            return node, None
+        tell = partial(logger.warning, "a full replica check counts as none: %s")
+        return node, decode_or_tell(ReplicaCheckRun, node, source=path, tell=tell)

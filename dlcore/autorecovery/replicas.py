@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dlcore.autorecovery.check import Answer, Held, Unknown
-from dlcore.errors import CorruptMetadataError, DLError, NoSuchLedgerError
+from dlcore.errors import DLError, NoSuchLedgerError
 from dlcore.ledger.metadata.bookies import BookieCookie
-from dlcore.metadata.stored import decode
+from dlcore.metadata.stored import decode_or_tell
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -25,15 +26,12 @@ async def read_cookies(context: RecoveryContext) -> list[BookieCookie]:
     """Return the cookie of every bookie that has one, by name; a damaged one hides no other."""
     store, directory = context.store, context.paths.cookies
     paths = [f"{directory}/{name}" for name in await store.get_children(directory) or ()]
-    found: list[BookieCookie] = []
-    for path, node in zip(paths, await store.get_many(paths), strict=True):
-        if node is None:
-            continue
-        try:
-            found.append(decode(BookieCookie, node.value, source=path))
-        except CorruptMetadataError as error:
-            logger.warning("bookie left out, its cookie cannot be read: %s", error)
-    return found
+    tell = partial(logger.warning, "bookie left out, its cookie cannot be read: %s")
+    cookies = (
+        decode_or_tell(BookieCookie, node, source=path, tell=tell)
+        for path, node in zip(paths, await store.get_many(paths), strict=True)
+    )
+    return list(filter(None, cookies))
 
 
 def members_of(metadata: LedgerMetadata) -> set[BookieId]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -18,7 +19,7 @@ from dlcore.cli.context import (
     require_consent,
     run_async,
 )
-from dlcore.cli.output import Progress, show_done, show_rows, time_text
+from dlcore.cli.output import Progress, show_done, show_rows, telling_time, time_text
 from dlcore.settings import FILE_VARIABLE
 
 if TYPE_CHECKING:
@@ -107,8 +108,8 @@ def _gib(count: int) -> str:
 def decommission(name: str, timeout_s: float, *, yes: bool) -> None:
     """Give up the bookie NAME, which must be stopped: others take over all that it held.
 
-    Auto-recovery does the work.  Progress goes to standard error.  When no ledger needs the bookie
-    any more its cookie is deleted; an interrupted decommission may be started again.
+    Auto-recovery does the work.  When no ledger needs the bookie any more its cookie is deleted; an
+    interrupted decommission may be started again.
     """
     from dlcore.autorecovery.maintenance import Maintenance
 
@@ -122,10 +123,10 @@ def decommission(name: str, timeout_s: float, *, yes: bool) -> None:
 
     async def move(namespace: Namespace) -> int:
         return await Maintenance(namespace.recovery_context).decommission(
-            name, timeout_s=timeout_s, report=lambda text: click.echo(text, err=True)
+            name, timeout_s=timeout_s, report=Progress().say
         )
 
-    moved = run_async(move, is_long=True)
+    moved = run_async(telling_time("waiting for auto-recovery", move), is_long=True)
     show_done(
         f"decommissioned {name}: {moved} ledgers moved", {"bookie": name, "ledgers_moved": moved}
     )
@@ -191,12 +192,10 @@ def set_read_only(name: str, *, off: bool) -> None:
 async def _count_ledgers_of(namespace: Namespace, name: str) -> int:
     from dlcore.autorecovery.maintenance import Maintenance
 
-    progress = Progress("ledgers looked at")
-    try:
+    with Progress() as progress:
         maintenance = Maintenance(namespace.recovery_context)
-        return len(await maintenance.ledgers_of(name, report=progress.tell))
-    finally:
-        progress.end()
+        report = partial(progress.tell, "ledgers looked at")
+        return len(await maintenance.ledgers_of(name, report=report))
 
 
 @bookie_group.group("cookie")

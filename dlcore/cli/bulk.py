@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
 from dlcore.cli.context import ask, common_options, confirmed, require_consent, run_async
-from dlcore.cli.output import Progress, show_bytes, show_done
+from dlcore.cli.output import Progress, show_bytes, show_done, telling_time
 from dlcore.config import LogConfig
 from dlcore.errors import LogExistsError
 from dlcore.ids import DLSN
@@ -30,7 +32,7 @@ def copy_records(source: str, target: str, *, create: bool) -> None:
     The position is kept with what was copied: called again, also after a crash, it goes on where it
     was, and copies what came since.
     """
-    progress = Progress("records copied")
+    progress = Progress()
 
     async def copy(namespace: Namespace) -> int:
         from dlcore.copying import copy_log
@@ -41,10 +43,11 @@ def copy_records(source: str, target: str, *, create: bool) -> None:
                 with contextlib.suppress(LogExistsError):
                     schema = await manager.get_schema()
                     await namespace.create_log(target, config=config, schema=schema)
-            return await copy_log(manager, namespace, target, report=progress.tell)
+            report = partial(progress.tell, "records copied")
+            return await copy_log(manager, namespace, target, report=report)
 
-    count = run_async(copy, is_long=True)
-    progress.end()
+    with progress:
+        count = run_async(copy, is_long=True)
     fields = {"log": source, "target": target, "records": count}
     show_done(f"copied {count} records of log {source} to {target}", fields)
 
@@ -74,7 +77,7 @@ def purge_log(log: str, txid: int, *, yes: bool) -> None:
         async with await namespace.open_log(log) as manager:
             return await manager.purge_logs_older_than(txid)
 
-    changed = run_async(purge, is_long=True)
+    changed = run_async(telling_time("purging", purge), is_long=True)
     done = f"purged log {log}" if changed else f"log {log} has no segment that is older"
     show_done(done, {"log": log, "txid": txid, "changed": changed})
 
@@ -91,7 +94,9 @@ def cat_log(log: str, position: int | None) -> None:
             await namespace.open_log(log) as manager,
             await manager.open_stream_reader(position) as stream,
         ):
-            while data := await stream.read(_CHUNK_BYTES):
-                show_bytes(data)
+            with Progress(beside=sys.stdout) as progress:
+                while data := await stream.read(_CHUNK_BYTES):
+                    show_bytes(data)
+                    progress.tell("bytes", stream.tell())
 
     run_async(cat, is_long=True)

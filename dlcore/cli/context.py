@@ -206,7 +206,7 @@ def run_async(
 ) -> _Result:
     """Run `work` with that namespace, open for its time, on an event loop of its own.
 
-    Unless it `is_long`, it may take the time of --patience.
+    Unless it `is_long`, and prints or tells how far it is, it may take the time of --patience.
 
     Raises:
         DLError: whatever `work` raises, or that it took too long.

@@ -13,15 +13,15 @@ from dlcore.cli.context import (
     confirmed,
     require_consent,
     run_async,
-    wants_json,
 )
 from dlcore.cli.output import (
     Progress,
     bytes_text,
+    end_with,
     show_done,
-    show_error,
     show_fields,
     show_rows,
+    telling_time,
 )
 from dlcore.clock import SystemClock
 from dlcore.errors import DLError, LogNotFoundError
@@ -63,15 +63,16 @@ async def _inspect(namespace: Namespace, logs: tuple[str, ...], entries: bool) -
 
     names = list(logs) or await namespace.get_logs()
     findings: list[Finding] = []
-    progress = Progress("logs inspected")
-    for number, name in enumerate(names):
-        progress.tell(number, len(names))
-        try:
-            findings += await inspect_log(namespace.log_context, name, reads_entries=entries)
-        except LogNotFoundError:
-            if logs:
-                raise  # else it was deleted since they were listed
-    progress.end()
+    with Progress() as progress:
+        for number, name in enumerate(names):
+            progress.tell("logs inspected", number, len(names))
+            try:
+                findings += await inspect_log(
+                    namespace.log_context, name, reads_entries=entries, report=progress.tell
+                )
+            except LogNotFoundError:
+                if logs:
+                    raise  # else it was deleted since they were listed
     return findings
 
 
@@ -91,7 +92,10 @@ def repair_log(log: str, *, yes: bool) -> None:
     if wanted:
         details = "; ".join(finding.detail for finding in found if finding.repair)
         ask(f"Repair log {log} ({', '.join(wanted)}): {details}", yes=yes)
-        run_async(lambda namespace: _repair(namespace, log, wanted), is_long=True)
+        run_async(
+            telling_time("repairing", lambda namespace: _repair(namespace, log, wanted)),
+            is_long=True,
+        )
     left = run_async(lambda namespace: _inspect(namespace, (log,), False), is_long=True)
     fields = {
         "log": log,
@@ -137,18 +141,17 @@ def show_space(prefix: str | None, group_by: str | None) -> None:
         names = await namespace.get_logs(prefix)
         sums: dict[str, list[int]] = {}
         failed: dict[str, DLError] = {}
-        progress = Progress("logs")
-        for start in range(0, len(names), _LOGS_AT_ONCE):
-            progress.tell(start, len(names))
-            found = await namespace.survey_logs(names[start : start + _LOGS_AT_ONCE])
-            for name, snapshot in found.items():
-                if isinstance(snapshot, DLError):
-                    failed[name] = snapshot
-                    continue
-                total = sums.setdefault(_group(name, pattern), [0, 0, 0, 0, 0])
-                for index, value in enumerate(_space_of(snapshot)):
-                    total[index] += value
-        progress.end()
+        with Progress() as progress:
+            for start in range(0, len(names), _LOGS_AT_ONCE):
+                progress.tell("logs", start, len(names))
+                found = await namespace.survey_logs(names[start : start + _LOGS_AT_ONCE])
+                for name, snapshot in found.items():
+                    if isinstance(snapshot, DLError):
+                        failed[f"log {name}"] = snapshot
+                        continue
+                    total = sums.setdefault(_group(name, pattern), [0, 0, 0, 0, 0])
+                    for index, value in enumerate(_space_of(snapshot)):
+                        total[index] += value
         return sums, failed
 
     keys = ("logs", "segments", "records", "bytes", "stored_bytes")
@@ -160,10 +163,7 @@ def show_space(prefix: str | None, group_by: str | None) -> None:
     show_rows(
         rows, columns=("log", "logs", "segments", "records", "bytes", "stored"), empty="no logs"
     )
-    for name, failure in failed.items():
-        show_error(f"log {name}: {failure}", failure, exit_code=1, as_json=wants_json())
-    if failed:
-        click.get_current_context().exit(1)
+    end_with(failed)
 
 
 def _group(name: str, pattern: re.Pattern[str] | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -18,6 +19,7 @@ from dlcore.cli.context import (
 from dlcore.cli.output import (
     Progress,
     cell,
+    end_with,
     show_bytes,
     show_done,
     show_fields,
@@ -25,17 +27,19 @@ from dlcore.cli.output import (
     show_rows,
     time_text,
 )
-from dlcore.errors import InvalidEntryError, LedgerNotFoundError
+from dlcore.errors import DLError, InvalidEntryError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dlcore.autorecovery.check import ReplicaCheck
+    from dlcore.ledger.metadata.store import ReadLedgers
     from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.log.inspection import LedgerAudit
     from dlcore.namespace import Namespace
     from dlcore.wire.digest import EntryFrame
 
+_PAGE = 1000
 _RANGES_SHOWN_MAX = 5
 _ENTRY_LINE = "{:>8} {:>9} {:>8} {:>8}  {}"
 
@@ -51,22 +55,32 @@ def ledger_group() -> None:
 @click.option("-n", "count", type=click.IntRange(min=1), metavar="N", help="At most so many.")
 @common_options
 def list_ledgers(first: int, count: int | None) -> None:
-    """List the ledgers, ascending by id: state, quorums, length, and what they are for."""
+    """List the ledgers, ascending by id: state, quorums, length, and what they are for.
 
-    async def read(namespace: Namespace) -> list[dict[str, object]]:
-        store, rows = namespace.recovery_context.ledger_store, []
-        async for ledger_id in store.list_ledgers(first=first):
-            with contextlib.suppress(LedgerNotFoundError):  # deleted since
-                rows.append(_ledger_row((await store.read(ledger_id)).metadata))
-            if count is not None and len(rows) == count:
-                break
-        return rows
+    Those whose metadata is damaged are told on standard error, and make exit code 1.
+    """
 
+    async def read(namespace: Namespace) -> ReadLedgers:
+        found: ReadLedgers = {}
+        begin, left = first, count
+        with Progress() as progress:
+            while left is None or left > 0:
+                size = _PAGE if left is None else min(_PAGE, left)
+                page = await namespace.list_ledgers(first=begin, count=size)
+                if not page:
+                    break
+                found |= page
+                begin, left = max(page) + 1, None if left is None else left - len(page)
+                progress.tell("ledgers", len(found))
+        return found
+
+    found = run_async(read, is_long=True)
     show_rows(
-        run_async(read, is_long=True),
+        [_ledger_row(each) for each in found.values() if not isinstance(each, DLError)],
         columns=("ledger", "state", "quorum", "last_entry", "bytes", "created"),
         empty="no ledgers",
     )
+    end_with({f"ledger {i}": each for i, each in found.items() if isinstance(each, DLError)})
 
 
 def _ledger_row(metadata: LedgerMetadata) -> dict[str, object]:
@@ -101,9 +115,11 @@ def read_entries(ledger_id: int, first: int, last: int | None, *, raw: bool) -> 
     async def read(namespace: Namespace) -> None:
         reader = await namespace.recovery_context.ledgers.open_ledger(ledger_id)
         end = await reader.read_last_add_confirmed()
-        async for frames in reader.read(first, end if last is None else last):
-            for frame in frames:
-                _show_entry(frame, raw=raw)
+        with Progress(beside=sys.stdout) as progress:
+            async for frames in reader.read(first, end if last is None else last):
+                for frame in frames:
+                    _show_entry(frame, raw=raw)
+                    progress.tell("entries", frame.entry_id + 1 - first)
 
     run_async(read, is_long=True)
 
@@ -192,22 +208,17 @@ def _problem(
 async def _audit(namespace: Namespace) -> LedgerAudit:
     from dlcore.log import inspection
 
-    shown: dict[str, Progress] = {}
-
-    def report(what: str, done: int, total: int | None) -> None:
-        shown.setdefault(what, Progress(what)).tell(done, total)
-
-    audit = await inspection.audit_ledgers(namespace.log_context, report=report)
-    for progress in shown.values():
-        progress.end()
-    return audit
+    with Progress() as progress:
+        return await inspection.audit_ledgers(namespace.log_context, report=progress.tell)
 
 
 async def _delete_ledgers(namespace: Namespace, ledger_ids: Sequence[int]) -> None:
     from dlcore.log.inspection import delete_orphan
 
-    for ledger_id in ledger_ids:
-        await delete_orphan(namespace.log_context, ledger_id)
+    with Progress() as progress:
+        for number, ledger_id in enumerate(ledger_ids):
+            progress.tell("ledgers deleted", number, len(ledger_ids))
+            await delete_orphan(namespace.log_context, ledger_id)
 
 
 @ledger_group.command("show", epilog="Example: dlog ledger show 17")

@@ -16,7 +16,7 @@ import click
 from dlcore.cli.bulk import cat_log, copy_records, purge_log
 from dlcore.cli.context import ask, common_options, confirmed, require_consent, run_async
 from dlcore.cli.inspecting import inspect_logs, repair_log, show_lag, show_space
-from dlcore.cli.output import bytes_text, show_done, show_fields, show_rows, time_text
+from dlcore.cli.output import bytes_text, show_done, show_fields, show_rows, telling_time, time_text
 from dlcore.cli.reading import dump_log, tail_log
 from dlcore.cli.times import AGE_S, EPOCH_MS, age_text
 from dlcore.cli.watching import watch_log
@@ -248,7 +248,7 @@ def truncate_log(log: str, dlsn: str, *, yes: bool) -> None:
         async with await namespace.open_log(log) as manager:
             return await manager.truncate(position)
 
-    changed = run_async(truncate, is_long=True)
+    changed = run_async(telling_time("truncating", truncate), is_long=True)
     fields = {"log": log, "dlsn": str(position), "changed": changed}
     if changed:
         show_done(f"truncated log {log} before {position}", fields)
@@ -428,7 +428,10 @@ def delete_log(log: str, *, damaged: bool, yes: bool) -> None:
     """
     require_consent(yes=yes)
     ask(run_async(lambda namespace: _describe_deletion(namespace, log, damaged)), yes=yes)
-    run_async(lambda namespace: namespace.delete_log(log, damaged=damaged), is_long=True)
+    run_async(
+        telling_time("deleting", lambda namespace: namespace.delete_log(log, damaged=damaged)),
+        is_long=True,
+    )
     show_done(f"deleted log {log}", {"log": log})
 
 
@@ -443,8 +446,11 @@ async def _describe_deletion(namespace: Namespace, log: str, damaged: bool) -> s
         )
     if damage:
         raise CorruptMetadataError(f"{damage}; --damaged deletes what can be told of the log")
-    async with await namespace.open_log(log) as manager:
-        snapshot = await manager.get_snapshot()
-        records = await manager.get_log_record_count()
+    try:
+        async with await namespace.open_log(log) as manager:
+            snapshot = await manager.get_snapshot()
+            records = await manager.get_log_record_count()
+    except CorruptMetadataError as error:  # of one of its ledgers
+        return f"Delete log {log}, of which cannot be told how much it holds: {error}"
     size = bytes_text(sum(segment.size_bytes for segment in snapshot.segments))
     return f"Delete log {log} with {records} records in {len(snapshot.segments)} segments, {size}"

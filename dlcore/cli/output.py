@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import IO, TYPE_CHECKING, Any, Self, TypeVar
 
 import click
 
@@ -14,6 +16,11 @@ from dlcore.cli.context import wants_json
 from dlcore.clock import SystemClock
 from dlcore.errors import DLError
 
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
+_Argument = TypeVar("_Argument")
+_Result = TypeVar("_Result")
 Row = Mapping[str, object]
 _LIST_SHOWN_MAX = 5
 """A segment may have a thousand ledgers; JSON has them all."""
@@ -83,6 +90,17 @@ def show_error(text: str, error: BaseException, *, exit_code: int, as_json: bool
     click.echo(json.dumps(fields, ensure_ascii=False), err=True)
 
 
+def end_with(failures: Mapping[str, DLError]) -> None:
+    """Say on standard error what could not be told, by what it is of; exit with 1 if there is any.
+
+    For what is told beside others that are shown.
+    """
+    for name, failure in failures.items():
+        show_error(f"{name}: {failure}", failure, exit_code=1, as_json=wants_json())
+    if failures:
+        click.get_current_context().exit(1)
+
+
 def show_bytes(data: bytes | memoryview) -> None:
     """Print bytes as they are."""
     if sys.stdout is not None:
@@ -91,25 +109,60 @@ def show_bytes(data: bytes | memoryview) -> None:
 
 
 class Progress:
-    """Tells people how far long work is: on standard error, if that is a terminal."""
+    """Tells people how far long work is: on standard error, if that is a terminal, never with JSON.
 
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._is_shown = sys.stderr is not None and sys.stderr.isatty()
+    Nor where `beside`, which the work prints to or reads from, is a terminal: there it is seen.
+    """
+
+    def __init__(self, *, beside: IO[Any] | None = None) -> None:
+        is_terminal = sys.stderr is not None and sys.stderr.isatty()
+        is_seen = beside is not None and beside.isatty()
+        self.is_shown = is_terminal and not is_seen and not wants_json()
         self._told_at_ms = 0
 
-    def tell(self, done: int, total: int | None = None) -> None:
-        """Say that so many are done, at most some times a second."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Clear the line, whatever comes next."""
+        if self.is_shown:
+            click.echo("\r\x1b[K", nl=False, err=True)
+
+    def tell(self, what: str, done: object, total: int | None = None) -> None:
+        """Say that so much is done, at most some times a second."""
         now_ms = SystemClock().now_ms()
-        if self._is_shown and abs(now_ms - self._told_at_ms) >= _PROGRESS_INTERVAL_MS:
+        if self.is_shown and abs(now_ms - self._told_at_ms) >= _PROGRESS_INTERVAL_MS:
             self._told_at_ms = now_ms
             of = "" if total is None else f" of {total}"
-            click.echo(f"\r{self._what}: {done}{of}\x1b[K", nl=False, err=True)
+            click.echo(f"\r{what}: {done}{of}\x1b[K", nl=False, err=True)
 
-    def end(self) -> None:
-        """Clear the line."""
-        if self._is_shown:
-            click.echo("\r\x1b[K", nl=False, err=True)
+    def say(self, text: str) -> None:
+        """Say something once, on a line that stays."""
+        if self.is_shown:
+            click.echo(f"\r{text}\x1b[K", err=True)
+
+
+def telling_time(
+    what: str, work: Callable[[_Argument], Awaitable[_Result]]
+) -> Callable[[_Argument], Coroutine[Any, Any, _Result]]:
+    """Return `work` that says for how long it is at it: for what has no parts to count."""
+
+    async def tell_time(progress: Progress) -> None:
+        begun_ms = SystemClock().now_ms()
+        while True:
+            await asyncio.sleep(_PROGRESS_INTERVAL_MS / 1000)
+            progress.tell(what, f"{(SystemClock().now_ms() - begun_ms) / 1000:.0f} s")
+
+    async def run(argument: _Argument) -> _Result:
+        with Progress() as progress:
+            telling = asyncio.create_task(tell_time(progress))
+            try:
+                return await work(argument)
+            finally:
+                telling.cancel()
+                await asyncio.wait([telling])
+
+    return run
 
 
 def cell(value: object) -> str:

@@ -14,7 +14,7 @@ import click
 
 from dlcore.cli.context import common_options, run_async, wants_json
 from dlcore.cli.framing import DELIMITER, framed as frame_of
-from dlcore.cli.output import payload_json, payload_text, show_bytes, show_json, time_text
+from dlcore.cli.output import Progress, payload_json, payload_text, show_bytes, show_json, time_text
 from dlcore.cli.times import EPOCH_MS
 from dlcore.config import LogConfig
 from dlcore.errors import EndOfStreamError
@@ -247,14 +247,16 @@ class _Tail:
                 await self._show_on(reader, None)
 
     async def _show_on(self, reader: AsyncLogReader, count: int | None) -> None:
-        left = count
-        while left is None or left > 0:
-            size = _BULK_RECORDS if left is None else min(left, _BULK_RECORDS)
-            records = await reader.read_bulk(size, until_caught_up=not self.follow)
-            if not records:
-                return
-            self.printer.show(records)
-            left = None if left is None else left - len(records)
+        done = 0
+        with Progress(beside=sys.stdout) as progress:
+            while count is None or done < count:
+                size = _BULK_RECORDS if count is None else min(count - done, _BULK_RECORDS)
+                records = await reader.read_bulk(size, until_caught_up=not self.follow)
+                if not records:
+                    return
+                self.printer.show(records)
+                done += len(records)
+                progress.tell("records", done, count)
 
 
 def start_of_tail(snapshot: LogSnapshot, count: int) -> DLSN:
@@ -316,11 +318,14 @@ async def _dump_records(
     now = (await manager.get_snapshot()).end
     end = now if end is None else min(end, now)
     async with await manager.open_reader(dlsn=start) as reader:
-        with suppress(EndOfStreamError):
+        with suppress(EndOfStreamError), Progress(beside=sys.stdout) as progress:
+            done = 0
             while records := await reader.read_bulk(_BULK_RECORDS, until_caught_up=True):
                 printer.show(record for record in records if record.dlsn < end)
                 if records[-1].dlsn >= end:
                     return
+                done += len(records)
+                progress.tell("records", done)
 
 
 async def _dump_entries(
@@ -329,14 +334,16 @@ async def _dump_entries(
     as_json = wants_json()
     if not as_json:
         click.echo(_ENTRY_LINE.format(*("dlsn", "ledger/entry", "records", "bytes", "txids", "")))
-    for part in snapshot.scans(start or snapshot.first, end or snapshot.end):
-        for extent in part.extents:
-            async with aclosing(_entries_of(namespace, part.lssn, extent)) as rows:
-                async for row in rows:
-                    if as_json:
-                        show_json(row)
-                    else:
-                        click.echo(_entry_line(row))
+    with Progress(beside=sys.stdout) as progress:
+        for part in snapshot.scans(start or snapshot.first, end or snapshot.end):
+            for extent in part.extents:
+                async with aclosing(_entries_of(namespace, part.lssn, extent)) as rows:
+                    async for row in rows:
+                        if as_json:
+                            show_json(row)
+                        else:
+                            click.echo(_entry_line(row))
+                        progress.tell("entries", row["dlsn"])
 
 
 def _entry_line(row: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dlcore.cli.context import ask, common_options, confirmed, require_consent, run_async
-from dlcore.cli.output import show_done, show_rows, time_text
+from dlcore.cli.output import show_done, show_rows, telling_time, time_text
 from dlcore.log.upkeep.config import UpkeepConfig
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def clean(leftovers_days: float, commits_days: float, *, yes: bool) -> None:
             leftovers_age_s=leftovers_days * _DAY_S, commits_age_s=commits_days * _DAY_S
         )
 
-    ledgers, records = run_async(remove)
+    ledgers, records = run_async(telling_time("cleaning", remove), is_long=True)
     show_done(
         f"settled {ledgers} staged ledgers, removed {records} records of commits",
         {"ledgers": ledgers, "records": records},

@@ -11,7 +11,7 @@ import click
 
 from dlcore.cli.context import common_options, connect
 from dlcore.cli.framing import DELIMITER, Delimited, Framed, Splitter, Whole
-from dlcore.cli.output import show_done
+from dlcore.cli.output import Progress, show_done
 from dlcore.clock import SystemClock
 from dlcore.records import LogRecord
 
@@ -83,9 +83,10 @@ def write_log(
         connect() as namespace,
         namespace.open_log(log) as manager,
         manager.open_writer() as writer,
+        Progress(beside=source) as progress,
     ):
         chunks = _read_records(source.fileno(), splitter)
-        count, last = _write_chunks(writer, chunks, numbered=txid != "now")
+        count, last = _write_chunks(writer, chunks, progress, numbered=txid != "now")
     fields = {"log": log, "records": count, "last_dlsn": None if last is None else str(last)}
     place = "" if last is None else f", the last one at {last}"
     show_done(f"wrote {count} records to log {log}{place}", fields)
@@ -99,10 +100,12 @@ def _write_stream(log: str, path: Path | None) -> None:
         manager.open_stream_writer() as stream,
     ):
         begun, descriptor = stream.tell(), source.fileno()
-        while chunk := os.read(descriptor, _CHUNK_BYTES):
-            stream.write(chunk)
-            if not select.select([descriptor], [], [], 0)[0]:
-                stream.flush()
+        with Progress(beside=source) as progress:
+            while chunk := os.read(descriptor, _CHUNK_BYTES):
+                stream.write(chunk)
+                if not select.select([descriptor], [], [], 0)[0]:
+                    stream.flush()
+                progress.tell("bytes", stream.tell() - begun)
         stream.flush()
         end = stream.tell()
     show_done(
@@ -122,7 +125,11 @@ def _read_records(descriptor: int, splitter: Splitter) -> Iterator[tuple[list[by
 
 
 def _write_chunks(
-    writer: LogWriter, chunks: Iterable[tuple[list[bytes], bool]], *, numbered: bool
+    writer: LogWriter,
+    chunks: Iterable[tuple[list[bytes], bool]],
+    progress: Progress,
+    *,
+    numbered: bool,
 ) -> tuple[int, DLSN | None]:
     clock = SystemClock()
     count = 0
@@ -139,4 +146,5 @@ def _write_chunks(
         count += len(records)
         if not more_is_waiting:
             last = writer.commit()
+        progress.tell("records", count)
     return count, writer.commit() or last

@@ -15,7 +15,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from dlcore.errors import (
     CorruptMetadataError,
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from dlcore.log.metadata.values import LogState
 
 _AT_ONCE = 200
+
+Report: TypeAlias = "Callable[[str, int, int | None], None]"
+"""Is told how far long work is: what is counted, how many are done, of how many if known."""
 
 RECOVER = "recover"
 """A dead writer's segment: `DistributedLogManager.recover` completes it."""
@@ -75,7 +78,11 @@ class LedgerAudit:
 
 
 async def inspect_log(
-    context: LogContext, name: str, *, reads_entries: bool = False
+    context: LogContext,
+    name: str,
+    *,
+    reads_entries: bool = False,
+    report: Report = lambda *_: None,
 ) -> list[Finding]:
     """Return what is wrong with a log.
 
@@ -83,6 +90,7 @@ async def inspect_log(
         context: the namespace's adapters.
         name: the log.
         reads_entries: look at every entry, and count its records.
+        report: is told how far it is.
 
     Raises:
         LogNotFoundError: there is no such log.
@@ -98,10 +106,11 @@ async def inspect_log(
     except (CorruptMetadataError, UnexpectedError) as error:
         return [Finding(log=name, kind="damage", detail=str(error))]
     findings += [Finding(log=name, kind=k, detail=d) for k, d in check_state(state)]
-    findings += await _check_ledgers(context, state)
+    findings += await _check_ledgers(context, state, report)
     findings += await _check_work(context, log, state)
     if reads_entries:
-        for segment in state.segments:
+        for number, segment in enumerate(state.segments):
+            report(f"segments read of log {name}", number, len(state.segments))
             findings += await _check_entries(context, name, segment)
     return findings
 
@@ -167,10 +176,11 @@ def check_state(state: LogState) -> Iterator[tuple[str, str]]:
         yield "count", f"{detail}{extents[-1][1].last_txid}"
 
 
-async def _check_ledgers(context: LogContext, state: LogState) -> list[Finding]:
+async def _check_ledgers(context: LogContext, state: LogState, report: Report) -> list[Finding]:
     extents = [(segment.lssn, extent) for segment in state.segments for extent in segment.extents]
     findings = []
     for start in range(0, len(extents), _AT_ONCE):
+        report(f"extents of log {state.name}", start, len(extents))
         some = extents[start : start + _AT_ONCE]
         stored = await context.ledger_store.read_many([extent.ledger_id for _, extent in some])
         for (lssn, extent), ledger in zip(some, stored, strict=True):
@@ -248,9 +258,7 @@ async def finish_removal(context: LogContext, name: str) -> None:
     await remove_truncated(context, await context.logs.read(await context.logs.find(name)))
 
 
-async def audit_ledgers(
-    context: LogContext, *, report: Callable[[str, int, int | None], None]
-) -> LedgerAudit:
+async def audit_ledgers(context: LogContext, *, report: Report) -> LedgerAudit:
     """Compare all ledgers with what logs and staged appends name.
 
     Ledgers are listed first, so one that is made meanwhile is in neither list.  What looks wrong is
@@ -258,7 +266,7 @@ async def audit_ledgers(
 
     Args:
         context: the namespace's adapters.
-        report: is told how far it is: what, how many are done, of how many.
+        report: is told how far it is.
     """
     listed: set[int] = set()
     async for ledger_id in context.ledger_store.list_ledgers():
@@ -291,7 +299,7 @@ async def delete_orphan(context: LogContext, ledger_id: int) -> None:
 
 
 async def _named_ledgers(
-    context: LogContext, report: Callable[[str, int, int | None], None], damaged: dict[str, str]
+    context: LogContext, report: Report, damaged: dict[str, str]
 ) -> tuple[dict[int, str], int]:
     """Return every ledger that is in use, with the id of its log, and how many logs there are.
 

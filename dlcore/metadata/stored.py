@@ -9,11 +9,16 @@ does not parse, is of another layout or contradicts itself is `CorruptMetadataEr
 from __future__ import annotations
 
 from functools import cache
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 
 from dlcore.errors import ConfigurationError, CorruptMetadataError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dlcore.metadata.port import Versioned
 
 LAYOUT = 2
 """Version of the format of every value; those of another one are refused."""
@@ -72,3 +77,21 @@ def decode(kind: type[_S], value: bytes, *, source: str) -> _S:
             f"{what} has layout version {layout}, this release reads {LAYOUT}"
         )
     return found
+
+
+def decode_or_tell(
+    kind: type[_S],
+    node: Versioned | None,
+    *,
+    source: str,
+    tell: Callable[[CorruptMetadataError], object],
+) -> _S | None:
+    """Return the value of a node, None if there is no node or it is damaged.
+
+    For nodes of which one that is damaged must hide no other: `tell` is given the damage.
+    """
+    try:
+        return None if node is None else decode(kind, node.value, source=source)
+    except CorruptMetadataError as error:
+        tell(error)
+        return None

@@ -121,6 +121,30 @@ def test_a_damaged_log_is_a_row_of_its_own(namespace: Namespace, log: str, table
         namespace.delete_log(damaged, damaged=True)
 
 
+def test_a_damaged_ledger_is_a_row_of_its_own(namespace: Namespace, log: str) -> None:
+    """With its id and the error; the others are there."""
+    before = rows(namespace, metadata="ledgers")
+    ledger_id = before[-1]["ledger_id"]
+
+    async def put(value: bytes) -> bytes:
+        async with await open_async(namespace.uri) as opened:
+            store, path = opened.log_context.store, opened.log_context.paths.ledger(ledger_id)
+            node = await store.get(path, fresh=True)
+            assert node is not None
+            await store.put(path, value, version=node.version)
+            return node.value
+
+    was = asyncio.run(put(b"no ledger"))
+    try:
+        *others, failed = rows(namespace, metadata="ledgers")
+        assert others == before[:-1]
+        assert "LedgerMetadata at" in failed["error"]
+        told = {key: value for key, value in failed.items() if value is not None}
+        assert told == {"ledger_id": ledger_id, "error": failed["error"]}
+    finally:
+        asyncio.run(put(was))
+
+
 def test_ledgers_come_in_pages(
     namespace: Namespace, log: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

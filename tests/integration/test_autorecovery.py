@@ -248,7 +248,7 @@ def test_a_bookie_is_decommissioned(
         exit_code, out, err = operator.outcome(*decommission)
         assert exit_code == 0, err
         assert f"decommissioned {name}" in out
-        assert "ledgers refer to" in err
+        assert f"Give up bookie {name} for good" in err
         assert name not in members_of(namespace, ledger_id)
         assert operator.check(ledger_id)[0]
         with pytest.raises(Exception, match="the cluster has no cookie"):

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dlcore.background import BackgroundTasks, told_to_callers
 from dlcore.errors import (
     BookieUnavailableError,
-    CorruptMetadataError,
     MetadataConnectionError,
     MetadataSessionExpiredError,
     WrongIncarnationError,
 )
 from dlcore.ledger.metadata.bookies import BookieRegistration
-from dlcore.metadata.stored import decode
+from dlcore.metadata.stored import decode, decode_or_tell
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -135,15 +135,12 @@ class BookieRegistry:
     async def _read_directory(self, path: str) -> list[BookieRegistration]:
         names = await self._store.get_children(path, fresh=True) or ()
         paths = [f"{path}/{name}" for name in names]
-        registrations = []
-        for each, node in zip(paths, await self._store.get_many(paths), strict=True):
-            if node is None:
-                continue
-            try:
-                registrations.append(decode(BookieRegistration, node.value, source=each))
-            except CorruptMetadataError as error:
-                logger.warning("bookie left out, its registration cannot be read: %s", error)
-        return registrations
+        tell = partial(logger.warning, "bookie left out, its registration cannot be read: %s")
+        registrations = (
+            decode_or_tell(BookieRegistration, node, source=each, tell=tell)
+            for each, node in zip(paths, await self._store.get_many(paths), strict=True)
+        )
+        return list(filter(None, registrations))
 
     async def _read(self, path: str) -> BookieRegistration | None:
         node = await self._store.get(path)

@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from dlcore.errors import (
     CorruptMetadataError,
@@ -44,6 +44,10 @@ _IDS_AT_ONCE = 16
 """Ids are taken in ranges, so that most ledgers cost no round trip for theirs."""
 _ID_CONFLICTS_MAX = 10_000
 """Each conflict means that somebody else got an id; more than this is not contention."""
+
+
+ReadLedgers: TypeAlias = dict[int, LedgerMetadata | CorruptMetadataError]
+"""The metadata of ledgers by id, ascending; of one that is damaged the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,10 +230,10 @@ class LedgerStore:
                     if (ledger_id := id_of(high, middle, low)) >= first:
                         yield ledger_id
 
-    async def read_from(self, first: int, count: int) -> list[LedgerMetadata]:
+    async def read_from(self, first: int, count: int) -> ReadLedgers:
         """Return the metadata of up to `count` ledgers with ids from `first` on, ascending.
 
-        There is none only behind the last ledger.
+        One that is damaged hides no other.  There is none only behind the last ledger.
         """
         while True:
             ids: list[int] = []
@@ -238,8 +242,15 @@ class LedgerStore:
                     ids.append(ledger_id)
                     if len(ids) == count:
                         break
-            stored = await self.read_many(ids)
-            ledgers = [each.metadata for each in stored if each is not None]
+            paths = [self._paths.ledger(ledger_id) for ledger_id in ids]
+            nodes = await self._store.get_many(paths)
+            ledgers: ReadLedgers = {}
+            for ledger_id, node, path in zip(ids, nodes, paths, strict=True):
+                try:
+                    if node is not None:
+                        ledgers[ledger_id] = _decoded(ledger_id, node, path).metadata
+                except CorruptMetadataError as error:
+                    ledgers[ledger_id] = error
             if ledgers or not ids:
                 return ledgers
             first = ids[-1] + 1  # all of them were deleted meanwhile

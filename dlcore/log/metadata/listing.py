@@ -8,11 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dlcore.config import require
-from dlcore.errors import CorruptMetadataError
 from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import LogMetadata
 from dlcore.metadata.paths import BUCKETS, bucket_of, name_of_component
-from dlcore.metadata.stored import decode
+from dlcore.metadata.stored import decode_or_tell
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -80,13 +79,13 @@ async def read_names(store: MetadataStore, paths: Sequence[str]) -> list[LogMeta
     One that is damaged is told in the process's log: nobody knows its name.
     """
     found: list[LogMetadata] = []
+    tell = partial(logger.warning, "a log is not listed: %s")
     for at in range(0, len(paths), _VALUES_AT_ONCE):
         part = paths[at : at + _VALUES_AT_ONCE]
         nodes: list[Versioned | None] = await persistently(partial(store.get_many, part))
-        for path, node in zip(part, nodes, strict=True):
-            try:
-                if node is not None:
-                    found.append(decode(LogMetadata, node.value, source=path))
-            except CorruptMetadataError as error:
-                logger.warning("a log is not listed: %s", error)
+        logs = (
+            decode_or_tell(LogMetadata, node, source=path, tell=tell)
+            for path, node in zip(part, nodes, strict=True)
+        )
+        found += filter(None, logs)
     return found

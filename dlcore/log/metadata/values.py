@@ -125,12 +125,10 @@ class StoredSettings(msgspec.Struct, frozen=True, kw_only=True):
     settings: LogSettings
 
 
-class RetainedLog(msgspec.Struct, frozen=True, kw_only=True):
+class RetainedLog(LogKey, frozen=True, kw_only=True):
     """Lists a log whose settings have a retention: workers look at it from time to time."""
 
     layout: int = LAYOUT
-    name: str
-    log_id: str
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from dlcore.background import BackgroundTasks
 from dlcore.closing import AsyncClosing
-from dlcore.errors import AlreadyClosedError, CorruptMetadataError, DLError
+from dlcore.errors import AlreadyClosedError, DLError
 from dlcore.log.metadata.listing import read_names
 from dlcore.log.metadata.names import KnownNames, LogChange
 from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import LogHead
 from dlcore.metadata.paths import BUCKETS
-from dlcore.metadata.stored import decode
+from dlcore.metadata.stored import decode_or_tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -131,14 +131,13 @@ class LogWatch(AsyncClosing):
         paths = [self._context.paths.log_of(log_id).head for log_id in log_ids]
         nodes = await persistently(partial(self._context.store.get_many, paths))
         present: dict[str, str | None] = {}
+        tell = partial(logger.warning, "a log keeps the name that it was told with: %s")
         for log_id, path, node in zip(log_ids, paths, nodes, strict=True):
-            try:
-                head = None if node is None else decode(LogHead, node.value, source=path)
-            except CorruptMetadataError as error:
-                logger.warning("a log keeps the name that it was told with: %s", error)
-                present[log_id] = ""
+            head = decode_or_tell(LogHead, node, source=path, tell=tell)
+            if head is None:
+                present[log_id] = None if node is None else ""
             else:
-                present[log_id] = None if head is None or head.deleted else head.name
+                present[log_id] = None if head.deleted else head.name
         return present
 
     def listen(self, callback: Callable[[list[LogChange]], None]) -> None:

@@ -13,24 +13,23 @@ from dlcore.errors import CorruptMetadataError, DLError, LogNotFoundError, Metad
 from dlcore.log.metadata.changes import plan_complete, plan_truncate
 from dlcore.log.metadata.chunks import ChunkMissingError
 from dlcore.log.metadata.store import persistently
-from dlcore.log.metadata.values import LogKey, RetainedLog, SegmentEnd
+from dlcore.log.metadata.values import RetainedLog, SegmentEnd
 from dlcore.log.recovery import recover_log
-from dlcore.log.upkeep.removal import read_moved, remove_truncated
+from dlcore.log.upkeep.removal import listed_log, read_moved, remove_truncated
 from dlcore.log.upkeep.retention import (
     first_kept,
     kept_from_ms,
     last_write_ms,
     must_complete,
 )
-from dlcore.metadata.paths import BUCKETS, unescape
+from dlcore.metadata.paths import BUCKETS
 from dlcore.metadata.stored import decode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dlcore.log.context import LogContext
-    from dlcore.log.metadata.values import VersionedHead
-    from dlcore.metadata.port import Versioned
+    from dlcore.log.metadata.values import LogKey, VersionedHead
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +64,7 @@ async def expire_logs(context: LogContext) -> int:
             paths = [f"{parent}/{name}" for name in names[start : start + _NODES_AT_ONCE]]
             nodes = await persistently(lambda paths=paths: context.store.get_many(paths))  # type: ignore[misc]
             found = zip(paths, nodes, strict=True)
-            logs = [_listed(path, node) for path, node in found if node is not None]
+            logs = [listed_log(RetainedLog, path, node) for path, node in found if node is not None]
             due = await _due(context, logs)
             changed += sum(await asyncio.gather(*map(expire, due)))
     return changed
@@ -107,17 +106,6 @@ async def _due(context: LogContext, logs: Sequence[LogKey]) -> list[LogKey]:
         if end is None or last_write_ms(end) < from_ms:
             due.append(log)
     return due
-
-
-def _listed(path: str, node: Versioned) -> LogKey:
-    """Return which log a node lists: its path says enough where its value is damaged."""
-    log_id = unescape(path.rpartition("/")[2])
-    try:
-        name = decode(RetainedLog, node.value, source=path).name
-    except CorruptMetadataError as error:
-        logger.warning("the log with id %s is listed without its name: %s", log_id, error)
-        name = f"of id {log_id}"
-    return LogKey(name=name, log_id=log_id)
 
 
 async def expire_log(context: LogContext, log: LogKey) -> bool:

@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections import Counter
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dlcore.config import LogSettings
@@ -32,8 +33,9 @@ from dlcore.log.metadata.values import (
     VersionedHead,
 )
 from dlcore.log.upkeep.retention import kept_from_ms, last_write_ms
+from dlcore.metadata.paths import unescape
 from dlcore.metadata.port import ANY_VERSION, Delete
-from dlcore.metadata.stored import decode, encode
+from dlcore.metadata.stored import decode, decode_or_tell, encode
 
 if TYPE_CHECKING:
     from dlcore.log.context import LogContext
@@ -81,6 +83,14 @@ async def read_moved(
     if at.version == known.version:
         raise CorruptMetadataError(f"log {known.name!r}: {error}") from error
     return at
+
+
+def listed_log(kind: type[LogKey], path: str, node: Versioned) -> LogKey:
+    """Return which log a node of a list is about: its path says enough where it is damaged."""
+    log_id = unescape(path.rpartition("/")[2])
+    tell = partial(logger.warning, "the log with id %s is listed without its name: %s", log_id)
+    found = decode_or_tell(kind, node, source=path, tell=tell)
+    return LogKey(name=f"of id {log_id}" if found is None else found.name, log_id=log_id)
 
 
 async def remove_deleted(context: LogContext, log: LogKey) -> None:

@@ -22,7 +22,6 @@ from dlcore.autorecovery.runner import run_together
 from dlcore.backoff import Backoff
 from dlcore.errors import (
     AlreadyClosedError,
-    CorruptMetadataError,
     DLError,
     LogNotFoundError,
     MetadataVersionError,
@@ -33,17 +32,12 @@ from dlcore.errors import (
 from dlcore.log.metadata.commits import CommitStatus
 from dlcore.log.metadata.staged import drop_merged, list_staged, settle, settle_abandoned
 from dlcore.log.metadata.store import UNANSWERED, persistently
-from dlcore.log.metadata.values import (
-    CommitRecord,
-    LogKey,
-    LogMetadata,
-    UpkeepRequest,
-)
+from dlcore.log.metadata.values import CommitRecord, LogKey, LogMetadata, UpkeepRequest
 from dlcore.log.upkeep.expiry import expire_logs
 from dlcore.log.upkeep.merger import MERGING_IDENTITY, LogMerger
-from dlcore.log.upkeep.removal import remove_deleted, remove_truncated
+from dlcore.log.upkeep.removal import listed_log, remove_deleted, remove_truncated
 from dlcore.metadata.paths import BUCKETS, unescape
-from dlcore.metadata.stored import decode, encode
+from dlcore.metadata.stored import decode, decode_or_tell, encode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
@@ -230,15 +224,11 @@ class LogUpkeep:
             node = await persistently(partial(context.store.get, path))
             if node is None:
                 continue
-            log_id = unescape(component)
+            log = listed_log(LogMetadata, path, node)
             try:
-                name = decode(LogMetadata, node.value, source=path).name
-            except CorruptMetadataError:
-                name = f"of id {log_id}"
-            try:
-                await remove_deleted(context, LogKey(name=name, log_id=log_id))
+                await remove_deleted(context, log)
             except UnexpectedError as error:
-                logger.warning("deleted log=%s stays: %s", name, error)
+                logger.warning("deleted log=%s stays: %s", log.name, error)
             else:
                 count += 1
         return count
@@ -264,6 +254,8 @@ async def commit_records(
     One that is damaged is told in the process's log: its appender is, when it commits.
     """
 
+    tell = partial(logger.warning, "a record of commits is left out: %s")
+
     async def paths_below(bucket: str) -> list[str]:
         parent = f"{context.paths.commits}/{bucket}"
         names = await persistently(lambda: context.store.get_children(parent))
@@ -277,13 +269,8 @@ async def commit_records(
             paths = found[start : start + _RECORDS_AT_ONCE]
             nodes = await persistently(lambda paths=paths: context.store.get_many(paths))  # type: ignore[misc]
             for path, node in zip(paths, nodes, strict=True):
-                if node is None:
-                    continue
-                try:
-                    record = decode(CommitRecord, node.value, source=path)
-                except CorruptMetadataError as error:
-                    logger.warning("a record of commits is left out: %s", error)
-                else:
+                record = decode_or_tell(CommitRecord, node, source=path, tell=tell)
+                if node is not None and record is not None:
                     yield path, node.version, record
 
 

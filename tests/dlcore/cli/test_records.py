@@ -12,12 +12,15 @@ import pytest
 
 from dlcore.cli.app import EXIT_FAILED, EXIT_USAGE
 from dlcore.cli.framing import framed
+from dlcore.metadata.port import ANY_VERSION
+from dlcore.namespace import open_namespace
+from tests.fixtures.aio import run
+from tests.fixtures.shell import Shell, lines_file
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from dlcore.sandbox.cluster import Sandbox
-    from tests.fixtures.shell import Shell
 
 pytestmark = pytest.mark.integration
 
@@ -102,6 +105,35 @@ def test_entries_of_a_log_and_of_its_ledger(shell: Shell, log: str, tmp_path: Pa
     assert shell.text("log", "dump", log, "--entries").splitlines()[1].startswith("1:0:0")
     (listed,) = shell.json("ledger", "list", "--from", ledger_id, "-n", "1")
     assert (listed["ledger"], listed["state"]) == (int(ledger_id), "closed")
+
+
+def test_a_damaged_ledger_hides_no_other(
+    shell: Shell, log: str, tmp_path: Path, namespace_uri: str
+) -> None:
+    """It is told beside them."""
+    path = lines_file(tmp_path, b"a")
+    for _ in range(2):
+        shell.text("log", "write", log, "--file", path)
+    first, second = (row["ledgers"][0] for row in shell.json("segment", "list", log))
+
+    async def damage() -> None:
+        async with await open_namespace(namespace_uri) as namespace:
+            context = namespace.log_context
+            await context.store.put(context.paths.ledger(first), b"x", version=ANY_VERSION)
+
+    run(damage())
+    try:
+        asked = ("ledger", "list", "--from", str(first))
+        exit_code, out, err = shell.outcome("--json", *asked)
+        assert exit_code == EXIT_FAILED
+        assert [row["ledger"] for row in json.loads(out)] == [second]
+        assert json.loads(err)["kind"] == "CorruptMetadataError"
+        assert f"ledger {first}: LedgerMetadata at " in json.loads(err)["error"]
+        exit_code, out, err = shell.outcome(*asked)
+        assert (exit_code, len(out.splitlines())) == (EXIT_FAILED, 2)
+        assert err.startswith(f"error: ledger {first}: ")
+    finally:
+        shell.text("log", "delete", log, "--yes")
 
 
 def test_a_sealed_log_takes_nothing_more(shell: Shell, log: str, tmp_path: Path) -> None:

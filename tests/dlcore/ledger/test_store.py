@@ -28,7 +28,7 @@ from dlcore.ledger.metadata.store import LedgerStore, VersionedLedger
 from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
 from dlcore.metadata.memory import MemoryStore, MemoryTree
 from dlcore.metadata.paths import NamespacePaths
-from dlcore.metadata.port import Create, Put
+from dlcore.metadata.port import ANY_VERSION, Create, Put
 from tests.fixtures.aio import run, until
 
 if TYPE_CHECKING:
@@ -328,6 +328,25 @@ def test_all_ledgers_are_listed_in_order() -> None:
         await world.store.create(f"{PATHS.ledgers}/stranger")
         with pytest.raises(CorruptMetadataError, match="stranger"):
             _ = [ledger_id async for ledger_id in world.others.list_ledgers()]
+
+    play(scenario)
+
+
+def test_one_damaged_ledger_hides_no_other() -> None:
+    """It has its place among them, with what is wrong; deleted ones have none."""
+
+    async def scenario(world: World) -> None:
+        for ledger_id in range(6):
+            await world.ledgers.create(ledger(ledger_id))
+        await world.store.put(PATHS.ledger(2), b"no ledger", version=ANY_VERSION)
+        await world.ledgers.delete(3)
+        found = await world.others.read_from(1, 3)
+        assert list(found) == [1, 2, 4]
+        assert found[1] == ledger(1)
+        assert isinstance(found[2], CorruptMetadataError)
+        assert PATHS.ledger(2) in str(found[2])
+        assert list(await world.others.read_from(2, 1)) == [2]
+        assert await world.others.read_from(6, 3) == {}
 
     play(scenario)
 

@@ -33,7 +33,8 @@ from dlcore.log.metadata.values import (
     pack,
 )
 from dlcore.metadata.binding import NamespaceBinding
-from dlcore.metadata.stored import LAYOUT, decode, encode
+from dlcore.metadata.port import Versioned
+from dlcore.metadata.stored import LAYOUT, decode, decode_or_tell, encode
 from tests.fixtures.ledgers import bookies
 from tests.fixtures.log_states import LOG
 
@@ -145,6 +146,20 @@ def test_values_that_people_look_at(value: msgspec.Struct) -> None:
     for damaged in (b"", text[:-1], b'{"layout": 2}', b"[]"):
         with pytest.raises(CorruptMetadataError, match=f"{kind.__name__} at p does not parse"):
             decode(kind, damaged, source="p")
+
+
+def test_one_that_is_damaged_hides_no_other() -> None:
+    """It is told, and left out as one that is not there."""
+    told: list[CorruptMetadataError] = []
+
+    def read(node: Versioned | None) -> LedgerMetadata | None:
+        return decode_or_tell(LedgerMetadata, node, source="p", tell=told.append)
+
+    assert read(Versioned(encode(LEDGER), 0)) == LEDGER
+    assert read(None) is None
+    assert told == []
+    assert read(Versioned(b"no ledger", 0)) is None
+    assert ["LedgerMetadata at p does not parse" in str(error) for error in told] == [True]
 
 
 def test_the_size_of_a_ledger_and_of_a_head() -> None:
