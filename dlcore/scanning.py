@@ -10,6 +10,7 @@ import contextlib
 import random
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dlcore.clock import SystemClock
@@ -171,7 +172,7 @@ async def _plan_again(part: ScanRange, namespace: Namespace, error: DLError) -> 
         snapshot = await LogFollower(namespace.log_context, log).take()
         scans = snapshot.scans(part.start, part.end)
         if len(scans) == 1 and scans[0].start == part.start:
-            return scans[0]
+            return replace(scans[0], columns=part.columns)
     raise AlreadyTruncatedError(
         f"log {part.log!r}: records of the range {part.start} to {part.end} were truncated "
         f"or deleted while it was read: {error}"

@@ -72,6 +72,12 @@ class RowShape:
         return cls(schema, tuple(names.get(name) for name in schema.names), tuple(schema.names))
 
     @property
+    def log_columns(self) -> frozenset[str]:
+        """The columns that are of the log itself."""
+        columns = zip(self.data, self.known, strict=True)
+        return frozenset(name for name, known in columns if known is None)
+
+    @property
     def is_counted(self) -> bool:
         """Whether rows follow from their numbers, and no record needs to be read."""
         return _COUNTED.issuperset(self.known)

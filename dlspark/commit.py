@@ -1,10 +1,11 @@
 """Exactly-once writes: the identity of an append, and the messages that tasks send back.
 
 A streaming sink, and a write inside ``foreachBatch``, append under (query id, target, batch id),
-where the target is a log, or the column of the rows that names it.  In ``foreachBatch`` a batch may
-write several times to one target: the writes of a run are counted, in their order, and a run that
-repeats the batch counts again.  A run of a batch is known by the SQL execution that all of it
-happens in, which Spark numbers, and which no user sets.
+where the target is a log, by its id, or the column of the rows that names it.  So a log that was
+renamed is the target that it was, and one that was created again is another.  In ``foreachBatch``
+a batch may write several times to one target: the writes of a run are counted, in their order, and
+a run that repeats the batch counts again.  A run of a batch is known by the SQL execution that all
+of it happens in, which Spark numbers, and which no user sets.
 
 A batch write appends under the user's ``txnAppId``, target and ``txnVersion`` where given, else
 under a token of its own.
@@ -58,7 +59,8 @@ class AppendIdentity:
     written once.  `thread` tells the threads of a run apart.  `shared` is where a streaming query
     stages for all its targets, since the same tasks soon write again; its rounds are the batches.
     `is_unique` says that nobody will append under this identity again, `is_stream` that versions
-    are the batches of a streaming query, of which only the latest is ever repeated.
+    are the batches of a streaming query, of which only the latest is ever repeated; `is_of_log`
+    that the id of the one log it appends to belongs to the identity: `committed_as` has it.
     """
 
     identity: str
@@ -68,6 +70,11 @@ class AppendIdentity:
     shared: SharedStaging | None = None
     is_unique: bool = False
     is_stream: bool = False
+    is_of_log: bool = False
+
+    def committed_as(self, log_id: str) -> str:
+        """Under which identity it commits, to the log of this id."""
+        return f"{self.identity}><{log_id}>"
 
     @property
     def staged_as(self) -> str:
@@ -78,11 +85,21 @@ class AppendIdentity:
 def stream_identity(options: WriteOptions, properties: Mapping[str, str | None]) -> AppendIdentity:
     """Return the identity of a streaming sink's batch, from the local properties of its task."""
     query_id, batch_id = _require(properties, QUERY_ID_PROPERTY, BATCH_ID_PROPERTY)
+    return _stream_identity(options, query_id, batch_id)
+
+
+def _stream_identity(
+    options: WriteOptions, query_id: str, batch_id: str, *, run: str = "", thread: str = ""
+) -> AppendIdentity:
+    stream = _name_stream(query_id)
     return AppendIdentity(
-        identity=_with_target(_name_stream(query_id), options.log),
+        identity=_with_target(stream, None) if options.log is None else stream,
         version=int(batch_id),
-        shared=SharedStaging(identity=_name_stream(query_id), round=batch_id),
+        run=run,
+        thread=thread,
+        shared=SharedStaging(identity=stream, round=batch_id),
         is_stream=True,
+        is_of_log=options.log is not None,
     )
 
 
@@ -104,17 +121,11 @@ def batch_identity(
             *APPLICATION_PROPERTIES,
             EXECUTION_PROPERTY,
         )
-        shared = SharedStaging(identity=_name_stream(query_id), round=batch_id)
         if transaction is not None:
+            shared = SharedStaging(identity=_name_stream(query_id), round=batch_id)
             return _transaction_identity(transaction, options.log, shared=shared)
-        return AppendIdentity(
-            identity=_with_target(_name_stream(query_id), options.log),
-            version=int(batch_id),
-            run="/".join(run),
-            thread=properties.get(THREAD_PROPERTY) or "",
-            shared=shared,
-            is_stream=True,
-        )
+        thread = properties.get(THREAD_PROPERTY) or ""
+        return _stream_identity(options, query_id, batch_id, run="/".join(run), thread=thread)
     if transaction is not None:
         return _transaction_identity(transaction, options.log)
     if properties.get(STREAM_SESSION_PROPERTY):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -247,7 +248,8 @@ def read_rows(partition: InputPartition | None, options: ReadOptions) -> Iterato
             yield from RowBuilder(log, shape).count(first_sequence_id, records)
     elif isinstance(partition, DlogPartition):
         for log, parts in groupby(partition.scans, key=lambda part: part.log):
-            batches = _scan(parts, options.address, fail=options.fail_on_data_loss)
+            wanted = (replace(part, columns=shape.log_columns) for part in parts)
+            batches = _scan(wanted, options.address, fail=options.fail_on_data_loss)
             yield from RowBuilder(log, shape).build(batches)
 
 

@@ -110,6 +110,7 @@ def commit_staged(
         )
     if append.is_unique and not extents and not replaces:
         return
+    identity = _committed_as(append, extents, options)
     replaced = [options.log] if replaces and options.log is not None else []
     assert len(replaced) == replaces, "only a log that is named is overwritten"
     with (
@@ -118,7 +119,7 @@ def commit_staged(
         _advice_on_checkpoints(append),
         _advice_on_locks(),
         open_shared_namespace(options.address).begin_append(
-            append.identity,
+            identity,
             append.version,
             shared=append.shared,
             run=AppendRun(token=append.run, begun_ns=begun_ns, thread=append.thread)
@@ -131,13 +132,25 @@ def commit_staged(
     ):
         result = staged.commit(extents, replaces=replaced)
     if result.already_committed:
-        logger.info(
-            "append=%s version=%d was committed before, skipped", append.identity, append.version
-        )
+        logger.info("append=%s version=%d was committed before, skipped", identity, append.version)
     else:
-        logger.info(
-            "append=%s version=%d committed: %s", append.identity, append.version, result.logs
-        )
+        logger.info("append=%s version=%d committed: %s", identity, append.version, result.logs)
+
+
+def _committed_as(
+    append: AppendIdentity, extents: Sequence[StagedExtent], options: WriteOptions
+) -> str:
+    """Return under which identity a write commits; that of a log's id, if there are no rows, asks.
+
+    Where extents are of two logs of one name, the commit refuses them.
+    """
+    if not append.is_of_log:
+        return append.identity
+    if extents:
+        return append.committed_as(extents[0].log_id)
+    assert options.log is not None, "what appends to one log names it"
+    with open_shared_namespace(options.address).open_log(options.log) as log:
+        return append.committed_as(log.log_id)
 
 
 def abort_staged(

@@ -284,8 +284,8 @@ def seal_log(log: str, *, yes: bool) -> None:
 def rename_log(log: str, new_name: str) -> None:
     """Give LOG another name, at once for everybody; refused while it is written.
 
-    Who has it open goes on.  A Spark query looks for the log by its name, and takes another one for
-    another target: let it end its batch before, else the batch is written again under the new name.
+    Who has it open goes on.  A Spark query finds the log by its name: start it again with the new
+    one.  What its last batch wrote is known by the log's id, and not written again.
     """
     run_async(lambda namespace: namespace.rename_log(log, new_name))
     show_done(f"renamed log {log} to {new_name}", {"log": new_name, "old_name": log})

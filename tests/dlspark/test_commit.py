@@ -44,13 +44,17 @@ OUTSIDE = dict.fromkeys(TASK_PROPERTIES)
 
 def test_stream_is_identified_by_query_target_and_batch() -> None:
     """It writes a batch once, so that its runs need not be told apart."""
-    assert stream_identity(OPTIONS, IN_A_BATCH) == AppendIdentity(
-        identity="stream:q>clicks",
+    found = stream_identity(OPTIONS, IN_A_BATCH)
+    assert found == AppendIdentity(
+        identity="stream:q",
         version=7,
         shared=SharedStaging(identity="stream:q", round="7"),
         is_stream=True,
+        is_of_log=True,
     )
-    assert stream_identity(BY_COLUMN, IN_A_BATCH).identity == "stream:q><column>"
+    assert found.committed_as("9f") == "stream:q><9f>"
+    by_column = stream_identity(BY_COLUMN, IN_A_BATCH)
+    assert (by_column.identity, by_column.is_of_log) == ("stream:q><column>", False)
 
 
 @pytest.mark.parametrize("missing", [QUERY_ID_PROPERTY, BATCH_ID_PROPERTY])

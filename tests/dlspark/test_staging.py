@@ -13,6 +13,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 
+from dlcore import SharedStaging
 from dlcore.errors import (
     AppendMismatchError,
     LogNotFoundError,
@@ -125,6 +126,40 @@ def test_a_stream_that_goes_on_from_an_old_checkpoint_is_told_what_to_do(target:
     with pytest.raises(AppendMismatchError, match=r"version 7 was .* start with a new checkpoint"):
         commit_staged([target.stage(b"refused")], options=target.options)
     assert target.payloads() == [b"a"]
+
+
+def test_a_batch_of_a_stream_is_known_by_the_id_of_its_log(target: Target) -> None:
+    """Renamed between two runs of a batch, with rows or without, a log has it once.
+
+    One that was created again under the old name is another log.
+    """
+    query, old, new = f"stream:{uuid4().hex}", target.log, f"{target.log}-new"
+
+    def commit(version: int, *values: bytes) -> None:
+        shared = SharedStaging(identity=query, round=str(version))
+        target.append = AppendIdentity(
+            identity=query, version=version, shared=shared, is_stream=True, is_of_log=True
+        )
+        target.options = target.parse(log=target.log)
+        commit_staged([target.stage(*values)], options=target.options)
+
+    commit(1, b"a")
+    commit(2)
+    with open_namespace(target.uri) as namespace:
+        namespace.rename_log(old, new)
+    target.log = new
+    commit(2)
+    with pytest.raises(AppendMismatchError, match="version 2 was"):
+        commit(1, b"a")
+    commit(3, b"b")
+    commit(3, b"b")
+    assert target.payloads() == [b"a", b"b"]
+    target.log = old
+    with open_namespace(target.uri) as namespace:
+        namespace.create_log(old)
+    close_shared_namespace(target.options.address)  # as in a run of the query that begins now
+    commit(3, b"b")
+    assert target.payloads() == [b"b"]
 
 
 def test_an_aborted_batch_leaves_no_record(target: Target) -> None:

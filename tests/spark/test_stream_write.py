@@ -489,5 +489,7 @@ def test_empty_batches_are_recorded(logs: LogBench, tmp_path: Path) -> None:
     query = start(logs, logs.stream(log=source), tmp_path, log=target)
     wait_until((tmp_path / "commits" / "0").exists, timeout_s=TIMEOUT_S)
     stop(query)
-    assert committed_version(logs.uri, f"stream:{query.id}>{target}") == 0
+    with logs.namespace.open_log(target) as log:
+        identity = f"stream:{query.id}><{log.log_id}>"
+    assert committed_version(logs.uri, identity) == 0
     assert logs.payloads(target) == []

@@ -4,6 +4,7 @@ Header, big-endian, 48 bytes: version u8 | flags u8 | schema id u16 | record cou
 i64 | last txid i64 | records before this entry in its extent i64 | write time (epoch ms) i64 |
 reserved u64.  With the flag `_TXID_ASSIGNED` every record has the header's first txid, whatever the
 batch says: staged records get theirs when they are committed, long after they were encoded.
+`_COMPRESSED` says that the batch's buffers are.
 
 The batch is an encapsulated Arrow IPC message, so reading is zero-copy; buffer compression is
 Arrow's own.  Schema id 0 is that of a byte log, `byte_log_schema`; others are versions of the
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from dlcore.errors import InvalidEntryError
 
 if TYPE_CHECKING:
     from array import array
+    from collections.abc import Set
 
     from dlcore.log.typed.arrow import EntrySchemas
     from dlcore.wire.digest import BytesLike
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 ENTRY_HEADER_BYTES = 48
 _HEADER = struct.Struct(">BBHIqqqqQ")
 _VERSION = 1
-_TXID_ASSIGNED = 1
+_TXID_ASSIGNED, _COMPRESSED = 1, 2
 BYTES_SCHEMA_ID = 0
 _END_BYTES = 8  # the end-of-stream marker of Arrow's IPC streaming format
 
@@ -58,6 +60,7 @@ class EntryHeader:
     write_time_ms: int
     txid_assigned: bool = False
     schema_id: int = BYTES_SCHEMA_ID
+    compressed: bool = False
 
 
 def ipc_options(compression: str) -> pa.ipc.IpcWriteOptions:
@@ -87,6 +90,7 @@ def encode_entry(
         records_before=records_before,
         write_time_ms=write_time_ms,
         schema_id=schema_id,
+        compressed=options.compression is not None,
     )
     return [header, memoryview(_encapsulate(batch, options, schema_id))]
 
@@ -99,11 +103,12 @@ def encode_entry_header(
     records_before: int,
     write_time_ms: int,
     schema_id: int = BYTES_SCHEMA_ID,
+    compressed: bool = False,
 ) -> bytes:
     """Return what stands before the batch in an entry's body."""
     return _HEADER.pack(
         _VERSION,
-        0,
+        _COMPRESSED if compressed else 0,
         schema_id,
         record_count,
         first_txid,
@@ -143,10 +148,10 @@ def decode_entry_header(body: BytesLike) -> EntryHeader:
     (version, flags, schema_id, count, first, last, before, write_time_ms, _) = _HEADER.unpack_from(
         body
     )
-    if version != _VERSION or flags & ~_TXID_ASSIGNED:
+    if version != _VERSION or flags & ~(_TXID_ASSIGNED | _COMPRESSED):
         raise InvalidEntryError(
             f"entry of format {version} and flags {flags:#x}, expected {_VERSION} and no flags "
-            f"above {_TXID_ASSIGNED:#x}"
+            f"above {_TXID_ASSIGNED | _COMPRESSED:#x}"
         )
     if count < 1 or before < 0:
         raise InvalidEntryError(f"entry with {count} records, {before} before it")
@@ -158,6 +163,7 @@ def decode_entry_header(body: BytesLike) -> EntryHeader:
         write_time_ms=write_time_ms,
         txid_assigned=bool(flags & _TXID_ASSIGNED),
         schema_id=schema_id,
+        compressed=bool(flags & _COMPRESSED),
     )
 
 
@@ -181,7 +187,7 @@ def move_entry(
     is_assigned = assigned_txid is not None or header.txid_assigned
     head = _HEADER.pack(
         _VERSION,
-        _TXID_ASSIGNED if is_assigned else 0,
+        (_TXID_ASSIGNED if is_assigned else 0) | (_COMPRESSED if header.compressed else 0),
         header.schema_id,
         header.record_count,
         header.first_txid if assigned_txid is None else assigned_txid,
@@ -194,12 +200,16 @@ def move_entry(
 
 
 def decode_entry_batch(
-    body: BytesLike, header: EntryHeader, schemas: EntrySchemas | None = None
+    body: BytesLike,
+    header: EntryHeader,
+    schemas: EntrySchemas | None = None,
+    columns: Set[str] | None = None,
 ) -> pa.RecordBatch:
     """Return the batch of an entry's body, as views into it where it is not compressed.
 
     Its transaction ids are those of the header where that assigns them.  Of a typed log, whose
-    `schemas` must be given, it has the version of the schema that it was written with.
+    `schemas` must be given, it has the version of the schema that it was written with.  Of what is
+    compressed only the transaction ids and `columns` are there, and cost something; None: all.
 
     Raises:
         InvalidEntryError: the batch does not parse, or is not what its header says, or of a schema
@@ -214,14 +224,30 @@ def decode_entry_batch(
         raise InvalidEntryError("an entry of a typed log has no schema")
     view = memoryview(body)[ENTRY_HEADER_BYTES:]
     try:
-        batch = pa.ipc.read_record_batch(pa.py_buffer(view), schema)
-    except (pa.ArrowInvalid, OSError) as error:
+        if header.compressed and columns is not None and not columns >= set(schema.names[1:]):
+            batch = _read_columns(view, schema, columns)
+        else:
+            batch = pa.ipc.read_record_batch(pa.py_buffer(view), schema)
+    except (pa.ArrowInvalid, OSError, StopIteration) as error:
         raise InvalidEntryError(f"an entry's Arrow batch does not parse: {error}") from error
     if batch.num_rows != header.record_count:
         raise InvalidEntryError(
             f"an entry's batch has {batch.num_rows} records, its header says {header.record_count}"
         )
     return with_txid(batch, header.first_txid) if header.txid_assigned else batch
+
+
+def _read_columns(message: memoryview, schema: pa.Schema, columns: Set[str]) -> pa.RecordBatch:
+    # Only a stream can be told which columns to read, so that the message is copied into one.
+    wanted = [0, *(n for n, name in enumerate(schema.names) if n and name in columns)]
+    options = pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
+    stream = b"".join((_serialized(schema), message))
+    return pa.ipc.open_stream(stream, options=options).read_next_batch()
+
+
+@lru_cache(maxsize=256)
+def _serialized(schema: pa.Schema) -> bytes:
+    return bytes(schema.serialize())
 
 
 def with_txid(batch: pa.RecordBatch, txid: int) -> pa.RecordBatch:

@@ -29,6 +29,8 @@ Bound: TypeAlias = DLSN | int | datetime
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 _LOG = "_log"
+_ALIGNMENT_BYTES = 16
+"""What the widest of Arrow's numbers asks for, decimals."""
 
 
 def timestamp_ms_of(time: datetime) -> int:
@@ -121,7 +123,7 @@ class RangeView:
         if not batch.schema.equals(self._read):
             batch = conform(batch, self._read)  # the log's schema has changed since
         if self._where is not None:
-            batch = batch.filter(self._where)
+            batch = _aligned(batch).filter(self._where)
         arrays = [
             pa.array([self._log], pa.string()).take(pa.array(np.zeros(batch.num_rows, np.int64)))
             if name == _LOG
@@ -129,6 +131,21 @@ class RangeView:
             for name in self.schema.names
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+def _aligned(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch whose buffers begin where Arrow wants them for filters, and warns otherwise.
+
+    Columns are views into what arrived, where entries lie anywhere.
+    """
+
+    def moved(array: pa.Array) -> pa.Array:
+        addresses = [buffer.address for buffer in array.buffers() if buffer is not None]
+        if all(address % _ALIGNMENT_BYTES == 0 for address in addresses):
+            return array
+        return pa.concat_arrays([array, array[:0]])  # of a single one it would be a view again
+
+    return pa.RecordBatch.from_arrays(list(map(moved, batch.columns)), schema=batch.schema)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,7 +106,11 @@ class SegmentView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanRange:
-    """The records of one segment in [start, end), with all that is needed to read them."""
+    """The records of one segment in [start, end), with all that is needed to read them.
+
+    `columns` are those that batches of a typed log have, beside the transaction ids, and that those
+    of a log of bytes have at least; None: all.
+    """
 
     log: str
     log_id: str
@@ -117,6 +121,7 @@ class ScanRange:
     cluster_id: str = ""
     addresses: Mapping[BookieId, str] = field(default_factory=dict)
     schema: LogSchema | None = None
+    columns: frozenset[str] | None = None
 
     @staticmethod
     def pack(ranges: Sequence[ScanRange]) -> bytes:
@@ -188,7 +193,7 @@ def _clip(extents: tuple[ExtentView, ...], start: DLSN, end: DLSN) -> tuple[Exte
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanBatch:
     """Records of one entry, in order: `batch` has the columns txid (int64) and payload (binary),
-    of a typed log `_txid` and the log's own.
+    of a typed log `_txid` and the log's own, or those of them that its range asks for.
 
     The first row is at DLSN(lssn, entry_id, first_slot) and has `sequence_id`; the following rows
     count up from there.  All rows have `timestamp_ms`, epoch milliseconds.

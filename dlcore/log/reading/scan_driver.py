@@ -48,9 +48,9 @@ def _scan_batch(
     part: ScanRange, extent: ExtentView, frame: EntryFrame, schemas: EntrySchemas | None
 ) -> ScanBatch | None:
     header = decode_entry_header(frame.body)
-    batch = decode_entry_batch(frame.body, header, schemas)
+    batch = decode_entry_batch(frame.body, header, schemas, part.columns)
     if schemas is not None:
-        batch = schemas.promote(batch, header.schema_id)
+        batch = schemas.promote(batch, header.schema_id, part.columns)
     entry_id = extent.in_segment(frame.entry_id)
     first = part.start.slot_id if entry_id == part.start.entry_id else 0
     end = part.end.slot_id if entry_id == part.end.entry_id else header.record_count

@@ -27,7 +27,7 @@ from dlcore.log.typed.schema import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Sequence, Set
 
 TXID = "_txid"
 _ZONED = re.compile(r"timestamp\[(s|ms|us|ns), tz=(.+)\]")
@@ -229,9 +229,20 @@ class EntrySchemas:
             )
         return self._versions[schema_id - 1]
 
-    def promote(self, batch: pa.RecordBatch, schema_id: int) -> pa.RecordBatch:
-        """Return an entry's batch as if it had been written with the latest version."""
-        return batch if schema_id == self.latest_id else conform(batch, self.latest)
+    def promote(
+        self, batch: pa.RecordBatch, schema_id: int, columns: Set[str] | None = None
+    ) -> pa.RecordBatch:
+        """Return an entry's batch as if it had been written with the latest version.
+
+        Of that it has `columns`, which the batch has as far as its version does; None: all.
+        """
+        wanted = self.latest
+        if columns is not None:
+            known = [name for name in wanted.names[1:] if name in columns]
+            if schema_id == self.latest_id:
+                return batch.select([TXID, *known])
+            wanted = pa.schema([wanted.field(name) for name in (TXID, *known)])
+        return batch if schema_id == self.latest_id else conform(batch, wanted)
 
     def fit(self, log: str, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, bool]:
         """Return what an entry holds of a batch to write, and whether that has transaction ids.
