@@ -6,6 +6,7 @@ is.  gRPC answers UNIMPLEMENTED for those that are not in the table.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import grpc
@@ -103,8 +104,15 @@ class FlightService:
         return grpc.method_handlers_generic_handler(FLIGHT, methods)
 
     async def _do_get(self, request: pb.Ticket, context: Context) -> None:
+        async def send(message: bytes) -> None:
+            try:
+                await context.write(message)
+            except grpc.aio.InternalError as error:
+                # The call ended a moment ago, and the news of it is on its way.
+                raise asyncio.CancelledError from error
+
         try:
-            await self._reads.do_get(request.ticket, context.write)
+            await self._reads.do_get(request.ticket, send)
         except DLError as error:
             await refuse(context, error)
 

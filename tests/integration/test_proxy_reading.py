@@ -6,6 +6,7 @@ import json
 import threading
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -18,11 +19,11 @@ from dlcore.ids import DLSN
 from dlcore.proxy.config import ProxyConfig
 from dlcore.records import LogRecord
 from dlcore.sync import open_namespace
-from tests.fixtures.proxies import ProxyThread, proxy_thread
+from tests.fixtures.proxies import ProxyThread, proxy_process, proxy_thread
 from tests.fixtures.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from dlcore.sandbox.cluster import Sandbox
     from dlcore.sync import DistributedLogManager, LogWriter, Namespace
@@ -268,6 +269,10 @@ def test_who_stands_still_slows_nobody(sandbox: Sandbox, namespace: Namespace) -
                 write(writer, first, 100, size=30_000)
         for each in fast:
             assert each.wait_for(1000) == list(range(1000))
+        stuck = connected.do_get(ticket(log.name))
+        assert stuck.read_chunk().data.num_rows
+        whole = connected.do_get(ticket(log.name)).read_all()
+        assert numbers(whole) == list(range(1000)), "whoever is stuck gives up his turn"
         budget = proxy.server.reads.followed.budget
         assert budget.evicted > 100
         assert budget.size_bytes <= budget.bytes_max
@@ -275,9 +280,54 @@ def test_who_stands_still_slows_nobody(sandbox: Sandbox, namespace: Namespace) -
         while len(got) < 1000:
             got += numbers(pa.Table.from_batches([slow.read_chunk().data]))
         assert got == list(range(1000))
-        slow.cancel()
+        for each in (slow, stuck):
+            each.cancel()
         for each in fast:
             each.stop()
+
+
+def test_two_hundred_who_wait_or_stand_still(sandbox: Sandbox, log: DistributedLogManager) -> None:
+    """They cost a proxy little memory, and nothing once they are gone."""
+    with proxy_process(sandbox.uri) as proxy, proxy.client() as connected:
+        before_kb = resident_kb(proxy.process.pid)
+        waiting = [connected.do_get(ticket(log.name, follow=True)) for _ in range(200)]
+        grown_kb = resident_kb(proxy.process.pid) - before_kb
+        assert grown_kb < 40_000, "of 200 who wait"
+        with log.open_writer() as writer:
+            for number in range(400):
+                writer.write(LogRecord(number, bytes(100_000)))
+            writer.commit()
+        assert connected.do_get(ticket(log.name, columns=["txid"])).read_all().num_rows == 400
+        grown_kb = resident_kb(proxy.process.pid) - before_kb
+        assert grown_kb < 400_000, "of 200 who stand still: a message of 0.5 MB each, and the ring"
+        for each in waiting:
+            each.cancel()
+
+
+def resident_kb(pid: int) -> int:
+    """Return how much memory a process has."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0])
+
+
+def test_a_killed_bookie(fresh_sandbox: Callable[..., Sandbox]) -> None:
+    """Who follows gets every record, once, and so does who comes later."""
+    cluster = fresh_sandbox(4)
+    with (
+        open_namespace(cluster.uri, config=ROLLING) as namespace,
+        proxy_thread(cluster.uri) as proxy,
+        proxy.client() as connected,
+    ):
+        log = namespace.open_log("killed", create_if_missing=True)
+        follower = Follower(connected, log.name)
+        with log.open_writer() as writer:
+            write(writer, 0, 100)
+            assert follower.wait_for(100) == list(range(100))
+            cluster.bookies[0].kill()
+            write(writer, 100, 100)
+        assert follower.wait_for(200) == list(range(200))
+        assert numbers(connected.do_get(ticket(log.name)).read_all()) == list(range(200))
+        follower.stop()
 
 
 def test_truncation_under_a_reader(client: flight.FlightClient, log: DistributedLogManager) -> None:
