@@ -64,7 +64,7 @@ from dlcore.errors import (
     WriteError,
 )
 from dlcore.ids import DLSN
-from dlcore.log.entries.batches import txid_out_of_order
+from dlcore.log.entries.batches import RECORD_OVERHEAD_BYTES, txid_out_of_order
 from dlcore.log.entries.body import ipc_options
 from dlcore.log.metadata.changes import SegmentLimits
 from dlcore.log.writing.run import Run
@@ -83,7 +83,7 @@ from dlcore.log.writing.steps import (
     StartSegment,
     Step,
 )
-from dlcore.log.writing.transmit import Transmitter, Unwritten
+from dlcore.log.writing.transmit import RECORD_TICKET_BYTES, Transmitter, Unwritten
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -145,13 +145,14 @@ class LogAppender(Generic[_Ticket]):
         config: LogConfig,
     ) -> None:
         self._at = at
-        self._is_writable = False  # True: `_require_writable` passed, and only pending may refuse
         self.state = WriterState.OPENING
         self.error: DLError | None = None
         self.last_dlsn: DLSN | None = None
         self._transmitter: Transmitter[_Ticket] = Transmitter(
-            entry_bytes=config.entry_bytes, last_txid=at.head.max_txid
+            entry_bytes=config.entry_bytes, last_txid=at.head.max_txid, grant=self._grant
         )
+        self.add_record = self._transmitter.add_record
+        """Accept a record.  Raises what says why it cannot follow, or nothing can."""
         self.configure(config)
         self._segment: _Segment | None = None
         self._durable = 0  # entries in flight that are durable, not acknowledged: we are suspended
@@ -175,11 +176,11 @@ class LogAppender(Generic[_Ticket]):
     @at.setter
     def at(self, at: VersionedHead) -> None:
         self._at = at
-        self._is_writable = False
+        self._transmitter.revoke()
 
     def configure(self, config: LogConfig) -> None:
         """Fill entries and segments as this says, from the next ones on."""
-        self._is_writable = False
+        self._transmitter.revoke()
         self._limits = SegmentLimits.of(config)
         self._options = ipc_options(config.compression)
         self._pending_bytes_max = config.pending_bytes_max
@@ -243,19 +244,6 @@ class LogAppender(Generic[_Ticket]):
 
     # Accepting
 
-    def add_record(self, txid: int, payload: bytes, ticket: _Ticket) -> None:
-        """Accept a record.  Raises what says why it cannot follow, or nothing can."""
-        transmitter = self._transmitter
-        # This is done for each record; what else `_require_writable` looks at changes seldom.
-        if (
-            not self._is_writable
-            or transmitter.pending_bytes > self._pending_bytes_max
-            or transmitter.pending_records >= self._pending_records_max
-        ):
-            self._require_writable()
-            self._is_writable = not self._fails_while_rolling
-        transmitter.add_record(txid, payload, ticket)
-
     def add_batch(self, batch: pa.RecordBatch, ticket: _Ticket) -> None:
         """Accept a byte log's batch of at least one row, whole or not at all, as `add_record`."""
         self._require_writable()
@@ -278,7 +266,6 @@ class LogAppender(Generic[_Ticket]):
         self.require_usable()
         self._transmitter.seal()
         self._ends.append((ending, ticket))
-        self._is_writable = False
 
     def require_usable(self) -> None:
         """Raise if the writer has failed or is closed; a failure counts as told then."""
@@ -306,6 +293,17 @@ class LogAppender(Generic[_Ticket]):
                 f"are {self._pending_bytes_max} and {self._pending_records_max}: await "
                 "wait_for_capacity() between writes"
             )
+
+    def _grant(self) -> int:
+        """Return how many bytes of records may follow unless the state changes; raise if none."""
+        self._require_writable()
+        if self._fails_while_rolling:
+            return 0
+        transmitter, least = self._transmitter, RECORD_OVERHEAD_BYTES
+        left_bytes = self._pending_bytes_max - transmitter.pending_bytes
+        left_records = self._pending_records_max - transmitter.pending_records
+        # Of records that take the least there are most.
+        return min(left_bytes * least // (least + RECORD_TICKET_BYTES), left_records * least)
 
     def failure_was_told(self) -> None:
         """Note that a caller met the error: nobody needs to be told at the end."""
@@ -532,7 +530,6 @@ class LogAppender(Generic[_Ticket]):
         return effects
 
     def _give_up(self, error: DLError) -> list[Effect[_Ticket]]:
-        self._is_writable = False
         self._lost = self.lost
         self._untold = self._untold or self._transmitter.unacknowledged()
         in_flight, queued = self._transmitter.drain()

@@ -8,6 +8,10 @@ waits for acks.
 
 `tickets` are the caller's: what it wants to be told about the record at a slot of the group.  They
 stand beside `slots`, not in pairs with them: the garbage collector would look at each pair.
+
+Records that are written one by one form a *run*.  So many bytes of them are granted at once, and
+what is accepted within a grant is counted when somebody asks: a record then costs a comparison, a
+subtraction and its places in three lists.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ from dlcore.log.entries.batches import (
 from dlcore.log.entries.body import BYTES_SCHEMA_ID
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from dlcore.log.typed.rows import TypedRows
 
@@ -122,6 +126,18 @@ class Group(Generic[_Ticket]):
         self._parts.append(run)
         return run
 
+    def count_run(self, size_bytes: int) -> int:
+        """Count what was added to the run, and that each has a ticket; return how many these are.
+
+        `size_bytes` is what they take of the entry.
+        """
+        before = len(self.slots)
+        count = len(self.tickets) - before
+        self.slots.extend(range(self.record_count, self.record_count + count))
+        self.record_count += count
+        self.size_bytes += size_bytes
+        return count
+
     def _add_batch(self, batch: pa.RecordBatch, last_txid: int, size_bytes: int) -> None:
         self._parts.append(batch)
         self.run = None
@@ -163,25 +179,50 @@ class Unwritten:
 class Transmitter(Generic[_Ticket]):
     """The queue between a writer's callers and its ledger; transaction ids never fall in it."""
 
-    def __init__(self, *, entry_bytes: int, last_txid: int = -1) -> None:
+    def __init__(
+        self,
+        *,
+        entry_bytes: int,
+        last_txid: int = -1,
+        grant: Callable[[], int] = lambda: RECORD_SIZE_BYTES_MAX,
+    ) -> None:
         require(
             condition=entry_bytes > 0, key="entry_bytes", value=entry_bytes, rule="expected > 0"
         )
         self.entry_bytes = entry_bytes
         """An entry is full with so much."""
+        self._grant = grant  # how many bytes of records may be added before this is asked again
         self._sealed: deque[Group[_Ticket]] = deque()
         self._open: Group[_Ticket] | None = None
         self._in_flight: deque[Group[_Ticket]] = deque()
         self.last_txid = last_txid
         """The highest transaction id accepted, or that the log held before; -1 if there is none."""
-        self.pending_bytes = 0
-        """Memory of all that was accepted and is not acknowledged."""
-        self.pending_records = 0
+        self._pending_bytes = 0
+        self._pending_records = 0
         self._sealed_bytes = 0
+        # Where records go that are written one by one, as long as they fit what is left.
+        self._granted_bytes = 0
+        self._left_bytes = 0
+        self._txids: list[int] = []
+        self._payloads: list[bytes] = []
+        self._tickets: list[_Ticket] = []
+
+    @property
+    def pending_bytes(self) -> int:
+        """Memory of all that was accepted and is not acknowledged."""
+        self._count()
+        return self._pending_bytes
+
+    @property
+    def pending_records(self) -> int:
+        """How many records were accepted and are not acknowledged."""
+        self._count()
+        return self._pending_records
 
     @property
     def queued_bytes(self) -> int:
         """What was accepted and is not in flight will take so much of entries."""
+        self._count()
         return self._sealed_bytes + (0 if self._open is None else self._open.size_bytes)
 
     @property
@@ -194,33 +235,55 @@ class Transmitter(Generic[_Ticket]):
         """Whether something was sent and is not acknowledged."""
         return bool(self._in_flight)
 
-    def add_record(self, txid: int, payload: bytes, ticket: _Ticket | None = None) -> None:
-        """Accept one record, or raise what `checked_payload` says against it."""
-        # All in one place: this is done for each record.
+    def add_record(self, txid: int, payload: bytes, ticket: _Ticket) -> None:
+        """Accept one record.
+
+        Raises what `checked_payload` says against it, or `grant` against any.
+        """
+        # In this order each step may be taken; nearly every record passes all of them.
         if (
             type(payload) is not bytes
             or type(txid) is not int
             or not self.last_txid <= txid <= TXID_MAX
-            or txid < 0
-            or len(payload) > RECORD_SIZE_BYTES_MAX
+            or (left := self._left_bytes - len(payload)) < RECORD_OVERHEAD_BYTES
         ):
-            payload = checked_payload(txid, payload, last_txid=self.last_txid)
-        size_bytes = len(payload) + RECORD_OVERHEAD_BYTES
-        group = self._open
-        if group is None or group.size_bytes + size_bytes > self.entry_bytes:
-            group = self._group_for(txid, size_bytes)
-        run = group.run or group.begin_run()
-        run.txids.append(txid)
-        run.payloads.append(payload)
-        slot = group.record_count
-        if ticket is not None:
-            group.slots.append(slot)
-            group.tickets.append(ticket)
-        group.record_count = slot + 1
+            payload, left = self._granted(txid, payload)
+        self._txids.append(txid)
+        self._payloads.append(payload)
+        self._tickets.append(ticket)
         self.last_txid = txid
-        group.size_bytes += size_bytes
-        self.pending_bytes += size_bytes + RECORD_TICKET_BYTES
-        self.pending_records += 1
+        self._left_bytes = left - RECORD_OVERHEAD_BYTES
+
+    def _granted(self, txid: int, payload: bytes) -> tuple[bytes, int]:
+        """Return the payload as it is kept, and what a new grant leaves behind it."""
+        self.revoke()
+        granted = self._grant()
+        payload = checked_payload(txid, payload, last_txid=self.last_txid)
+        size_bytes = len(payload) + RECORD_OVERHEAD_BYTES
+        group = self._group_for(txid, size_bytes)
+        run = group.run or group.begin_run()
+        self._txids, self._payloads, self._tickets = run.txids, run.payloads, group.tickets
+        # Nothing fits into it that is too long for a record.
+        longest = RECORD_SIZE_BYTES_MAX + RECORD_OVERHEAD_BYTES
+        granted = min(granted, self.entry_bytes - group.size_bytes, longest)
+        self._granted_bytes = max(granted, size_bytes)
+        return payload, self._granted_bytes - len(payload)
+
+    def revoke(self) -> None:
+        """Ask `grant` before the next record is accepted."""
+        self._count()
+        self._granted_bytes = self._left_bytes = 0
+        self._txids, self._payloads, self._tickets = [], [], []
+
+    def _count(self) -> None:
+        """Count the records that were accepted since this was done last."""
+        added_bytes = self._granted_bytes - self._left_bytes
+        if added_bytes:
+            assert self._open is not None
+            added = self._open.count_run(added_bytes)
+            self._granted_bytes = self._left_bytes
+            self._pending_bytes += added_bytes + RECORD_TICKET_BYTES * added
+            self._pending_records += added
 
     def add_batch(self, batch: pa.RecordBatch, ticket: _Ticket | None = None) -> None:
         """Accept a byte log's batch of at least one row, cut to entries; for its last row a ticket.
@@ -242,6 +305,7 @@ class Transmitter(Generic[_Ticket]):
         ticket: _Ticket | None,
         schema_id: int,
     ) -> None:
+        self.revoke()
         before: Group[_Ticket] | None = None
         for part, size_bytes in parts:
             txids = part.column(0)
@@ -250,8 +314,8 @@ class Transmitter(Generic[_Ticket]):
             group.goes_on |= before is not None and group is not before
             before = group
             group._add_batch(part, self.last_txid, size_bytes)
-            self.pending_bytes += size_bytes
-            self.pending_records += part.num_rows
+            self._pending_bytes += size_bytes
+            self._pending_records += part.num_rows
         if ticket is not None:
             group.add_ticket(ticket)
 
@@ -270,6 +334,7 @@ class Transmitter(Generic[_Ticket]):
 
     def seal(self) -> None:
         """Let everything accepted be sent, full or not."""
+        self.revoke()
         if self._open is not None:
             self._sealed.append(self._open)
             self._sealed_bytes += self._open.size_bytes
@@ -315,13 +380,14 @@ class Transmitter(Generic[_Ticket]):
     def acknowledged(self) -> Group[_Ticket]:
         """Take the oldest group in flight, which is durable."""
         group = self._in_flight.popleft()
-        self.pending_bytes -= group.memory_bytes
-        self.pending_records -= group.record_count
-        assert self.pending_bytes >= 0
+        self._pending_bytes -= group.memory_bytes
+        self._pending_records -= group.record_count
+        assert self._pending_bytes >= 0
         return group
 
     def unacknowledged(self) -> Unwritten | None:
         """Return what was accepted and not acknowledged."""
+        self._count()
         open_groups = [] if self._open is None else [self._open]
         return Unwritten.joined(
             Unwritten(group.record_count, group.first_txid, group.last_txid)
@@ -334,5 +400,5 @@ class Transmitter(Generic[_Ticket]):
         in_flight, queued = list(self._in_flight), list(self._sealed)
         self._in_flight.clear()
         self._sealed.clear()
-        self.pending_bytes = self.pending_records = self._sealed_bytes = 0
+        self._pending_bytes = self._pending_records = self._sealed_bytes = 0
         return in_flight, queued

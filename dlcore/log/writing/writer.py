@@ -102,6 +102,7 @@ class AsyncLogWriter(AsyncClosing):
         self._machine: LogAppender[asyncio.Future[DLSN]] = LogAppender(
             at, config.with_settings(settings)
         )
+        self._add_record = self._machine.add_record
         self._ledger: LedgerWriter | None = None  # of the segment that is ours
         self._closing: tuple[LedgerMetadata, Op] | None = None  # how it ends, once nothing follows
         self._next_place = NextPlace(context, log)
@@ -171,7 +172,7 @@ class AsyncLogWriter(AsyncClosing):
         Raises (nothing more can be written): EndOfStreamError, AlreadyClosedError, WriteError.
         """
         future: asyncio.Future[DLSN] = self._loop.create_future()
-        self._machine.add_record(record.txid, record.payload, future)
+        self._add_record(record.txid, record.payload, future)
         if self._is_asleep:
             self._wake.set()
         return future

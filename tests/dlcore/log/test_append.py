@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ from dlcore.log.writing.steps import (
     Refuse,
     StartSegment,
 )
+from dlcore.log.writing.transmit import RECORD_TICKET_BYTES
 from dlcore.metadata.paths import NamespacePaths
 
 if TYPE_CHECKING:
@@ -363,6 +365,49 @@ def test_too_much_is_refused() -> None:
     with pytest.raises(TransactionIdOutOfOrderError, match="6 is lower than 7"):
         machine.add_batch(batch_of([6], [b""]), "b")
     machine.add_record(7, b"", "b")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_limits_are_kept_to_the_record(seed: int) -> None:
+    """However records and batches come: one is taken while less is pending than the limits say."""
+    rng = random.Random(seed)
+    bytes_max, records_max = rng.randrange(1, 8000), rng.randrange(1, 40)
+    limits = LogConfig(
+        entry_bytes=200, pending_bytes_max=bytes_max, pending_records_max=records_max
+    )
+    machine = appender(config=limits)
+    machine.add_record(1, b"", "first")
+    assert isinstance(machine.next_step(now_ms=0), StartSegment)
+    started(machine)
+    waiting = [(12 + RECORD_TICKET_BYTES, 1)]  # bytes and records of what is not sent
+    in_flight: list[list[tuple[int, int]]] = []
+    for _ in range(300):
+        pending = [*waiting, *(each for entry in in_flight for each in entry)]
+        is_full = sum(size for size, _ in pending) > bytes_max
+        is_full |= sum(count for _, count in pending) >= records_max
+        size = rng.randrange(150)
+        try:
+            if rng.random() < 0.8:
+                machine.add_record(1, b"x" * size, "record")
+                cost = (size + 12 + RECORD_TICKET_BYTES, 1)
+            else:
+                machine.add_batch(batch_of([1, 1], [b"x" * size, b""]), "batch")
+                cost = (size + 24, 2)
+        except OverCapacityError:
+            assert is_full
+        else:
+            assert not is_full
+            waiting.append(cost)
+        if rng.random() < 0.3 and machine._transmitter.has_next:
+            left = sent(machine)
+            in_flight.append([])
+            while left > 0:
+                left -= waiting[0][1]
+                in_flight[-1].append(waiting.pop(0))
+            assert left == 0
+        if rng.random() < 0.2 and in_flight:
+            machine.entry_durable()
+            in_flight.pop(0)
 
 
 def test_a_start_that_was_overtaken_is_planned_again() -> None:

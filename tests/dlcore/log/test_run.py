@@ -12,7 +12,7 @@ def group_of(*txids: int) -> Group[str]:
     """Return records that are sent together."""
     transmitter: Transmitter[str] = Transmitter(entry_bytes=10_000)
     for txid in txids:
-        transmitter.add_record(txid, b"payload")
+        transmitter.add_record(txid, b"payload", "ticket")
     return transmitter.next_group()
 
 

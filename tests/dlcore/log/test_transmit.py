@@ -15,7 +15,7 @@ from dlcore.errors import (
 )
 from dlcore.ids import TXID_MAX
 from dlcore.log.entries.batches import batch_of
-from dlcore.log.writing.transmit import Transmitter, Unwritten, checked_payload
+from dlcore.log.writing.transmit import Group, Transmitter, Unwritten, checked_payload
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,23 +27,23 @@ def test_a_lone_record_leaves_at_once_and_the_rest_fills_an_entry() -> None:
     transmitter.add_record(1, b"a", "first")
     first = transmitter.next_group()
     transmitter.add_record(2, b"b", "second")
-    transmitter.add_record(2, b"c")
+    transmitter.add_record(2, b"c", "third")
     assert not transmitter.has_next
     assert transmitter.acknowledged() is first
     assert (first.slots, first.tickets) == ([0], ["first"])
     group = transmitter.next_group()
     assert group.batch().to_pydict() == {"txid": [2, 2], "payload": [b"b", b"c"]}
     assert (group.first_txid, group.last_txid, group.record_count) == (2, 2, 2)
-    assert (group.slots, group.tickets) == ([0], ["second"])
+    assert (group.slots, group.tickets) == ([0, 1], ["second", "third"])
 
 
 def test_full_entries_are_sent_while_others_are_in_flight() -> None:
     """An entry takes records up to its target size; a larger record gets one of its own."""
     transmitter: Transmitter[int] = Transmitter(entry_bytes=100)
     for txid in range(10):
-        transmitter.add_record(txid, b"x" * 28)  # 40 bytes with its overhead
-    transmitter.add_record(10, b"y" * 500)
-    transmitter.add_record(11, b"z")
+        transmitter.add_record(txid, b"x" * 28, txid)  # 40 bytes with its overhead
+    transmitter.add_record(10, b"y" * 500, 10)
+    transmitter.add_record(11, b"z", 11)
     sizes = []
     while transmitter.has_next:
         sizes.append(transmitter.next_group().record_count)
@@ -59,9 +59,9 @@ def test_full_entries_are_sent_while_others_are_in_flight() -> None:
 def test_small_batches_are_joined_with_records_in_order() -> None:
     """Everything that waits together becomes one entry, in the order of the calls."""
     transmitter: Transmitter[str] = Transmitter(entry_bytes=10_000)
-    transmitter.add_record(0, b"-")
+    transmitter.add_record(0, b"-", "alone")
     transmitter.next_group()
-    transmitter.add_record(1, b"a")
+    transmitter.add_record(1, b"a", "first")
     transmitter.add_batch(batch_of([2, 3], [b"b", b"c"]), "batch")
     transmitter.add_record(4, b"d", "last")
     transmitter.seal()
@@ -70,29 +70,29 @@ def test_small_batches_are_joined_with_records_in_order() -> None:
         "txid": [1, 2, 3, 4],
         "payload": [b"a", b"b", b"c", b"d"],
     }
-    assert (group.slots, group.tickets) == ([2, 3], ["batch", "last"])
+    assert (group.slots, group.tickets) == ([0, 2, 3], ["first", "batch", "last"])
 
 
 def test_a_barrier_waits_for_what_was_accepted_before_it() -> None:
     """It rides on the last record, queued or in flight, and is needless when all is acked."""
     transmitter: Transmitter[str] = Transmitter(entry_bytes=10_000)
     assert not transmitter.add_barrier("nothing")
-    transmitter.add_record(1, b"a")
+    transmitter.add_record(1, b"a", "a")
     group = transmitter.next_group()
     assert transmitter.add_barrier("in flight")
-    assert (group.slots, group.tickets) == ([0], ["in flight"])
-    transmitter.add_record(2, b"b")
+    assert (group.slots, group.tickets) == ([0, 0], ["a", "in flight"])
+    transmitter.add_record(2, b"b", "b")
     assert transmitter.add_barrier("queued")
     group = transmitter.next_group()
-    assert (group.slots, group.tickets) == ([0], ["queued"])
+    assert (group.slots, group.tickets) == ([0, 0], ["b", "queued"])
 
 
 def test_draining_tells_what_was_sent_from_what_was_not() -> None:
     """A failed writer answers differently to the two."""
     transmitter: Transmitter[str] = Transmitter(entry_bytes=10_000)
-    transmitter.add_record(1, b"a")
+    transmitter.add_record(1, b"a", "a")
     sent = transmitter.next_group()
-    transmitter.add_record(2, b"b")
+    transmitter.add_record(2, b"b", "b")
     in_flight, queued = transmitter.drain()
     assert in_flight == [sent]
     assert [group.record_count for group in queued] == [1]
@@ -100,35 +100,68 @@ def test_draining_tells_what_was_sent_from_what_was_not() -> None:
     assert not transmitter.has_next
 
 
+class _Twin:
+    """The dumb twin of a transmitter, a list: what was added, and what its groups held."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.transmitter: Transmitter[int] = Transmitter(
+            entry_bytes=rng.randrange(1, 300), grant=lambda: rng.randrange(200)
+        )
+        self.added: list[int] = []
+        self.sent: list[int] = []
+        self.in_flight: list[Group[int]] = []
+
+    def add_record(self, txid: int, payload: bytes) -> None:
+        """Add one, which is its own ticket."""
+        self.transmitter.add_record(txid, payload, txid)
+        self.added.append(txid)
+
+    def add_batch(self, txid: int, payloads: list[bytes]) -> None:
+        """Add several, for the last of which there is a ticket."""
+        self.transmitter.add_batch(batch_of([txid] * len(payloads), payloads), txid)
+        self.added += [txid] * len(payloads)
+
+    def send(self) -> None:
+        """Take a group: each ticket is that of the record at its slot."""
+        group = self.transmitter.next_group()
+        txids = group.batch().column(0).to_pylist()
+        assert [txids[slot] for slot in group.slots] == group.tickets
+        assert len(txids) == group.record_count
+        self.in_flight.append(group)
+        self.sent += txids
+
+    def check_pending(self) -> None:
+        """What is counted when it is asked for is what was added."""
+        in_flight = sum(group.record_count for group in self.in_flight)
+        assert self.transmitter.pending_records == len(self.added) - len(self.sent) + in_flight
+
+
 @pytest.mark.parametrize("seed", range(50))
 def test_random_use_keeps_every_record_once_in_order(seed: int) -> None:
-    """The dumb twin is a list: groups, put together, are what was added."""
+    """Groups, put together, are what was added, each record at its slot."""
     rng = random.Random(seed)
-    transmitter: Transmitter[int] = Transmitter(entry_bytes=rng.randrange(1, 300))
-    added: list[int] = []
-    sent: list[int] = []
-    in_flight = 0
+    twin = _Twin(rng)
+    transmitter = twin.transmitter
     for step in range(200):
         if rng.random() < 0.6:
-            transmitter.add_record(step, b"x" * rng.randrange(80), step)
-            added.append(step)
+            twin.add_record(step, b"x" * rng.randrange(80))
+        if rng.random() < 0.1:
+            twin.add_batch(step, [b"y" * rng.randrange(80)] * rng.randrange(1, 4))
         if rng.random() < 0.1:
             transmitter.seal()
+        if rng.random() < 0.1:
+            twin.check_pending()
         while transmitter.has_next and rng.random() < 0.5:
-            group = transmitter.next_group()
-            in_flight += 1
-            sent += group.batch().column(0).to_pylist()
-        if in_flight and rng.random() < 0.4:
-            transmitter.acknowledged()
-            in_flight -= 1
+            twin.send()
+        if twin.in_flight and rng.random() < 0.4:
+            assert transmitter.acknowledged() is twin.in_flight.pop(0)
     transmitter.seal()
     while transmitter.has_next:
-        sent += transmitter.next_group().batch().column(0).to_pylist()
-        in_flight += 1
-    for _ in range(in_flight):
+        twin.send()
+    for _ in twin.in_flight:
         transmitter.acknowledged()
-    assert sent == added
-    assert transmitter.pending_bytes == 0
+    assert twin.sent == twin.added
+    assert (transmitter.pending_bytes, transmitter.pending_records) == (0, 0)
 
 
 def test_records_are_checked() -> None:
@@ -180,12 +213,12 @@ def test_what_was_not_written_is_told_in_words() -> None:
     """Of the queue in the order of writing: in flight, waiting, and not full yet."""
     transmitter: Transmitter[str] = Transmitter(entry_bytes=300)
     assert transmitter.unacknowledged() is None
-    transmitter.add_record(5, b"a")
+    transmitter.add_record(5, b"a", "a")
     assert str(transmitter.unacknowledged()) == "1 record, transaction id 5"
     transmitter.next_group()
-    transmitter.add_record(7, b"b" * 250)
-    transmitter.add_record(9, b"c" * 250)
-    transmitter.add_record(9, b"d")
+    transmitter.add_record(7, b"b" * 250, "b")
+    transmitter.add_record(9, b"c" * 250, "c")
+    transmitter.add_record(9, b"d", "d")
     unwritten = transmitter.unacknowledged()
     assert unwritten == Unwritten(4, 5, 9)
     assert str(unwritten) == "4 records, transaction ids 5 to 9"
