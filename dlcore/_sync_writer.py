@@ -136,9 +136,9 @@ class LogWriter(Blocking):
         try:
             return self._writer.fitted(batch, last_txid=self._last_txid)
         except SchemaMismatchError:
-            if self._typed is None or not self._call(self._typed.refresh_schema()):
+            if self._typed is None:
                 raise
-        return self._writer.fitted(batch, last_txid=self._last_txid)
+            return self._call(self._typed.fitted_latest(batch, last_txid=self._last_txid))
 
     def write_table(self, table: Any) -> None:
         """Write, as `write_batch`, what is in an Arrow table, a frame, or an Arrow stream."""

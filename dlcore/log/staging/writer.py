@@ -22,7 +22,6 @@ from dlcore.errors import (
     DLError,
     MetadataVersionError,
     NoNodeError,
-    SchemaMismatchError,
     TransactionTooLargeError,
     WriteError,
 )
@@ -33,9 +32,9 @@ from dlcore.log.metadata.staged import create_staged_ledger, drop, read_staged
 from dlcore.log.metadata.store import UNANSWERED
 from dlcore.log.reading.scan import StagedExtent
 from dlcore.log.typed.rows import TypedRows
+from dlcore.log.writing.fitting import FittingSchema
 from dlcore.log.writing.run import Run
 from dlcore.log.writing.transmit import Transmitter
-from dlcore.log.writing.typed import fit_rows
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.owner import StagingOwner
     from dlcore.log.metadata.values import LogMetadata
-    from dlcore.log.typed.schema import LogSchema
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +108,7 @@ class StagingWriter(AsyncClosing):
         self._logs: dict[str, LogMetadata] = {}
         self._found_s = 0.0  # when the first of them was looked up
         self._configs: dict[str, LogConfig] = {}  # by log id, with the settings of the log
-        self._schemas: dict[str, LogSchema] = {}  # likewise, of typed logs
+        self._schemas: dict[str, FittingSchema] = {}  # likewise, of typed logs
         self._parts: dict[str, _Part] = {}
         self._queued_bytes = 0
         self._lanes: dict[QuorumConfig, _Lane] = {}
@@ -154,7 +152,7 @@ class StagingWriter(AsyncClosing):
         metadata = await self._metadata_of(log)
         rows: pa.RecordBatch | TypedRows
         if metadata.typed:
-            rows, has_txids = await self._fit(metadata, batch)
+            rows, has_txids = await self._schemas[metadata.log_id].fit_latest(batch)
         else:
             has_txids = batch.schema.get_field_index("txid") >= 0
             rows = byte_log_batch(batch, txid_required=False)
@@ -182,23 +180,6 @@ class StagingWriter(AsyncClosing):
             await self._send_full(lane, part)
         await self._spill()
 
-    async def _fit(self, log: LogMetadata, batch: pa.RecordBatch) -> tuple[TypedRows, bool]:
-        """Return what entries hold of a batch, by a later version of the schema if it needs one."""
-        try:
-            return fit_rows(log.name, self._schemas[log.log_id], batch)
-        except SchemaMismatchError:
-            known = self._schemas[log.log_id]
-            await self._read_schemas([log])
-            if self._schemas[log.log_id] == known:
-                raise
-        return fit_rows(log.name, self._schemas[log.log_id], batch)
-
-    async def _read_schemas(self, logs: Sequence[LogMetadata]) -> None:
-        schemas = await self._context.logs.read_schemas(logs)
-        for log, schema in zip(logs, schemas, strict=True):
-            if schema is not None:
-                self._schemas[log.log_id] = schema
-
     async def _metadata_of(self, log: str) -> LogMetadata:
         if log not in self._logs:
             await self._find([log])
@@ -209,7 +190,10 @@ class StagingWriter(AsyncClosing):
             self._found_s = asyncio.get_running_loop().time()
         found = await self._context.logs.find_many(names)
         await self._read_settings(found)
-        await self._read_schemas(found)
+        schemas = await self._context.logs.read_schemas(found)
+        for log, schema in zip(found, schemas, strict=True):
+            if schema is not None:
+                self._schemas[log.log_id] = FittingSchema(self._context.logs, log, schema)
         self._logs.update(zip(names, found, strict=True))
 
     def _forget_names(self) -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from dlcore.errors import SchemaMismatchError
 from dlcore.ids import TXID_MAX
 from dlcore.log.entries.body import with_txid
-from dlcore.log.typed.arrow import entry_schemas
 from dlcore.log.typed.rows import TypedRows
+from dlcore.log.writing.fitting import FittingSchema
 from dlcore.log.writing.writer import AsyncLogWriter
 
 if TYPE_CHECKING:
@@ -19,17 +19,6 @@ if TYPE_CHECKING:
     from dlcore.ids import DLSN
     from dlcore.log.typed.schema import LogSchema
     from dlcore.records import LogRecord
-
-
-def fit_rows(log: str, schema: LogSchema, batch: pa.RecordBatch) -> tuple[TypedRows, bool]:
-    """Return what entries hold of a batch, and whether its rows have transaction ids.
-
-    Raises:
-        SchemaMismatchError, LogRecordTooLongError: it does not fit.
-    """
-    schemas = entry_schemas(schema)
-    fitted, has_txids = schemas.fit(log, batch)
-    return TypedRows.of(log, fitted, schemas.latest_id), has_txids
 
 
 class AsyncTypedLogWriter(AsyncLogWriter):
@@ -43,7 +32,7 @@ class AsyncTypedLogWriter(AsyncLogWriter):
 
     def __init__(self, *args: Any, schema: LogSchema) -> None:
         super().__init__(*args)
-        self._schema = schema
+        self._schema = FittingSchema(self._context.logs, self._log, schema)
 
     def write(self, record: LogRecord) -> asyncio.Future[DLSN]:
         """Refuse a record of bytes.
@@ -66,7 +55,14 @@ class AsyncTypedLogWriter(AsyncLogWriter):
         Raises:
             SchemaMismatchError, LogRecordTooLongError: it does not fit.
         """
-        rows, has_txids = fit_rows(self.log_name, self._schema, batch)
+        return self._with_txids(self._schema.fit(batch), last_txid)
+
+    async def fitted_latest(self, batch: pa.RecordBatch, *, last_txid: int) -> TypedRows:
+        """Return the same, by a later version of the schema if the batch needs one."""
+        return self._with_txids(await self._schema.fit_latest(batch), last_txid)
+
+    def _with_txids(self, fitted: tuple[TypedRows, bool], last_txid: int) -> TypedRows:
+        rows, has_txids = fitted
         if has_txids:
             return rows
         txid = min(max(self._context.clock.now_ms(), last_txid, 0), TXID_MAX)
@@ -83,18 +79,6 @@ class AsyncTypedLogWriter(AsyncLogWriter):
         """Wait for capacity and write `batch`, by a later version of the schema if it needs one."""
         if batch.num_rows == 0:
             return
-        try:
-            rows = self.fitted(batch, last_txid=self.last_txid)
-        except SchemaMismatchError:
-            if not await self.refresh_schema():
-                raise
-            rows = self.fitted(batch, last_txid=self.last_txid)
+        rows = await self.fitted_latest(batch, last_txid=self.last_txid)
         await self.wait_for_capacity()
         self.write_fitted(rows)
-
-    async def refresh_schema(self) -> bool:
-        """Read the schema again; return whether it has changed."""
-        (schema,) = await self._context.logs.read_schemas([self._log])
-        assert schema is not None
-        known, self._schema = self._schema, schema
-        return schema != known
