@@ -26,6 +26,7 @@ from dlcore.clock import SystemClock
 from dlcore.errors import ConfigurationError, DLError
 from dlcore.metadata.paths import parse_uri
 from dlcore.metadata.zookeeper import ZooKeeperStore
+from dlcore.reconfiguring import next_configuration
 from dlcore.settings import configuration_file, read_settings
 
 if TYPE_CHECKING:
@@ -191,17 +192,11 @@ async def _follow(
     read_again: Callable[[], BookieConfig],
 ) -> None:
     """Take the configuration over whenever it is said to have changed."""
+    read = partial(asyncio.to_thread, read_again)
     while True:
-        await hung_up.wait()
-        hung_up.clear()
-        try:
-            config, left = config.changed_to(await asyncio.to_thread(read_again))
-        except ConfigurationError as error:
-            logger.error("the configuration stays as it was: %s", error)  # noqa: TRY400  not ours
-            continue
+        config, left = config.changed_to(await next_configuration(hung_up, read, config))
         server.configure(config)
         logging.getLogger().setLevel(config.log_level.upper())
-        logger.warning("the configuration was read again")
         for key, value in left.items():
             kept = config.options[key]
             logger.warning("%s=%s needs a restart, %s stays", key, value, kept)

@@ -25,8 +25,8 @@ from dlcore.cli.context import (
     wants_json,
 )
 from dlcore.cli.output import show_done, show_fields, show_rows, time_text
-from dlcore.errors import ConfigurationError
 from dlcore.log.upkeep.config import UpkeepConfig
+from dlcore.reconfiguring import next_configuration
 from dlcore.settings import Option, require_log_level
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from dlcore.autorecovery.maintenance import RecoveryStatus
     from dlcore.namespace import Namespace
     from dlcore.tls import TlsFiles
-
-logger = logging.getLogger(__name__)
 
 _Command = TypeVar("_Command", bound="Callable[..., Any]")
 _DEFAULTS = AutoRecoveryConfig()
@@ -213,22 +211,17 @@ async def _changed(
     config: _ServiceConfig,
 ) -> _ServiceConfig | None:
     """Return the configuration to go on with, once it is another one; None: the end."""
-    while True:
-        waits = [asyncio.create_task(each.wait()) for each in (stop, hung_up)]
-        await asyncio.wait([running, *waits], return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
-        if running.done() or stop.is_set():
-            return None
-        hung_up.clear()
-        try:
-            found = read()  # not in a thread: it asks click's context, which is this one's
-        except ConfigurationError as error:
-            logger.error("the configuration stays as it was: %s", error)  # noqa: TRY400  not ours
-            continue
-        logger.warning("the configuration was read again")
-        if found != config:
-            return found
+
+    async def read_here() -> _ServiceConfig:
+        return read()  # not in a thread: it asks click's context, which is this one's
+
+    stopped = asyncio.create_task(stop.wait())
+    changed = asyncio.create_task(next_configuration(hung_up, read_here, config))
+    await asyncio.wait([running, stopped, changed], return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    changed.cancel()
+    await asyncio.wait([stopped, changed])
+    return None if running.done() or stop.is_set() else changed.result()
 
 
 @autorecovery_group.command("status", epilog="Example: dlog autorecovery status --json")
