@@ -1,4 +1,4 @@
-"""What a bookie tells the C library and Python of its memory: it holds much, and for long.
+"""Settings of the C library and of Python for the memory of a bookie: it holds much, and for long.
 
 The C library gives back what is free at the heap's end beyond twice the largest block, and maps
 very large ones anew each time.  With messages of half a megabyte that is after each of them, and

@@ -1,4 +1,4 @@
-"""How far a query is behind what its logs hold, as its progress shows it.
+"""The lag of a query behind what its logs hold, as its progress shows it.
 
 Spark lets a Python source report its latest offset, in any form, and shows it in the progress of
 the query, in ``sources[n].latestOffset``.  That of a dlog source says beside the ends of its logs

@@ -1,4 +1,4 @@
-"""How much a micro-batch takes of what its logs hold, shared fairly.
+"""The share of a micro-batch in what its logs hold: limited, and divided fairly.
 
 A limit of records or bytes is divided so that no log takes more than another as long as both have
 more to give: a log with little is read up at once, however far behind another one is.  Each log

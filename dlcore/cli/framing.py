@@ -1,4 +1,4 @@
-"""How records lie in a stream of bytes: pure, in both directions.
+"""Records in a stream of bytes: pure, in both directions.
 
 Delimited: each record is followed by the delimiter, a line's end by default; what stands behind the
 last one is a record too.  Framed: each record follows its length, four bytes, the highest first, so

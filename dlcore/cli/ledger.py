@@ -55,7 +55,7 @@ def ledger_group() -> None:
 @click.option("-n", "count", type=click.IntRange(min=1), metavar="N", help="At most so many.")
 @common_options
 def list_ledgers(first: int, count: int | None) -> None:
-    """List the ledgers, ascending by id: state, quorums, length, and what they are for.
+    """List the ledgers, ascending by id: state, quorums, length, and the log they were made for.
 
     Those whose metadata is damaged are told on standard error, and make exit code 1.
     """
@@ -77,7 +77,7 @@ def list_ledgers(first: int, count: int | None) -> None:
     found = run_async(read, is_long=True)
     show_rows(
         [_ledger_row(each) for each in found.values() if not isinstance(each, DLError)],
-        columns=("ledger", "state", "quorum", "last_entry", "bytes", "created"),
+        columns=("ledger", "state", "quorum", "last_entry", "bytes", "created", "log"),
         empty="no ledgers",
     )
     end_with({f"ledger {i}": each for i, each in found.items() if isinstance(each, DLError)})
@@ -92,6 +92,7 @@ def _ledger_row(metadata: LedgerMetadata) -> dict[str, object]:
         "last_entry": metadata.last_entry_id if closed else None,
         "bytes": metadata.length_bytes if closed else None,
         "created": time_text(metadata.created_ms),
+        "log": metadata.custom.get("log"),
         "custom": dict(metadata.custom),
     }
 
@@ -243,6 +244,7 @@ def show_ledger(ledger_id: int) -> None:
         "write_quorum": quorum.write_quorum_size,
         "ack_quorum": quorum.ack_quorum_size,
         "created": time_text(metadata.created_ms),
+        "log": metadata.custom.get("log"),
         # Until a ledger is closed only its bookies know its end.
         "last_entry": metadata.last_entry_id if closed else None,
         "bytes": metadata.length_bytes if closed else None,

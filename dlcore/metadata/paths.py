@@ -68,7 +68,7 @@ class NamespaceUri:
 def parse_uri(uri: str) -> NamespaceUri:
     """Parse ``distributedlog[-bk]://zk1:2181,zk2:2181/path`` (``;`` is accepted for ``,``)."""
     example = "expected distributedlog://host:port[,host:port]/path"
-    match = _URI.fullmatch(uri.strip())
+    match = _URI.fullmatch(str(uri).strip())  # None, too, is refused by name
     if match is None:
         raise InvalidNamespaceUriError(f"invalid namespace URI {uri!r}: {example}")
     scheme = match["scheme"].lower()

@@ -69,6 +69,12 @@ def test_other_uris_are_refused_with_the_reason(uri: str, problem: str) -> None:
     assert repr(uri) in str(caught.value)
 
 
+def test_what_is_no_text_is_no_uri() -> None:
+    """As of a variable that is not set."""
+    with pytest.raises(InvalidNamespaceUriError, match="invalid namespace URI None: expected"):
+        parse_uri(None)  # type: ignore[arg-type]
+
+
 @given(st.text(max_size=60) | st.text("distributedlog:/-bk,;.0a ", max_size=60))
 def test_any_text_is_a_uri_or_refused(uri: str) -> None:
     """Nothing else is raised."""

@@ -14,6 +14,7 @@ import pytest
 
 from dlcore.errors import AlreadyClosedError, MetadataError
 from dlcore.log.metadata.names import LogChange, LogChangeKind
+from dlcore.log.metadata.watching import _BUCKETS_AT_ONCE
 from dlcore.metadata.paths import bucket_of
 from dlcore.namespace import open_namespace
 from tests.fixtures import aio
@@ -167,18 +168,47 @@ def test_a_change_during_a_look_is_told_by_the_next() -> None:
     on_namespaces(body)
 
 
-def test_a_look_that_ran_out_of_time_is_taken_again() -> None:
-    """However often: it loses no change."""
+def test_a_look_that_is_longer_than_the_time_goes_on() -> None:
+    """However often the time is up: each look is made once, and what it finds is taken later."""
 
     async def body(cluster: MemoryCluster, namespace: Namespace, other: Namespace) -> None:
         await other.create_log("clicks")
+        store, answered = cluster.stores["a"], asyncio.Event()
+        get_many, asked = store.get_many, 0
+
+        async def slow(paths: Sequence[str]) -> list[Versioned | None]:
+            nonlocal asked
+            asked += 1
+            await answered.wait()
+            return await get_many(paths)
+
+        store.get_many = slow  # type: ignore[method-assign, assignment]
         async with namespace.watch_logs() as watch:
-            found: list[LogChange] = []
-            timeout_s = 0.0
-            while not found:
-                found = await watch.take(timeout_s=timeout_s)
-                timeout_s += 0.0005
-            assert [change.name for change in found] == ["clicks"]
+            for _ in range(20):
+                assert await watch.take(timeout_s=0.001) == []
+            assert asked <= _BUCKETS_AT_ONCE
+            answered.set()
+            assert [change.name for change in await watch.take(timeout_s=30)] == ["clicks"]
+
+    on_namespaces(body)
+
+
+def test_a_watch_is_closed_in_the_middle_of_a_look() -> None:
+    """Whoever waits for it is told."""
+
+    async def body(cluster: MemoryCluster, namespace: Namespace, other: Namespace) -> None:
+        async def never(paths: Sequence[str]) -> list[Versioned | None]:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        await other.create_log("clicks")
+        cluster.stores["a"].get_many = never  # type: ignore[method-assign, assignment]
+        watch = namespace.watch_logs()
+        taking = asyncio.create_task(watch.take())
+        await aio.until(lambda: watch._looking is not None)
+        await watch.aclose()
+        with pytest.raises(AlreadyClosedError):
+            await taking
 
     on_namespaces(body)
 

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from dlcore.background import BackgroundTasks
+from dlcore.background import BackgroundTasks, told_to_callers
 from dlcore.closing import AsyncClosing
 from dlcore.errors import AlreadyClosedError, DLError
 from dlcore.log.metadata.listing import read_names
@@ -52,6 +52,8 @@ class LogWatch(AsyncClosing):
         self._taking = asyncio.Lock()
         self._end: str | None = None
         self._listeners = BackgroundTasks()
+        self._looks = BackgroundTasks(told_to_callers)
+        self._looking: asyncio.Task[None] | None = None
         context.open_objects.add(self)
         self._unsubscribe = [
             context.store.watch(context.paths.log_bucket(bucket), partial(self._mark, bucket))
@@ -73,8 +75,7 @@ class LogWatch(AsyncClosing):
     async def take(self, *, timeout_s: float | None = None) -> list[LogChange]:
         """Return the next changes, as many as were found; none if the time is up before.
 
-        A look that the end of the time cuts off is made anew by the next call, so that a time must
-        be longer than some answers of the metadata store take.
+        A look that the time is too short for goes on, and the next call takes what it finds.
 
         Raises:
             AlreadyClosedError: the watch, or its namespace, was closed.
@@ -85,8 +86,8 @@ class LogWatch(AsyncClosing):
             async with asyncio.timeout(timeout_s), self._taking:
                 while not self._changes:
                     self._require_open()
-                    if self._due:
-                        await self._look()
+                    if self._due or self._looking is not None:
+                        await self._look_on()
                     else:
                         self._wake.clear()
                         await self._wake.wait()
@@ -101,6 +102,15 @@ class LogWatch(AsyncClosing):
             raise AlreadyClosedError(
                 f"the watch of the logs of {self._context.paths.root} ended: {self._end}"
             )
+
+    async def _look_on(self) -> None:
+        """Look, or wait for the look that an earlier call left under way when its time was up."""
+        if self._looking is None:
+            self._looking = self._looks.start(self._look(), name=f"log-look-{self._prefix}")
+        await asyncio.wait([self._looking])
+        looking, self._looking = self._looking, None
+        if not looking.cancelled():  # else the watch was closed
+            looking.result()
 
     async def _look(self) -> None:
         """Look at buckets that may have changed; those that were not are looked at again."""
@@ -172,6 +182,7 @@ class LogWatch(AsyncClosing):
             unsubscribe()
         self._unsubscribe = []
         self._wake.set()
+        await self._looks.aclose()
         await self._listeners.aclose()
 
     async def aclose(self) -> None:

@@ -1,4 +1,4 @@
-"""How a reader treats entries that no replica gives undamaged."""
+"""Entries that no replica gives undamaged: refused by a reader, or skipped and counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a reader that hears of no record looks again, and when it gives up.  No I/O, no clock.
+"""A reader that hears of no record looks again, and in the end gives up.  No I/O, no clock.
 
 Being idle begins when a reader waits and ends with the next record; waits that are cut short by
 their callers add up.  After each `warn_s` of it the reader looks at the log afresh, in case a

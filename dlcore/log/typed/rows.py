@@ -1,4 +1,4 @@
-"""How many bytes each row of a batch takes, and batches cut by that: with numpy, no row loops."""
+"""Batches cut by the bytes that each row takes: with numpy, no row loops."""
 
 from __future__ import annotations
 

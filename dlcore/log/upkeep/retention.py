@@ -1,4 +1,4 @@
-"""When records are old enough to go: decided from what a log says of itself.  No I/O.
+"""Records go once they are old enough: decided from what a log says of itself.  No I/O.
 
 Theory of operation.  `LogSettings.retention_s` and `explicit_truncation` say together:
 

@@ -18,11 +18,15 @@ good.
 from __future__ import annotations
 
 import enum
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, assert_never
 
 if TYPE_CHECKING:
     from dlcore.log.metadata.values import LockHolder
+
+_TOKENS_MAX = 100
+"""Attempts whose tokens are remembered: of those before them no node can be left."""
 
 
 class OwnershipState(enum.Enum):
@@ -114,7 +118,7 @@ class Ownership:
 
     def __init__(self, *, waits: bool) -> None:
         self._waits = waits  # whether another owner is waited for
-        self._own_tokens: set[str] = set()
+        self._own_tokens: deque[str] = deque(maxlen=_TOKENS_MAX)
         self._holder = ""
         self._connected = True
         self.state = OwnershipState.ACQUIRING
@@ -131,7 +135,7 @@ class Ownership:
 
     def attempted(self, token: str) -> None:
         """Remember that an attempt carries `token`."""
-        self._own_tokens.add(token)
+        self._own_tokens.append(token)
 
     @property
     def has_attempted(self) -> bool:

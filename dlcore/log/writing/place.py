@@ -1,4 +1,4 @@
-"""Where a writer's next ledger goes: found out before it is needed."""
+"""The place of a writer's next ledger, found out before it is needed."""
 
 from __future__ import annotations
 
