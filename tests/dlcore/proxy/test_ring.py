@@ -156,6 +156,8 @@ class Rings(RuleBasedStateMachine):
             assert log.ring.begin == self.begin_of(log)
             assert len(log.ring) == sum(each[0] is log for each in self.order)
             assert log.ring.reader_count == len(log.readers)
+            on_time = [reader for reader, _ in log.readers if not reader.is_behind]
+            assert sum(log.ring._waiting.values()) == len(on_time), "who is behind leaves nothing"
 
 
 TestRings = Rings.TestCase
@@ -197,12 +199,12 @@ def test_one_who_stands_still_is_spared_five_times_and_then_left_behind() -> Non
     reader = slow.join(DLSN.INITIAL)
     assert reader is not None
     slow.append(run_of(0))
-    for entry in range(12):
-        fast.append(run_of(entry))
-        assert not reader.is_behind
-    for entry in range(12, 30):
-        fast.append(run_of(entry))
-    assert reader.is_behind
+    appended = 0
+    while not reader.is_behind:
+        fast.append(run_of(appended))
+        appended += 1
+    # Two fit in beside it; then it is the oldest, and spared, at every third.
+    assert appended == 2 + 3 * SKIPS_MAX + 1
     with pytest.raises(UnexpectedError, match="its reader is behind"):
         reader.peek()
     assert slow.begin == slow.end == DLSN(1, 1, 0)
@@ -212,6 +214,21 @@ def test_one_who_stands_still_is_spared_five_times_and_then_left_behind() -> Non
     assert again is not None
     slow.append(run_of(1))
     assert taken(again) == [("1:1", 0)]
+
+
+def test_one_who_joins_late_is_spared_too() -> None:
+    """Also in a ring of which it was known that nobody waits there."""
+    budget = RingBudget(30)
+    other, ring = budget.open_ring(DLSN.INITIAL), budget.open_ring(DLSN.INITIAL)
+    ring.append(run_of(0))
+    ring.append(run_of(1))
+    other.append(run_of(0))
+    other.append(run_of(1))
+    assert ring.begin == DLSN(1, 1, 0)
+    reader = ring.join(ring.begin)
+    assert reader is not None
+    other.append(run_of(2))
+    assert (reader.is_behind, other.begin) == (False, DLSN(1, 1, 0))
 
 
 def test_what_comes_twice_or_after_the_end_is_refused() -> None:
