@@ -98,7 +98,10 @@ def _parse_server(server: str, uri: str) -> str:
 def escape(name: str) -> str:
     """Return `name` as one path component: bytes outside a safe set become ``%XX``."""
     assert name
-    escaped = "".join(chr(byte) if chr(byte) in _SAFE else f"%{byte:02X}" for byte in name.encode())
+    escaped = name
+    if not _SAFE.issuperset(name):
+        characters = map(chr, name.encode())
+        escaped = "".join(each if each in _SAFE else f"%{ord(each):02X}" for each in characters)
     return f"%2E{escaped[1:]}" if escaped.startswith(".") else escaped
 
 

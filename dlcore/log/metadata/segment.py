@@ -26,7 +26,7 @@ class SegmentState(enum.Enum):
     COMPLETED = 2
 
 
-class Extent(msgspec.Struct, frozen=True, kw_only=True):
+class Extent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A run of entries of one ledger that belong to a segment.
 
     An open extent (`last_entry_id` is None) is being written by the log's writer: its end is the

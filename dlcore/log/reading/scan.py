@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _SHOWN_SEGMENTS = 100
 
 
-class ExtentView(Extent, frozen=True, kw_only=True):
+class ExtentView(Extent, frozen=True, kw_only=True, gc=False):
     """A run of readable entries with their ledger; of an open extent up to the LAC that was read.
 
     `base_entry_id` is the entry id, within the segment, of its first entry.  `start_sequence_id` is
@@ -139,7 +139,9 @@ class ScanRange:
     @property
     def entry_count(self) -> int:
         """Number of entries that are read, those at the edges whole."""
-        return sum(extent.entry_count for extent in self.extents)
+        if not self.extents:
+            return 0
+        return self.extents[-1].end_entry_id - self.extents[0].base_entry_id
 
     @property
     def record_count_estimate(self) -> int:
@@ -186,7 +188,10 @@ def _clip(extents: tuple[ExtentView, ...], start: DLSN, end: DLSN) -> tuple[Exte
     end_entry_id = end.entry_id + (1 if end.slot_id > 0 else 0)
     low = bisect_right(extents, start.entry_id, key=lambda extent: extent.end_entry_id)
     high = bisect_left(extents, end_entry_id, key=lambda extent: extent.base_entry_id)
-    parts = (e.clipped(first=start.entry_id, end=end_entry_id) for e in extents[low:high])
+    parts: list[ExtentView | None] = list(extents[low:high])
+    for edge in {0, len(parts) - 1} if parts else ():
+        whole = extents[low + edge]
+        parts[edge] = whole.clipped(first=start.entry_id, end=end_entry_id)
     return tuple(part for part in parts if part is not None)
 
 
