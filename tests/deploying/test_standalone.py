@@ -8,7 +8,9 @@ by stream, with Pythons that have dlog, or only what it needs.
 from __future__ import annotations
 
 import json
+import tarfile
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -18,6 +20,7 @@ from dlcore.sync import open_namespace
 from tests.fixtures.deployment import (
     SPARK_HOME,
     deployed_environment,
+    make_archive,
     make_python,
     make_zip,
     running,
@@ -27,7 +30,6 @@ from tests.fixtures.spark import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from dlcore.sandbox.cluster import Sandbox
 
@@ -53,12 +55,16 @@ class Standalone:
         python: Path,
         *arguments: str,
         artifacts: tuple[Path, ...] = (),
+        unpacks: Path | None = None,
         registers: bool = False,
         **environment: str,
     ) -> dict[str, Any]:
-        """Submit the job; return what it told."""
+        """Submit the job, from where an archive is unpacked if it has one; return what it told."""
         log, place = f"deployed/{uuid4().hex}", self.folder / uuid4().hex
         place.mkdir()
+        if unpacks is not None:
+            with tarfile.open(unpacks) as archive:
+                archive.extractall(place / "environment", filter="fully_trusted")
         with open_namespace(self.uri) as namespace:
             namespace.create_log(log)
         work = {
@@ -142,6 +148,16 @@ def test_shipped_as_a_zip_file(standalone: Standalone) -> None:
     shipped = make_zip(standalone.folder / "dlog.zip")
     told = standalone.run(
         standalone.without_dlog, "--py-files", str(shipped), PYTHONPATH=str(shipped)
+    )
+    assert told == BOTH
+
+
+@pytest.mark.prove
+def test_shipped_as_an_archive_of_an_environment(standalone: Standalone) -> None:
+    """Executors unpack it; on the driver's host it lies unpacked under the same relative path."""
+    archive = make_archive(standalone.folder)
+    told = standalone.run(
+        Path("environment/bin/python"), "--archives", f"{archive}#environment", unpacks=archive
     )
     assert told == BOTH
 
