@@ -92,9 +92,9 @@ OPTIONS = (
         uses=_READS,
         values="`txid,value`",
         default="all six; of typed logs their own",
-        meaning="The columns to read, in this order. What is left out is not made; with `log` and "
-        "`sequence_id` alone (of typed logs `_log` and `_sequence_id`) nothing is read from "
-        "bookies at all, so that a count is one of metadata.",
+        meaning="The columns to read, in this order. What is left out is neither decompressed nor "
+        "made; with `log` and `sequence_id` alone (of typed logs `_log` and `_sequence_id`) "
+        "nothing is read from bookies at all, so that a count is one of metadata.",
     ),
     Option(
         name="includeMetadata",
