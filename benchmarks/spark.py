@@ -1,4 +1,4 @@
-"""Figures of the Spark data source: batch read, batch write, the time of a streaming trigger."""
+"""Figures of the Spark data source: batch read, batch write, and what streams take."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from contextlib import contextmanager
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -24,12 +25,13 @@ from benchmarks.logs import (
     write_limits,
     write_log,
 )
-from benchmarks.noop_source import VALUE_BYTES, NoopDataSource
+from benchmarks.noop_source import VALUE_BYTES, NoopDataSource, ReadyDataSource
 from dlcore.records import LogRecord
 from dlcore.sync import open_namespace
+from dlspark.arrow import ROW_SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from pyspark.sql import DataFrame
@@ -46,6 +48,7 @@ _TRIGGERS = 20
 _TRIGGERS_WARMING_UP = 3
 _TRIGGER_ROUNDS = 3
 _APPEND_INTERVAL_S = 0.02
+_LATENCIES = 20
 _STREAM_TIMEOUT_S = 1800.0  # of a query that hangs; a busy machine takes minutes
 _POLL_S = 0.05
 
@@ -71,6 +74,7 @@ def spark_session(folder: Path) -> Iterator[SparkSession]:
     # Stopping a query in the middle of a batch is logged as an error; real ones are raised as well.
     spark.sparkContext.setLogLevel("FATAL")
     spark.dataSource.register(NoopDataSource)
+    spark.dataSource.register(ReadyDataSource)
     try:
         yield spark
     finally:
@@ -79,16 +83,29 @@ def spark_session(folder: Path) -> Iterator[SparkSession]:
 
 def batch_read(sandbox: Sandbox, folder: Path) -> list[Figure]:
     """100-byte records from a log, beside a source that has its batches ready."""
-    return _batch_read(sandbox, folder, "spark_batch_read", value_bytes=VALUE_BYTES, ratio=0.65)
+    return _batch_read(sandbox, folder, "spark_batch_read", value_bytes=VALUE_BYTES, ratio=0.7)
 
 
 def batch_read_1k(sandbox: Sandbox, folder: Path) -> list[Figure]:
     """1 KB records from a log, beside a source that has its batches ready."""
-    return _batch_read(sandbox, folder, "spark_batch_read_1k", value_bytes=1024, ratio=0.5)
+    return _batch_read(sandbox, folder, "spark_batch_read_1k", value_bytes=1024, ratio=0.65)
+
+
+def read_value(sandbox: Sandbox, folder: Path) -> list[Figure]:
+    """100-byte values alone from a log, beside a source that has batches of them ready."""
+    return _batch_read(
+        sandbox, folder, "spark_read_value", value_bytes=VALUE_BYTES, ratio=0.6, columns="value"
+    )
 
 
 def _batch_read(
-    sandbox: Sandbox, folder: Path, name: str, *, value_bytes: int, ratio: float
+    sandbox: Sandbox,
+    folder: Path,
+    name: str,
+    *,
+    value_bytes: int,
+    ratio: float,
+    columns: str = ",".join(ROW_SCHEMA.names),
 ) -> list[Figure]:
     batches = record_batches(total_bytes=READ_BYTES, record_bytes=value_bytes)
     rows = sum(batch.num_rows for batch in batches)
@@ -100,11 +117,12 @@ def _batch_read(
             spark.read.format("dlog")
             .option("uri", sandbox.uri)
             .option("log", log)
+            .option("columns", columns)
             .option("minPartitions", CORES)
             .load()
         )
         noop = spark.read.format("bench_noop").options(
-            rows=rows, value_bytes=value_bytes, partitions=CORES
+            rows=rows, value_bytes=value_bytes, partitions=CORES, columns=columns
         )
         # What suits Spark best depends on the size of rows: the limit is at its own best.
         bare = max(
@@ -152,7 +170,7 @@ def batch_write(sandbox: Sandbox, folder: Path) -> list[Figure]:
         figure = measure(
             name="spark_batch_write",
             unit="MB/s",
-            target=Target(ratio=0.5, is_rate=True),
+            target=Target(ratio=0.85, is_rate=True),
             value=value,
             limit=limits,
         )
@@ -165,7 +183,7 @@ def stream_trigger(sandbox: Sandbox, folder: Path) -> list[Figure]:
         figure = measure(
             name="stream_trigger",
             unit="ms",
-            target=Target(ratio=1.3, is_rate=False),
+            target=Target(ratio=1.15, is_rate=False),
             value=lambda: _trigger_ms(spark, folder, "dlog", {"uri": sandbox.uri, "log": log}),
             limit=lambda: _trigger_ms(spark, folder, "bench_noop", {}),
             rounds=_TRIGGER_ROUNDS,
@@ -232,3 +250,61 @@ def _trigger_times(query: StreamingQuery) -> list[int]:
         if time.monotonic() > deadline:
             raise TimeoutError(f"{len(times)} triggers in {_STREAM_TIMEOUT_S:.0f} s")
         time.sleep(_POLL_S)
+
+
+def stream_latency(sandbox: Sandbox, folder: Path) -> list[Figure]:
+    """A record from its write to `foreachBatch`, beside a source that has a row at once."""
+    name = f"bench/{uuid4().hex}"
+    with spark_session(folder) as spark, open_namespace(sandbox.uri) as namespace:
+        namespace.create_log(name, config=CONFIG)
+        with namespace.open_log(name) as log, log.open_writer() as writer:
+
+            def write() -> None:
+                writer.write(LogRecord(writer.last_txid + 1, b"x"))
+                writer.commit()
+
+            row = folder / "rows"
+            row.touch()
+
+            def append() -> None:
+                with row.open("ab") as file:
+                    file.write(b"x")
+
+            ours = spark.readStream.format("dlog").options(uri=sandbox.uri, log=name)
+            noop = spark.readStream.format("bench_noop").options(path=str(row))
+            figure = measure(
+                name="stream_latency",
+                unit="ms",
+                target=Target(ratio=1.2, is_rate=False),
+                value=lambda: _latency_ms(ours.load(), folder, write),
+                limit=lambda: _latency_ms(noop.load(), folder, append),
+                rounds=_TRIGGER_ROUNDS,
+            )
+        namespace.delete_log(name)
+    return [figure]
+
+
+def _latency_ms(frame: DataFrame, folder: Path, write: Callable[[], None]) -> float:
+    """Return the median from a call of `write` until a query that rests has its row."""
+    seen: SimpleQueue[float] = SimpleQueue()
+
+    def note(batch: DataFrame, _: int) -> None:
+        if batch.select("value").collect():
+            seen.put(time.perf_counter())
+
+    query = (
+        frame.writeStream.foreachBatch(note)
+        .option("checkpointLocation", tempfile.mkdtemp(dir=folder))
+        .start()
+    )
+    try:
+        query.processAllAvailable()
+        times = []
+        for _ in range(_TRIGGERS_WARMING_UP + _LATENCIES):
+            started = time.perf_counter()
+            write()
+            times.append(seen.get(timeout=_STREAM_TIMEOUT_S) - started)
+            query.processAllAvailable()
+        return statistics.median(times[_TRIGGERS_WARMING_UP:]) * 1000
+    finally:
+        query.stop()
