@@ -189,7 +189,8 @@ class LogConfig:
     """The blocking writer hands over what it holds after this time; 0: when it is full or flushed.
     What was handed over leaves at once, unless an entry is on its way."""
     read_ahead_bytes: int = 8 * MIB
-    """Bytes a reader keeps fetched ahead of its caller."""
+    """Bytes a reader keeps fetched ahead of its caller.  With a few MiB left of a segment it also
+    asks for the first ones of the next, once that is complete."""
     read_unavailable_timeout_s: float = 30.0
     """A reader that waits for a record fails after so long without ZooKeeper or any bookie."""
     reader_idle_warn_s: float = 120.0

@@ -114,6 +114,17 @@ class ReadCursor:
             self._has_delivered = False
         return EndOfStream() if state.head.sealed else WaitForChange()
 
+    def plan_after(self, step: ReadExtent, state: LogState) -> Step:
+        """Return the step that follows once all of `step` was delivered; the position stays.
+
+        Raises: as `plan`.
+        """
+        extent, later = step.extent, self.copy()
+        later.position = DLSN(step.lssn, step.base_entry_id + extent.entry_count, 0)
+        later._next_sequence_id = step.start_sequence_id + extent.record_count
+        later._has_delivered = True
+        return later.plan(state)
+
     def _pass_truncated(self, state: LogState) -> None:
         first = state.first_active
         if self._truncated is TruncationRule.IGNORE and state.segments:

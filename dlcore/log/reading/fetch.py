@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections import deque
@@ -10,6 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, assert_never
 
+from dlcore.config import MIB
 from dlcore.errors import (
     BookieUnavailableError,
     DLError,
@@ -30,11 +32,12 @@ from dlcore.log.reading.cursor import (
     WaitForChange,
 )
 from dlcore.log.reading.idle import IdleStep, IdleWatch
+from dlcore.log.reading.opened import OpenedExtent
 from dlcore.metadata.port import SessionState
 from dlcore.records import EntryPlace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from dlcore.config import LogConfig
     from dlcore.ledger.reading.reader import LedgerReader
@@ -48,6 +51,8 @@ logger = logging.getLogger(__name__)
 
 SEGMENTS_AHEAD = 50
 """A reader knows the metadata of so many segments: a log may have very many."""
+_OPENED_AHEAD_BYTES = 4 * MIB
+"""With so much left of an extent the next one is opened, and its first entries are asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +94,7 @@ class Fetcher:
         self._entries: deque[FetchedEntry] = deque()
         self._buffered_bytes = 0
         self._reader: LedgerReader | None = None
+        self._opened: OpenedExtent | None = None  # what is to be read now, or next
         self._changed = asyncio.Event()
         self._room = asyncio.Event()
         self._news = asyncio.Event()
@@ -261,6 +267,8 @@ class Fetcher:
                 await self._step()
         except DLError as error:
             self._fail(error)
+        finally:
+            await self._drop_opened()
 
     async def _step(self) -> None:
         step = self._cursor.plan(self._state)
@@ -313,10 +321,45 @@ class Fetcher:
     async def _read(self, step: ReadExtent) -> None:
         last_entry_id = step.extent.last_entry_id
         assert last_entry_id is not None
+        opened = await self._take_opened(step)
+        entry_bytes = step.extent.size_bytes / step.extent.entry_count
+        async with aclosing(opened), aclosing(opened.chunks()) as chunks:
+            async for frames in chunks:
+                left_bytes = entry_bytes * (last_entry_id - frames[-1].entry_id)
+                if left_bytes <= _OPENED_AHEAD_BYTES and self._opened is None:
+                    self._open_next(step)
+                await self._deliver_all(step, frames)
+
+    async def _take_opened(self, step: ReadExtent) -> OpenedExtent:
+        opened = self._opened
+        if opened is None or opened.step != step:
+            await self._drop_opened()
+            return self._open(step)
+        self._opened = None
+        return opened
+
+    def _open_next(self, step: ReadExtent) -> None:
+        """Open what follows `step`, if that is known to be final; if not, its turn will tell."""
+        with contextlib.suppress(DLError):
+            following = self._cursor.plan_after(step, self._state)
+            if isinstance(following, ReadExtent):
+                self._opened = self._open(following)
+
+    def _open(self, step: ReadExtent) -> OpenedExtent:
+        return OpenedExtent(step, self._chunks_of(step))
+
+    async def _chunks_of(self, step: ReadExtent) -> AsyncGenerator[Sequence[EntryFrame], None]:
+        last_entry_id = step.extent.last_entry_id
+        assert last_entry_id is not None
         reader = await self._reader_of(step.extent.ledger_id)
         async with aclosing(reader.read(step.first_entry_id, last_entry_id)) as chunks:
             async for frames in chunks:
-                await self._deliver_all(step, frames)
+                yield frames
+
+    async def _drop_opened(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            await opened.aclose()
 
     async def _follow(self, step: FollowExtent) -> None:
         """Follow an open extent until it is closed, or another step is due."""

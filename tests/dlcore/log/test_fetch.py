@@ -11,6 +11,7 @@ import pytest
 from dlcore.errors import (
     AlreadyTruncatedError,
     BookieUnavailableError,
+    LedgerNotFoundError,
     LogNotFoundError,
     MetadataConnectionError,
 )
@@ -149,6 +150,65 @@ def test_a_reader_of_many_segments_knows_a_few_at_a_time(
             found = [r.txid async for r in reader]
             assert found[-4:] == [5, 6, 7, 8]
             assert found == sorted(set(found))
+
+    on_log(body)
+
+
+def test_the_next_segment_is_opened_before_its_turn() -> None:
+    """One and no more, however long the reader stands still; closing it leaves nothing open."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        await write_segments(log, [b"%d" % number for number in range(5)])
+        config = replace(CONFIG, read_ahead_bytes=1)
+        slow = await cluster.namespaces[0].open_log("clicks", config=config)
+        async with await slow.open_reader() as reader:
+            fetcher = reader._fetcher
+            for _ in range(300):
+                await asyncio.sleep(0)
+            # The first one fills the buffer, the second waits for room.
+            assert fetcher._cursor.position == DLSN(2, 0, 0)
+            ahead = fetcher._opened
+            assert ahead is not None
+            assert (ahead.step.lssn, ahead._first.done()) == (3, True)
+            assert [r.txid async for r in reader] == list(range(5))
+            assert fetcher._opened is None
+        async with await slow.open_reader() as reader:
+            assert await reader.read_next() is not None
+            opened = reader._fetcher._opened
+        assert opened is not None
+        assert reader._fetcher._opened is None
+        with pytest.raises(StopAsyncIteration):
+            await anext(opened._chunks)
+
+    on_log(body)
+
+
+@pytest.mark.parametrize("is_truncated", [True, False])
+def test_what_is_opened_before_its_turn_may_be_gone(*, is_truncated: bool) -> None:
+    """That is an error when its turn comes and not before, unless a truncation explains it."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        await write_segments(log, [b"%d" % number for number in range(4)])
+        config = replace(CONFIG, read_ahead_bytes=1)
+        slow = await cluster.namespaces[0].open_log("clicks", config=config)
+        ledger_id = (await log.get_log_segments())[2].extents[0].ledger_id
+        await cluster.namespaces[0]._context.ledgers.delete_ledger(ledger_id)
+        async with await slow.open_reader() as reader:
+            for _ in range(300):
+                await asyncio.sleep(0)
+            opened = reader._fetcher._opened
+            assert opened is not None
+            assert isinstance(opened._first.exception(), LedgerNotFoundError)
+            if is_truncated:
+                await log.truncate(DLSN(4, 0, 0))
+                assert [r.txid async for r in reader] == [0, 1, 3]
+                return
+            for txid in range(2):
+                found = await reader.read_next()
+                assert found is not None
+                assert found.txid == txid
+            with pytest.raises(LedgerNotFoundError):
+                await reader.read_next()
 
     on_log(body)
 

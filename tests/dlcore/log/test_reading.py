@@ -24,6 +24,7 @@ from dlcore.log.reading.cursor import (
     LearnSegments,
     ReadCursor,
     ReadExtent,
+    Step,
     TruncationRule,
     WaitForChange,
 )
@@ -31,6 +32,7 @@ from tests.fixtures.log_states import PATHS, Tree, final, removable, staged, wri
 
 if TYPE_CHECKING:
     from dlcore.log.metadata.segment import Extent
+    from dlcore.log.metadata.values import VersionedHead
 
 LIMITS = SegmentLimits(size_bytes_max=150, age_max_ms=1000)
 
@@ -70,6 +72,22 @@ def test_completed_segments_follow_each_other() -> None:
     assert cursor.position == DLSN(2, 3, 0)
     tree.apply(plan_complete(PATHS, tree.at, now_ms=9, closing=None, seal=True))
     assert cursor.plan(tree.state) == EndOfStream()
+
+
+def test_what_follows_an_extent_is_known_before_it_is_read() -> None:
+    """As long as the log stays the same; asking moves nothing."""
+    tree = written(7, 8)
+    cursor = cursor_at(DLSN(1, 1, 2))
+    first = cursor.plan(tree.state)
+    assert isinstance(first, ReadExtent)
+    second = cursor.plan_after(first, tree.state)
+    assert isinstance(second, ReadExtent)
+    assert (second.extent.ledger_id, second.first_entry_id, second.lssn) == (8, 0, 2)
+    assert cursor.plan_after(second, tree.state) == WaitForChange()
+    assert cursor.position == DLSN(1, 1, 2)
+    assert cursor.plan(tree.state) == first
+    deliver_all(cursor, first)
+    assert cursor.plan(tree.state) == second
 
 
 def test_a_caught_up_reader_goes_over_a_roll() -> None:
@@ -192,6 +210,7 @@ class World:
         self.cursor = cursor_at(DLSN.INITIAL)
         self.pushed: dict[int, int] = {}  # entries of ordinary writers' ledgers
         self.delivered: list[tuple[int, int]] = []
+        self.expected: tuple[VersionedHead, Step] | None = None  # while the log stays the same
         self.ledgers = 0
 
     @property
@@ -252,7 +271,12 @@ class World:
     def read(self) -> None:
         """Read one entry, if there is one."""
         step = self.cursor.plan(self.tree.state)
+        if self.expected is not None and self.expected[0] == self.tree.at:
+            assert step == self.expected[1]
+        self.expected = None
         if isinstance(step, ReadExtent):
+            if step.first_entry_id == step.extent.last_entry_id:
+                self.expected = self.tree.at, self.cursor.plan_after(step, self.tree.state)
             per_entry = step.extent.record_count // step.extent.entry_count
             entry_id = step.first_entry_id
             before = per_entry * (entry_id - step.extent.first_entry_id)
