@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+ARCHIVE := $(VENV)/spark.jsa
 SEEDS ?= 2000
 SEEDS_MAX ?= 3000
 SECONDS ?= 600
@@ -37,7 +38,7 @@ demo: $(STAMP) ## Run the main job on real data: cluster, write, stream, kill a 
 # More workers than cores: many tests wait for processes, sessions and time-outs.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS)
 
-test: $(STAMP) ## Run the tests, of long sweeps a sample, on WORKERS=n. ARGS="-k name" goes to pytest.
+test: $(ARCHIVE) ## Run the tests, of long sweeps a sample, on WORKERS=n. ARGS="-k name" goes to pytest.
 	@$(PYTEST) $(ARGS)
 
 # What a version of PySpark may do otherwise; each has an environment of its own, which keeps the newest
@@ -53,7 +54,7 @@ test-spark-matrix: $(SPARK_VERSIONS:%=$(SPARK_VENVS)/%/.installed) ## Run the co
 		$$python -m pytest -q -n 0 $(SPARK_WARNINGS) $(SPARK_CORE) $(ARGS); \
 	done
 
-coverage: $(STAMP) ## Run all tests at full length; fail unless they ran the pure modules and most else.
+coverage: $(ARCHIVE) ## Run all tests at full length; fail unless they ran the pure modules and most else.
 	@$(PYTEST) --full --cov --cov-report= $(ARGS)
 	@$(BIN)/python -m tests.coverage_check
 
@@ -157,6 +158,10 @@ $(STAMP): pyproject.toml | requirements
 	@echo "installing dlog and its tools into $(VENV) (PySpark is large: this takes a few minutes once)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[spark]' --group dev
 	@touch $(STAMP)
+
+$(ARCHIVE): $(STAMP)
+	@echo "noting in $@ which classes Spark loads, with which the tests' sessions start faster"
+	@$(BIN)/python -m tests.fixtures.java >$@.log 2>&1 || { cat $@.log; exit 1; }
 
 $(SPARK_VENVS)/%/.installed: pyproject.toml | requirements
 	@[ -x $(@D)/bin/python ] || $(PYTHON) -m venv $(@D)

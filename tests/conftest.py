@@ -6,6 +6,7 @@ pytest_plugins = [
     "tests.fixtures.surroundings",  # first: what comes after is compiled once
     "tests.fixtures.cluster",
     "tests.fixtures.examples",
+    "tests.fixtures.java",
     "tests.fixtures.lengths",
     "tests.fixtures.shell",
     "tests.fixtures.spark",

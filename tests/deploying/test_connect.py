@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fixtures.deployment import SPARK_HOME, running
+from tests.fixtures.lengths import sample
 from tests.fixtures.ports import free_ports
 from tests.fixtures.spark import ROOT, settings_in, spark_environment
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.timeout(600)]
 SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 TESTS_S = 500
+CORE_SAMPLE = 3
 CORE = (
     "test_errors.py",
     "test_progress.py",
@@ -56,7 +58,7 @@ def test_the_core_against_a_connect_server(tmp_path: Path) -> None:
         done = subprocess.run(
             [
                 *(sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"),
-                *(str(ROOT / "tests" / "spark" / name) for name in CORE),
+                *(str(ROOT / "tests" / "spark" / name) for name in sample(CORE, CORE_SAMPLE)),
             ],
             env={**environment, "SPARK_REMOTE": f"sc://127.0.0.1:{port}"},
             cwd=ROOT,

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.ports import free_ports
-from tests.fixtures.spark import SHORT_LIVED
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 240
@@ -36,7 +35,6 @@ def test_the_blocks_of_the_readme_run_as_they_stand(tmp_path: Path) -> None:
         script.append(text if kind == "bash" else f"{bare} - <<'END'\n{text}END")
     script.append(".venv/bin/dlog log count clicks; .venv/bin/dlog log count copy; echo done")
     environment = {key: value for key, value in os.environ.items() if key != "DLOG_URI"}
-    environment["JAVA_TOOL_OPTIONS"] = SHORT_LIVED
     with (
         (tmp_path / "errors").open("wb") as errors,
         subprocess.Popen(

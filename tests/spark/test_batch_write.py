@@ -128,6 +128,7 @@ def test_negative_txids_are_refused(spark: SparkSession, logs: LogBench) -> None
     assert "orderBy" not in message
 
 
+@pytest.mark.prove  # tests/dlspark has it without a session
 @pytest.mark.parametrize("partitions", sample([3, 1], 1))
 def test_unsorted_txids_are_refused(spark: SparkSession, logs: LogBench, partitions: int) -> None:
     """Within a task, and between tasks; the advice is to sort."""

@@ -69,7 +69,7 @@ def wait_for_batch(query: StreamingQuery, checkpoint: Path, number: int) -> None
 @pytest.mark.timeout(600)
 def test_a_batch_written_to_a_hundred_logs(logs: LogBench, tmp_path: Path) -> None:
     """Each write of `foreachBatch` is an append of its own; their records share ledgers."""
-    source, targets = logs.create("in"), create_many(logs, amount(100, sampled=4))
+    source, targets = logs.create("in"), create_many(logs, amount(100, sampled=3))
 
     def take(batch: DataFrame, batch_id: int) -> None:
         def write(log: str) -> None:

@@ -132,6 +132,7 @@ def test_restart_goes_on_where_it_was(logs: LogBench, sink: Sink) -> None:
     assert sink.numbers == list(range(180))
 
 
+@pytest.mark.prove  # the next test replays one too
 def test_latest_start_is_kept_by_a_failed_first_batch(logs: LogBench, sink: Sink) -> None:
     """A first batch that fails is replayed over the same records, not from the new latest."""
     log = logs.create()
@@ -208,6 +209,7 @@ def test_pattern_finds_new_logs(logs: LogBench, sink: Sink) -> None:
     assert [row for row in sink.rows if row[0] == names[1]] == [(names[1], n) for n in range(5)]
 
 
+@pytest.mark.prove  # tests/dlspark has it without a session
 def test_deleted_log(logs: LogBench, sink: Sink) -> None:
     """The query stops and names the log and the option; or goes on with the others."""
     kept, gone = logs.create("kept"), logs.create("gone")

@@ -240,6 +240,7 @@ def test_task_that_fails_after_staging(spark: SparkSession, logs: LogBench, tmp_
     assert logs.payloads(target) == as_bytes(range(100))
 
 
+@pytest.mark.prove  # the next test replays a batch of several writes
 def test_foreach_batch_writes_once(logs: LogBench, tmp_path: Path) -> None:
     """A batch whose function fails after the write is replayed, and its write skipped."""
     source, target = logs.create("in"), logs.create("out")
@@ -338,6 +339,7 @@ def test_a_copied_checkpoint_with_another_target(logs: LogBench, tmp_path: Path)
     assert logs.payloads(second) == as_bytes(range(10, 20))
 
 
+@pytest.mark.prove  # tests/dlspark has it without a session
 def test_a_checkpoint_that_is_not_the_latest(logs: LogBench, tmp_path: Path) -> None:
     """Its batches have numbers that are taken to other records: an error, not a loss in silence."""
     source, first, second = logs.create("in"), logs.create("out"), logs.create("other")
@@ -363,6 +365,7 @@ def test_a_checkpoint_that_is_not_the_latest(logs: LogBench, tmp_path: Path) -> 
     assert logs.payloads(second) == []
 
 
+@pytest.mark.prove  # tests/dlspark has it without a session
 def test_a_sink_waits_for_a_writer(logs: LogBench, tmp_path: Path) -> None:
     """As long as its option says; then it names the owner, and goes on after a restart."""
     source, target = logs.create("in"), logs.create("out")
