@@ -8,6 +8,7 @@ pytest_plugins = [
     "tests.fixtures.examples",
     "tests.fixtures.java",
     "tests.fixtures.lengths",
+    "tests.fixtures.proxies",
     "tests.fixtures.shell",
     "tests.fixtures.spark",
     "tests.fixtures.unmeasured",

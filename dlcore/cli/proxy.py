@@ -16,6 +16,7 @@ from dlcore.proxy.config import ProxyConfig, proxy_options
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dlcore.namespace import Namespace
     from dlcore.tls import TlsFiles
 
 _Command = TypeVar("_Command", bound="Callable[..., Any]")
@@ -66,11 +67,15 @@ def run_proxy(**options: object) -> None:
 
 
 async def _serve(uri: str, config: ProxyConfig, tls: TlsFiles | None) -> None:
+    from dlcore.namespace import open_namespace
     from dlcore.proxy.server import ProxyServer
+
+    async def open_as(client_id: str) -> Namespace:
+        return await open_namespace(uri, client_id=client_id, tls=tls)
 
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with await ProxyServer.start(uri, config, tls=tls) as server:
+    async with await ProxyServer.start(open_as, config) as server:
         click.echo(f"proxy serving on {server.location}")
         await stop.wait()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-    from dlcore.sandbox.cluster import AutoRecoveryProcess, Bookie, Sandbox
+    from dlcore.sandbox.cluster import AutoRecoveryProcess, Bookie, Proxy, Sandbox
 
 
 @click.command(
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     "--base-port",
     type=click.IntRange(min=1, max=65_000),
     metavar="P",
-    help="ZooKeeper listens on P, bookies on P+1, P+2, …; by default on free ports.",
+    help="ZooKeeper listens on P, bookies and then proxies on the ports after it; by default on "
+    "free ports.",
 )
 @click.option(
     "--data-dir",
@@ -53,6 +54,14 @@ if TYPE_CHECKING:
     help="A rack, given several times: the bookies stand in these in turn.",
 )
 @click.option(
+    "--proxies",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="How many proxies serve Arrow Flight.",
+)
+@click.option(
     "--autorecovery/--no-autorecovery",
     default=True,
     show_default=True,
@@ -66,9 +75,10 @@ def sandbox_command(
     data_dir: Path | None,
     uri_file: Path | None,
     racks: tuple[str, ...],
+    proxies: int,
     autorecovery: bool,
 ) -> None:
-    """Run a ZooKeeper, bookies and auto-recovery, each a process of its own, until interrupted.
+    """Run ZooKeeper, bookies, proxies and auto-recovery as processes, until interrupted.
 
     Prints the namespace URI when all are ready.  SIGINT (Ctrl-C) and SIGTERM stop them cleanly.
     """
@@ -83,6 +93,7 @@ def sandbox_command(
                 base_port=base_port,
                 data_dir=data_dir,
                 racks=racks,
+                proxies=proxies,
                 autorecovery=autorecovery,
             ) as sandbox:
                 _announce(sandbox, uri_file)
@@ -110,7 +121,7 @@ def _stop_signals() -> Iterator[threading.Event]:
 
 def _watch(sandbox: Sandbox, stopped: threading.Event) -> None:
     """Wait for the end; say once of each process that it ended by itself."""
-    running: list[Bookie | AutoRecoveryProcess] = list(sandbox.bookies)
+    running: list[Bookie | Proxy | AutoRecoveryProcess] = [*sandbox.bookies, *sandbox.proxies]
     if sandbox.autorecovery is not None:
         running.append(sandbox.autorecovery)
     while not stopped.wait(_POLL_S):
@@ -133,6 +144,10 @@ def _announce(sandbox: Sandbox, uri_file: Path | None) -> None:
                     {"name": bookie.name, "address": bookie.address, "pid": bookie.pid}
                     for bookie in sandbox.bookies
                 ],
+                "proxies": [
+                    {"name": proxy.name, "location": proxy.location, "pid": proxy.pid}
+                    for proxy in sandbox.proxies
+                ],
                 "autorecovery": sandbox.autorecovery.pid if sandbox.autorecovery else None,
             }
         )
@@ -140,6 +155,8 @@ def _announce(sandbox: Sandbox, uri_file: Path | None) -> None:
     click.echo(sandbox.uri)
     for bookie in sandbox.bookies:
         click.echo(f"{bookie.name} on {bookie.address}, process {bookie.pid}")
+    for proxy in sandbox.proxies:
+        click.echo(f"{proxy.name} on {proxy.location}, process {proxy.pid}")
     if sandbox.autorecovery is not None:
         click.echo(f"auto-recovery, process {sandbox.autorecovery.pid}")
     click.echo(f"export DLOG_URI={sandbox.uri}    # for dlog in another terminal; Ctrl-C stops")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import msgspec
 
-from dlcore.errors import ConfigurationError
-from dlcore.ids import validate_log_name
+from dlcore.errors import ConfigurationError, OwnershipAcquireFailedError
+from dlcore.ids import DLSN, validate_log_name
 from dlcore.proxy.membership import location_of
 
 if TYPE_CHECKING:
@@ -16,14 +16,25 @@ if TYPE_CHECKING:
 
     from dlcore.namespace import Namespace
     from dlcore.proxy.membership import Membership
+    from dlcore.proxy.writing.owner import LogOwner
 
 Answer: TypeAlias = dict[str, object]
+Drain: TypeAlias = "Callable[[], Awaitable[None]]"
 
 
 class LogRequest(msgspec.Struct, forbid_unknown_fields=True):
     """An action on one log."""
 
     log: str
+
+
+class TruncateRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """What to keep of a log: one of the three says where it begins."""
+
+    log: str
+    dlsn: str | None = None
+    txid: int | None = None
+    timestamp_ms: int | None = None
 
 
 class NoRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -43,12 +54,27 @@ class _Action:
 class Actions:
     """The actions of one proxy, by name."""
 
-    def __init__(self, namespace: Namespace, membership: Membership) -> None:
+    def __init__(
+        self, namespace: Namespace, membership: Membership, owner: LogOwner, drain: Drain
+    ) -> None:
         self._namespace = namespace
         self._membership = membership
+        self._owner_of_logs = owner
+        self._drain_proxy = drain
         self._actions: dict[str, _Action] = {}
         self._add("create", "Create a log of bytes: {log}.", LogRequest, self._create)
+        self._add("delete", "Delete a log and its data: {log}.", LogRequest, self._delete)
+        self._add("seal", "Let no record follow in a log: {log}.", LogRequest, self._seal)
+        self._add(
+            "truncate",
+            "Drop the records of a log below a position: {log, dlsn | txid | timestamp_ms}.",
+            TruncateRequest,
+            self._truncate,
+        )
         self._add("owner", "Tell which proxy should own a log: {log}.", LogRequest, self._owner)
+        self._add("logs", "List the logs that this proxy owns: {}.", NoRequest, self._logs)
+        self._add("release", "Let go of a log: {log}.", LogRequest, self._release)
+        self._add("drain", "Let go of all logs and take none: {}.", NoRequest, self._drain)
         self._add("proxies", "List where live proxies serve: {}.", NoRequest, self._proxies)
 
     def _add(
@@ -80,6 +106,46 @@ class Actions:
 
     async def _create(self, request: LogRequest) -> Answer:
         await self._namespace.create_log(request.log)
+        return {}
+
+    async def _delete(self, request: LogRequest) -> Answer:
+        log = await self._let_go(request.log)
+        try:
+            await self._namespace.delete_log(log)
+        except OwnershipAcquireFailedError as error:
+            self._owner_of_logs.redirect(log, error)
+            raise
+        return {}
+
+    async def _seal(self, request: LogRequest) -> Answer:
+        log = await self._let_go(request.log)
+        try:
+            await (await self._owner_of_logs.open(log)).mark_end_of_stream()
+        except OwnershipAcquireFailedError as error:
+            self._owner_of_logs.redirect(log, error)
+            raise
+        return {}
+
+    async def _let_go(self, log: str) -> str:
+        """Let go of a log if it is owned here, so that it can be locked; return its name."""
+        log = validate_log_name(log)
+        await self._owner_of_logs.release(log)
+        return log
+
+    async def _truncate(self, request: TruncateRequest) -> Answer:
+        log = await self._namespace.open_log(request.log)
+        dlsn = None if request.dlsn is None else DLSN.parse(request.dlsn)
+        changed = await log.truncate(dlsn, txid=request.txid, timestamp_ms=request.timestamp_ms)
+        return {"truncated": changed}
+
+    async def _logs(self, _: NoRequest) -> Answer:
+        return {"logs": self._owner_of_logs.owned()}
+
+    async def _release(self, request: LogRequest) -> Answer:
+        return {"released": await self._owner_of_logs.release(validate_log_name(request.log))}
+
+    async def _drain(self, _: NoRequest) -> Answer:
+        await self._drain_proxy()
         return {}
 
     async def _owner(self, request: LogRequest) -> Answer:

@@ -12,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from dlcore.background import BackgroundTasks
-from dlcore.errors import MetadataError, NoNodeError
+from dlcore.errors import MetadataError
 from dlcore.log.metadata.owner import SessionNode
 from dlcore.metadata.paths import unescape
 from dlcore.proxy.rendezvous import preferred_owner
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from dlcore.metadata.port import MetadataStore, Unsubscribe
 
 logger = logging.getLogger(__name__)
+
+_LEAVE_S = 2.0
 
 
 def location_of(address: str) -> str:
@@ -43,11 +45,6 @@ class Membership:
         self.live: frozenset[str] = frozenset()
         """Addresses of the proxies that take logs, this one among them until it leaves."""
 
-    @property
-    def has_joined(self) -> bool:
-        """Whether this proxy is among them."""
-        return self.address in self.live
-
     def preferred(self, log: str) -> str | None:
         """Return the address of the proxy that should own a log; None if there is none."""
         return preferred_owner(log, self.live)
@@ -63,8 +60,9 @@ class Membership:
         """Vanish from the live ones, and go on to know the others.  Idempotent."""
         await self._node.aclose()
         # Without an answer the node goes with the session.
-        with contextlib.suppress(NoNodeError, MetadataError):
-            await self._store.delete(self._node.path)
+        with contextlib.suppress(MetadataError, TimeoutError):
+            async with asyncio.timeout(_LEAVE_S):
+                await self._store.delete(self._node.path)
         self.live -= {self.address}
 
     async def aclose(self) -> None:

@@ -9,16 +9,19 @@ import grpc
 
 from dlcore.closing import AsyncClosing
 from dlcore.errors import ConfigurationError
-from dlcore.namespace import open_namespace
 from dlcore.proxy.actions import Actions
 from dlcore.proxy.health import Health
 from dlcore.proxy.membership import Membership, location_of
 from dlcore.proxy.reading.serving import ReadPath
 from dlcore.proxy.service import FlightService
+from dlcore.proxy.writing.owner import LogOwner
+from dlcore.proxy.writing.put import PutService
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from dlcore.namespace import Namespace
     from dlcore.proxy.config import ProxyConfig
-    from dlcore.tls import TlsFiles
 
 _STOP_GRACE_S = 0.5
 
@@ -39,9 +42,9 @@ class ProxyServer(AsyncClosing):
 
     @classmethod
     async def start(
-        cls, uri: str, config: ProxyConfig, *, tls: TlsFiles | None = None
+        cls, open_as: Callable[[str], Awaitable[Namespace]], config: ProxyConfig
     ) -> ProxyServer:
-        """Serve the namespace at `uri`; with `tls` bookies are asked by it.
+        """Serve the namespace that `open_as` opens under the name which it is given.
 
         Raises:
             ConfigurationError: the port is taken, or the host is none of this machine.
@@ -49,36 +52,45 @@ class ProxyServer(AsyncClosing):
         """
         async with AsyncExitStack() as steps:
             server = grpc.aio.server(
+                maximum_concurrent_rpcs=config.calls_max,
                 options=[
+                    # Clients whose machine is gone hold nothing for long.
+                    ("grpc.keepalive_time_ms", 30_000),
+                    ("grpc.keepalive_timeout_ms", 10_000),
                     # Two processes on one port would share its clients between them.
                     ("grpc.so_reuseport", 0),
                     ("grpc.max_receive_message_length", config.message_bytes_max),
-                ]
+                ],
             )
             steps.push_async_callback(server.stop, None)
             port = _listen(server, config)
             address = f"{config.advertised_host or config.host}:{config.advertised_port or port}"
-            namespace = await steps.enter_async_context(
-                await open_namespace(uri, client_id=location_of(address), tls=tls)
-            )
+            namespace = await steps.enter_async_context(await open_as(location_of(address)))
             context = namespace.log_context
             membership = Membership(context.store, context.paths, address)
             steps.push_async_callback(membership.aclose)
             health = Health()
             reads = ReadPath(namespace, membership, config)
             steps.push_async_callback(reads.aclose)
-            service = FlightService(Actions(namespace, membership), reads)
+            owner = LogOwner(namespace, membership, config)
+            steps.push_async_callback(owner.aclose)
+
+            async def drain() -> None:
+                health.tell(serves=False)
+                await owner.drain()
+
+            actions = Actions(namespace, membership, owner, drain)
+            service = FlightService(actions, PutService(owner, config), reads)
             server.add_generic_rpc_handlers((service.handler(), health.handler()))
             await server.start()
             steps.push_async_callback(server.stop, _STOP_GRACE_S)
             await membership.join()
-            steps.push_async_callback(membership.leave)
             health.tell(serves=True)
-            steps.callback(health.tell, serves=False)
+            steps.push_async_callback(drain)
             return cls(address, reads, steps.pop_all())
 
     async def aclose(self) -> None:
-        """Leave the live proxies, end what is served, close the namespace."""
+        """Drain: let go of all logs; then end what is served, and close the namespace."""
         await self._steps.aclose()
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from dlcore.proxy.actions import Actions
     from dlcore.proxy.reading.serving import ReadPath
+    from dlcore.proxy.writing.put import PutService
 
 FLIGHT = "arrow.flight.protocol.FlightService"
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -65,8 +66,9 @@ def answering(
 class FlightService:
     """Answers the calls of Flight clients."""
 
-    def __init__(self, actions: Actions, reads: ReadPath) -> None:
+    def __init__(self, actions: Actions, puts: PutService, reads: ReadPath) -> None:
         self._actions = actions
+        self._puts = puts
         self._reads = reads
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -95,6 +97,11 @@ class FlightService:
                 request_deserializer=pb.Criteria.FromString,
                 response_serializer=pb.FlightInfo.SerializeToString,
             ),
+            "DoPut": grpc.stream_stream_rpc_method_handler(
+                self._do_put,
+                request_deserializer=pb.FlightData.FromString,
+                response_serializer=pb.PutResult.SerializeToString,
+            ),
             "ListActions": grpc.unary_stream_rpc_method_handler(
                 streaming(self._list_actions),
                 request_deserializer=pb.Empty.FromString,
@@ -113,6 +120,12 @@ class FlightService:
 
         try:
             await self._reads.do_get(request.ticket, send)
+        except DLError as error:
+            await refuse(context, error)
+
+    async def _do_put(self, _: object, context: Context) -> None:
+        try:
+            await self._puts.serve(context)
         except DLError as error:
             await refuse(context, error)
 

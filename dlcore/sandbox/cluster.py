@@ -1,8 +1,9 @@
-"""The embedded cluster: one ZooKeeper and some bookies, each a process with a folder of its own.
+"""The embedded cluster: one ZooKeeper, some bookies and proxies, each a process of its own.
 
 <data dir>/sandbox.lock                 held while a sandbox, or what it left, runs on the folder
 <data dir>/zookeeper/{zoo.cfg,zookeeper.log,data}
 <data dir>/bookie-<n>, bookie-<n>.log
+<data dir>/proxy-<n>.log
 <data dir>/autorecovery.log
 """
 
@@ -52,6 +53,8 @@ _AUTORECOVERY_OPTIONS = (
 )
 """Short: what is lost in a sandbox is lost to be seen coming back."""
 _SERVING = re.compile(r"^bookie (\S+) \(incarnation (\S+)\) serving on (\S+:\d+)$", re.MULTILINE)
+
+_PROXY_SERVING = re.compile(r"^proxy serving on (\S+)$", re.MULTILINE)
 
 
 class _Process:
@@ -103,6 +106,19 @@ class _Process:
             environment={"PYTHONPATH": _python_path(), "PYTHONUNBUFFERED": "1"},
         )
 
+    def _wait_for(self, announcement: re.Pattern[str]) -> re.Match[str]:
+        """Wait until its latest process says that it serves."""
+        child = self._latest_child
+        has_settled = wait_until(
+            lambda: not child.is_running or announcement.search(child.output()) is not None,
+            timeout_s=_START_TIMEOUT_S,
+        )
+        served = announcement.search(child.output())
+        if served is None or not child.is_running:
+            problem = "ended" if has_settled else f"does not serve after {_START_TIMEOUT_S:g} s"
+            raise BookieUnavailableError(f"{self.name} {problem}: {child.describe_end()}")
+        return served
+
     @property
     def _latest_child(self) -> ChildProcess:
         if self._child is None:
@@ -148,16 +164,39 @@ class Bookie(_Process):
         self._run([*command, "--watch-parent"])
 
     def _wait_until_serving(self) -> None:
-        child = self._latest_child
-        has_settled = wait_until(
-            lambda: not child.is_running or _SERVING.search(child.output()) is not None,
-            timeout_s=_START_TIMEOUT_S,
-        )
-        served = _SERVING.search(child.output())
-        if served is None or not child.is_running:
-            problem = "ended" if has_settled else f"does not serve after {_START_TIMEOUT_S:g} s"
-            raise BookieUnavailableError(f"{self.name} {problem}: {child.describe_end()}")
+        served = self._wait_for(_SERVING)
         self._incarnation, self._address = served[2], served[3]
+
+
+class Proxy(_Process):
+    """One proxy process of a sandbox."""
+
+    def __init__(self, name: str, *, port: int, options: Sequence[str], cluster: Sandbox) -> None:
+        super().__init__(name, options=options, cluster=cluster)
+        self._port = port
+        self._location = ""
+
+    def __repr__(self) -> str:
+        state = f"pid={self.pid}" if self.is_running else "stopped"
+        return f"<Proxy {self.name} {self._location} {state}>"
+
+    @property
+    def location(self) -> str:
+        """What Flight clients connect to, or last did: ``grpc://host:port``."""
+        return self._location
+
+    def restart(self) -> None:
+        """Start it again, stopping it first if it runs; wait until it serves."""
+        self.terminate()
+        self._spawn()
+        self._wait_until_serving()
+
+    def _spawn(self) -> None:
+        command = ["-m", "dlcore.cli", "proxy", "run", "--uri", self._cluster.uri]
+        self._run([*command, "--host", HOST, "--port", str(self._port)])
+
+    def _wait_until_serving(self) -> None:
+        self._location = self._wait_for(_PROXY_SERVING)[1]
 
 
 class AutoRecoveryProcess(_Process):
@@ -185,6 +224,8 @@ class Sandbox:
     starts as many bookies as it had if that is more than `bookies`.  With `base_port` ZooKeeper
     listens there and the bookies on the ports after it, otherwise free ports are taken.
 
+    With `proxies` so many serve Arrow Flight, on the ports after those of the bookies.
+
     With `racks` the bookies stand in these in turn: ``bookie-1`` in the first one, and so on.
     Without `autorecovery` nobody makes the replicas again that lost bookies held.
 
@@ -201,23 +242,29 @@ class Sandbox:
         *,
         bookie_options: Sequence[str] = (),
         racks: Sequence[str] = (),
+        proxies: int = 0,
+        proxy_options: Sequence[str] = (),
         autorecovery: bool = True,
         autorecovery_options: Sequence[str] = (),
         report: Callable[[str], None] | None = None,
     ) -> None:
         require(condition=bookies >= 1, key="bookies", value=bookies, rule="expected 1 or more")
+        require(condition=proxies >= 0, key="proxies", value=proxies, rule="expected 0 or more")
         if base_port is not None:
             require(
-                condition=1 <= base_port <= 65535 - bookies,
+                condition=1 <= base_port <= 65535 - bookies - proxies,
                 key="base_port",
                 value=base_port,
-                rule=f"expected 1 … {65535 - bookies}: the bookies take the ports after it",
+                rule=f"expected 1 … {65535 - bookies - proxies}: bookies and proxies take the "
+                "ports after it",
             )
         self._bookies_min = bookies
         self._base_port = base_port
         self._data_dir = None if data_dir is None else Path(data_dir).absolute()
         self._bookie_options = tuple(bookie_options)
         self._racks = tuple(racks)
+        self._proxy_count = proxies
+        self._proxy_options = tuple(proxy_options)
         self._autorecovery = (
             AutoRecoveryProcess(options=autorecovery_options, cluster=self)
             if autorecovery
@@ -229,6 +276,7 @@ class Sandbox:
         self._warden: Warden | None = None
         self._zookeeper: EmbeddedZooKeeper | None = None
         self._bookies: list[Bookie] = []
+        self._proxies: list[Proxy] = []
 
     def __repr__(self) -> str:
         state = self.uri if self._zookeeper is not None else "stopped"
@@ -268,6 +316,11 @@ class Sandbox:
         return tuple(self._bookies)
 
     @property
+    def proxies(self) -> Sequence[Proxy]:
+        """The proxies, ``proxy-1`` first."""
+        return tuple(self._proxies)
+
+    @property
     def autorecovery(self) -> AutoRecoveryProcess | None:
         """The auto-recovery process, if the sandbox has one."""
         return self._autorecovery
@@ -285,7 +338,7 @@ class Sandbox:
         return folder
 
     def start(self) -> None:
-        """Start everything; return when all bookies are registered and serve."""
+        """Start everything; return when all bookies and proxies serve."""
         if self._zookeeper is not None:
             return
         try:
@@ -322,9 +375,27 @@ class Sandbox:
         for bookie in self._bookies:
             bookie._wait_until_serving()
             self._tell(f"{bookie.name} serves on {bookie.address}")
+        self._start_proxies()
         if self._autorecovery is not None:
             self._tell("starting auto-recovery")
             self._autorecovery.restart()
+
+    def _start_proxies(self) -> None:
+        first = None if self._base_port is None else self._base_port + len(self._bookies) + 1
+        self._proxies = [
+            Proxy(
+                f"proxy-{number + 1}",
+                port=0 if first is None else first + number,
+                options=self._proxy_options,
+                cluster=self,
+            )
+            for number in range(self._proxy_count)
+        ]
+        for proxy in self._proxies:
+            proxy._spawn()
+        for proxy in self._proxies:
+            proxy._wait_until_serving()
+            self._tell(f"{proxy.name} serves on {proxy.location}")
 
     def _options_of(self, number: int) -> tuple[str, ...]:
         if not self._racks:
@@ -347,9 +418,13 @@ class Sandbox:
 
     def stop(self) -> None:
         """Stop everything and wait until no process is left; nothing happens if it does not run."""
-        started = [self._autorecovery, *self._bookies]  # the first first: it needs the others
+        # The first first: they need the others.
+        started = [self._autorecovery, *self._proxies, *self._bookies]
         children = [each._child for each in started if each is not None and each._child is not None]
         try:
+            for proxy in self._proxies:  # a proxy lets go of its logs, which bookies help with
+                if proxy._child is not None:
+                    proxy.terminate()
             for child in children:
                 child.ask_to_stop()
             for child in children:
@@ -363,6 +438,7 @@ class Sandbox:
     def _let_go(self) -> None:
         self._zookeeper = None
         self._bookies = []
+        self._proxies = []
         if self._warden is not None:
             self._warden.close()  # kills what an interrupted stop has left
             self._warden = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -13,24 +12,13 @@ import pytest
 
 from dlcore.proto import health_pb2
 from dlcore.sync import open_namespace
-from tests.fixtures.proxies import ProxyProcess, proxy_process
-from tests.fixtures.waiting import wait_until
+from tests.fixtures.proxies import proxy_process
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from dlcore.sandbox.cluster import Sandbox
+    from tests.fixtures.proxies import ProxyProcess
 
 pytestmark = pytest.mark.integration
-
-WAIT_S = 60
-
-
-@pytest.fixture(scope="module")
-def proxy(sandbox: Sandbox) -> Iterator[ProxyProcess]:
-    """A proxy that the tests of this module share."""
-    with proxy_process(sandbox.uri) as process:
-        yield process
 
 
 def new_name() -> str:
@@ -78,25 +66,6 @@ def test_a_body_that_is_no_json_is_refused(proxy: ProxyProcess) -> None:
     """Random bytes are no request."""
     with proxy.client() as client, pytest.raises(pa.ArrowInvalid, match="malformed"):
         list(client.do_action(flight.Action("create", b"\x80\x04")))
-
-
-def test_proxies_know_each_other_and_agree(proxy: ProxyProcess, sandbox: Sandbox) -> None:
-    """One that comes is seen, and shares the logs; one that stops in order is gone at once."""
-    names = [new_name() for _ in range(30)]
-    with proxy_process(sandbox.uri) as other:
-        both = sorted([proxy.location, other.location])
-        for each in (proxy, other):
-            wait_until(partial(knows, each, both), timeout_s=WAIT_S)
-        owners = [proxy.act("owner", log=name)["location"] for name in names]
-        assert owners == [other.act("owner", log=name)["location"] for name in names]
-        assert set(owners) == set(both), "or a proxy of another test is there"
-        assert other.stop() == 0
-    wait_until(lambda: other.location not in proxy.act("proxies")["locations"], timeout_s=WAIT_S)
-
-
-def knows(proxy: ProxyProcess, wanted: list[str]) -> bool:
-    """Return whether a proxy knows all that are wanted."""
-    return set(wanted) <= set(proxy.act("proxies")["locations"])
 
 
 def test_the_standard_health_service_answers(proxy: ProxyProcess) -> None:

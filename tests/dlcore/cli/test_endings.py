@@ -86,7 +86,7 @@ ARGUMENTS = {
     "namespace show": "",
     "namespace watch": "{log}",
     "proxy run": "",
-    "sandbox": "--bookies 1 --no-autorecovery",
+    "sandbox": "--bookies 1 --proxies 0 --no-autorecovery",
     "segment list": "{log}",
     "staging clean": "--leftovers-days 3 --yes",
     "staging list": "--json",

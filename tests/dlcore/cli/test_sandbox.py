@@ -60,12 +60,14 @@ def wait_until_gone(pids: list[int]) -> None:
 
 
 def pids_of(announced: dict[str, object]) -> list[int]:
-    """Return the process ids of the bookies, and of auto-recovery if it was announced."""
-    bookies, autorecovery = announced["bookies"], announced["autorecovery"]
+    """Return the process ids of bookies and proxies, and of auto-recovery if announced."""
+    bookies, proxies = announced["bookies"], announced["proxies"]
+    autorecovery = announced["autorecovery"]
     assert isinstance(bookies, list)
+    assert isinstance(proxies, list)
     assert autorecovery is None or isinstance(autorecovery, int)
     return [
-        *(bookie["pid"] for bookie in bookies),
+        *(each["pid"] for each in (*bookies, *proxies)),
         *([] if autorecovery is None else [autorecovery]),
     ]
 
@@ -81,7 +83,7 @@ def test_a_restart_on_the_same_folder_finds_all_data(tmp_path: Path) -> None:
             with namespace.open_log("kept") as log, log.open_writer() as writer:
                 writer.write(LogRecord(txid=7, payload=b"kept"))
         pids = pids_of(announced)
-        assert len(pids) == 4
+        assert len(pids) == 5
         assert all(is_running(pid) for pid in pids)
     wait_until_gone(pids)
     assert not uri_file.exists()
@@ -185,18 +187,19 @@ def watched(
 def test_a_process_that_ends_by_itself_is_told_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A bookie and auto-recovery may be missed: the rest goes on until it is stopped."""
+    """Each of these may be missed: the rest goes on until it is stopped."""
+    names = ("bookie-1", "proxy-1", "autorecovery")
     uri_file = tmp_path / "uri"
 
-    def kill_both(watcher: Watcher, announced: dict[str, object]) -> None:
+    def kill_each(watcher: Watcher, announced: dict[str, object]) -> None:
         assert uri_file.read_text().strip() == announced["uri"]
-        for pid, name in zip(pids_of(announced), ("bookie-1", "autorecovery"), strict=True):
+        for pid, name in zip(pids_of(announced), names, strict=True):
             os.kill(pid, signal.SIGKILL)
             watcher.wait_for(partial(watcher.has_told, f"{name} ended; its output is in "))
 
-    exit_code, watcher = watched(capfd, kill_both, "--uri-file", str(uri_file))
+    exit_code, watcher = watched(capfd, kill_each, "--uri-file", str(uri_file))
     assert exit_code == 0
-    assert watcher.err.count("bookie-1 ended") == watcher.err.count("autorecovery ended") == 1
+    assert [watcher.err.count(f"{name} ended") for name in names] == [1, 1, 1]
     assert not uri_file.exists()
 
 

@@ -35,6 +35,6 @@ class EndedCall:
 
 def test_a_call_that_ended_is_no_defect() -> None:
     """Its handler ends as by the cancellation that is on its way, so that no defect is logged."""
-    service = FlightService(cast("Any", None), cast("Any", Reads()))
+    service = FlightService(cast("Any", None), cast("Any", None), cast("Any", Reads()))
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(service._do_get(pb.Ticket(ticket=b"{}"), cast("Any", EndedCall())))

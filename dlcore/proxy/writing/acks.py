@@ -1,0 +1,81 @@
+"""What one stream has sent, what of it is durable, and what its client was told.  No I/O.
+
+Theory of operation.  Batches are accepted in the order in which they came, and become durable in
+that order.  An acknowledgement says how many records of the stream are durable, in all, and where
+the last of them is: so several that are due are one, and a client that reads none of them makes
+nobody keep anything.  The window is what may be accepted and not durable; a batch is taken while
+there is any room, so that one larger than the window passes by itself.
+
+Invariants: what was told never falls, and is never above what is durable; that is never above what
+was accepted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dlcore.ids import DLSN
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """So many records of the stream are durable, the last one at this position."""
+
+    records: int
+    dlsn: DLSN
+
+
+class StreamAcks:
+    """The books of one stream."""
+
+    def __init__(self, *, window_records: int, window_bytes: int) -> None:
+        self._window_records = window_records
+        self._window_bytes = window_bytes
+        self._pending: deque[tuple[int, int]] = deque()  # of each batch its records and bytes
+        self._pending_records = 0
+        self._pending_bytes = 0
+        self._durable: Ack | None = None
+        self._told = 0
+
+    def __repr__(self) -> str:
+        durable = 0 if self._durable is None else self._durable.records
+        return f"<StreamAcks durable={durable} pending={self._pending_records} told={self._told}>"
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the next batch may be taken."""
+        return (
+            self._pending_records < self._window_records
+            and self._pending_bytes < self._window_bytes
+        )
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that was accepted is durable, and told."""
+        return not self._pending and (self._durable is None or self._durable.records == self._told)
+
+    def accepted(self, records: int, size_bytes: int) -> None:
+        """Note a batch that was handed over to be written."""
+        assert records > 0
+        self._pending.append((records, size_bytes))
+        self._pending_records += records
+        self._pending_bytes += size_bytes
+
+    def durable(self, dlsn: DLSN) -> None:
+        """Note that the oldest batch is durable, its last record at this position."""
+        records, size_bytes = self._pending.popleft()
+        self._pending_records -= records
+        self._pending_bytes -= size_bytes
+        before = 0 if self._durable is None else self._durable.records
+        self._durable = Ack(before + records, dlsn)
+
+    def next_ack(self) -> Ack | None:
+        """Return what to tell the client now; None if it knows all there is."""
+        ack = self._durable
+        if ack is None or ack.records == self._told:
+            return None
+        self._told = ack.records
+        return ack

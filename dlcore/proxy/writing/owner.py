@@ -1,0 +1,229 @@
+"""Acquires logs for a proxy and lets go of them: performs what `ownership` decides."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, assert_never
+
+from dlcore.background import BackgroundTasks, told_to_callers
+from dlcore.errors import (
+    DLError,
+    LogElsewhereError,
+    LogNotReadyError,
+    MetadataSessionExpiredError,
+    OverCapacityError,
+    OwnershipAcquireFailedError,
+)
+from dlcore.metadata.port import SessionState
+from dlcore.proxy.membership import location_of
+from dlcore.proxy.writing.owned_log import OwnedLog
+from dlcore.proxy.writing.ownership import Elsewhere, Ownership, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from dlcore.log.manager import DistributedLogManager
+    from dlcore.log.writing.writer import AsyncLogWriter
+    from dlcore.namespace import Namespace
+    from dlcore.proxy.config import ProxyConfig
+    from dlcore.proxy.membership import Membership
+
+logger = logging.getLogger(__name__)
+
+_LEAVE_S = 5.0
+"""How long streams may take to tell their clients the last acknowledgements."""
+
+
+class LogOwner:
+    """The logs that one proxy writes."""
+
+    def __init__(self, namespace: Namespace, membership: Membership, config: ProxyConfig) -> None:
+        self._namespace = namespace
+        self._membership = membership
+        self._config = config
+        context = namespace.log_context
+        self._clock = context.clock
+        self._log_config = replace(context.config, lock_timeout_s=config.lock_timeout_s)
+        self._ownership = Ownership(membership.address, logs_max=config.logs_max)
+        self._logs: dict[str, OwnedLog] = {}
+        self._changes: dict[str, asyncio.Future[None]] = {}  # ends when a log's state has changed
+        self._tasks = BackgroundTasks(told_to_callers)
+        self._unsubscribe = context.store.on_session(self._session_changed)
+        self._idle_looks = asyncio.create_task(self._release_idle(), name="releasing idle logs")
+
+    def __len__(self) -> int:
+        return len(self._ownership)
+
+    def owned(self) -> list[str]:
+        """Return the sorted names of the logs that it owns."""
+        return self._ownership.owned()
+
+    async def get(self, name: str) -> OwnedLog:
+        """Return a log to write to, acquired if need be.
+
+        Raises:
+            LogElsewhereError: another proxy serves it.
+            LogNotReadyError: no live proxy takes logs.
+            OverCapacityError: this one owns as many as it may.
+            DLError: it cannot be acquired.
+        """
+        while True:
+            decision = self._ownership.ask(name, self._membership.live)
+            if isinstance(decision, Elsewhere):
+                raise elsewhere(name, decision)
+            match decision:
+                case Verdict.SERVE:
+                    return self._logs[name]
+                case Verdict.WAIT:
+                    await asyncio.shield(self._changes[name])
+                case Verdict.ACQUIRE:
+                    # In a task of its own: others wait for it, whoever asked first may go.
+                    await asyncio.shield(self._change(name, self._acquire))
+                case Verdict.FULL:
+                    raise OverCapacityError(
+                        f"log {name!r}: this proxy owns {self._config.logs_max} logs, the limit "
+                        "logs_max"
+                    )
+                case Verdict.NOBODY:
+                    raise LogNotReadyError(f"log {name!r}: no live proxy takes logs, try again")
+                case _:
+                    assert_never(decision)
+
+    def lost(self, name: str, log: OwnedLog, error: DLError) -> None:
+        """Let go at once of a log whose writer has failed: nothing more is acknowledged."""
+        log.end(error, is_lost=True)
+        if self._logs.get(name) is log and self._ownership.release(name):
+            logger.warning("log=%s is lost: %s: %s", name, type(error).__name__, error)
+            self._change(name, self._abort)
+
+    async def release(self, name: str) -> bool:
+        """Let go of a log once all that was accepted is durable; False if it is not owned."""
+        if not self._ownership.release(name):
+            return False
+        await asyncio.shield(self._change(name, self._close))
+        return True
+
+    async def drain(self) -> None:
+        """Take no log any more, and let go of all; clients are sent to those who take over."""
+        await self._membership.leave()
+        logs = list(self._logs.values())
+        while len(self._ownership):
+            for name in self._ownership.owned():
+                self._ownership.release(name)
+                self._change(name, self._close)
+            await asyncio.wait(list(self._changes.values()))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LEAVE_S):
+                for log in logs:
+                    await log.wait_left()
+
+    async def aclose(self) -> None:
+        """Drain, and end what goes on in the background."""
+        self._unsubscribe()
+        self._idle_looks.cancel()
+        await asyncio.gather(self._idle_looks, return_exceptions=True)
+        await self.drain()
+        await self._tasks.aclose()
+
+    async def open(
+        self, name: str, *, lock_timeout_s: float | None = None
+    ) -> DistributedLogManager:
+        """Open a log whose lock is waited for as long as the configuration says, or so long.
+
+        Raises: LogNotFoundError, MetadataError.
+        """
+        config = self._log_config
+        if lock_timeout_s is not None:
+            config = replace(config, lock_timeout_s=lock_timeout_s)
+        return await self._namespace.open_log(name, config=config)
+
+    def redirect(self, name: str, error: OwnershipAcquireFailedError) -> None:
+        """Raise `LogElsewhereError` if the owner that was met is another live proxy."""
+        for address in self._membership.live - {self._membership.address}:
+            if error.owner == location_of(address):
+                raise elsewhere(name, Elsewhere(address)) from error
+
+    def _change(
+        self, name: str, work: Callable[[str], Coroutine[Any, Any, None]]
+    ) -> asyncio.Future[None]:
+        change = self._tasks.start(work(name), name=f"{work.__name__} {name}")
+        self._changes[name] = change
+        change.add_done_callback(lambda done: self._changed(name, done))
+        return change
+
+    def _changed(self, name: str, change: asyncio.Future[None]) -> None:
+        if self._changes.get(name) is change:
+            del self._changes[name]
+
+    async def _acquire(self, name: str) -> None:
+        try:
+            writer = await self._open_writer(name)
+        except BaseException:
+            self._ownership.gone(name)
+            raise
+        self._logs[name] = OwnedLog(writer, self._clock)
+        self._ownership.acquired(name)
+        logger.info("log=%s is owned", name)
+
+    async def _open_writer(self, name: str) -> AsyncLogWriter:
+        log = await self.open(name, lock_timeout_s=0.0)
+        try:
+            return await log.open_writer()
+        except OwnershipAcquireFailedError as error:
+            self.redirect(name, error)
+        # Of one that is gone, or about to let go: that is soon over.
+        log = await self.open(name)
+        return await log.open_writer()
+
+    async def _close(self, name: str) -> None:
+        log = self._logs[name]
+        successor = self._ownership.successor(name, self._membership.live)
+        log.end(not_here(name) if successor is None else elsewhere(name, successor))
+        try:
+            await log.writer.aclose()
+        except DLError as error:
+            # Who waits for what was not written is told by its future.
+            logger.warning("log=%s was let go of: %s: %s", name, type(error).__name__, error)
+        finally:
+            self._gone(name)
+
+    async def _abort(self, name: str) -> None:
+        try:
+            await self._logs[name].writer.abort()
+        finally:
+            self._gone(name)
+
+    def _gone(self, name: str) -> None:
+        del self._logs[name]
+        self._ownership.gone(name)
+        logger.info("log=%s is not owned any more", name)
+
+    def _session_changed(self, state: SessionState) -> None:
+        if state is not SessionState.EXPIRED:
+            return
+        for name, log in list(self._logs.items()):
+            error = MetadataSessionExpiredError(f"the proxy lost its session, and log {name!r}")
+            self.lost(name, log, error)
+
+    async def _release_idle(self) -> None:
+        after_s = self._config.idle_release_s
+        while True:
+            await asyncio.sleep(after_s / 4)
+            for name in self._ownership.owned():
+                if self._logs[name].idle_s() >= after_s and self._ownership.release(name):
+                    logger.info("log=%s is idle", name)
+                    self._change(name, self._close)
+
+
+def elsewhere(name: str, owner: Elsewhere) -> LogElsewhereError:
+    """Return the error that sends a client to the proxy that serves a log."""
+    location = location_of(owner.address)
+    return LogElsewhereError(f"log {name!r} is served by {location}", location=location)
+
+
+def not_here(name: str) -> LogNotReadyError:
+    """Return the error for a log that this proxy let go of, and may acquire again."""
+    return LogNotReadyError(f"log {name!r} was let go of: try again")

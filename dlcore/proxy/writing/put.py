@@ -1,0 +1,195 @@
+"""One DoPut: batches in, acknowledgements out, until the client has sent all or the log moves.
+
+Two tasks: one takes messages while there is room, the other tells what has become durable.  What
+the server sends are JSON objects: first `ready`, then cumulative acknowledgements, and `draining`
+before it ends a stream of a log that it lets go of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+
+import grpc
+import msgspec
+
+from dlcore.errors import AlreadyClosedError, DLError, LogElsewhereError, WriteError
+from dlcore.proto import flight_pb2 as pb
+from dlcore.proxy.flight.put import PutDecoder, parse_target
+from dlcore.proxy.writing.acks import StreamAcks
+from dlcore.proxy.writing.budget import ByteBudget
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pyarrow as pa
+
+    from dlcore.ids import DLSN
+    from dlcore.proxy.config import ProxyConfig
+    from dlcore.proxy.writing.owned_log import OwnedLog
+    from dlcore.proxy.writing.owner import LogOwner
+
+Context: TypeAlias = "grpc.aio.ServicerContext[pb.FlightData, pb.PutResult]"
+
+
+class PutService:
+    """Serves the streams of one proxy."""
+
+    def __init__(self, owner: LogOwner, config: ProxyConfig) -> None:
+        self._owner = owner
+        self._config = config
+        self._budget = ByteBudget(config.pending_bytes_max)
+
+    async def serve(self, context: Context) -> None:
+        """Serve one stream to its end.
+
+        Raises:
+            DLError: what refused it, once all that was accepted before is acknowledged; or why
+                nothing more is.
+        """
+        first = await _read(context)
+        if first is None:
+            return
+        target = parse_target(first.flight_descriptor)
+        decoder = PutDecoder(first)
+        log = await self._owner.get(target.log)
+        log.check(decoder.schema)
+        config = self._config
+        ready = {
+            "log": target.log,
+            "window_records": config.window_records,
+            "window_bytes": config.window_bytes,
+        }
+        acks = StreamAcks(window_records=config.window_records, window_bytes=config.window_bytes)
+        stream = _Stream(context, log, acks, self._budget, partial(self._lost, target.log, log))
+        log.join(stream.wake.set)
+        try:
+            await _send(context, ready=ready)
+            await stream.exchange(decoder)
+        finally:
+            log.leave(stream.wake.set)
+
+    def _lost(self, name: str, log: OwnedLog, error: DLError) -> DLError:
+        """Let go of a log that cannot be written to any more; return what to tell of it."""
+        told = WriteError(
+            f"log {name!r} is lost to this proxy, and what was not acknowledged may be in it or "
+            f"not: {type(error).__name__}: {error}"
+        )
+        self._owner.lost(name, log, told)
+        return told
+
+
+class _Stream:
+    """One client's stream to a log that the proxy owns."""
+
+    def __init__(
+        self,
+        context: Context,
+        log: OwnedLog,
+        acks: StreamAcks,
+        budget: ByteBudget,
+        lost: Callable[[DLError], DLError],
+    ) -> None:
+        self._context = context
+        self._log = log
+        self._acks = acks
+        self._budget = budget
+        self._lost = lost
+        self._room = asyncio.Event()
+        self._failure: DLError | None = None
+        self.wake = asyncio.Event()
+        """Set when there may be something to tell."""
+
+    async def exchange(self, decoder: PutDecoder) -> None:
+        """Take and tell, to the end."""
+        taking = asyncio.create_task(self._take(decoder), name="taking a stream")
+        taking.add_done_callback(lambda _: self.wake.set())
+        try:
+            await self._tell(taking)
+        finally:
+            taking.cancel()
+            await asyncio.gather(taking, return_exceptions=True)
+
+    async def _take(self, decoder: PutDecoder) -> None:
+        """Take batches until the client has sent all."""
+        while True:
+            while not self._acks.has_room:
+                self._room.clear()
+                await self._room.wait()
+            data = await _read(self._context)
+            if data is None:
+                return
+            batch = decoder.decode(data)
+            if batch.num_rows:
+                await self._accept(batch, len(data.data_body))
+
+    async def _accept(self, batch: pa.RecordBatch, size_bytes: int) -> None:
+        await self._budget.take(size_bytes)
+        try:
+            await self._log.writer.wait_for_capacity()
+            future = await self._log.accept(batch)
+        except BaseException as error:
+            self._budget.give(size_bytes)
+            if isinstance(error, (WriteError, AlreadyClosedError)):
+                raise self._lost(error) from error
+            raise
+        self._acks.accepted(batch.num_rows, size_bytes)
+        future.add_done_callback(partial(self._answered, size_bytes))
+
+    def _answered(self, size_bytes: int, future: asyncio.Future[DLSN]) -> None:
+        """Note that a batch is durable, or failed; also when the client has gone meanwhile."""
+        self._budget.give(size_bytes)
+        error = future.exception()
+        if error is None:
+            self._acks.durable(future.result())
+        else:
+            assert isinstance(error, DLError)
+            self._failure = self._failure or self._lost(error)
+        self._room.set()
+        self.wake.set()
+
+    async def _tell(self, taking: asyncio.Task[None]) -> None:
+        """Tell what is durable, until all is that was taken and nothing more will be."""
+        log = self._log
+        while True:
+            self.wake.clear()
+            if self._failure is not None:
+                raise self._failure
+            if log.is_lost:
+                assert log.ending is not None
+                raise log.ending
+            if log.ending is not None:
+                taking.cancel()
+            ack = self._acks.next_ack()
+            if ack is not None:
+                await _send(self._context, acked=ack.records, dlsn=str(ack.dlsn))
+            elif taking.done() and self._acks.is_settled:
+                break
+            else:
+                await self.wake.wait()
+        if taking.cancelled() or taking.exception() is not None:
+            await self._refuse(taking, log.ending)
+
+    async def _refuse(self, taking: asyncio.Task[None], ending: DLError | None) -> NoReturn:
+        """End a stream whose client may have sent more than was taken."""
+        if ending is None:
+            taking.result()
+            raise AssertionError("it has failed")
+        location = ending.location if isinstance(ending, LogElsewhereError) else None
+        await _send(self._context, draining={"location": location})
+        raise ending
+
+
+async def _read(context: Context) -> pb.FlightData | None:
+    """Return the next message; None if the client has sent all."""
+    message: Any = await context.read()
+    return message if isinstance(message, pb.FlightData) else None
+
+
+async def _send(context: Context, **message: object) -> None:
+    try:
+        await context.write(pb.PutResult(app_metadata=msgspec.json.encode(message)))
+    except grpc.aio.InternalError as error:
+        # The call ended a moment ago, and the news of it is on its way.
+        raise asyncio.CancelledError from error

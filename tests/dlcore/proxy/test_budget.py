@@ -1,0 +1,86 @@
+"""The memory of all streams together: in turn, never more than there is, nothing lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from dlcore.proxy.writing.budget import ByteBudget
+from tests.fixtures.aio import run
+
+
+async def turns() -> None:
+    """Let tasks go on that can."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_who_finds_it_full_waits_in_turn() -> None:
+    """Also a small one behind a large one; what is larger than all passes alone."""
+
+    async def scenario() -> None:
+        budget = ByteBudget(100)
+        await budget.take(60)
+        large = asyncio.create_task(budget.take(500))
+        small = asyncio.create_task(budget.take(1))
+        await turns()
+        assert not large.done()
+        assert not small.done(), "the large one would wait for ever"
+        budget.give(60)
+        await turns()
+        assert large.done()
+        assert not small.done()
+        budget.give(500)
+        await turns()
+        assert small.done()
+        assert budget.taken_bytes == 1
+
+    run(scenario())
+
+
+def test_one_that_is_cancelled_holds_nothing() -> None:
+    """Before its turn, and in the moment of it."""
+
+    async def scenario() -> None:
+        budget = ByteBudget(10)
+        await budget.take(10)
+        first, second, third = (asyncio.create_task(budget.take(10)) for _ in range(3))
+        await turns()
+        first.cancel()
+        await turns()
+        budget.give(10)
+        second.cancel()
+        await turns()
+        assert second.cancelled()
+        assert third.done()
+        assert budget.taken_bytes == 10
+        budget.give(10)
+
+    run(scenario())
+
+
+def test_any_order_keeps_within_the_limit() -> None:
+    """Random takers, some of which give up."""
+
+    async def scenario() -> None:
+        rng = random.Random(5)
+        budget = ByteBudget(100)
+
+        async def use(size_bytes: int) -> None:
+            await budget.take(size_bytes)
+            try:
+                assert budget.taken_bytes <= 100
+                for _ in range(rng.randrange(4)):
+                    await asyncio.sleep(0)
+            finally:
+                budget.give(size_bytes)
+
+        tasks = [asyncio.create_task(use(rng.randrange(1, 100))) for _ in range(300)]
+        while not all(task.done() for task in tasks):
+            if rng.random() < 0.1:
+                rng.choice(tasks).cancel()
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert budget.taken_bytes == 0
+
+    run(scenario())

@@ -1,0 +1,33 @@
+"""The settings of a proxy: each has a meaning, and values that cannot be are named."""
+
+from __future__ import annotations
+
+import pytest
+
+from dlcore.errors import ConfigurationError
+from dlcore.proxy.config import ProxyConfig, proxy_options
+
+
+def test_each_setting_is_an_option_with_words() -> None:
+    """The defaults are those of the class."""
+    options = proxy_options()
+    assert options["message_bytes_max"].default == ProxyConfig().message_bytes_max
+    assert all(option.text for option in options.values())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("port", 65536),
+        ("advertised_port", -1),
+        ("host", ""),
+        ("window_records", 0),
+        ("window_bytes", -5),
+        ("lock_timeout_s", -0.1),
+        ("log_level", "loud"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused(key: str, value: object) -> None:
+    """The error names the key and the value."""
+    with pytest.raises(ConfigurationError, match=f"{key}={value!r}"):
+        ProxyConfig(**{key: value})  # type: ignore[arg-type]

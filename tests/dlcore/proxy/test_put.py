@@ -1,0 +1,368 @@
+"""Streams of records through a proxy on this loop: acknowledged, refused, moved, lost."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from dlcore.records import LogRecord
+from tests.fixtures.aio import until_async
+from tests.fixtures.memory_namespace import CONFIG, read_all
+from tests.fixtures.served_proxies import PAYLOADS, Client, Proxies, with_proxies
+
+if TYPE_CHECKING:
+    from dlcore.records import LogRecordWithDLSN
+
+
+async def records(served: Proxies, log: str = "clicks") -> list[LogRecordWithDLSN]:
+    """Return what a direct reader finds in a log."""
+    return await read_all(await served.cluster.namespaces[0].open_log(log))
+
+
+async def until_owned(client: Client, *logs: str) -> None:
+    """Wait until a proxy owns these logs and no others."""
+
+    async def owns_them() -> bool:
+        return bool((await client.act("logs"))["logs"] == list(logs))
+
+    await until_async(owns_them)
+
+
+def test_what_is_acknowledged_is_in_the_log_in_order() -> None:
+    """The acknowledgement says where the last record is."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start()
+        stream = await client.opened("clicks")
+        for number in range(50):
+            await stream.send(b"%d" % number, b"%d'" % number)
+        last = await stream.told_all()
+        assert (await stream.status())[0] == "OK"
+        found = await records(served)
+        assert last == {"acked": 100, "dlsn": str(found[-1].dlsn)}
+        assert [each.payload for each in found[:4]] == [b"0", b"0'", b"1", b"1'"]
+        assert len(found) == 100
+        assert [each.txid for each in found] == sorted(each.txid for each in found)
+
+    with_proxies("clicks")(scenario)
+
+
+def test_records_of_many_streams_share_entries() -> None:
+    """What waits goes in the next entry, whoever sent it; each stream keeps its order."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start()
+        streams = [await client.opened("clicks") for _ in range(8)]
+
+        async def write(number: int) -> None:
+            for turn in range(20):
+                await streams[number].send(b"%d/%d" % (number, turn))
+            assert (await streams[number].told_all() or {})["acked"] == 20
+
+        await asyncio.gather(*map(write, range(8)))
+        found = await records(served)
+        entries = {(each.dlsn.lssn, each.dlsn.entry_id) for each in found}
+        assert len(found) == 160
+        assert len(entries) < 160
+        for number in range(8):
+            mine = [each.payload for each in found if each.payload.startswith(b"%d/" % number)]
+            assert mine == [b"%d/%d" % (number, turn) for turn in range(20)]
+
+    with_proxies("clicks")(scenario)
+
+
+def test_transaction_ids_are_the_time_and_never_fall() -> None:
+    """Where the log has a higher one already, that; a client may give its own."""
+
+    async def scenario(served: Proxies) -> None:
+        log = await served.cluster.namespaces[0].open_log("clicks")
+        client = await served.start()
+        clock = served.cluster.clocks[served.servers[0].location]
+        ahead = clock.current_ms + 5000
+        async with await log.open_writer() as writer:
+            await writer.write(LogRecord(ahead, b"direct"))
+        stream = await client.opened("clicks")
+        await stream.send(b"a")
+        await stream.acked(1)
+        clock.current_ms += 10_000
+        await stream.send(b"b")
+        await stream.told_all()
+        schema = pa.schema([("value", pa.string()), ("txid", pa.int32())])
+        low = await client.opened("clicks", schema)
+        await low.send_batch(pa.record_batch([["c"], pa.array([7], pa.int32())], schema=schema))
+        assert await low.told() is None
+        code, message, metadata = await low.status()
+        assert (code, metadata["dlog-error"]) == ("FAILED_PRECONDITION", "513")
+        assert "transaction id 7 is lower" in message
+        assert [each.txid for each in await records(served)] == [ahead, ahead, ahead + 5000]
+
+    with_proxies("clicks")(scenario)
+
+
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [
+        ([("key", pa.binary())], "expected one column payload"),
+        ([("payload", pa.binary()), ("value", pa.binary())], "expected one column payload"),
+        ([("payload", pa.binary()), ("payload", pa.binary())], "expected one column payload"),
+        ([("payload", pa.binary()), ("key", pa.binary())], "expected one column payload"),
+        ([("payload", pa.int64())], "column payload has type int64, expected binary"),
+        ([("payload", pa.binary()), ("txid", pa.string())], "txid has type string"),
+    ],
+)
+def test_a_schema_that_does_not_fit_is_refused_first(
+    columns: list[tuple[str, pa.DataType]], problem: str
+) -> None:
+    """Before anything is written, and without a word of being ready."""
+
+    async def scenario(served: Proxies) -> None:
+        stream = (await served.start()).put()
+        await stream.begin("clicks", pa.schema(columns))
+        assert await stream.told() is None
+        code, message, _ = await stream.status()
+        assert code == "INVALID_ARGUMENT"
+        assert problem in message
+
+    with_proxies("clicks")(scenario)
+
+
+def test_what_was_sent_before_a_bad_batch_is_acknowledged() -> None:
+    """Nulls are no payload; empty batches are nothing."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start()
+        stream = await client.opened("clicks")
+        await stream.send()
+        await stream.send(b"good")
+        await stream.send_batch(pa.record_batch([pa.array([None], pa.binary())], schema=PAYLOADS))
+        assert (await stream.told() or {})["acked"] == 1
+        assert await stream.told() is None
+        code, message, _ = await stream.status()
+        assert (code, "holds 1 nulls" in message) == ("INVALID_ARGUMENT", True)
+        assert [each.payload for each in await records(served)] == [b"good"]
+
+    with_proxies("clicks")(scenario)
+
+
+def test_an_unknown_log_and_a_sealed_one_are_refused() -> None:
+    """Each in its own words; a stream that says nothing ends in order."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start()
+        unknown = client.put()
+        await unknown.begin("nowhere")
+        assert (await unknown.status())[:1] == ("NOT_FOUND",)
+        await client.act("seal", log="clicks")
+        sealed = client.put()
+        await sealed.begin("clicks")
+        code, message, _ = await sealed.status()
+        assert (code, message.split(":")[0]) == ("FAILED_PRECONDITION", "EndOfStreamError")
+        silent = client.put()
+        assert await silent.told_all() is None
+        assert (await silent.status())[0] == "OK"
+
+    with_proxies("clicks")(scenario)
+
+
+def test_a_released_log_has_all_that_was_accepted() -> None:
+    """Its streams are told to drain, and end; the same proxy takes it again when it is asked."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start()
+        stream = await client.opened("clicks")
+        await stream.send(b"a")
+        await stream.acked(1)
+        assert await client.act("logs") == {"logs": ["clicks"]}
+        assert await client.act("release", log="clicks") == {"released": True}
+        assert await client.act("release", log="clicks") == {"released": False}
+        assert await client.act("logs") == {"logs": []}
+        assert await stream.told() == {"draining": {"location": None}}
+        assert await stream.told() is None
+        code, message, _ = await stream.status()
+        assert (code, "was let go of: try again" in message) == ("UNAVAILABLE", True)
+        again = await client.opened("clicks")
+        await again.send(b"b")
+        await again.told_all()
+        assert [each.payload for each in await records(served)] == [b"a", b"b"]
+
+    with_proxies("clicks")(scenario)
+
+
+def test_a_log_moves_to_the_proxy_that_takes_over() -> None:
+    """Drained, a proxy sends all to the other; until then it keeps what it owns."""
+
+    async def scenario(served: Proxies) -> None:
+        first = await served.start()
+        logs = [f"log-{number}" for number in range(6)]
+        streams = [await first.opened(log) for log in logs]
+        second = await served.start()
+        location = served.servers[1].location
+        for log in logs:  # wherever they should be, they are served where they are
+            elsewhere = second.put()
+            await elsewhere.begin(log)
+            code, _, metadata = await elsewhere.status()
+            assert (code, metadata["dlog-location"]) == ("UNAVAILABLE", served.servers[0].location)
+        await first.act("drain")
+        for log, stream in zip(logs, streams, strict=True):
+            assert await stream.told() == {"draining": {"location": location}}
+            assert await stream.told() is None
+            code, _, metadata = await stream.status()
+            assert (code, metadata["dlog-location"]) == ("UNAVAILABLE", location)
+            refused = first.put()
+            await refused.begin(log)
+            assert (await refused.status())[2]["dlog-location"] == location
+            moved = await second.opened(log)
+            await moved.send(b"x")
+            assert (await moved.told_all() or {})["acked"] == 1
+        assert await second.act("logs") == {"logs": logs}
+
+    with_proxies(*(f"log-{number}" for number in range(6)))(scenario)
+
+
+def test_a_proxy_alone_that_drains_takes_nothing() -> None:
+    """It says that nobody does."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start()
+        await client.act("drain")
+        stream = client.put()
+        await stream.begin("clicks")
+        code, message, _ = await stream.status()
+        assert (code, "no live proxy takes logs" in message) == ("UNAVAILABLE", True)
+
+    with_proxies("clicks")(scenario)
+
+
+def test_a_fenced_proxy_acknowledges_nothing_more() -> None:
+    """Another recovers the log behind its back; it drops it, and can own it again later."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start()
+        stream = await client.opened("clicks")
+        await stream.send(b"a")
+        await stream.acked(1)
+        unlocked = replace(CONFIG, lock_enabled=False)
+        log = await served.cluster.namespaces[0].open_log("clicks", config=unlocked)
+        async with await log.open_writer():
+            await stream.send(b"b")
+        assert await stream.told() is None
+        code, message, _ = await stream.status()
+        assert (code, "is lost to this proxy" in message) == ("UNAVAILABLE", True)
+        again = await client.opened("clicks")
+        await again.send(b"c")
+        await again.told_all()
+        assert [each.payload for each in await records(served)] == [b"a", b"c"]
+
+    with_proxies("clicks")(scenario)
+
+
+def test_a_lost_session_loses_the_logs() -> None:
+    """The proxy appears among the live ones again, and acquires them anew."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start()
+        stream = await client.opened("clicks")
+        await stream.send(b"a")
+        await stream.acked(1)
+        served.cluster.stores[served.servers[0].location].expire()
+        assert await stream.told() is None
+        code, message, _ = await stream.status()
+        assert (code, "lost its session" in message) == ("UNAVAILABLE", True)
+        again = await client.opened("clicks")
+        await again.send(b"b")
+        await again.told_all()
+        assert [each.payload for each in await records(served)] == [b"a", b"b"]
+
+    with_proxies("clicks")(scenario)
+
+
+def test_a_log_that_a_direct_writer_holds_is_refused() -> None:
+    """Its owner is named, and is no proxy to be sent to."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start(lock_timeout_s=0.05)
+        log = await served.cluster.namespaces[0].open_log("clicks")
+        async with await log.open_writer():
+            stream = client.put()
+            await stream.begin("clicks")
+            code, message, metadata = await stream.status()
+            assert (code, "is owned by direct" in message) == ("UNAVAILABLE", True)
+            assert "dlog-location" not in metadata
+            assert await client.act("logs") == {"logs": []}
+        await client.opened("clicks")
+
+    with_proxies("clicks")(scenario)
+
+
+def test_idle_logs_are_let_go_of() -> None:
+    """One that a stream is open to is not idle."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start(idle_release_s=0.05)
+        busy, idle = await client.opened("busy"), await client.opened("idle")
+        await idle.send(b"a")
+        await idle.told_all()
+        await until_owned(client, "busy")
+        await busy.send(b"b")
+        await busy.acked(1)
+
+    with_proxies("busy", "idle")(scenario)
+
+
+def test_more_logs_and_calls_than_allowed_are_refused() -> None:
+    """Those that are served go on."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start(logs_max=1, calls_max=2)
+        stream = await client.opened("a")
+        refused = client.put()
+        await refused.begin("b")
+        code, message, _ = await refused.status()
+        assert (code, "the limit logs_max" in message) == ("RESOURCE_EXHAUSTED", True)
+        another = await client.opened("a")
+        above = client.put()
+        assert (await above.status())[0] == "RESOURCE_EXHAUSTED"
+        for each in (stream, another):
+            await each.send(b"x")
+            await each.acked(1)
+
+    with_proxies("a", "b")(scenario)
+
+
+@pytest.mark.parametrize("limit", [{"window_records": 2}, {"pending_bytes_max": 64}])
+def test_a_stream_goes_on_through_its_window(limit: dict[str, int]) -> None:
+    """It takes no more than the window allows, and a client that reads nothing harms nobody."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start(**limit)
+        streams = [await client.opened("clicks") for _ in range(4)]
+
+        async def write(number: int) -> None:
+            for _ in range(30):
+                await streams[number].send(bytes(40))
+
+        await asyncio.gather(*map(write, range(4)))
+        for stream in streams:
+            assert (await stream.told_all() or {})["acked"] == 30
+        assert len(await records(served)) == 120
+
+    with_proxies("clicks")(scenario)
+
+
+def test_a_client_that_goes_leaves_nothing_behind() -> None:
+    """What was accepted is written; the log is nobody's then."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start(idle_release_s=0.05)
+        stream = await client.opened("clicks")
+        await stream.send(b"a")
+        await stream.acked(1)
+        stream.call.cancel()
+        await until_owned(client)
+        assert [each.payload for each in await records(served)] == [b"a"]
+
+    with_proxies("clicks")(scenario)

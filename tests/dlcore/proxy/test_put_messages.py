@@ -1,0 +1,178 @@
+"""What clients send by DoPut: taken when it is whole, refused with words when it is not."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from dlcore.errors import ConfigurationError, InvalidLogNameError
+from dlcore.proto import flight_pb2 as pb
+from dlcore.proxy.flight.put import ROWS_MAX, PutDecoder, parse_target
+from tests.fixtures.served_proxies import data_of
+
+BATCH = pa.record_batch({"payload": [b"one", b"two", b""], "txid": [1, 2, 3]})
+
+
+def decoder_of(schema: pa.Schema) -> PutDecoder:
+    """Return the decoder of a stream with this schema."""
+    return PutDecoder(data_of(schema.serialize()))
+
+
+def path(*parts: str) -> pb.FlightDescriptor:
+    """Return the descriptor of a path."""
+    return pb.FlightDescriptor(type=pb.FlightDescriptor.PATH, path=parts)
+
+
+def command(text: bytes) -> pb.FlightDescriptor:
+    """Return the descriptor of a command."""
+    return pb.FlightDescriptor(type=pb.FlightDescriptor.CMD, cmd=text)
+
+
+def test_a_path_or_a_command_names_the_log() -> None:
+    """A path may come in parts."""
+    assert parse_target(path("a/b")).log == "a/b"
+    assert parse_target(path("a", "b")).log == "a/b"
+    assert parse_target(command(b'{"log": "/a/b"}')).log == "a/b"
+
+
+@pytest.mark.parametrize(
+    ("descriptor", "error", "problem"),
+    [
+        (pb.FlightDescriptor(), ConfigurationError, "has no descriptor"),
+        (path(), InvalidLogNameError, "it is empty"),
+        (path("a//b"), InvalidLogNameError, "a//b"),
+        (command(b""), ConfigurationError, 'expected JSON like {"log": "clicks"}'),
+        (command(b"\xff\xfe"), ConfigurationError, "the descriptor's command"),
+        (command(b'{"log": "a", "speed": 3}'), ConfigurationError, "unknown field `speed`"),
+        (command(b'{"log": ".a"}'), InvalidLogNameError, "reserved"),
+    ],
+)
+def test_what_names_no_log_is_refused(
+    descriptor: pb.FlightDescriptor, error: type[ConfigurationError], problem: str
+) -> None:
+    """The error says what was expected."""
+    with pytest.raises(error, match=problem):
+        parse_target(descriptor)
+
+
+def test_a_batch_is_what_was_sent() -> None:
+    """Also one without rows."""
+    decoder = decoder_of(BATCH.schema)
+    assert decoder.decode(data_of(BATCH.serialize())).equals(BATCH)
+    empty = BATCH.slice(0, 0)
+    assert decoder.decode(data_of(empty.serialize())).num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        (pa.dictionary(pa.int8(), pa.string()), "dictionaries"),
+        (pa.string_view(), "views"),
+        (pa.binary_view(), "views"),
+        (pa.list_view(pa.int8()), "views"),
+        (pa.large_list_view(pa.int8()), "views and runs"),
+        (pa.run_end_encoded(pa.int32(), pa.int8()), "views and runs"),
+        (pa.null(), "nulls"),
+        (pa.struct([("inner", pa.list_(pa.string_view()))]), "views"),
+    ],
+)
+def test_a_type_that_grows_when_it_is_read_is_refused(kind: pa.DataType, problem: str) -> None:
+    """It may stand inside of others."""
+    with pytest.raises(ConfigurationError, match=f"column 'c': .*{problem}"):
+        decoder_of(pa.schema([("ok", pa.int64()), ("c", kind)]))
+
+
+def test_compressed_batches_are_refused() -> None:
+    """Four MiB of them may be gigabytes."""
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(sink, BATCH.schema, options=options) as writer:
+        writer.write_batch(BATCH)
+    reader = pa.ipc.MessageReader.open_stream(sink.getvalue())
+    reader.read_next_message()
+    compressed = data_of(reader.read_next_message().serialize())
+    with pytest.raises(ConfigurationError, match="compressed"):
+        decoder_of(BATCH.schema).decode(compressed)
+
+
+def test_rows_without_bytes_are_counted() -> None:
+    """Structs without fields have as many as somebody says."""
+    schema = pa.schema([("nothing", pa.struct([]))])
+    column = pa.StructArray.from_buffers(schema.field(0).type, ROWS_MAX + 1, [None], children=[])
+    batch = pa.RecordBatch.from_arrays([column], schema=schema)
+    with pytest.raises(ConfigurationError, match=f"{ROWS_MAX + 1} rows: send at most"):
+        decoder_of(schema).decode(data_of(batch.serialize()))
+
+
+def changed(data: pb.FlightData, **fields: Any) -> pb.FlightData:
+    """Return a message with other fields."""
+    copy = pb.FlightData()
+    copy.CopyFrom(data)
+    for name, value in fields.items():
+        setattr(copy, name, value)
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"data_header": b""}, "without an Arrow message, expected a record batch"),
+        ({"data_header": b"junk" * 20}, "an Arrow message does not parse"),
+        ({"data_body": b"short"}, "Expected to be able to read"),
+        ({"data_body": bytes(10_000)}, "it came with 10000"),
+    ],
+)
+def test_a_batch_that_is_not_whole_is_refused(fields: dict[str, bytes], problem: str) -> None:
+    """Header and body must be each other's."""
+    data = changed(data_of(BATCH.serialize()), **fields)
+    with pytest.raises(ConfigurationError, match=problem):
+        decoder_of(BATCH.schema).decode(data)
+
+
+def test_messages_of_another_kind_are_refused() -> None:
+    """A schema is no batch, and a batch no schema."""
+    with pytest.raises(ConfigurationError, match="kind schema, expected a record batch"):
+        decoder_of(BATCH.schema).decode(data_of(BATCH.schema.serialize()))
+    with pytest.raises(ConfigurationError, match="kind record batch, expected a schema"):
+        PutDecoder(data_of(BATCH.serialize()))
+    with pytest.raises(ConfigurationError, match="expected a schema"):
+        PutDecoder(pb.FlightData(flight_descriptor=path("a")))
+
+
+def test_a_schema_that_does_not_parse_is_refused() -> None:
+    """Names are text."""
+    data = data_of(BATCH.schema.serialize())
+    broken = changed(data, data_header=data.data_header.replace(b"payload", b"pay\xff\xfead"))
+    with pytest.raises(ConfigurationError, match="the schema does not parse"):
+        PutDecoder(broken)
+
+
+def test_offsets_that_lead_elsewhere_are_refused() -> None:
+    """They would be followed without a look."""
+    data = data_of(BATCH.serialize())
+    body = bytearray(data.data_body)
+    body[8:12] = (2**30).to_bytes(4, "little")  # the third of four offsets
+    with pytest.raises(ConfigurationError, match="the batch does not parse"):
+        decoder_of(BATCH.schema).decode(changed(data, data_body=bytes(body)))
+
+
+def test_random_damage_never_gets_through_as_another_error() -> None:
+    """Bytes of schema, header and body are changed at random: a batch, or a refusal."""
+    rng = random.Random(3)
+    schema, data = data_of(BATCH.schema.serialize()), data_of(BATCH.serialize())
+    refused = 0
+    for _ in range(3000):
+        parts = [bytearray(p) for p in (schema.data_header, data.data_header, data.data_body)]
+        part = rng.choice(parts)
+        for _ in range(rng.randrange(1, 4)):
+            part[rng.randrange(len(part))] = rng.randrange(256)
+        first, header, body = map(bytes, parts)
+        try:
+            decoder = PutDecoder(pb.FlightData(data_header=first))
+            decoder.decode(pb.FlightData(data_header=header, data_body=body)).to_pylist()
+        except ConfigurationError:
+            refused += 1
+    assert refused > 1000
