@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bookie.files.entry_log import EntryLog, Location
 from bookie.files.entry_runs import COUNT_MAX, EntryRun, first_run, joined, scattered
 from bookie.files.format import (
     RECORD_HEADER_BYTES,
@@ -24,6 +23,7 @@ from bookie.files.format import (
 )
 from bookie.files.listed_ranges import RangePage, joined_ranges
 from bookie.files.read_runs import decode_at, read_run, runs_of
+from bookie.files.unsealed import Location
 from dlcore.errors import (
     BookieStorageError,
     NoSuchEntryError,
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from bookie.files.damage import DamageLog
+    from bookie.files.entry_log import EntryLog
     from bookie.files.index import LedgerEntries
     from bookie.files.sealed_handles import SealedHandles
     from bookie.ledger_state import LedgerState
@@ -164,8 +165,8 @@ class EntryReader:
         run = self.find_run(ledger_id, wanted, bytes_max=bytes_max)
         if run is None:
             return None
-        if not self._log.is_durable_at(run.file_number, run.last_offset):
-            await self._log.flush()
+        if not self._log.unsealed.is_durable_at(run.file_number, run.last_offset):
+            await self._log.commits.flush()
         return await self._read_all(ledger_id, run)
 
     async def read_confirmed(
@@ -180,7 +181,7 @@ class EntryReader:
             return None
         wanted = range(first_entry_id, state.last_add_confirmed + 1)
         run = self.find_run(ledger_id, wanted, bytes_max=bytes_max)
-        if run is None or not self._log.is_durable_at(run.file_number, run.last_offset):
+        if run is None or not self._log.unsealed.is_durable_at(run.file_number, run.last_offset):
             return None
         is_whole = run.frames_bytes > bytes_max // 2 or run.entry_ids[-1] == wanted[-1]
         return await self._read_all(ledger_id, run) if is_whole else None
@@ -193,13 +194,13 @@ class EntryReader:
         state = self._ledgers.get(ledger_id)
         if state is None or state.last_add_confirmed != entry_id:
             return None
-        index = self._log.unsealed_indexes()[-1]
+        index = self._log.unsealed.indexes()[-1]
         entries = index.entries(ledger_id)
         if entries is None or not len(entries.entry_ids) or entries.entry_ids[-1] != entry_id:
             return None
-        file = self._log.file(index.number)
+        file = self._log.unsealed.handle(index.number)
         offset, size = int(entries.offsets[-1]), int(entries.sizes[-1])
-        if file is None or not self._log.is_durable_at(index.number, offset):
+        if file is None or not self._log.unsealed.is_durable_at(index.number, offset):
             return None
         data = file.read_recent(offset, size)
         location = Location(entry_id, index.number, offset, size, ledger_id)
@@ -239,7 +240,7 @@ class EntryReader:
             for location in found:
                 size += location.size
                 is_full = bool(chunk) and size > bytes_max
-                if is_full or not self._log.is_durable(location):
+                if is_full or not self._log.unsealed.is_durable(location):
                     return chunk, location.entry_id - 1
                 chunk.append(location)
             if len(found) < _LOOKUP_COUNT:
@@ -258,7 +259,7 @@ class EntryReader:
             ids, offsets, _ = entries.columns_between(first_entry_id, last, _LISTED_COUNT)
             if len(ids) == _LISTED_COUNT:
                 end = int(ids[-1])
-            found.append(ids[offsets < self._log.durable_offset(number)])
+            found.append(ids[offsets < self._log.unsealed.durable_offset(number)])
         ids = np.concatenate(found)
         if end is not None:
             ids = ids[ids <= end]
@@ -274,7 +275,7 @@ class EntryReader:
             BookieStorageError: the log failed, or where the entry would be found is damaged: then
                 nothing absent is proven.
         """
-        self._log.check()
+        self._log.commits.check()
         await self.prove_absent(ledger_id, entry_id)
         if self.find(ledger_id, entry_id) is not None:
             return
@@ -326,7 +327,7 @@ class EntryReader:
         file = self._handles.file(number)
         if file is None:
             return None
-        unsealed = self._log.durable_part(number)
+        unsealed = self._log.unsealed.durable_part(number)
         if unsealed is None:
             place = self._handles.place(number)
             assert place is not None  # else it was dropped, and not open
@@ -362,7 +363,7 @@ class EntryReader:
     async def _read_again(self, location: Location) -> memoryview:
         """Read an entry whose file is gone from where it is now."""
         found = self.find(location.ledger_id, location.entry_id)
-        if found is None or not self._log.is_durable(found):
+        if found is None or not self._log.unsealed.is_durable(found):
             raise BookieStorageError(
                 f"entry {location.ledger_id}:{location.entry_id}: "
                 f"{file_name(location.file_number)} was dropped as garbage meanwhile"
@@ -386,11 +387,12 @@ class EntryReader:
         found.sort()
         if len({location.entry_id for location in found}) == len(found):
             return found
+        unsealed = self._log.unsealed
         kept: list[Location] = []
         for location in found:
             if not kept or kept[-1].entry_id != location.entry_id:
                 kept.append(location)
-            elif self._log.is_durable(location) or not self._log.is_durable(kept[-1]):
+            elif unsealed.is_durable(location) or not unsealed.is_durable(kept[-1]):
                 kept[-1] = location
         return kept
 
@@ -409,7 +411,7 @@ class EntryReader:
         ledger in many files does not hold the footers of all of them in memory.
         """
         sources: list[tuple[int, int, LedgerEntries | None]] = []
-        for index in self._log.unsealed_indexes():
+        for index in self._log.unsealed.indexes():
             entries = index.entries(ledger_id)
             if entries is not None and len(entries.entry_ids):
                 sources.append((int(entries.entry_ids[0]), index.number, entries))

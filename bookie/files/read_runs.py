@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from bookie.disks.port import DiskFile
-    from bookie.files.entry_log import Location
+    from bookie.files.unsealed import Location
 
 _GAP_BYTES_MAX = 16 * 1024
 """Frames this close in a file are read together: copying a gap is cheaper than another call."""

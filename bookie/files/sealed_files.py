@@ -151,7 +151,7 @@ class SealedFiles:
         await self._forget_spans(ledger_ids)
         doomed = sorted(self._undeleted)
         if doomed:
-            await self._log.flush()
+            await self._log.commits.flush()
             await self._disk.recycle([file_name(number) for number in doomed])
             self._undeleted.difference_update(doomed)
             logger.info("dropped files=%s", doomed)
@@ -185,6 +185,6 @@ class SealedFiles:
         if (
             state.is_deleted
             and not state.has_files
-            and all(each.entries(ledger_id) is None for each in self._log.unsealed_indexes())
+            and all(each.entries(ledger_id) is None for each in self._log.unsealed.indexes())
         ):
             del self._ledgers[ledger_id]

@@ -1,5 +1,5 @@
-"""The unsealed part of an entry log: files without a footer, batches on their way to them, and
-those who are told what becomes of them."""
+"""The unsealed part of an entry log: files without a footer, up to where they are durable, batches
+on their way to them, and those who are told what becomes of them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,23 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from bookie.disks.port import DiskFile
+    from bookie.files.format import FileHeader
     from bookie.files.index import FileIndex
     from bookie.files.replay import WritePosition
     from dlcore.wire.digest import BytesLike
+
+
+_OFFSET_MAX = 2**32
+
+
+class Location(NamedTuple):
+    """Where an entry's frame is."""
+
+    entry_id: int
+    file_number: int
+    offset: int
+    size: int
+    ledger_id: int
 
 
 class Batch:
@@ -62,3 +76,77 @@ class UnsealedFile:
         self.file: DiskFile | None = None
         self.is_noted = False
         """That it exists: before that nothing in it may be acknowledged."""
+
+
+class UnsealedFiles:
+    """The files of the log that are not sealed yet, oldest first: the last one takes records."""
+
+    def __init__(self, first: UnsealedFile) -> None:
+        self._files = {first.index.number: first}
+        self.current = first
+        """The file that takes records."""
+        self.durable = (first.index.number, first.position.offset)
+        """The file, and the offset in it, before which everything is durable."""
+        self.owed_footer_bytes = 0
+        """Of the files that are full and not sealed yet."""
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes accepted for these files."""
+        return sum(each.position.offset for each in self._files.values())
+
+    def get(self, number: int) -> UnsealedFile | None:
+        """Return a file; None if it is sealed or does not exist."""
+        return self._files.get(number)
+
+    def handle(self, number: int) -> DiskFile | None:
+        """Return the handle of a file, None if it is sealed or not made yet."""
+        unsealed = self._files.get(number)
+        return None if unsealed is None else unsealed.file
+
+    def indexes(self) -> list[FileIndex]:
+        """Return the indexes of the files."""
+        return [each.index for each in self._files.values()]
+
+    def durable_part(self, number: int) -> tuple[FileHeader, int, FileIndex] | None:
+        """Return header, durable end and index of a file; None if it is sealed."""
+        unsealed = self._files.get(number)
+        if unsealed is None:
+            return None
+        position = unsealed.position
+        end = min(position.offset, self.durable_offset(number))
+        return position.header, end, unsealed.index
+
+    def is_durable(self, location: Location) -> bool:
+        """Return whether the record at `location` survives a crash."""
+        return self.is_durable_at(location.file_number, location.offset)
+
+    def is_durable_at(self, number: int, offset: int) -> bool:
+        """Return whether the record around `offset` of file `number` survives a crash."""
+        return (number, offset) < self.durable
+
+    def durable_offset(self, number: int) -> int:
+        """Return the offset in file `number` below which everything is durable."""
+        durable_number, offset = self.durable
+        if number == durable_number:
+            return offset
+        return 0 if number > durable_number else _OFFSET_MAX
+
+    def roll(self, following: UnsealedFile) -> None:
+        """Let the next records go to another file."""
+        self.owed_footer_bytes += self.current.index.footer_bytes
+        self.current = following
+        self._files[following.index.number] = following
+
+    def forget(self, sealed: UnsealedFile) -> None:
+        """Leave out a file that is known as a sealed one."""
+        del self._files[sealed.index.number]
+
+    def close(self) -> None:
+        """Close the handles of the files."""
+        for each in self._files.values():
+            if each.file is not None:
+                each.file.close()

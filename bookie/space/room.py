@@ -49,13 +49,13 @@ class Room:
             claimed_bytes=log.claimed_bytes,
         )
         self._holding = BackgroundTasks()
-        self._seen_bytes = log.durable_bytes
+        self._seen_bytes = log.commits.durable_bytes
         self._due_bytes = 0
 
     @property
     def is_due(self) -> bool:
         """Whether so much was written since the last look that the disk should be looked at."""
-        return self._log.durable_bytes >= self._due_bytes
+        return self._log.commits.durable_bytes >= self._due_bytes
 
     @property
     def is_read_only(self) -> bool:
@@ -68,8 +68,8 @@ class Room:
         Raises:
             BookieReadOnlyError, BookieOverloadedError: it is.
         """
-        pending = self._log.pending_bytes
-        claimed = self._log.claimed_bytes + self._log.durable_bytes - self._seen_bytes
+        pending = self._log.commits.pending_bytes
+        claimed = self._log.claimed_bytes + self._log.commits.durable_bytes - self._seen_bytes
         if not self._guard.allows(size + _EXTRA_BYTES, claimed_bytes=claimed, claim=claim):
             raise BookieReadOnlyError(f"the bookie's disk is full: no room for {claim.value}")
         limit = self._config.in_flight_bytes_max
@@ -90,7 +90,7 @@ class Room:
         """Look at the disk, and hold back what is missing of the reserve if there is plenty."""
         held, claimed = self._disk.held_bytes, self._log.claimed_bytes
         self._guard.observe(self._disk.space().free_bytes, claimed_bytes=claimed)
-        self._seen_bytes = self._log.durable_bytes
+        self._seen_bytes = self._log.commits.durable_bytes
         writable_bytes = self._guard.writable_bytes(claimed_bytes=claimed)
         self._due_bytes = self._seen_bytes + min(_LOOK_BYTES, writable_bytes // 2)
         is_missing = self._guard.missing_reserve(held_bytes=held, claimed_bytes=claimed)

@@ -19,7 +19,7 @@ from dlcore.wire.digest import frame_check
 if TYPE_CHECKING:
     from typing import Protocol
 
-    from bookie.files.entry_log import Location
+    from bookie.files.unsealed import Location
     from bookie.storage.storage_core import StorageCore
     from dlcore.wire.digest import EntryFrame
 
@@ -57,8 +57,8 @@ class HeldEntries:
                 raise BookieStorageError(
                     f"entry {entry.ledger_id}:{entry.entry_id} was dropped as garbage meanwhile"
                 )
-            if not core.log.is_durable(held):
-                await core.log.flush()
+            if not core.log.unsealed.is_durable(held):
+                await core.log.commits.flush()
             frame = await self._read(held)
             if frame is not None:
                 break
@@ -91,7 +91,7 @@ class HeldEntries:
     async def _replace(self, entry: EntryFrame, *, is_recovery: bool) -> None:
         """Write the entry again; nothing was waited for since it was found damaged."""
         core = self._core
-        core.log.check()
+        core.log.commits.check()
         state = core.ledgers[entry.ledger_id]
         if not state.accepts(is_recovery=is_recovery):
             raise LedgerFencedError(f"ledger {entry.ledger_id} is fenced")

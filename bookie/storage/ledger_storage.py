@@ -124,7 +124,7 @@ class LedgerStorage:
         )
         self.reads = Reads(core, status=self.status, writes=self.writes)
         self.upkeep = Upkeep(core, config, status=self.status, owner=owner, clock=clock)
-        self._writer = loop.create_task(self._log.run(), name="bookie entry log")
+        self._writer = loop.create_task(self._log.commits.run(), name="bookie entry log")
         self.status.look()
         self._settle_later()
 
@@ -137,13 +137,13 @@ class LedgerStorage:
             await asyncio.wait([self._writer])
             return
         self._timers.close()
-        self._log.end_waiting()
+        self._log.commits.end_waiting()
         try:
             await self.status.aclose()
             await self._given_ids.aclose()
             if self.status.state is not StorageState.FAILED:
                 self._settle()
-                await self._log.flush()
+                await self._log.commits.flush()
             await self.writes.finish()
         except BookieError as error:
             logger.warning("closing after a failure: %s", error)
@@ -152,7 +152,7 @@ class LedgerStorage:
             await asyncio.wait([self._writer])
             self.followers.wake_all()
             self.core.handles.close()
-            self._log.close_files()
+            self._log.unsealed.close()
         if not self._writer.cancelled():
             self._writer.result()
 

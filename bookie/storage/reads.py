@@ -59,7 +59,7 @@ class Reads:
         reader = self._core.reader
         while (location := reader.find(ledger_id, entry_id)) is None:
             await reader.refuse_absent(ledger_id, entry_id)
-        await self._core.log.make_durable([location])
+        await self._core.log.commits.make_durable([location])
         return (await reader.read([location]))[0]
 
     async def read_chunk(
@@ -89,7 +89,7 @@ class Reads:
         while not (chunk := reader.find_all(ledger_id, wanted, bytes_max=bytes_max)):
             await reader.refuse_absent(ledger_id, first_entry_id)
             self._status.check_open()
-        await self._core.log.make_durable(chunk)
+        await self._core.log.commits.make_durable(chunk)
         return await reader.read(chunk)
 
     async def follow_chunk(
@@ -118,7 +118,7 @@ class Reads:
         locations, confirmed = reader.find_confirmed(ledger_id, first_entry_id, bytes_max=bytes_max)
         known = told and (told.last_add_confirmed, told.fenced)
         if not locations and known == (confirmed, fenced):
-            self._core.log.check()
+            self._core.log.commits.check()
             return None
         frames = await reader.read(locations)
         return FollowUpdate(frames=frames, last_add_confirmed=confirmed, fenced=fenced)
@@ -153,7 +153,7 @@ class Reads:
     def _known_ledger(self, ledger_id: int) -> LedgerState:
         state = self._core.ledgers.get(ledger_id)
         if state is None or state.is_deleted:
-            self._core.log.check()
+            self._core.log.commits.check()
             raise NoSuchLedgerError(f"ledger {ledger_id} is unknown here")
         return state
 

@@ -89,7 +89,7 @@ class StorageStatus:
         space = core.disk.space()
         return StorageStats(
             ledger_count=len(core.ledgers),
-            stored_bytes=core.files.stored_bytes + core.log.written_bytes,
+            stored_bytes=core.files.stored_bytes + core.log.unsealed.written_bytes,
             disk_free_bytes=space.free_bytes,
             disk_total_bytes=space.total_bytes,
             is_read_only=self.is_read_only,

@@ -122,10 +122,10 @@ class Writes:
         has_moved = core.ledger_for_change(ledger_id).note_lac(last_add_confirmed)
         if has_moved:
             self._followers.wake(ledger_id)
-        self._timers.call_later(self._config.lac_delay_s, core.log.wake)
+        self._timers.call_later(self._config.lac_delay_s, core.log.commits.wake)
         if has_moved:
             return core.log.append_lac(ledger_id, last_add_confirmed)
-        return core.log.watch()  # known already, but perhaps from a record on its way
+        return core.log.commits.watch()  # known already, but perhaps from a record on its way
 
     async def fence(self, ledger_id: int) -> None:
         """Take no more adds of the ledger but by recovery.
@@ -149,7 +149,7 @@ class Writes:
         if not state.fenced:
             core.log.append_fence(ledger_id)
             state.fenced = True
-        await core.log.flush()
+        await core.log.commits.flush()
         if not state.is_fence_durable:
             state.is_fence_durable = True
             self._followers.wake(ledger_id)
@@ -208,7 +208,7 @@ class Writes:
 
     def _check_log(self) -> None:
         self._status.check_open()
-        self._core.log.check()
+        self._core.log.commits.check()
 
     def _is_given(self, ledger_id: int) -> bool:
         return ledger_id in self._core.ledgers or self._given_ids.covers(ledger_id)

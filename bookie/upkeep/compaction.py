@@ -34,9 +34,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from bookie.files.compaction_choice import LEDGER_BYTES_MAX, FileLoad, choose_next
-from bookie.files.entry_log import Location
 from bookie.files.format import RECORD_HEADER_BYTES, file_name
 from bookie.files.read_runs import read_run, runs_of
+from bookie.files.unsealed import Location
 from dlcore.errors import BookieStorageError
 from dlcore.wire.digest import EntryFrame
 
@@ -126,7 +126,7 @@ class Compactor:
             except _Abandoned as reason:
                 logger.info("not compacted file=%s: %s", file_name(load.number), reason)
             except BookieStorageError as error:
-                self._core.log.check()
+                self._core.log.commits.check()
                 logger.warning("left alone file=%s: %s", file_name(load.number), error)
                 report.files_left_alone.append(load.number)
         return report
@@ -163,11 +163,11 @@ class Compactor:
         footer = await self._core.handles.read_footer(number)
         if footer is None:
             raise _Abandoned("it was dropped meanwhile")
-        await self._core.log.flush()  # what is newer and counts must be durable
+        await self._core.log.commits.flush()  # what is newer and counts must be durable
         needed = await self._needed(number, footer)
         await self._copy_entries(load, needed, report)
         await self._copy_states(footer, needed)
-        await self._core.log.flush()
+        await self._core.log.commits.flush()
         if number not in self._core.files:
             raise _Abandoned("it was dropped meanwhile")
         if any(self._core.is_live(ledger_id) for ledger_id in needed.left_out):
@@ -217,7 +217,7 @@ class Compactor:
         self, ledger_id: int, entry_ids: NDArray[np.int64]
     ) -> Iterator[LedgerEntries]:
         """Return what the files being written hold of the ledger, if it may be `entry_ids`."""
-        for index in self._core.log.unsealed_indexes():
+        for index in self._core.log.unsealed.indexes():
             entries = index.entries(ledger_id)
             if entries is None or not len(entries.entry_ids):
                 continue
@@ -300,7 +300,7 @@ class Compactor:
                 report.bytes_copied += RECORD_HEADER_BYTES + len(frame.data)
             else:
                 needed.left_out.add(frame.ledger_id)
-        await self._core.log.flush()
+        await self._core.log.commits.flush()
         self._core.damage.forget_copied((frame.ledger_id, frame.entry_id) for frame in frames)
 
     async def _lost_copies(self, number: int, needed: _Needed) -> NDArray[np.int64]:
@@ -327,7 +327,7 @@ class Compactor:
         count = len(footer.ledger_ids())
         for position, summary in enumerate(footer.summaries()):
             if position % _LEDGERS_AT_A_TIME == 0:
-                await self._core.log.flush()
+                await self._core.log.commits.flush()
                 await asyncio.sleep(0)
                 next_count = min(_LEDGERS_AT_A_TIME, count - position)
                 if self._room_bytes() < next_count * LEDGER_BYTES_MAX:
@@ -336,7 +336,7 @@ class Compactor:
             if not self._core.is_live(ledger_id):
                 needed.left_out.add(ledger_id)
                 continue
-            unsealed = self._core.log.unsealed_indexes()
+            unsealed = self._core.log.unsealed.indexes()
             if summary.fenced and not any(each.is_fenced(ledger_id) for each in unsealed):
                 self._core.log.append_fence(ledger_id)
             if summary.last_add_confirmed > max(

@@ -119,7 +119,7 @@ class Upkeep:
         """
         self._status.check_open()
         async with self._compaction_lock:
-            self._core.log.check()
+            self._core.log.commits.check()
             await self._scrubber.mend_footers()
             report = await self._compactor.run()
         self._status.look()  # there may be room again

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bookie.disks.port import write_with_room
-from bookie.files.entry_log import Location
 from bookie.files.format import (
     RECORD_HEADER_BYTES,
     FileHeader,
@@ -34,6 +33,7 @@ from bookie.files.index import FileIndex, encode_footer_record
 from bookie.files.read_runs import read_run
 from bookie.files.records import IntactRecords
 from bookie.files.replay import read_header
+from bookie.files.unsealed import Location
 from dlcore.errors import BookieStorageError
 from dlcore.wire.digest import EntryFrame
 
@@ -107,7 +107,7 @@ class Scrubber:
         report = ScrubReport()
         for number in self._core.files.numbers():
             await self._scrub_file(number, report, self._scrub_sealed)
-        for index in self._core.log.unsealed_indexes():
+        for index in self._core.log.unsealed.indexes():
             await self._scrub_file(index.number, report, self._scrub_unsealed)
         return report
 
@@ -179,7 +179,7 @@ class Scrubber:
             return None
 
     async def _scrub_unsealed(self, number: int, file: DiskFile, report: ScrubReport) -> bool:
-        part = self._core.log.durable_part(number)
+        part = self._core.log.unsealed.durable_part(number)
         if part is None:
             return True
         header, end, index = part

@@ -119,7 +119,7 @@ def held_bytes(storage: LedgerStorage) -> tuple[int, int]:
             if key[0] != DOOMED:
                 twice += sealed.get(key, 0)
                 sealed[key] = RECORD_HEADER_BYTES + int(size)
-    for index in storage._log.unsealed_indexes():
+    for index in storage._log.unsealed.indexes():
         for ledger_id in (1, 2):
             entries = index.entries(ledger_id)
             for entry_id in () if entries is None else entries.entry_ids:
@@ -314,7 +314,7 @@ def test_a_damaged_newer_copy_is_replaced_by_the_older_one() -> None:
             assert older is not None
             (frame,) = await storage.core.reader.read([older])
             storage._log.copy_entry(decode_frame(frame))
-            await storage._log.flush()
+            await storage._log.commits.flush()
             newer = storage.core.reader.find(1, 0)
             assert newer is not None
             assert newer > older
@@ -463,8 +463,8 @@ def test_a_ledger_in_use_again_keeps_its_file() -> None:
             await delete_doomed(storage)
             files = storage.core.files.numbers()
             passing = asyncio.create_task(storage.upkeep.compact())
-            copied = storage._log.written_bytes
-            await until(lambda: storage._log.written_bytes > copied)
+            copied = storage._log.unsealed.written_bytes
+            await until(lambda: storage._log.unsealed.written_bytes > copied)
             await storage.writes.add_entry(make_frame(DOOMED, 5000), is_recovery=True)
             held = [n for n in range(ENTRIES) if n % 4 and storage.core.reader.find(DOOMED, n)]
             assert held

@@ -19,7 +19,7 @@ from tests.fixtures.aio import run
 from tests.fixtures.storage import make_frame, open_storage, small_config
 
 if TYPE_CHECKING:
-    from bookie.files.entry_log import Location
+    from bookie.files.unsealed import Location
     from bookie.storage.ledger_storage import LedgerStorage
 
 SECTOR = 512

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from bookie.disks.port import DiskFile
-    from bookie.files.entry_log import Location
     from bookie.files.index import LedgerSummary
+    from bookie.files.unsealed import Location
     from bookie.storage.storage_core import StorageCore
     from dlcore.wire.digest import BytesLike
 

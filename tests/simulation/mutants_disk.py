@@ -10,6 +10,7 @@ from unittest.mock import patch
 from bookie.disks.memory import MemoryDisk, MemoryFile, _Inode
 from bookie.files import replay as replay_module
 from bookie.files.entry_log import EntryLog
+from bookie.files.group_commit import GroupCommit
 from bookie.files.index import FileIndex
 from bookie.membership.registration import COOKIE_FILE, establish_identity
 from dlcore.errors import BookieStorageError
@@ -63,7 +64,7 @@ def directories_are_not_synced() -> Iterator[None]:
 @contextlib.contextmanager
 def a_file_that_is_full_is_not_synced() -> Iterator[None]:
     """Section 3.4 (a): across a roll adds are answered before the old file is synced."""
-    write_batch = EntryLog._write_batch
+    write_batch = GroupCommit._write_batch
     sync = MemoryDisk.sync
     full: list[Any] = []
 
@@ -74,15 +75,15 @@ def a_file_that_is_full_is_not_synced() -> Iterator[None]:
             return
         await sync(self, inode, generation)
 
-    async def write(self: EntryLog, batch: Batch) -> None:
-        target = self._unsealed[batch.file_number]
-        if target.file is not None and batch.file_number != self._current.index.number:
+    async def write(self: GroupCommit, batch: Batch) -> None:
+        target = self._target(batch)
+        if target.file is not None and batch.file_number != self._files.current.index.number:
             full.append(target.file.inode)  # type: ignore[attr-defined]  # of a MemoryFile
         await write_batch(self, batch)
 
     with (
         patch.object(MemoryDisk, "sync", lazy_sync),
-        patch.object(EntryLog, "_write_batch", write),
+        patch.object(GroupCommit, "_write_batch", write),
     ):
         yield
 

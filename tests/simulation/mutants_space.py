@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 from bookie.config import SpaceConfig
 from bookie.files import replay as replay_module
-from bookie.files.entry_log import EntryLog
+from bookie.files.group_commit import GroupCommit
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -22,11 +22,11 @@ def a_full_disk_ends_the_log() -> Iterator[None]:
     """A write that finds no room counts as one that failed, whatever was held back for it."""
 
     async def give_up(
-        _self: EntryLog, _size: int, write: Callable[[], Awaitable[object]]
+        _self: GroupCommit, _size: int, write: Callable[[], Awaitable[object]]
     ) -> object:
         return await write()
 
-    with patch.object(EntryLog, "_persist", give_up):
+    with patch.object(GroupCommit, "_persist", give_up):
         yield
 
 

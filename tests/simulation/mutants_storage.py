@@ -10,6 +10,8 @@ from unittest.mock import patch
 from bookie.files import entry_log as entry_log_module
 from bookie.files.entry_log import EntryLog
 from bookie.files.format import encode_file_header
+from bookie.files.group_commit import GroupCommit
+from bookie.files.unsealed import UnsealedFiles
 from bookie.ledger_state import LedgerState
 from bookie.storage.held_entries import HeldEntries
 from bookie.storage.writes import Writes
@@ -24,14 +26,14 @@ if TYPE_CHECKING:
 @contextlib.contextmanager
 def group_commit_acknowledges_the_next_batch() -> Iterator[None]:
     """Section 4.2: what collects while a batch is synced is answered together with it."""
-    note_durable = EntryLog._note_durable
+    note_durable = GroupCommit._note_durable
 
-    def generous(self: EntryLog, batch: Batch) -> None:
+    def generous(self: GroupCommit, batch: Batch) -> None:
         note_durable(self, batch)
         for waiting in list(self._batches)[:1]:
             _answer(waiting)
 
-    with patch.object(EntryLog, "_note_durable", generous):
+    with patch.object(GroupCommit, "_note_durable", generous):
         yield
 
 
@@ -44,20 +46,20 @@ def _answer(batch: Batch) -> None:
 @contextlib.contextmanager
 def a_batch_is_answered_before_its_sync() -> Iterator[None]:
     """Section 4.2: the futures of a batch are set when its write begins."""
-    write_batch = EntryLog._write_batch
+    write_batch = GroupCommit._write_batch
 
-    async def hasty(self: EntryLog, batch: Batch) -> None:
+    async def hasty(self: GroupCommit, batch: Batch) -> None:
         _answer(batch)
         await write_batch(self, batch)
 
-    with patch.object(EntryLog, "_write_batch", hasty):
+    with patch.object(GroupCommit, "_write_batch", hasty):
         yield
 
 
 @contextlib.contextmanager
 def listings_hold_what_is_not_durable() -> Iterator[None]:
     """BOOKKEEPER-237: a bookie lists entries that a crash will take away."""
-    with patch.object(EntryLog, "durable_offset", lambda *_: 1 << 32):
+    with patch.object(UnsealedFiles, "durable_offset", lambda *_: 1 << 32):
         yield
 
 
@@ -67,11 +69,11 @@ def a_fence_flag_is_set_too_late() -> Iterator[None]:
 
     async def late(self: Writes, ledger_id: int) -> None:
         log = self._core.log
-        log.check()
+        log.commits.check()
         state = self._core.ledger_for_change(ledger_id)
         if not state.fenced:
             log.append_fence(ledger_id)
-        await log.flush()
+        await log.commits.flush()
         state.is_fence_durable = True
         asyncio.get_running_loop().call_later(0.02, setattr, state, "fenced", True)
 
@@ -96,7 +98,7 @@ def explicit_lacs_are_not_logged() -> Iterator[None]:
     """Section 1.4: a LAC that came without an add is kept in memory only."""
 
     def forget(self: EntryLog, *about: Any) -> Any:
-        return self.watch()
+        return self.commits.watch()
 
     with patch.object(EntryLog, "append_lac", forget):
         yield
@@ -128,9 +130,9 @@ def an_add_again_is_answered_unread() -> Iterator[None]:
 @contextlib.contextmanager
 def a_failed_log_goes_on() -> Iterator[None]:
     """Section 4.2: after a write that failed the next batch is written all the same."""
-    write_batch, write_now = EntryLog._write_batch, EntryLog._write_now
+    write_batch, write_now = GroupCommit._write_batch, GroupCommit._write_now
 
-    async def stubborn(self: EntryLog, batch: Batch) -> None:
+    async def stubborn(self: GroupCommit, batch: Batch) -> None:
         try:
             await write_batch(self, batch)
         except BookieStorageError:
@@ -138,7 +140,7 @@ def a_failed_log_goes_on() -> Iterator[None]:
             self.pending_bytes -= batch.size
             _answer(batch)
 
-    def stubborn_now(self: EntryLog, batch: Batch) -> bool:
+    def stubborn_now(self: GroupCommit, batch: Batch) -> bool:
         try:
             return write_now(self, batch)
         except BookieStorageError:
@@ -148,8 +150,8 @@ def a_failed_log_goes_on() -> Iterator[None]:
             return True
 
     with (
-        patch.object(EntryLog, "_write_batch", stubborn),
-        patch.object(EntryLog, "_write_now", stubborn_now),
+        patch.object(GroupCommit, "_write_batch", stubborn),
+        patch.object(GroupCommit, "_write_now", stubborn_now),
     ):
         yield
 

@@ -33,7 +33,7 @@ from tests.simulation.tested import caught_by
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from bookie.files.entry_log import Location
+    from bookie.files.unsealed import Location
     from bookie.ledger_state import LedgerState
     from bookie.space.budget import Claim
     from dlcore.wire.messages import Update

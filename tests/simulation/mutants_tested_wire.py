@@ -11,7 +11,7 @@ from unittest.mock import patch
 import crc32c
 
 from bookie.files import entry_reader as entry_reader_module
-from bookie.files.entry_log import EntryLog
+from bookie.files.unsealed import UnsealedFiles
 from bookie.ledger_state import LedgerState
 from dlcore.transport.client import _Reading
 from dlcore.wire import digest as digest_module, memory as memory_module
@@ -52,7 +52,7 @@ def memory_in_use_is_received_into() -> Iterator[None]:
 )
 def who_is_far_behind_sees_what_is_not_durable() -> Iterator[None]:
     """Many entries at once are sent to a follower before they are durable."""
-    with patch.object(EntryLog, "is_durable_at", lambda *_: True):
+    with patch.object(UnsealedFiles, "is_durable_at", lambda *_: True):
         yield
 
 
