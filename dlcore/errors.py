@@ -48,6 +48,7 @@ is set); ``retriable`` says whether the same call may succeed later without a ch
         ├── AlreadyTruncatedError
         ├── OwnershipAcquireFailedError
         ├── LogElsewhereError           another proxy serves the log
+        ├── ProxyUnavailableError       no proxy of an endpoint answers
         ├── ReaderIdleError             no record for longer than the reader was told to wait
         ├── OverCapacityError
         ├── LogNotReadyError            the next segment is being started, or the lock is lost
@@ -360,6 +361,13 @@ class LogElsewhereError(LogError):
     def __init__(self, message: str, *, location: str = "") -> None:
         super().__init__(message)
         self.location = location
+
+
+class ProxyUnavailableError(LogError):
+    """No proxy of an endpoint answered in time; reads go on where they were if called again."""
+
+    code = 308
+    retriable = True
 
 
 class OverCapacityError(LogError):

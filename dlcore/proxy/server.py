@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from dlcore.proxy.config import ProxyConfig
 
 _STOP_GRACE_S = 0.5
+KEEPALIVE_MS = 20_000
+_PING_MIN_MS = 5_000
 
 
 class ProxyServer(AsyncClosing):
@@ -54,12 +56,17 @@ class ProxyServer(AsyncClosing):
             server = grpc.aio.server(
                 maximum_concurrent_rpcs=config.calls_max,
                 options=[
-                    # Clients whose machine is gone hold nothing for long.
-                    ("grpc.keepalive_time_ms", 30_000),
-                    ("grpc.keepalive_timeout_ms", 10_000),
                     # Two processes on one port would share its clients between them.
                     ("grpc.so_reuseport", 0),
                     ("grpc.max_receive_message_length", config.message_bytes_max),
+                    # Clients whose machine is gone hold nothing for long.
+                    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+                    ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
+                    ("grpc.http2.ping_timeout_ms", KEEPALIVE_MS),
+                    ("grpc.http2.max_pings_without_data", 0),
+                    # Those who wait for records look likewise whether the proxy is there.
+                    ("grpc.http2.min_ping_interval_without_data_ms", _PING_MIN_MS),
+                    ("grpc.http2.min_recv_ping_interval_without_data_ms", _PING_MIN_MS),
                 ],
             )
             steps.push_async_callback(server.stop, None)

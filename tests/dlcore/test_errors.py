@@ -72,6 +72,7 @@ def test_only_errors_that_may_pass_by_themselves_are_retriable() -> None:
         "MetadataSessionExpiredError",
         "NotEnoughBookiesError",
         "OverCapacityError",
+        "ProxyUnavailableError",
         "ReaderIdleError",
     }
 

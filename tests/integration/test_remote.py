@@ -1,0 +1,248 @@
+"""Logs read through proxies alone, by the core's names."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pyarrow as pa
+import pytest
+
+from dlcore.errors import (
+    AlreadyClosedError,
+    AlreadyTruncatedError,
+    ConfigurationError,
+    LogEmptyError,
+    LogNotFoundError,
+    ProxyUnavailableError,
+    SchemaMismatchError,
+)
+from dlcore.ids import DLSN
+from dlcore.proxy import server
+from dlcore.records import LogRecord
+from dlcore.remote import open_namespace as open_remote_async
+from dlcore.remote.sync import open_namespace as open_remote
+from dlcore.sync import open_namespace
+from tests.fixtures.bookie_process import REPOSITORY
+from tests.fixtures.ports import free_ports
+from tests.fixtures.proxies import ProxyThread, proxy_process, proxy_thread
+from tests.fixtures.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dlcore.remote.sync import RemoteNamespace
+    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.sync import DistributedLogManager, Namespace
+
+pytestmark = pytest.mark.integration
+
+WAIT_S = 60
+
+
+@pytest.fixture(scope="module")
+def proxy(sandbox: Sandbox) -> Iterator[ProxyThread]:
+    """A proxy that the tests of this module share."""
+    with proxy_thread(sandbox.uri) as serving:
+        yield serving
+
+
+@pytest.fixture(scope="module")
+def remote(proxy: ProxyThread) -> Iterator[RemoteNamespace]:
+    """Its logs, through it."""
+    with open_remote(proxy.server.location) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def namespace(sandbox: Sandbox) -> Iterator[Namespace]:
+    """The same logs, without it."""
+    with open_namespace(sandbox.uri) as opened:
+        yield opened
+
+
+@pytest.fixture
+def log(namespace: Namespace) -> DistributedLogManager:
+    """An empty log."""
+    return namespace.open_log(f"remote/{uuid4().hex}", create_if_missing=True)
+
+
+def write(log: DistributedLogManager, first: int, count: int) -> None:
+    """Write records whose transaction ids are their numbers."""
+    with log.open_writer() as writer:
+        for number in range(first, first + count):
+            writer.write(LogRecord(number, b"%d" % number))
+            if number % 7 == 0:
+                writer.flush()
+
+
+def test_what_is_known_of_a_log(remote: RemoteNamespace, log: DistributedLogManager) -> None:
+    """As without a proxy."""
+    found = remote.open_log(log.name)
+    with pytest.raises(LogEmptyError, match="holds no record"):
+        found.get_first_dlsn()
+    assert found.read().to_arrow().num_rows == 0
+    write(log, 0, 50)
+    assert remote.get_logs(log.name) == [log.name]
+    assert found.name == log.name
+    assert found.get_info().log_id == log.log_id
+    assert found.get_log_record_count() == 50
+    assert (found.get_first_dlsn(), found.get_last_dlsn()) == (DLSN.INITIAL, log.get_last_dlsn())
+    assert found.get_schema().names[-1] == "value"
+    assert not found.is_end_of_stream_marked()
+    log.mark_end_of_stream()
+    assert found.is_end_of_stream_marked()
+    assert log.name in f"{found} {found.read()} {found.open_reader()}"
+    assert "grpc://" in repr(remote)
+
+
+def test_ranges(remote: RemoteNamespace, log: DistributedLogManager) -> None:
+    """By positions, transaction ids and times; with some columns; as batches or a table."""
+    write(log, 0, 50)
+    later = datetime.now(UTC)
+    wait_until(lambda: datetime.now(UTC).timestamp() > later.timestamp() + 0.002, timeout_s=WAIT_S)
+    write(log, 50, 50)
+    found = remote.open_log(log.name)
+    rows = found.read().to_arrow().to_pylist()
+    assert [row["txid"] for row in rows] == list(range(100))
+    assert [row["value"] for row in rows] == log.read().to_arrow().column("payload").to_pylist()
+    position = DLSN(*rows[30]["dlsn"].values())
+    table = found.read(position, 60, columns=["txid"]).to_arrow()
+    assert table.to_pydict() == {"txid": list(range(30, 60))}
+    assert found.read(later).to_arrow().column("txid").to_pylist() == list(range(50, 100))
+    batches = list(found.read(95))
+    assert pa.Table.from_batches(batches).column("txid").to_pylist() == list(range(95, 100))
+
+
+def test_a_reader_goes_on_where_it_was(remote: RemoteNamespace, log: DistributedLogManager) -> None:
+    """Each record once, over calls; its position is told."""
+    write(log, 0, 20)
+    with remote.open_log(log.name).open_reader(txid=5) as reader:
+        assert (reader.position, reader.log_name) == (None, log.name)
+        records = list(reader.records())
+        assert [record.txid for record in records] == list(range(5, 20))
+        expected = next(iter(log.open_reader(txid=19).records()))
+        assert (records[-1].dlsn, records[-1].payload) == (expected.dlsn, expected.payload)
+        assert records[-1].sequence_id == expected.sequence_id
+        assert records[-1].timestamp_ms == expected.timestamp_ms
+        assert reader.position is not None
+        assert reader.position > records[-1].dlsn
+        assert list(reader.batches()) == []
+        write(log, 20, 5)
+        assert [record.txid for record in reader.records()] == list(range(20, 25))
+        write(log, 25, 5)
+        following = reader.records(follow=True)
+        assert [next(following).txid for _ in range(5)] == list(range(25, 30))
+
+
+def test_what_is_wrong_is_told_by_the_cores_errors(
+    remote: RemoteNamespace, log: DistributedLogManager
+) -> None:
+    """With what was wrong."""
+    write(log, 0, 20)
+    found = remote.open_log(log.name)
+    with pytest.raises(LogNotFoundError, match="remote/none"):
+        remote.open_log("remote/none")
+    with pytest.raises(ConfigurationError, match="not several"):
+        found.open_reader(txid=1, dlsn=DLSN.INITIAL)
+    with pytest.raises(ConfigurationError, match="no time zone"):
+        found.read(datetime.now())  # noqa: DTZ005
+    with pytest.raises(SchemaMismatchError, match="'speed' is none of its columns"):
+        found.read(columns=["speed"]).to_arrow()
+    with pytest.raises(ConfigurationError, match="read batches"):
+        list(found.open_reader(columns=["txid"]).records())
+    log.truncate(txid=10)
+    with pytest.raises(AlreadyTruncatedError, match="1:0:1 was truncated"):
+        found.read(DLSN(1, 0, 1)).to_arrow()
+    with pytest.raises(ConfigurationError, match="expected grpc://host:port"):
+        open_remote("http://127.0.0.1:1")
+
+
+def test_nobody_answers() -> None:
+    """That is told after the time that one is willing to wait."""
+    with (
+        open_remote(f"grpc://127.0.0.1:{free_ports(1)}", patience_s=0.3) as nowhere,
+        pytest.raises(ProxyUnavailableError, match="no proxy answers"),
+    ):
+        nowhere.get_logs()
+
+
+def test_a_proxy_is_killed_under_a_follower(sandbox: Sandbox, log: DistributedLogManager) -> None:
+    """He goes on with the other one, with each record once."""
+    with proxy_process(sandbox.uri) as first, proxy_process(sandbox.uri) as second:
+        endpoint = f"{first.location},{second.location.removeprefix('grpc://')}"
+        lines: list[int] = []
+
+        def tail() -> None:
+            with open_remote(endpoint) as opened:
+                records = opened.open_log(log.name).open_reader().records(follow=True)
+                lines.extend(record.txid for record in records)
+
+        thread = threading.Thread(target=tail)
+        thread.start()
+        write(log, 0, 100)
+        wait_until(lambda: len(lines) >= 100, timeout_s=WAIT_S)
+        first.kill()
+        write(log, 100, 100)
+        log.mark_end_of_stream()
+        thread.join(WAIT_S)
+    assert lines == list(range(200))
+
+
+def test_async_and_closed_meanwhile(proxy: ProxyThread, log: DistributedLogManager) -> None:
+    """Who leaves a loop lets go of the log; who waits when it is closed is told."""
+    write(log, 0, 10)
+    followed = proxy.server.reads.followed
+
+    async def use() -> None:
+        namespace = await open_remote_async(proxy.server.location)
+        async with namespace:
+            reader = (await namespace.open_log(log.name)).open_reader()
+            async with reader, aclosing(reader.records(follow=True)) as records:
+                assert (await anext(records)).txid == 0
+                assert len(followed) == 1
+            waiting = asyncio.create_task(anext(reader.batches(follow=True)))
+            await asyncio.to_thread(
+                wait_until, lambda: any(each.users for each in followed), timeout_s=WAIT_S
+            )
+        with pytest.raises(AlreadyClosedError):
+            await waiting
+
+    asyncio.run(use())
+    wait_until(lambda: not len(followed), timeout_s=WAIT_S)
+
+
+CLIENT = """
+import sys
+from dlcore.remote.sync import open_namespace
+with open_namespace(sys.argv[1]) as namespace:
+    for batch in namespace.open_log(sys.argv[2]).open_reader().batches(follow=True):
+        print(batch.num_rows, flush=True)
+"""
+
+
+def test_nothing_is_held_for_who_is_gone_without_a_word(
+    sandbox: Sandbox, log: DistributedLogManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one whose machine lost its power: here it stands still."""
+    monkeypatch.setattr(server, "KEEPALIVE_MS", 1000)
+    write(log, 0, 10)
+    with proxy_thread(sandbox.uri) as proxy:
+        command = [sys.executable, "-c", CLIENT, proxy.server.location, log.name]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY
+        ) as process:
+            try:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "10\n"
+                process.send_signal(signal.SIGSTOP)
+                wait_until(lambda: not len(proxy.server.reads.followed), timeout_s=WAIT_S)
+            finally:
+                process.kill()
