@@ -55,7 +55,8 @@ class GatedStore:
     def __init__(self, inner: MemoryStore, *, rng: random.Random, write_delay_s: float) -> None:
         self.inner = inner
         self._rng = rng
-        self._write_delay_s = write_delay_s
+        self.write_delay_s = write_delay_s
+        """How long a write takes at most, on its way in and again on its way out."""
         self.hiding_chance = 0.0
         """How often a read of one of `hidden_paths` finds no node: never twice in a row."""
         self.hidden_paths: set[str] = set()
@@ -100,6 +101,10 @@ class GatedStore:
         finally:
             work.close()  # one that never began would warn
 
+    async def _wait_for_write(self) -> None:
+        if self.write_delay_s:
+            await asyncio.sleep(self._rng.uniform(0.0, self.write_delay_s))
+
     async def get(self, path: str, *, fresh: bool = False) -> Versioned | None:
         """Return the node."""
         found: Versioned | None = await self._pass(self.inner.get(path, fresh=fresh))
@@ -133,11 +138,9 @@ class GatedStore:
 
     async def put(self, path: str, value: bytes, *, version: int) -> int:
         """Compare-and-set."""
-        if self._write_delay_s:
-            await asyncio.sleep(self._rng.uniform(0.0, self._write_delay_s))
+        await self._wait_for_write()
         new_version: int = await self._pass(self.inner.put(path, value, version=version))
-        if self._write_delay_s:
-            await asyncio.sleep(self._rng.uniform(0.0, self._write_delay_s))
+        await self._wait_for_write()
         return new_version
 
     async def delete(self, path: str, *, version: int = ANY_VERSION) -> None:
@@ -146,7 +149,9 @@ class GatedStore:
 
     async def multi(self, ops: Sequence[Op]) -> None:
         """Apply all or nothing."""
+        await self._wait_for_write()
         await self._pass(self.inner.multi(ops))
+        await self._wait_for_write()
 
     async def sync(self, path: str) -> None:
         """Catch up."""

@@ -79,7 +79,9 @@ class Chaos:
         world = self._world
         self.is_over = True
         world.network.heal()
+        world.is_healed = True
         for client in world.clients:
+            client.store.write_delay_s = 0.0
             if client.is_alive:
                 client.resume()
                 client.store.inner.reconnect()

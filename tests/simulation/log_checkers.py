@@ -28,6 +28,7 @@ from tests.simulation.stored_log import (
     open_extents_in,
     read_registration,
 )
+from tests.simulation.type_checkers import TYPE_INVARIANTS, TypeCheckers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,7 +44,10 @@ COUNTED = "L3 ReferencesAreCounted"
 KEPT = "L4 NeededLedgersStay"
 TIDY = "L5 NothingIsLeftInTheEnd"
 ONE_OPEN = "L6 OneOpenSegment"
-LOG_INVARIANTS = (ONCE, WHOLE, COUNTED, KEPT, TIDY, ONE_OPEN, *LIFE_INVARIANTS)
+LOG_INVARIANTS = (ONCE, WHOLE, COUNTED, KEPT, TIDY, ONE_OPEN, *LIFE_INVARIANTS, *TYPE_INVARIANTS)
+
+_BESIDE = ("schema", "settings", "subscribers")
+"""What a head has beside its segments."""
 
 AppendId = tuple[str, int]
 """Identity and version of an append."""
@@ -100,6 +104,7 @@ class LogCheckers:
         self._released_ms: dict[int, int] = {}  # when a merge last took extents of a ledger
         self.merges = 0
         self.commits = 0
+        self.types = TypeCheckers(tree=tree, paths=paths)
         self.life = LifeCheckers(
             tree=tree,
             paths=paths,
@@ -255,10 +260,11 @@ class LogCheckers:
         """The store applied a transaction: every reference is counted, every ledger needed there.
 
         Raises:
-            InvariantViolatedError: L3, L4, or one of the life of logs.
+            InvariantViolatedError: L3, L4, L13, or one of the life of logs.
         """
         ops = list(ops)
         self.life.on_metadata(ops)
+        self.types.on_metadata(ops)
         before, touched, has_merged = self._counts.copy(), set(), False
         for op in ops:
             if op.path.startswith(f"{self._paths.heads}/"):
@@ -358,7 +364,7 @@ class LogCheckers:
         heads = [each for each in nodes if depth(each, paths.heads) == 2]
         needed = {each for head in heads for each in nodes_of_log(head, nodes)}
         found = [f"node {each}" for each in nodes if depth(each, paths.heads) > 2]
-        beside = tuple(f"{head}/{each}" for head in heads for each in ("settings", "subscribers"))
+        beside = tuple(f"{head}/{each}" for head in heads for each in _BESIDE)
         found = [each for each in found if not each.removeprefix("node ").startswith(beside)]
         found = [each for each in found if each.removeprefix("node ") not in needed]
         found += [f"missing {each}" for each in sorted(needed - nodes.keys())]

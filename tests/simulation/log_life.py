@@ -23,6 +23,7 @@ from dlcore.errors import (
     OwnershipAcquireFailedError,
 )
 from tests.simulation.life_checkers import SETTINGS, SUBSCRIBED, WATCHED, Watching, require
+from tests.simulation.log_types import TYPED
 from tests.simulation.stored_log import Position
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ OTHER_NAMES = ("d", "e")
 _FOLLOWED = "s"
 """A log that keeps its name, and gets no records."""
 _EXPLICIT = LogSettings(retention_s=5.0, explicit_truncation=True, segment_bytes_max=300)
-_RETENTIONS_S = (None, 2.0, 4.0)
+_RETENTIONS_S = (None, 0.5, 3.0)
 _SUBSCRIBER = "sub"
 _PATIENCE_S = 60.0
 
@@ -66,7 +67,7 @@ class Life:
             self._logs.supervise(role, work)
 
     def _some_name(self) -> str:
-        names = self._checkers.life.names.keys() - {_FOLLOWED}
+        names = self._checkers.life.names.keys() - {_FOLLOWED, TYPED}
         return self._rng.choice(sorted(names)) if names else "a"
 
     def _lose(self, process: LogProcess) -> None:
@@ -172,8 +173,7 @@ class Life:
         try:
             while True:
                 self._lose(process)
-                # A look that its time-out ends is made anew, so that it takes one that is longer.
-                timeout_s = 10.0 if self._logs.is_over else self._rng.uniform(0.1, 1.0)
+                timeout_s = 10.0 if self._logs.is_over else self._rng.choice((0.01, 0.1, 1.0))
                 try:
                     watching.on_changes(await watch.take(timeout_s=timeout_s))
                 except AlreadyClosedError:

@@ -102,19 +102,7 @@ class _Session:
         else:
             columns = {"txid": [txid] * len(payloads), "payload": payloads}
             future = writer.write_batch(pa.record_batch(columns))
-        future.add_done_callback(partial(self._answered, payloads))
-
-    def _answered(self, payloads: list[bytes], future: asyncio.Future[DLSN]) -> None:
-        if future.cancelled() or not self._process.client.is_alive:
-            return
-        error = future.exception()
-        try:
-            if error is None:
-                self._writing.on_acknowledged(payloads, future.result())
-            elif isinstance(error, WriteCancelledError) and error.__cause__ is not None:
-                self._writing.on_never_sent(payloads)
-        except Exception as violation:  # noqa: BLE001  # whatever it is, it ends the run
-            self._logs.world.fail(violation)
+        future.add_done_callback(partial(answered, self._process, self._writing, payloads))
 
     async def _truncate(self) -> None:
         places = self._checkers.places(self._log.log_id)
@@ -148,6 +136,22 @@ class _Session:
         if choice < 0.03:
             # Nothing more can be written: others go on with another log of that name.
             await self._logs.replace_log(self._process, self._log)
+
+
+def answered(
+    process: LogProcess, writing: Writing, payloads: list[bytes], future: asyncio.Future[DLSN]
+) -> None:
+    """Judge what a writer is told of the records that it wrote at once."""
+    if future.cancelled() or not process.client.is_alive:
+        return
+    error = future.exception()
+    try:
+        if error is None:
+            writing.on_acknowledged(payloads, future.result())
+        elif isinstance(error, WriteCancelledError) and error.__cause__ is not None:
+            writing.on_never_sent(payloads)
+    except Exception as violation:  # noqa: BLE001  # whatever it is, it ends the run
+        process.world.fail(violation)
 
 
 async def follow(logs: Logs, process: LogProcess) -> None:

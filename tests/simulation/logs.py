@@ -30,6 +30,7 @@ from dlcore.scanning import ScanClients, scan
 from tests.simulation.checkers import LIVE
 from tests.simulation.log_checkers import TIDY
 from tests.simulation.log_life import Life, settings_of_new
+from tests.simulation.log_types import TYPED, Types
 from tests.simulation.log_writers import Writer, follow
 from tests.simulation.truth import InvariantViolatedError
 from tests.simulation.world import MERGED_GRACE_S
@@ -152,12 +153,20 @@ class Logs:
         self.locked_share = world.rng.choice((1.0, 0.7, 0.2))
         """How many writers take the lock; the others are kept apart by fencing alone."""
         self._supervisors: list[asyncio.Task[None]] = []
+        self._types = Types(self)
+
+    @property
+    def appended(self) -> tuple[str, ...]:
+        """The names of the logs that appenders append to."""
+        return (*LOGS, TYPED) if self._world.plan.has_types else LOGS
 
     async def start(self) -> None:
         """Create the logs, and start all processes."""
         setup = LogProcess(self._world, "setup")
         for name in LOGS:
             await self.create_again(setup.namespace, name)
+        if self._world.plan.has_types:
+            await self._types.start(setup.namespace)
         await setup.client.aclose()
         for number in range(_APPENDERS):
             self.supervise(f"appender-{number}", Appender(self, number).work)
@@ -166,7 +175,8 @@ class Logs:
             self.supervise(f"writer-{number}", Writer(self, number, self._rng).work)
         for number in range(2):
             self.supervise(f"upkeep-{number}", self._keep_up)
-        self.supervise("merger", self._merge)
+        for number in range(self._world.plan.mergers):
+            self.supervise(f"merger-{number}", self._merge)
         self.supervise("janitor", self._interfere)
         self.supervise("reader", self._read)
         self.supervise("follower", partial(follow, self))
@@ -272,13 +282,18 @@ class Logs:
                 for name, payloads in rows.items():
                     half = len(payloads) // 2
                     part = (payloads[half:] if number else payloads[:half])[row : row + 1]
-                    columns: dict[str, list[bytes] | list[int]] = {"payload": part}
-                    if txid is not None:
-                        columns["txid"] = [txid] * len(part)
                     if part:
-                        await writer.write_batch(name, pa.record_batch(columns))
+                        await writer.write_batch(name, self._batch(name, part, txid))
             extents += await writer.stage()
         return extents
+
+    def _batch(self, name: str, payloads: list[bytes], txid: int | None) -> pa.RecordBatch:
+        if name == TYPED:
+            return self._types.batch(payloads, txid)
+        columns: dict[str, list[bytes] | list[int]] = {"payload": payloads}
+        if txid is not None:
+            columns["txid"] = [txid] * len(payloads)
+        return pa.record_batch(columns)
 
     # Who merges
 
@@ -422,6 +437,9 @@ class Logs:
         found = {}
         for name in names:
             log = await keeper.namespace.open_log(name)
+            if name == TYPED:
+                found[log.log_id] = (await self._types.read_whole(keeper)).payloads
+                continue
             reading = await self._read_whole(keeper, log)
             found[log.log_id] = reading.payloads
             scanned = await self._scan_log(keeper, log, pause_s=0.0)
@@ -507,7 +525,8 @@ class Appender:
     async def work(self, process: LogProcess) -> None:
         """Append the next version; the one that failed comes first, and again."""
         if not self._rows:
-            names = self._rng.sample(LOGS, self._rng.randint(1, len(LOGS)))
+            logs = self._logs.appended
+            names = self._rng.sample(logs, self._rng.randint(1, len(logs)))
             self._rows = {
                 name: [
                     f"{self._identity}/{self._version}/{name}/{row}".encode()

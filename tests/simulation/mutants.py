@@ -29,6 +29,7 @@ from tests.simulation import (
     mutants_space,
     mutants_stale,
     mutants_storage,
+    mutants_types,
     mutants_wire,
     mutants_writing,
 )
@@ -54,6 +55,7 @@ _MODULES = (
     mutants_space,
     mutants_stale,
     mutants_storage,
+    mutants_types,
     mutants_wire,
     mutants_writing,
 )
@@ -74,6 +76,12 @@ def _takeovers(plan: Plan) -> Plan:
         disk_latency_s=0.0005,
         writers=2,
     )
+
+
+def _slow_disks(plan: Plan) -> Plan:
+    """Entries that are sent twice while their first copy is on its way to a disk that may die."""
+    faults = ("crash at a step", "weather", "bookie dies")
+    return replace(_takeovers(plan), faults=faults, fault_interval_s=0.1, disk_latency_s=0.05)
 
 
 def _changes(plan: Plan) -> Plan:
@@ -184,8 +192,9 @@ def _full_disks(plan: Plan) -> Plan:
     return replace(scene(plan), storage=storage, maintenance_interval_s=0.2)
 
 
-def _missed_bookies(plan: Plan) -> Plan:
-    return replace(_scene("missed_bookie", spares=2)(plan), auto_recoveries=1)
+def _missed(scene: str) -> Callable[[Plan], Plan]:
+    """Return a focus on who is thought to be gone: auto-recovery makes good for him."""
+    return lambda plan: replace(_scene(scene, spares=2)(plan), auto_recoveries=1)
 
 
 def _stripes(plan: Plan) -> Plan:
@@ -254,6 +263,11 @@ def _logs(plan: Plan) -> Plan:
     )
 
 
+def _merged_logs(plan: Plan) -> Plan:
+    """The same logs, whose small extents several processes merge at once."""
+    return replace(_logs(plan), mergers=4)
+
+
 def _written_logs(plan: Plan) -> Plan:
     """The same logs, with writers that compete for them."""
     return replace(_logs(plan), log_writers=3)
@@ -262,6 +276,11 @@ def _written_logs(plan: Plan) -> Plan:
 def _lived_logs(plan: Plan) -> Plan:
     """The same, which are renamed, sealed and so on meanwhile."""
     return replace(_logs(plan), log_writers=2, has_life=True)
+
+
+def _typed_logs(plan: Plan) -> Plan:
+    """The same, with one that is typed."""
+    return replace(_logs(plan), has_types=True)
 
 
 def _wire(plan: Plan) -> Plan:
@@ -276,6 +295,7 @@ FOCUSES: dict[str, Callable[[Plan], Plan]] = {
     "repairs": _repairs,
     "rough pairs": _rough_pairs,
     "striped repairs": _striped_repairs,
+    "slow disks": _slow_disks,
     "stripes": _stripes,
     "busy takeovers": _scene("busy_takeover", spares=3, metadata_latency_s=0.05),
     "changing recoveries": _scene("changing_recovery", spares=2),
@@ -294,9 +314,12 @@ FOCUSES: dict[str, Callable[[Plan], Plan]] = {
     "any logs": with_logs,
     "logs": _logs,
     "lived logs": _lived_logs,
+    "merged logs": _merged_logs,
+    "typed logs": _typed_logs,
     "written logs": _written_logs,
     "lonely fences": _lonely_fences,
-    "missed bookies": _missed_bookies,
+    "missed bookies": _missed("missed_bookie"),
+    "missed bookies in recovery": _missed("missed_in_recovery"),
     "moved LACs": _moved_lacs,
     "moved tails": _scene("moved_tail", acks=(2, 3), spares=2),
     "published LACs": _published_lacs,
@@ -355,6 +378,7 @@ _FOCUS_OF = {
     mutants_storage.a_batch_is_answered_before_its_sync: "crashes",
     mutants_storage.a_failed_log_goes_on: "crashes",
     mutants_storage.a_fence_flag_is_set_too_late: "busy takeovers",
+    mutants_storage.an_add_again_is_answered_unread: "slow disks",
     mutants_storage.group_commit_acknowledges_the_next_batch: "crashes",
     mutants_storage.headers_name_no_files: "crashes",
     mutants_storage.lacs_may_fall: "published LACs",
@@ -363,7 +387,7 @@ _FOCUS_OF = {
     mutants_writing.copies_come_from_where_the_fragment_starts: "striped repairs",
     mutants_writing.lost_writes_are_classified_by_version_only: "lost replies",
     mutants_writing.recovery_ends_before_it_wrote_back: "takeovers",
-    mutants_writing.the_last_ensemble_is_changed_in_recovery: "repairs",
+    mutants_writing.the_last_ensemble_is_changed_in_recovery: "missed bookies in recovery",
     mutants_quorum.a_ledger_in_recovery_is_read_as_open: "busy takeovers",
     mutants_quorum.ensembles_begin_one_entry_late: "rough pairs",
     mutants_quorum.old_ensembles_are_read_as_the_newest: "rough links",
@@ -376,9 +400,12 @@ _FOCUS_OF = {
     **dict.fromkeys(mutants_life.MUTANTS, "lived logs"),
     **dict.fromkeys(mutants_logs.MUTANTS, "logs"),
     **dict.fromkeys(mutants_log_writers.MUTANTS, "written logs"),
+    **dict.fromkeys(mutants_types.MUTANTS, "typed logs"),
     **dict.fromkeys(mutants_wire.MUTANTS, "wire"),
     mutants_log_writers.runs_of_several_logs_are_one: "logs",
     mutants_log_writers.staged_extents_leave_out_their_first_entry: "logs",
+    mutants_logs.a_second_merge_is_not_noticed: "merged logs",
+    mutants_logs.swaps_are_not_guarded: "merged logs",
     mutants_wire.a_lost_connection_is_a_no: "wire and damage",
     mutants_wire.adds_are_acknowledged_on_arrival: "wire and crashes",
     mutants_wire.handshakes_are_not_checked: "wire and repairs",
@@ -407,7 +434,8 @@ def focused(focus: str) -> Iterator[None]:
     """Draw plans of this focus."""
 
     def draw(rng: random.Random) -> Plan:
-        plan = replace(draw_plan(rng), has_wire=False, has_logs=False, has_life=False)
+        plan = replace(draw_plan(rng), has_wire=False, has_logs=False)
+        plan = replace(plan, has_life=False, has_types=False)
         return FOCUSES[focus](plan)
 
     with patch("tests.simulation.workload.draw_plan", draw):

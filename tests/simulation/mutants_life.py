@@ -97,7 +97,9 @@ def retention_takes_one_segment_more() -> Iterator[None]:
 @contextlib.contextmanager
 def segments_are_as_old_as_their_beginning() -> Iterator[None]:
     """Records that were written last go with the first ones of their segment."""
-    with patch.object(retention, "last_write_ms", lambda end: end.created_ms):
+    with contextlib.ExitStack() as stack:
+        for module in (retention, expiry, removal):
+            stack.enter_context(patch.object(module, "last_write_ms", lambda end: end.created_ms))
         yield
 
 
@@ -132,24 +134,6 @@ def truncation_goes_back() -> Iterator[None]:
 def sealed_logs_grow() -> Iterator[None]:
     """Nobody looks whether a log is sealed."""
     with patch.object(changes, "require_unsealed", lambda _: None):
-        yield
-
-
-@contextlib.contextmanager
-def watches_forget_what_they_could_not_read() -> Iterator[None]:
-    """A look that fails is not made again: what changed is never told."""
-    look = LogWatch._look
-
-    async def once(self: LogWatch) -> None:
-        before = dict(self._due)
-        try:
-            await look(self)
-        except BaseException:
-            for bucket in before:
-                self._due.pop(bucket, None)
-            raise
-
-    with patch.object(LogWatch, "_look", once):
         yield
 
 
@@ -259,6 +243,5 @@ MUTANTS = (
     unanswered_renames_count_as_done,
     watches_do_not_ask_what_became_of_a_name,
     watches_forget_what_changes_while_they_look,
-    watches_forget_what_they_could_not_read,
     writers_follow_the_first_change_only,
 )

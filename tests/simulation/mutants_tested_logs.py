@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from dlcore.log.metadata.changes import SegmentLimits
+from dlcore.log.metadata.watching import LogWatch
 from dlcore.log.recovery import recover_log
 from dlcore.log.staging.writer import StagingWriter
 from dlcore.log.upkeep import expiry
@@ -168,4 +169,22 @@ def retention_fences_who_writes_by_then() -> Iterator[None]:
         return await recover_log(context, at)
 
     with patch.object(expiry, "recover_log", careless):
+        yield
+
+
+@caught_by("dlcore/test_watch.py::test_an_answer_that_fails_loses_nothing")
+def watches_forget_what_they_could_not_read() -> Iterator[None]:
+    """A look that fails is not made again: what changed is never told."""
+    look = LogWatch._look
+
+    async def once(self: LogWatch) -> None:
+        before = list(self._due)
+        try:
+            await look(self)
+        except BaseException:
+            for bucket in before:
+                self._due.pop(bucket, None)
+            raise
+
+    with patch.object(LogWatch, "_look", once):
         yield

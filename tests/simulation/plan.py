@@ -94,6 +94,10 @@ class Plan:
     see `logs.py`."""
     has_life: bool = False
     """Whether logs are renamed, sealed and so on, beside what is written; see `log_life.py`."""
+    has_types: bool = False
+    """Whether one more log is typed, and its schema changes; see `log_types.py`."""
+    mergers: int = 1
+    """How many processes merge logs without asking who else does."""
     log_writers: int | None = None
     """How many writers compete with those who append to logs at once; None: left to chance."""
     scene: str = ""
@@ -108,6 +112,7 @@ class Plan:
 _WIRE_SHARE = 0.5
 _LOGS_SHARE = 0.08
 _LIFE_SHARE = 0.5
+_TYPES_SHARE = 0.5
 _QUICK_SHARES = (0.0, 0.0, 0.9)
 
 
@@ -145,7 +150,12 @@ def draw_plan(rng: random.Random) -> Plan:
         has_wire=fate.random() < _WIRE_SHARE,
     )
     if fate.random() < _LOGS_SHARE:
-        plan = replace(with_logs(plan), has_life=copy(fate).random() < _LIFE_SHARE)
+        own = copy(fate)
+        plan = replace(
+            with_logs(plan),
+            has_life=own.random() < _LIFE_SHARE,
+            has_types=own.random() < _TYPES_SHARE,
+        )
     return replace(plan, quick_share=fate.choice(_QUICK_SHARES))
 
 

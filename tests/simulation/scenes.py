@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from bookie.files.format import file_name
 from dlcore.errors import DLError
 from tests.simulation.checkers import LIVE
-from tests.simulation.stored_ledger import OPEN
+from tests.simulation.stored_ledger import CLOSED, OPEN
 from tests.simulation.truth import InvariantViolatedError
 
 if TYPE_CHECKING:
@@ -333,14 +333,34 @@ async def _write_on(act: Act, count: int) -> None:
 async def missed_bookie(act: Act) -> None:
     """A bookie serves the writer, while the cluster thinks that it is gone."""
     missed, slow = act.members[0], act.members[-1]
-    assert missed.session is not None
-    missed.session.gate.clear()
-    missed.session.inner.expire()
-    act.world.trace.note(missed.name, "is cut off from the metadata store")
+    await _unregister(act, missed)
     act.disturb(act.client.name, [slow], act.world.network.lag)
     for _ in range(40):
         await act.write(1)
         await asyncio.sleep(0.25)
+
+
+async def missed_in_recovery(act: Act) -> None:
+    """The cluster thinks that a bookie is gone, while somebody recovers a ledger with its help."""
+    missed, slow = act.members[0], act.members[-1]
+    await _unregister(act, missed)
+    act.disturb(act.client.name, [slow], act.world.network.block)
+    await act.write(3)
+    recoverer = act.new_recoverer()
+    act.disturb(recoverer.name, act.members, act.world.network.block, act.world.network.lag)
+    act.start_recovery(recoverer)
+    await act.until(lambda: act.world.checkers.stored(act.ledger_id).state == CLOSED)
+
+
+async def _unregister(act: Act, missed: SimBookie) -> None:
+    """Cut a member off from the metadata store, whose sessions end, and from nobody else."""
+    # It asks once about a ledger that is new to it.
+    await act.write(1)
+    await act.until(partial(act.holds, missed, 0))
+    assert missed.session is not None
+    missed.session.gate.clear()
+    missed.session.inner.expire()
+    act.world.trace.note(missed.name, "is cut off from the metadata store")
 
 
 async def published_lacs(act: Act) -> None:
@@ -526,6 +546,7 @@ SCENES: dict[str, Callable[[Act], Awaitable[None]]] = {
         late_close,
         lonely_fence,
         missed_bookie,
+        missed_in_recovery,
         moved_lacs,
         moved_tail,
         published_lacs,

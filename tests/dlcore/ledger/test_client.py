@@ -453,6 +453,8 @@ def test_adds_within_the_ensemble_go_on_without_the_metadata_store() -> None:
         await write(writer, 5)
         cluster.member(writer, 0).stop()
         await write(writer, 5)
+        await asyncio.sleep(1.0)  # somebody looks for a replacement meanwhile
+        await write(writer, 5)
         cluster.store.reconnect()
         await asyncio.sleep(10.0)
         await write(writer, 1)
