@@ -46,7 +46,8 @@ def inspect_logs(logs: tuple[str, ...], *, entries: bool) -> None:
     That is: segments missing between others, several in progress, counts and transaction ids that
     contradict each other, ledgers that are gone or too short, what dead writers and interrupted
     truncations left; with --entries also entries that no bookie can give, or that hold other
-    numbers of records than is noted.  Exit code 1 if anything was found.
+    numbers of records than is noted.  Of all logs also those to which no name leads.  Exit code 1
+    if anything was found.
     """
     findings = run_async(lambda namespace: _inspect(namespace, logs, entries), is_long=True)
     rows = [
@@ -59,7 +60,7 @@ def inspect_logs(logs: tuple[str, ...], *, entries: bool) -> None:
 
 
 async def _inspect(namespace: Namespace, logs: tuple[str, ...], entries: bool) -> list[Finding]:
-    from dlcore.log.inspection import inspect_log
+    from dlcore.log.inspection import find_nameless, inspect_log
 
     names = list(logs) or await namespace.get_logs()
     findings: list[Finding] = []
@@ -73,6 +74,8 @@ async def _inspect(namespace: Namespace, logs: tuple[str, ...], entries: bool) -
             except LogNotFoundError:
                 if logs:
                     raise  # else it was deleted since they were listed
+        if not logs:
+            findings += await find_nameless(namespace.log_context, report=progress.tell)
     return findings
 
 

@@ -27,10 +27,12 @@ from dlcore.errors import (
 from dlcore.ledger.metadata.values import LedgerState
 from dlcore.log.entries.body import decode_entry_header
 from dlcore.log.metadata.history import LogHistory
+from dlcore.log.metadata.listing import read_names
 from dlcore.log.metadata.staged import list_all_staged
 from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import Chunk, LogHead, LogKey, SegmentEnd
 from dlcore.log.upkeep.removal import remove_truncated
+from dlcore.metadata.paths import BUCKETS
 from dlcore.metadata.stored import decode
 
 if TYPE_CHECKING:
@@ -113,6 +115,47 @@ async def inspect_log(
             report(f"segments read of log {name}", number, len(state.segments))
             findings += await _check_entries(context, name, segment)
     return findings
+
+
+async def find_nameless(context: LogContext, *, report: Report = lambda *_: None) -> list[Finding]:
+    """Return the logs to which no name leads: nobody can open or delete them.
+
+    Heads are listed first, so a log that is made meanwhile has its name; what looks wrong is looked
+    at again, for logs are renamed and deleted while this runs.
+    """
+    heads = set(await context.logs.list_names(context.paths.heads))
+    suspects = sorted(heads - await _named_logs(context, report))
+    if suspects:
+        suspects = sorted(set(suspects) - await _named_logs(context, report))
+    findings = []
+    for start in range(0, len(suspects), _AT_ONCE):
+        some = suspects[start : start + _AT_ONCE]
+        paths = [context.paths.log_of(log_id).head for log_id in some]
+        nodes = await context.store.get_many(paths, fresh=True)
+        for log_id, path, node in zip(some, paths, nodes, strict=True):
+            if node is None:
+                continue  # it was deleted
+            try:
+                head = decode(LogHead, node.value, source=path)
+                detail = f"no name leads to it, whose last segment is {head.max_lssn}"
+            except CorruptMetadataError as error:
+                head, detail = LogHead(), f"no name leads to it: {error}"
+            if not head.deleted:
+                findings.append(Finding(log=f"of id {log_id}", kind="nameless", detail=detail))
+    return findings
+
+
+async def _named_logs(context: LogContext, report: Report) -> set[str]:
+    """Return the ids of the logs to which names lead."""
+    await persistently(lambda: context.store.sync(context.paths.logs))
+    found: set[str] = set()
+    for number, bucket in enumerate(BUCKETS):
+        report("names looked at, parts", number, len(BUCKETS))
+        path = context.paths.log_bucket(bucket)
+        children = await persistently(partial(context.store.get_children, path)) or []
+        names = await read_names(context.store, [f"{path}/{child}" for child in children])
+        found |= {log.log_id for log in names}
+    return found
 
 
 async def _segment_nodes(context: LogContext, log: LogKey) -> dict[int, bool]:

@@ -15,7 +15,11 @@ import dlcore
 from dlcore._html import fields_html, rows_html
 from dlcore.errors import AlreadyClosedError, LogEmptyError, LogNotFoundError
 from dlcore.ids import DLSN
+from dlcore.log.inspection import find_nameless
 from dlcore.log.metadata.segment import SegmentState
+from dlcore.log.metadata.values import LogHead
+from dlcore.metadata.port import ANY_VERSION
+from dlcore.metadata.stored import encode
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, read_all, record
 
 if TYPE_CHECKING:
@@ -142,3 +146,26 @@ def test_what_a_notebook_shows() -> None:
 def test_the_version() -> None:
     """That of the distribution."""
     assert dlcore.__version__ == version("distributed-dlog")
+
+
+def test_heads_to_which_no_name_leads() -> None:
+    """They are found, damaged ones too; those of deleted logs have none, and nothing is wrong."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        context = log._context
+        store, path = context.store, context.paths.log_of(log.log_id).head
+        writer = await log.open_writer()
+        await writer.write(record(1))
+        await writer.aclose()
+        assert await find_nameless(context) == []
+        await store.delete(context.paths.log(log.name))
+        (found,) = await find_nameless(context)
+        assert (found.log, found.kind) == (f"of id {log.log_id}", "nameless")
+        assert found.detail == "no name leads to it, whose last segment is 1"
+        await store.put(path, b"no head", version=ANY_VERSION)
+        (found,) = await find_nameless(context)
+        assert f"no name leads to it: LogHead at {path}" in found.detail
+        await store.put(path, encode(LogHead(deleted=True)), version=ANY_VERSION)
+        assert await find_nameless(context) == []
+
+    on_log(body)
