@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 import msgspec
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from dlcore.proxy.config import ProxyConfig
     from dlcore.proxy.writing.owned_log import OwnedLog
     from dlcore.proxy.writing.owner import LogOwner
+
+_PARTING_S = 1.0
 
 Context: TypeAlias = "grpc.aio.ServicerContext[pb.FlightData, pb.PutResult]"
 
@@ -63,12 +65,12 @@ class PutService:
         }
         acks = StreamAcks(window_records=config.window_records, window_bytes=config.window_bytes)
         stream = _Stream(context, log, acks, self._budget, partial(self._lost, target.log, log))
-        log.join(stream.wake.set)
+        log.join(stream.rouse)
         try:
             await _send(context, ready=ready)
             await stream.exchange(decoder)
         finally:
-            log.leave(stream.wake.set)
+            log.leave(stream.rouse)
 
     def _lost(self, name: str, log: OwnedLog, error: DLError) -> DLError:
         """Let go of a log that cannot be written to any more; return what to tell of it."""
@@ -97,14 +99,19 @@ class _Stream:
         self._budget = budget
         self._lost = lost
         self._room = asyncio.Event()
+        self._wake = asyncio.Event()
         self._failure: DLError | None = None
-        self.wake = asyncio.Event()
-        """Set when there may be something to tell."""
+        self._has_dropped = False  # messages that came when the log was let go of
+
+    def rouse(self) -> None:
+        """Look at what has changed."""
+        self._room.set()
+        self._wake.set()
 
     async def exchange(self, decoder: PutDecoder) -> None:
         """Take and tell, to the end."""
         taking = asyncio.create_task(self._take(decoder), name="taking a stream")
-        taking.add_done_callback(lambda _: self.wake.set())
+        taking.add_done_callback(lambda _: self.rouse())
         try:
             await self._tell(taking)
         finally:
@@ -112,17 +119,30 @@ class _Stream:
             await asyncio.gather(taking, return_exceptions=True)
 
     async def _take(self, decoder: PutDecoder) -> None:
-        """Take batches until the client has sent all."""
+        """Take batches until the client has sent all; once the log is let go of, drop them."""
+        log = self._log
         while True:
-            while not self._acks.has_room:
-                self._room.clear()
-                await self._room.wait()
+            await self._wait_for_room()
             data = await _read(self._context)
             if data is None:
                 return
+            if log.ending is not None:
+                self._has_dropped = True
+                continue
             batch = decoder.decode(data)
-            if batch.num_rows:
+            if not batch.num_rows:
+                continue
+            try:
                 await self._accept(batch, len(data.data_body))
+            except DLError as error:
+                if error is not self._log.ending:
+                    raise
+                self._has_dropped = True
+
+    async def _wait_for_room(self) -> None:
+        while not (self._acks.has_room or self._log.ending):
+            self._room.clear()
+            await self._room.wait()
 
     async def _accept(self, batch: pa.RecordBatch, size_bytes: int) -> None:
         await self._budget.take(size_bytes)
@@ -146,39 +166,40 @@ class _Stream:
         else:
             assert isinstance(error, DLError)
             self._failure = self._failure or self._lost(error)
-        self._room.set()
-        self.wake.set()
+        self.rouse()
 
     async def _tell(self, taking: asyncio.Task[None]) -> None:
         """Tell what is durable, until all is that was taken and nothing more will be."""
         log = self._log
         while True:
-            self.wake.clear()
+            self._wake.clear()
             if self._failure is not None:
                 raise self._failure
             if log.is_lost:
-                assert log.ending is not None
-                raise log.ending
-            if log.ending is not None:
-                taking.cancel()
+                break
             ack = self._acks.next_ack()
             if ack is not None:
                 await _send(self._context, acked=ack.records, dlsn=str(ack.dlsn))
-            elif taking.done() and self._acks.is_settled:
+            elif self._acks.is_settled and (taking.done() or log.ending is not None):
                 break
             else:
-                await self.wake.wait()
-        if taking.cancelled() or taking.exception() is not None:
-            await self._refuse(taking, log.ending)
-
-    async def _refuse(self, taking: asyncio.Task[None], ending: DLError | None) -> NoReturn:
-        """End a stream whose client may have sent more than was taken."""
-        if ending is None:
+                await self._wake.wait()
+        if taking.done():
             taking.result()
-            raise AssertionError("it has failed")
+        elif not log.is_lost:
+            await self._part(taking)
+        if log.ending is not None and (log.is_lost or self._has_dropped or not taking.done()):
+            raise log.ending
+
+    async def _part(self, taking: asyncio.Task[None]) -> None:
+        """Tell a client that its log is let go of, and let it end the stream, for a while.
+
+        Ended at once, some clients would not read what they were told before.
+        """
+        ending = self._log.ending
         location = ending.location if isinstance(ending, LogElsewhereError) else None
         await _send(self._context, draining={"location": location})
-        raise ending
+        await asyncio.wait([taking], timeout=_PARTING_S)
 
 
 async def _read(context: Context) -> pb.FlightData | None:
