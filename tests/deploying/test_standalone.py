@@ -1,4 +1,4 @@
-"""A standalone cluster: a master and two workers, each with an executor of its own process.
+"""A standalone cluster: a master and workers, each with an executor of its own process.
 
 Goal: dlog works on executors that share nothing with the driver but what was shipped, or the user
 is told what is missing.  Method: one cluster for all ways of shipping; the same job, by batch and
@@ -26,7 +26,8 @@ from tests.fixtures.deployment import (
     running,
     submit,
 )
-from tests.fixtures.spark import ROOT
+from tests.fixtures.lengths import amount
+from tests.fixtures.spark import OF_FEW_ROWS, ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +38,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.timeout(60
 SUBMIT_S = 280.0
 CONF = ROOT / "spark-conf" / "standalone"
 JOB = ROOT / "tests" / "deploying" / "job.py"
-BOTH = {"batch": [1000, 999], "stream": 1000, "executors": 2}
+HOSTS = amount(2, sampled=1)
+BOTH = {"batch": [1000, 999], "stream": 1000, "executors": HOSTS}
 MISSING = "No module named 'dlspark'"
 
 
@@ -78,6 +80,7 @@ class Standalone:
             text = (CONF / name).read_text().replace("/opt/dlog/bin/python", str(python))
             (place / name).write_text(text.replace("spark://spark-master:7077", self._master))
         settings = {
+            **OF_FEW_ROWS,
             "spark.ui.enabled": "false",
             "spark.driver.memory": "512m",
             "spark.executor.memory": "512m",
@@ -100,9 +103,8 @@ class Standalone:
 
 @pytest.fixture(scope="module")
 def standalone(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
-    """A master and two workers with one core each, on ports of their own."""
+    """A master and workers with one core each, on ports of their own."""
     folder = tmp_path_factory.mktemp("standalone")
-    make_python(folder / "with", with_dlog=True)
     environment = deployed_environment(folder)
     program = str(SPARK_HOME / "bin" / "spark-class")
     deploy = "org.apache.spark.deploy"
@@ -117,7 +119,7 @@ def standalone(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> It
             )
         )
         master = "spark://" + told.partition("Starting Spark master at spark://")[2].split()[0]
-        for number in range(2):
+        for number in range(HOSTS):
             work = [
                 "--cores",
                 "1",
@@ -140,7 +142,7 @@ def standalone(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> It
 @pytest.mark.prove
 def test_installed_in_the_python_of_every_host(standalone: Standalone) -> None:
     """Nothing is shipped, nothing registered."""
-    assert standalone.run(standalone.folder / "with" / "bin" / "python") == BOTH
+    assert standalone.run(make_python(standalone.folder / "with", with_dlog=True)) == BOTH
 
 
 def test_shipped_as_a_zip_file(standalone: Standalone) -> None:

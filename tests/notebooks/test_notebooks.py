@@ -9,12 +9,15 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from tests.fixtures.lengths import sample
+
 pytestmark = [pytest.mark.notebook, pytest.mark.timeout(600)]
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 PUBLIC_MODULES = {"dlcore", "dlcore.sync", "dlcore.sandbox", "dlspark", "pyspark.sql"}
 CELL_TIMEOUT_S = 280
+SAMPLE = 2
 
 
 def load(path: Path) -> nbformat.NotebookNode:
@@ -32,7 +35,7 @@ def test_there_are_notebooks() -> None:
     assert "01_write_and_tail" in {path.stem for path in NOTEBOOKS}
 
 
-@each_notebook
+@pytest.mark.parametrize("path", sample(NOTEBOOKS, SAMPLE), ids=lambda path: path.stem)
 def test_it_runs(path: Path) -> None:
     """Every cell succeeds in a fresh kernel."""
     notebook = load(path)
