@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import threading
@@ -18,8 +19,9 @@ import pytest
 from dlcore.config import LogConfig
 from dlcore.ids import DLSN
 from dlcore.proxy.config import ProxyConfig
+from dlcore.proxy.reading import following
 from dlcore.records import LogRecord
-from dlcore.sync import open_namespace
+from dlcore.sync import LogSnapshot, open_namespace
 from tests.fixtures.bookie_process import REPOSITORY
 from tests.fixtures.proxies import ProxyThread, proxy_process, proxy_thread
 from tests.fixtures.waiting import wait_until
@@ -380,6 +382,44 @@ def test_what_is_no_ticket_or_descriptor(client: flight.FlightClient) -> None:
         client.do_get(flight.Ticket(b"\x00\xff")).read_all()
     with pytest.raises(pa.ArrowInvalid, match="not a ticket"):
         client.get_flight_info(flight.FlightDescriptor.for_command(b"{"))
+
+
+def test_a_follower_that_breaks_is_no_secret(
+    client: flight.FlightClient, log: DistributedLogManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All who read by it are told, and whoever comes next is served."""
+    followers = [Follower(client, log.name) for _ in range(2)]
+
+    def breaks(_: object) -> None:
+        raise ValueError("a defect")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(following, "fetched", breaks)
+        written(log, 0, 10)
+        for each in followers:
+            each.thread.join(WAIT_S)
+            assert "broke: ValueError('a defect')" in str(each.error)
+    again = Follower(client, log.name)
+    assert again.wait_for(10) == list(range(10))
+    again.stop()
+
+
+def test_followers_share_what_is_known_of_a_log(
+    client: flight.FlightClient, log: DistributedLogManager
+) -> None:
+    """Its segments may be very many."""
+    written(log, 0, 100)
+    counts = []
+    followers = []
+    for _ in range(2):
+        followers += [Follower(client, log.name) for _ in range(10)]
+        for each in followers:
+            each.wait_for(100)
+        known = [each for each in gc.get_objects() if isinstance(each, LogSnapshot)]
+        counts.append(sum(each.log == log.name for each in known))
+    assert counts[0] == counts[1] <= 3
+    for each in followers:
+        each.stop()
 
 
 def test_a_deleted_log_ends_its_followers(

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from dlcore.background import BackgroundTasks
-from dlcore.errors import DLError, EndOfStreamError
+from dlcore.errors import DLError, EndOfStreamError, UnexpectedError
 from dlcore.proxy.reading.runs import fetched
 
 if TYPE_CHECKING:
@@ -78,6 +78,9 @@ class FollowedLog:
         except DLError as error:
             logger.warning("following log=%s ended: %s", self._log.name, error)
             self.error = error
+        except Exception as error:
+            self.error = UnexpectedError(f"following log {self._log.name!r} broke: {error!r}")
+            raise
         finally:
             self._tell()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import msgspec
 import numpy as np
@@ -26,6 +27,7 @@ from dlcore.records import NotLessThan, RecordField
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
+    from dlcore.log.manager import DistributedLogManager
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.namespace import Namespace
     from dlcore.proxy.config import ProxyConfig
@@ -88,6 +90,10 @@ class ReadPath:
         self._namespace = namespace
         self._membership = membership
         self._log_config = replace(namespace.log_context.config, read_ahead_bytes=READ_AHEAD_BYTES)
+        # Those who read one log share what is known of its segments.
+        self._logs: WeakValueDictionary[tuple[str, str], DistributedLogManager] = (
+            WeakValueDictionary()
+        )
         self.followed = FollowedLogs(RingBudget(config.ring_bytes_max))
         self._deliveries = Deliveries(self.followed, catching_up_max=config.catching_up_max)
 
@@ -104,9 +110,13 @@ class ReadPath:
             SchemaMismatchError: the log has no such column.
             AlreadyTruncatedError: its position was truncated away.
         """
+        await self._deliveries.deliver(await self._begin(data, send), send)
+
+    async def _begin(self, data: bytes, send: Send) -> Reading:
+        # A call of its own: what is known of a log's segments is not kept while it is followed.
         asked = await self._asked(Ticket.decode(data))
         await send(schema_message(asked.reading.view.schema))  # clients wait for it
-        await self._deliveries.deliver(await self._awaited(asked), send)
+        return await self._awaited(asked)
 
     async def get_flight_info(self, descriptor: pb.FlightDescriptor) -> pb.FlightInfo:
         """Return what a range holds, and the tickets of its parts.  Raises: as `do_get`."""
@@ -152,6 +162,7 @@ class ReadPath:
 
     async def _asked(self, ticket: Ticket) -> _Asked:
         log = await self._namespace.open_log(ticket.log, config=self._log_config)
+        log = self._logs.setdefault((log.name, log.log_id), log)
         if ticket.log_id not in (None, log.log_id):
             raise LogNotFoundError(
                 f"log {log.name!r} has the id {log.log_id}, the ticket is of one with the id "
