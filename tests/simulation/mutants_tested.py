@@ -8,6 +8,7 @@ from tests.simulation import (
     mutants_tested_files,
     mutants_tested_logs,
     mutants_tested_metadata,
+    mutants_tested_proxy,
     mutants_tested_repair,
     mutants_tested_wire,
 )
@@ -21,6 +22,7 @@ MODULES = (
     mutants_tested_files,
     mutants_tested_logs,
     mutants_tested_metadata,
+    mutants_tested_proxy,
     mutants_tested_repair,
     mutants_tested_wire,
 )

@@ -8,7 +8,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, assert_never
 
-from dlcore.background import BackgroundTasks, told_to_callers
+from dlcore.background import BackgroundTasks
 from dlcore.errors import (
     DLError,
     LogElsewhereError,
@@ -50,7 +50,7 @@ class LogOwner:
         self._ownership = Ownership(membership.address, logs_max=config.logs_max)
         self._logs: dict[str, OwnedLog] = {}
         self._changes: dict[str, asyncio.Future[None]] = {}  # ends when a log's state has changed
-        self._tasks = BackgroundTasks(told_to_callers)
+        self._tasks = BackgroundTasks(_told)
         self._unsubscribe = context.store.on_session(self._session_changed)
         self._idle_looks = asyncio.create_task(self._release_idle(), name="releasing idle logs")
 
@@ -216,6 +216,14 @@ class LogOwner:
                 if self._logs[name].idle_s() >= after_s and self._ownership.release(name):
                     logger.info("log=%s is idle", name)
                     self._change(name, self._close)
+
+
+def _told(error: BaseException) -> None:
+    """Leave an error of a log to those who wait for it; another is a defect."""
+    if not isinstance(error, DLError):
+        message = "a change of what a proxy owns failed"
+        context = {"message": message, "exception": error}
+        asyncio.get_running_loop().call_exception_handler(context)
 
 
 def elsewhere(name: str, owner: Elsewhere) -> LogElsewhereError:

@@ -1,0 +1,129 @@
+"""Bugs of the proxy's write path that named tests catch: acknowledgements, ownership, bounds."""
+
+from __future__ import annotations
+
+from functools import partialmethod
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from dlcore.ids import DLSN
+from dlcore.log.entries.batches import byte_log_batch
+from dlcore.log.entries.body import with_txid
+from dlcore.proxy.flight import put as put_messages
+from dlcore.proxy.writing.acks import Ack, StreamAcks
+from dlcore.proxy.writing.budget import ByteBudget
+from dlcore.proxy.writing.owned_log import OwnedLog
+from dlcore.proxy.writing.owner import LogOwner, elsewhere, not_here
+from dlcore.proxy.writing.ownership import Decision, Elsewhere, Ownership, Verdict
+from dlcore.proxy.writing.put import _Stream
+from tests.simulation.tested import caught_by
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Collection, Iterator
+
+    import pyarrow as pa
+
+_ROOM = "dlcore/proxy"
+
+
+@caught_by(f"{_ROOM}/test_acks.py::test_nothing_is_told_before_it_is_durable")
+def an_acknowledgement_is_told_before_it_is_durable() -> Iterator[None]:
+    """What was accepted counts as durable."""
+    accepted = StreamAcks.accepted
+
+    def early(self: StreamAcks, records: int, size_bytes: int) -> None:
+        accepted(self, records, size_bytes)
+        self._durable = Ack(self._pending_records, DLSN.INITIAL)
+
+    with patch.object(StreamAcks, "accepted", early):
+        yield
+
+
+@caught_by(f"{_ROOM}/test_acks.py::test_any_order_of_events_keeps_the_books")
+def an_acknowledgement_is_beyond_what_was_sent() -> Iterator[None]:
+    """An acknowledgement counts the records that it adds once more."""
+    durable = StreamAcks.durable
+
+    def twice(self: StreamAcks, dlsn: DLSN) -> None:
+        records, _ = self._pending[0]
+        durable(self, dlsn)
+        assert self._durable is not None
+        self._durable = Ack(self._durable.records + records, dlsn)
+
+    with patch.object(StreamAcks, "durable", twice):
+        yield
+
+
+@caught_by(f"{_ROOM}/test_acks.py::test_the_window_is_of_records_and_of_bytes")
+def the_window_of_a_stream_is_not_bounded() -> Iterator[None]:
+    """A stream takes whatever comes."""
+    with patch.object(StreamAcks, "has_room", new=True):
+        yield
+
+
+@caught_by(f"{_ROOM}/test_put.py::test_a_fenced_proxy_acknowledges_nothing_more")
+def a_zombie_proxy_goes_on_to_acknowledge() -> Iterator[None]:
+    """A batch that failed counts as durable."""
+
+    def answered(self: _Stream, size_bytes: int, future: asyncio.Future[DLSN]) -> None:
+        self._budget.give(size_bytes)
+        error = future.exception()
+        self._acks.durable(future.result() if error is None else DLSN.INITIAL)
+        self.rouse()
+
+    with patch.object(_Stream, "_answered", answered):
+        yield
+
+
+@caught_by(f"{_ROOM}/test_ownership.py::test_a_client_is_never_sent_to_whom_it_asks")
+def a_proxy_sends_clients_to_itself() -> Iterator[None]:
+    """The one that should own a log names itself instead of acquiring it."""
+    ask = Ownership.ask
+
+    def sent_elsewhere(self: Ownership, log: str, live: Collection[str]) -> Decision:
+        decision = ask(self, log, live)
+        return Elsewhere(self._address) if decision is Verdict.ACQUIRE else decision
+
+    with patch.object(Ownership, "ask", sent_elsewhere):
+        yield
+
+
+@caught_by(f"{_ROOM}/test_moving.py::test_logs_move_under_load")
+def a_log_is_let_go_of_without_what_was_accepted() -> Iterator[None]:
+    """Its writer is aborted, where it should write all that it has."""
+
+    async def close(self: LogOwner, name: str) -> None:
+        successor = self._ownership.successor(name, self._membership.live)
+        self._logs[name].end(not_here(name) if successor is None else elsewhere(name, successor))
+        await self._abort(name)
+
+    with patch.object(LogOwner, "_close", close):
+        yield
+
+
+@caught_by(f"{_ROOM}/test_put.py::test_transaction_ids_are_the_time_and_never_fall")
+def a_proxy_gives_its_clock_as_transaction_id() -> Iterator[None]:
+    """It does not look at those that the log has."""
+
+    def fitted(self: OwnedLog, batch: pa.RecordBatch) -> Any:
+        if "txid" in batch.schema.names:
+            return byte_log_batch(batch.rename_columns(["payload", "txid"]))
+        return with_txid(byte_log_batch(batch, txid_required=False), self._clock.now_ms())
+
+    with patch.object(OwnedLog, "_fitted_bytes", fitted):
+        yield
+
+
+@caught_by(f"{_ROOM}/test_budget.py::test_who_finds_it_full_waits_in_turn")
+def the_memory_of_all_streams_is_not_bounded() -> Iterator[None]:
+    """Everything fits into it."""
+    with patch.object(ByteBudget, "_fits", partialmethod(lambda self, size_bytes: True)):
+        yield
+
+
+@caught_by(f"{_ROOM}/test_put_messages.py::test_compressed_batches_are_refused")
+def a_proxy_inflates_what_it_is_sent() -> Iterator[None]:
+    """Four MiB become as much as a client wishes."""
+    with patch.object(put_messages, "_is_compressed", lambda header: False):
+        yield
