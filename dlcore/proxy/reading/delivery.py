@@ -12,7 +12,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from dlcore.errors import EndOfStreamError
+from dlcore.errors import AlreadyTruncatedError, EndOfStreamError
 from dlcore.proxy.reading.runs import fetched
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 STALL_S = 1.0
 """A client that takes nothing for so long has no use for what is read ahead for it."""
+_LOOK_S = 1.0
 TURN_BYTES = 64 * 1024 * 1024
 """After so much a reader that is caught up makes room for one that waits."""
 Send: TypeAlias = "Callable[[bytes], Awaitable[None]]"
@@ -138,11 +139,20 @@ class Deliveries:
 async def _messages(
     reading: Reading, position: DLSN, end: DLSN
 ) -> AsyncGenerator[tuple[bytes, DLSN], None]:
-    """Yield the messages with [position, end), and where each ends."""
-    tail = await reading.log.read(position)
-    async with await tail.open_reader() as reader:
+    """Yield the messages with [position, end), and where each ends.
+
+    All of it was readable when its end was learned.  Bookies that are asked later may know of less
+    for a moment; that is waited for, and nothing is left out, nor given twice.
+    """
+    async with await reading.log.open_reader(dlsn=position) as reader:
         with suppress(EndOfStreamError):
-            while position < end and (rows := await reader.take_rows(until_caught_up=True)):
+            while position < end:
+                rows = await reader.take_rows(timeout_s=_LOOK_S)
+                if not rows and await reading.log.get_first_active_dlsn() >= end:
+                    raise AlreadyTruncatedError(
+                        f"log {reading.log.name!r}: the records before {end} were truncated while "
+                        "they were read"
+                    )
                 for each in fetched(rows):
                     message = each.part(reading.view, end)
                     position = each.end

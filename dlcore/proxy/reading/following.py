@@ -63,8 +63,7 @@ class FollowedLog:
         """Follow, until the end or an error."""
         try:
             snapshot = await self._log.get_snapshot()
-            tail = await self._log.read(snapshot.end)
-            async with await tail.open_reader() as reader:
+            async with await self._log.open_reader(dlsn=snapshot.end) as reader:
                 self._end = snapshot.end
                 self._tell()
                 while True:

@@ -290,8 +290,7 @@ async def _first_not_less(reading: Reading, wanted: NotLessThan) -> DLSN:
     At the end of a sealed log that is its end.
     """
     name = "timestamp" if wanted.field is RecordField.TIMESTAMP_MS else wanted.field.value
-    tail = await reading.log.read(reading.start)
-    async with await tail.open_reader() as reader:
+    async with await reading.log.open_reader(dlsn=reading.start) as reader:
         async for batch in reader.batches(follow=True):
             index = next(i for i, each in enumerate(batch.schema.names) if each.strip("_") == name)
             values = batch.column(index).cast(pa.int64()).to_numpy()

@@ -1,0 +1,88 @@
+"""Catching a reader up where bookies know of less than was known before."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from dlcore.errors import AlreadyTruncatedError
+from dlcore.ids import DLSN
+from dlcore.proxy.reading import delivery
+from dlcore.proxy.reading.delivery import Deliveries, Reading
+from dlcore.proxy.reading.rows import RowView
+from tests.dlcore.proxy.test_runs import entry, values
+
+if TYPE_CHECKING:
+    from dlcore.log.reading.rows import EntryRows
+
+VIEW = RowView("a", None, ["dlsn", "value"])
+
+
+class Log:
+    """A log whose readers are told of its entries in these portions."""
+
+    name = "a"
+
+    def __init__(self, portions: list[list[EntryRows]], first: DLSN = DLSN.INITIAL) -> None:
+        self.portions = portions
+        self.first = first
+
+    async def open_reader(self, *, dlsn: DLSN) -> Log:
+        """Read from the first portion on."""
+        assert dlsn == DLSN.INITIAL
+        return self
+
+    async def get_first_active_dlsn(self) -> DLSN:
+        """Return what is left."""
+        return self.first
+
+    async def take_rows(self, *, timeout_s: float) -> list[EntryRows]:
+        """Return the next portion."""
+        assert timeout_s > 0
+        return self.portions.pop(0)
+
+    async def __aenter__(self) -> Log:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+
+def delivered(log: Log, end: DLSN) -> list[bytes]:
+    """Return what a client gets of what is before `end`."""
+    got: list[bytes] = []
+
+    async def send(message: bytes) -> None:
+        got.extend(values(message))
+
+    reading = Reading(log=cast("Any", log), view=VIEW, start=DLSN.INITIAL, end=end, follow=False)
+    deliveries = Deliveries(cast("Any", None), catching_up_max=1)
+    asyncio.run(deliveries.deliver(reading, send))
+    return got
+
+
+def test_what_was_readable_is_waited_for() -> None:
+    """An answer that knows of less ends nothing."""
+    log = Log([[entry(0, 1)], [], [entry(1, 2), entry(2, 2)]])
+    assert delivered(log, DLSN(1, 2, 1)) == [b"0:0", b"1:0", b"1:1", b"2:0"]
+
+
+def test_what_was_truncated_meanwhile_is_told() -> None:
+    """It is not taken for what never was."""
+    with pytest.raises(AlreadyTruncatedError, match="log 'a': the records before 1:2:0"):
+        delivered(Log([[entry(0, 1)], []], first=DLSN(1, 2, 0)), DLSN(1, 2, 0))
+
+
+def test_readers_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has had his share makes room for one that waits; one who is alone goes on likewise."""
+    monkeypatch.setattr(delivery, "TURN_BYTES", 1)
+    first, second = ([entry(number, 1)] for number in range(2))
+
+    class Again(Log):
+        async def open_reader(self, *, dlsn: DLSN) -> Log:
+            self.portions = [first] if dlsn == DLSN.INITIAL else [second]
+            return self
+
+    assert delivered(Again([]), DLSN(1, 2, 0)) == [b"0:0", b"1:0"]
