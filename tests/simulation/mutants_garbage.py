@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
     from bookie.files.entry_log import EntryLog
+    from bookie.files.group_commit import GroupCommit
     from dlcore.ledger.metadata.values import LedgerMetadata
 
 
@@ -67,20 +68,28 @@ def files_are_deleted_before_that_is_durable() -> Iterator[None]:
     drop = SealedFiles.drop
 
     class Unflushed:
-        def __init__(self, log: EntryLog) -> None:
-            self._log = log
+        def __init__(self, commits: GroupCommit) -> None:
+            self._commits = commits
 
         def __getattr__(self, name: str) -> Any:
-            return getattr(self._log, name)
+            return getattr(self._commits, name)
 
         async def flush(self) -> None:
             """Leave that to the next batch."""
+
+    class Hasty:
+        def __init__(self, log: EntryLog) -> None:
+            self._log = log
+            self.commits = Unflushed(log.commits)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._log, name)
 
     async def hasty(
         self: SealedFiles, numbers: Collection[int], ledger_ids: Iterable[int]
     ) -> dict[int, int]:
         log = self._log
-        with patch.object(self, "_log", Unflushed(log)):
+        with patch.object(self, "_log", Hasty(log)):
             return await drop(self, numbers, ledger_ids)
 
     with patch.object(SealedFiles, "drop", hasty):
