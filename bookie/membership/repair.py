@@ -8,6 +8,7 @@ cannot be repaired now is tried again, later and later.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 1.0
 _PAUSE_MAX_S = 600.0
+_AT_ONCE = 8
+"""Entries in memory while they are fetched; a holder that does not answer delays few others."""
 
 
 class Repairer:
@@ -51,42 +54,50 @@ class Repairer:
         self._ledgers = ledgers
         self._client = client
         self._retries: dict[tuple[int, int], Backoff] = {}
+        self._tried: set[tuple[int, int]] = set()  # at this moment
         self._has_news = asyncio.Event()
         self._damage.on_entry(self._has_news.set)
 
     async def run(self) -> None:
         """Repair until cancelled; what is newly found damaged is tried at once."""
-        while True:
-            self._has_news.clear()
-            pause_s = await self._repair_due()
-            try:
-                async with asyncio.timeout(pause_s):
-                    await self._has_news.wait()
-            except TimeoutError:
-                continue
+        async with asyncio.TaskGroup() as tries:
+            while True:
+                self._has_news.clear()
+                pause_s = self._start_due(tries)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause_s):
+                        await self._has_news.wait()
 
-    async def _repair_due(self) -> float | None:
-        """Try every entry whose time has come; return the seconds to the next one's time."""
+    def _start_due(self, tries: asyncio.TaskGroup) -> float | None:
+        """Try entries whose time has come, some at once; return the seconds to the next time."""
         damaged = self._damage.entries()
         known = set(damaged)
         self._retries = {key: each for key, each in self._retries.items() if key in known}
-        loop = asyncio.get_running_loop()
+        now_s = asyncio.get_running_loop().time()
+        later = {key: each.due_s for key, each in self._retries.items() if each.due_s > now_s}
         for key in damaged:
-            retry = self._retries.get(key)
-            if retry is not None and retry.due_s > loop.time():
-                continue
-            try:
-                await self._repair(*key)
-            except DLError as error:
-                retry = self._retries.setdefault(key, Backoff(_FIRST_PAUSE_S, _PAUSE_MAX_S))
-                pause_s = retry.failed(loop.time())
-                logger.warning(
-                    "entry %d:%d is not repaired yet, next try in %.0f s: %s", *key, pause_s, error
-                )
-            else:
-                self._retries.pop(key, None)
-        due_s = min((each.due_s for each in self._retries.values()), default=None)
-        return None if due_s is None else max(0.0, due_s - loop.time())
+            if len(self._tried) == _AT_ONCE:
+                break  # the end of each of them is news
+            if key not in later and key not in self._tried:
+                self._tried.add(key)
+                tries.create_task(self._try(key), name=f"repair-{key[0]}:{key[1]}")
+        return min(later.values()) - now_s if later else None
+
+    async def _try(self, key: tuple[int, int]) -> None:
+        """Repair an entry, or say when it is tried again."""
+        try:
+            await self._repair(*key)
+        except DLError as error:
+            retry = self._retries.setdefault(key, Backoff(_FIRST_PAUSE_S, _PAUSE_MAX_S))
+            pause_s = retry.failed(asyncio.get_running_loop().time())
+            logger.warning(
+                "entry %d:%d is not repaired yet, next try in %.0f s: %s", *key, pause_s, error
+            )
+        else:
+            self._retries.pop(key, None)
+        finally:
+            self._tried.discard(key)
+            self._has_news.set()
 
     async def _repair(self, ledger_id: int, entry_id: int) -> None:
         """Repair one entry, or find that nobody needs it.

@@ -172,6 +172,22 @@ def test_it_tries_again_later_and_later_until_a_holder_is_back() -> None:
     run(main(), seconds_max=5000.0)
 
 
+def test_a_holder_that_does_not_answer_delays_no_other_entry() -> None:
+    """Goal: several are tried at once, also those that are found damaged later."""
+
+    async def main() -> None:
+        async with scene_of() as scene:
+            scene.peers["B"].is_silent = True
+            for entry_id in (0, 3):
+                scene.damage(entry_id)
+                await scene.meet(entry_id)
+            await asyncio.sleep(1)
+            assert scene.storage.core.damage.entries() == [(LEDGER_ID, 0)]
+            await scene.check(3)
+
+    run(main())
+
+
 def test_entries_that_nobody_needs_are_forgotten() -> None:
     """Goal: a deleted ledger, and an entry behind the end of a closed one, need no repair."""
 

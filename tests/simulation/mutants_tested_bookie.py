@@ -31,6 +31,7 @@ from dlcore.ledger.metadata.values import LedgerMetadata
 from tests.simulation.tested import caught_by
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Iterator
 
     from bookie.files.unsealed import Location
@@ -221,12 +222,12 @@ def a_repair_asks_the_last_ensemble() -> Iterator[None]:
 @caught_by("bookie/test_repair.py::test_it_tries_again_later_and_later_until_a_holder_is_back")
 def a_repair_is_tried_once() -> Iterator[None]:
     """Section 5: damage that could not be mended at once stays."""
-    repair_due = Repairer._repair_due
+    start_due = Repairer._start_due
 
-    async def once(self: Repairer) -> None:
-        await repair_due(self)
+    def once(self: Repairer, tries: asyncio.TaskGroup) -> None:
+        start_due(self, tries)
 
-    with patch.object(Repairer, "_repair_due", once):
+    with patch.object(Repairer, "_start_due", once):
         yield
 
 
