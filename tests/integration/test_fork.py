@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.integration
 
 WAIT_S = 200
-CHILDREN = amount(60, sampled=20)
+CHILDREN = amount(60, sampled=10)
 PRELUDE = """
 import os, subprocess, sys, threading
 from dlcore import LogRecord
