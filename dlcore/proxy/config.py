@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from dlcore.config import MIB, require, require_not_negative, require_positive
 from dlcore.settings import Option, field_texts, require_log_level
 
+_EVERYWHERE = ("0.0.0.0", "::", "[::]")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyConfig:
@@ -48,6 +50,12 @@ class ProxyConfig:
             value = getattr(self, key)
             require(condition=0 <= value <= 65535, key=key, value=value, rule="expected 0 … 65535")
         require(condition=bool(self.host), key="host", value=self.host, rule="expected an address")
+        require(
+            condition=self.host not in _EVERYWHERE or bool(self.advertised_host),
+            key="host",
+            value=self.host,
+            rule="clients cannot be sent there: give an advertised_host",
+        )
         require_positive(
             self,
             "message_bytes_max",

@@ -21,6 +21,7 @@ def test_each_setting_is_an_option_with_words() -> None:
         ("port", 65536),
         ("advertised_port", -1),
         ("host", ""),
+        ("host", "0.0.0.0"),
         ("window_records", 0),
         ("window_bytes", -5),
         ("lock_timeout_s", -0.1),
@@ -31,3 +32,8 @@ def test_a_value_that_cannot_be_is_refused(key: str, value: object) -> None:
     """The error names the key and the value."""
     with pytest.raises(ConfigurationError, match=f"{key}={value!r}"):
         ProxyConfig(**{key: value})  # type: ignore[arg-type]
+
+
+def test_a_proxy_that_listens_everywhere_says_where_it_is() -> None:
+    """Else others would send clients to no address."""
+    assert ProxyConfig(host="0.0.0.0", advertised_host="a.example").advertised_port == 0
