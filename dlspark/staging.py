@@ -114,7 +114,7 @@ def commit_staged(
     replaced = [options.log] if replaces and options.log is not None else []
     assert len(replaced) == replaces, "only a log that is named is overwritten"
     with (
-        _advice_on_txids(),
+        _advice_on_txids(replaces=replaces),
         _advice_on_duplicates(append),
         _advice_on_checkpoints(append),
         _advice_on_locks(),
@@ -176,13 +176,18 @@ def abort_staged(
 
 
 @contextlib.contextmanager
-def _advice_on_txids() -> Iterator[None]:
+def _advice_on_txids(*, replaces: bool = False) -> Iterator[None]:
     try:
         yield
     except TransactionIdOutOfOrderError as error:
+        way_out = (
+            "also those that replace what it held: write higher ones"
+            if replaces
+            else 'sort with orderBy("txid") before the write'
+        )
         raise TransactionIdOutOfOrderError(
-            f'{error}. A log takes transaction ids in order only: sort with orderBy("txid") before '
-            "the write, or leave the column txid out to have them assigned"
+            f"{error}. A log takes transaction ids in order only: {way_out}, or leave the column "
+            "txid out to have them assigned"
         ) from error
 
 

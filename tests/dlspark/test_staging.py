@@ -143,15 +143,19 @@ def test_a_batch_of_a_stream_is_known_by_the_id_of_its_log(target: Target) -> No
         target.options = target.parse(log=target.log)
         commit_staged([target.stage(*values)], options=target.options)
 
+    def rename(name: str) -> None:
+        with open_namespace(target.uri) as namespace:
+            namespace.rename_log(target.log, name)
+        target.log = name
+
+    commit(1, b"a")
+    rename(new)
     commit(1, b"a")
     commit(2)
-    with open_namespace(target.uri) as namespace:
-        namespace.rename_log(old, new)
-    target.log = new
-    commit(2)
+    rename(old)
     with pytest.raises(AppendMismatchError, match="version 2 was"):
         commit(1, b"a")
-    commit(3, b"b")
+    rename(new)
     commit(3, b"b")
     assert target.payloads() == [b"a", b"b"]
     target.log = old
@@ -194,6 +198,11 @@ def test_transaction_ids_out_of_order_are_told_with_advice(target: Target) -> No
     with pytest.raises(TransactionIdOutOfOrderError, match=advice):
         commit_staged(tasks, options=target.options)
     assert target.payloads() == []
+    commit_staged([target.stage(b"a", txid=[5])], options=target.options)
+    target.append = replace(target.append, version=2)
+    with pytest.raises(TransactionIdOutOfOrderError, match=r"those that replace .* write higher"):
+        commit_staged([target.stage(b"b", txid=[4])], options=target.options, replaces=True)
+    assert target.payloads() == [b"a"]
 
 
 def test_a_row_for_a_log_that_does_not_exist_says_how_to_create_it(target: Target) -> None:
