@@ -69,9 +69,19 @@ def test_every_edge_case_has_a_test() -> None:
         assert named_tests(tests), case
 
 
+def test_every_behaviour_of_sparks_connectors_has_a_test() -> None:
+    """And says whose suite asks for it."""
+    behaviours = table_rows("behaviour")
+    assert behaviours
+    for behaviour, asked_by, tests in behaviours:
+        assert asked_by, behaviour
+        assert named_tests(tests), behaviour
+
+
 def test_every_test_that_is_named_exists() -> None:
     """A test that is renamed is renamed in the table."""
-    cells = [row[3] for row in table_rows("row")] + [row[1] for row in table_rows("case")]
+    tables = {"row": 3, "case": 1, "behaviour": 2}
+    cells = [row[place] for heading, place in tables.items() for row in table_rows(heading)]
     missing = [
         f"{path}::{name}"
         for cell in cells
