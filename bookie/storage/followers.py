@@ -9,16 +9,10 @@ if TYPE_CHECKING:
 
 
 class Followers:
-    """Callbacks that are told of changes of a ledger; nothing is queued for anybody.
+    """Callbacks that are told of changes of a ledger; nothing is queued for anybody."""
 
-    Args:
-        call_soon: calls its argument in the next turn of the loop.
-    """
-
-    def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
-        self._call_soon = call_soon
+    def __init__(self) -> None:
         self._callbacks: dict[int, dict[Callable[[], None], None]] = {}
-        self._to_wake: dict[int, None] = {}
 
     def watch(self, ledger_id: int, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` at every change of the ledger, until what is returned is called."""
@@ -35,19 +29,6 @@ class Followers:
     def ledgers(self) -> KeysView[int]:
         """Return the ledgers that are followed."""
         return self._callbacks.keys()
-
-    def wake_soon(self, ledger_id: int) -> None:
-        """Tell the ledger's followers in the next turn of the loop, once for all that is new."""
-        if ledger_id not in self._callbacks:
-            return
-        if not self._to_wake:
-            self._call_soon(self._wake_due)
-        self._to_wake[ledger_id] = None
-
-    def _wake_due(self) -> None:
-        to_wake, self._to_wake = self._to_wake, {}
-        for ledger_id in to_wake:
-            self.wake(ledger_id)
 
     def wake(self, ledger_id: int) -> None:
         """Tell the ledger's followers."""

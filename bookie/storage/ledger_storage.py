@@ -113,7 +113,7 @@ class LedgerStorage:
         _take_opened(opened, core)
         self.core = core
         self.status = StorageStatus(core, config, self._timers)
-        self.followers = Followers(loop.call_soon)
+        self.followers = Followers()
         self.writes = Writes(
             core,
             config,
@@ -160,7 +160,7 @@ class LedgerStorage:
 
     def _on_durable(self, ledger_ids: set[int]) -> None:
         for ledger_id in self.followers.ledgers() & ledger_ids:
-            self.followers.wake_soon(ledger_id)
+            self.followers.wake(ledger_id)
         self._settle_later()
         self.status.note_written()
 

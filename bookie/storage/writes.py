@@ -203,7 +203,8 @@ class Writes:
         durable = core.log.append_entry(entry)
         state = core.ledger_for_change(entry.ledger_id)
         if state.note_entry(entry.entry_id, entry.last_add_confirmed):
-            self._followers.wake_soon(entry.ledger_id)
+            # Before the entry is written, which they would wait for: it is not what they get.
+            self._followers.wake(entry.ledger_id)
         return durable
 
     def _check_log(self) -> None:

@@ -220,6 +220,24 @@ async def nothing_comes_and_close(updates: Updates) -> None:
         await waiting
 
 
+def test_news_that_an_add_brings_does_not_wait_for_its_write() -> None:
+    """Goal: what an add confirms is on disk already, so followers are told before it is written."""
+
+    async def main() -> None:
+        async with open_storage(MemoryDisk()) as storage:
+            await storage.writes.add_entry(make_frame(1, 0))
+            unwritten: list[int] = []  # when they are told
+            commits = storage._log.commits
+            end = storage.followers.watch(1, lambda: unwritten.append(commits.pending_bytes))
+            adding = storage.writes.add_entry(make_frame(1, 1, last_add_confirmed=0))
+            assert unwritten == [commits.pending_bytes]
+            assert unwritten[0] > 0
+            await adding
+            end()
+
+    asyncio.run(main())
+
+
 def test_followers_end_with_the_storage() -> None:
     """Goal: nobody waits for a storage that is closed or failed."""
 
