@@ -384,6 +384,23 @@ def test_what_is_no_ticket_or_descriptor(client: flight.FlightClient) -> None:
         client.get_flight_info(flight.FlightDescriptor.for_command(b"{"))
 
 
+def test_columns_that_are_asked_for_later(
+    proxy: ProxyThread, client: flight.FlightClient, log: DistributedLogManager
+) -> None:
+    """They come by a ring of their own, and nothing before it is missing."""
+    first = Follower(client, log.name)
+    written(log, 0, 100)
+    first.wait_for(100)
+    later = Follower(client, log.name, columns=["value"], start={"sequence_id": 40})
+    assert later.wait_for(60) == list(range(40, 100))
+    written(log, 100, 50)
+    assert later.wait_for(110) == list(range(40, 150))
+    assert first.wait_for(150) == list(range(150))
+    assert len(proxy.server.reads.followed) == 1
+    for each in (first, later):
+        each.stop()
+
+
 def test_a_follower_that_breaks_is_no_secret(
     client: flight.FlightClient, log: DistributedLogManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
