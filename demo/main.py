@@ -14,7 +14,7 @@ import tempfile
 import traceback
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
 from pyspark.sql import SparkSession
 
@@ -25,6 +25,7 @@ from demo.stream import (
     CLOSING_ID,
     DELAYS_LOG,
     FLIGHTS_LOG,
+    TYPED_LOG,
     FlightJobs,
     wait_for_rows,
     wait_until_drained,
@@ -34,6 +35,7 @@ from dlcore.sandbox.cluster import Sandbox
 from dlcore.sync import open_namespace
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
     import pandas as pd
@@ -44,11 +46,12 @@ if TYPE_CHECKING:
 BOOKIES = 4
 FIRST_SHARE = 0.5
 """How much of the year is in the log before the stream starts; the rest arrives while it runs."""
-LIVE_PARTS = 6
+LIVE_PARTS = 4
 STEP_TIMEOUT_S = 120.0
 PLOT = Path("artifacts/delays.png")
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
+_T = TypeVar("_T")
 
 
 class Outcome(NamedTuple):
@@ -126,7 +129,8 @@ def _run(progress: Progress, stack: ExitStack) -> Outcome:
     story = _Story(progress, sandbox, namespace, jobs, flights, folder)
     story.write_first_share()
     story.stream_the_rest()
-    return story.compare()
+    story.compare()
+    return story.go_without_json()
 
 
 def _start_spark(folder: Path) -> SparkSession:
@@ -153,7 +157,7 @@ def _start_spark(folder: Path) -> SparkSession:
 
 
 class _Story:
-    """Steps 2 to 4, on a running cluster."""
+    """Steps 2 to 5, on a running cluster."""
 
     def __init__(
         self,
@@ -171,6 +175,7 @@ class _Story:
         self._flights = flights
         self._table = folder / "flights.parquet"
         self._written = 0
+        self._problems: list[str] = []
         self._summary: list[str] = []
 
     def write_first_share(self) -> None:
@@ -245,14 +250,46 @@ class _Story:
         with self._namespace.open_log(DELAYS_LOG) as log:
             wait_until_drained(query, log.get_log_record_count, expected, STEP_TIMEOUT_S)
 
-    def compare(self) -> Outcome:
+    def compare(self) -> None:
         """Step 4: both logs against pandas on the original table."""
         self._progress.step("4. Read both logs back and compare them with pandas")
-        problems = self._compare_flights()
-        read, more = self._compare_statistics()
+        self._problems += self._compare_flights()
+        read, problems = self._compare_statistics()
+        self._problems += problems
         save_plot(read, PLOT)
         self._summary.append(f"plot: {PLOT.resolve()}")
-        return Outcome(problems + more, [*self._summary, *self._sizes()])
+
+    def go_without_json(self) -> Outcome:
+        """Step 5: the same flights as columns of a typed log, and what that saves."""
+        self._progress.step("5. Write them as columns of a typed log, and ask both logs the same")
+        with self._progress.waiting(f"writing {len(self._flights):,} typed flights"):
+            seconds = self._timed(lambda: self._jobs.write_typed_flights(self._table))[0]
+        self._progress.say(f"{len(self._flights) / seconds:,.0f} records/s written")
+        typed = self._jobs.read_typed_flights()
+        self._problems += [f"typed: {text}" for text in differences(typed, self._flights)]
+        costs = {}
+        answers = []
+        for log, ask in ((FLIGHTS_LOG, self._jobs.ask_json), (TYPED_LOG, self._jobs.ask_typed)):
+            with self._progress.waiting(f"asking {log}"):
+                costs[log], answer = self._timed(ask)
+            answers.append(answer)
+        if answers[0] != answers[1]:
+            self._problems.append(f"typed: {answers[1]} instead of {answers[0]}")
+        json_s, typed_s = costs.values()
+        self._progress.say(
+            f"flights, delay and miles by carrier: {json_s:.1f} s by from_json, {typed_s:.1f} s of "
+            "columns, and the same answer"
+        )
+        self._summary.append(
+            f"typed: {len(self._flights) / seconds:,.0f} records/s written; a question that takes "
+            f"{json_s:.1f} s of JSON takes {typed_s:.1f} s"
+        )
+        return Outcome(self._problems, [*self._summary, *self._sizes()])
+
+    def _timed(self, work: Callable[[], _T]) -> tuple[float, _T]:
+        started = self._progress.seconds
+        result = work()
+        return self._progress.seconds - started, result
 
     def _compare_flights(self) -> list[str]:
         started = self._progress.seconds
@@ -291,7 +328,7 @@ class _Story:
 
     def _sizes(self) -> list[str]:
         lines = []
-        for name in (FLIGHTS_LOG, DELAYS_LOG):
+        for name in (FLIGHTS_LOG, DELAYS_LOG, TYPED_LOG):
             with self._namespace.open_log(name) as log:
                 segments = log.get_log_segments()
                 size_bytes = sum(segment.closed_size_bytes for segment in segments)

@@ -1,4 +1,4 @@
-"""The Spark half of the demo: flights in, statistics through, tables out."""
+"""The Spark half of the demo: flights in, statistics through, tables out; JSON and typed."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 FLIGHTS_LOG = "flights"
 DELAYS_LOG = "delays"
+TYPED_LOG = "flights-typed"
 CLOSING_ID = -1
 """The id of the record behind the last flight, which moves the watermark past all hours."""
 
@@ -29,8 +30,12 @@ _CLOSING_AFTER_MS = 72 * _MS_PER_HOUR
 _POLL_S = 0.1
 
 
+_ASKED = "carrier string, dep_delay bigint, distance bigint"
+"""The fields that the same question to both logs needs."""
+
+
 class FlightJobs:
-    """Jobs over the logs `flights` and `delays` of one namespace."""
+    """Jobs over the logs `flights`, `delays` and `flights-typed` of one namespace."""
 
     def __init__(self, spark: SparkSession, uri: str, checkpoint: Path) -> None:
         self._spark = spark
@@ -55,8 +60,14 @@ class FlightJobs:
         )
         self._append(rows)
 
-    def _append(self, rows: DataFrame) -> None:
-        target = rows.write.format("dlog").option("uri", self._uri).option("log", FLIGHTS_LOG)
+    def write_typed_flights(self, table: Path) -> None:
+        """Write the Parquet file `table` to a new log whose columns are the flights' own."""
+        rows = self._spark.read.parquet(str(table)).orderBy("row")
+        columns = rows.select(F.col("txid").alias("_txid"), *_FLIGHT_FIELDS)
+        self._append(columns, TYPED_LOG, createLog="true")
+
+    def _append(self, rows: DataFrame, log: str = FLIGHTS_LOG, **options: str) -> None:
+        target = rows.write.format("dlog").options(uri=self._uri, log=log, **options)
         target.mode("append").save()
 
     def start_statistics(self) -> StreamingQuery:
@@ -80,19 +91,46 @@ class FlightJobs:
         )
 
     def read_flights(self) -> pd.DataFrame:
-        """Return the log `flights` as a table in the order of its records."""
+        """Return the log `flights` as a table; partitions come in the order of its records."""
         return self._read(FLIGHTS_LOG, FLIGHT_SCHEMA)
 
     def read_statistics(self) -> pd.DataFrame:
         """Return the log `delays` as a table in the order of its records."""
         return self._read(DELAYS_LOG, STATISTICS_SCHEMA)
 
+    def read_typed_flights(self) -> pd.DataFrame:
+        """Return the log `flights-typed` as a table in the order of its records."""
+        records = self._load(
+            TYPED_LOG, columns=",".join(("_sequence_id", "_txid", *_FLIGHT_FIELDS))
+        )
+        table = records.withColumnsRenamed({"_sequence_id": "sequence_id", "_txid": "txid"})
+        return _nullable(table.toArrow())
+
+    def ask_json(self) -> list[tuple[object, ...]]:
+        """Return flights, mean delay and miles of each carrier, from the JSON of `flights`."""
+        records = self._load(FLIGHTS_LOG, columns="value")
+        parsed = F.from_json(F.col("value").cast("string"), _ASKED).alias("flight")
+        return _answer(records.select(parsed).select("flight.*").where("carrier IS NOT NULL"))
+
+    def ask_typed(self) -> list[tuple[object, ...]]:
+        """Return the same from the columns of `flights-typed`."""
+        asked = [field.split()[0] for field in _ASKED.split(", ")]
+        return _answer(self._load(TYPED_LOG, columns=",".join(asked)))
+
+    def _load(self, log: str, **options: str) -> DataFrame:
+        return self._spark.read.format("dlog").options(uri=self._uri, log=log, **options).load()
+
     def _read(self, log: str, schema: str) -> pd.DataFrame:
-        records = self._spark.read.format("dlog").option("uri", self._uri).option("log", log).load()
         parsed = F.from_json(F.col("value").cast("string"), schema).alias("parsed")
-        table = records.orderBy("dlsn").select("sequence_id", "txid", parsed)
+        records = self._load(log, columns="sequence_id,txid,value")
+        table = records.select("sequence_id", "txid", parsed)
         # Over Arrow, so that a gap in a column of whole numbers does not turn it into floats.
         return _nullable(table.select("sequence_id", "txid", "parsed.*").toArrow())
+
+
+def _answer(flights: DataFrame) -> list[tuple[object, ...]]:
+    asked = F.count("*"), F.avg("dep_delay"), F.sum("distance")
+    return sorted(tuple(row) for row in flights.groupBy("carrier").agg(*asked).collect())
 
 
 def statistics_of(records: DataFrame) -> DataFrame:
