@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SILENCE_S = 1.0
-"""After this long without news the other bookies are asked whether they know more."""
+"""After this long without news all bookies are asked whether they know more."""
 _BACKOFF_S = 0.1
 _BACKOFF_S_MAX = 1.0
 
@@ -199,7 +198,7 @@ class LedgerFollower:
             assert asking is not None
             return await self._take_answers(asking)
         if is_silent and asking is None:
-            self._asking = self._loop.create_task(self._ask_others(subscription.bookie))
+            self._asking = self._loop.create_task(self._ask_members())
             self._asking.add_done_callback(lambda _: self._news.set())
         return None
 
@@ -256,27 +255,22 @@ class LedgerFollower:
             self._backoff_s = min(self._backoff_s * 2, _BACKOFF_S_MAX)
             await self._refresh()
 
-    async def _ask_others(self, followed: BookieId) -> tuple[int, BookieId | None]:
-        """Return the highest LAC above ours that another bookie knows, and which one."""
+    async def _ask_members(self) -> tuple[int, BookieId | None]:
+        """Return the highest LAC above ours that a bookie knows, and which one.
+
+        The followed one is asked, too: what it pushed may never have come.
+        """
         if self._is_fenced:
             await self._refresh()
-        others = [
-            bookie for bookie in self._reader.metadata.last_ensemble.bookies if bookie != followed
-        ]
-        answers = await asyncio.gather(
-            *(self._ask(bookie) for bookie in others), return_exceptions=True
-        )
+        members = self._reader.metadata.last_ensemble.bookies
+        answers = await asyncio.gather(*map(self._ask, members), return_exceptions=True)
         best, best_bookie = self._last_add_confirmed, None
-        for bookie, answer in zip(others, answers, strict=True):
+        for bookie, answer in zip(members, answers, strict=True):
             if isinstance(answer, int):
                 if answer > best:
                     best, best_bookie = answer, bookie
             elif not isinstance(answer, DLError):
                 raise answer
-        if not any(isinstance(answer, int) for answer in answers):
-            # Has it no news, or is it gone?  Nobody else can tell.
-            with contextlib.suppress(DLError):
-                await self._ask(followed)
         return best, best_bookie
 
     async def _ask(self, bookie: BookieId) -> int:
@@ -287,7 +281,7 @@ class LedgerFollower:
     async def _take_answers(
         self, asking: asyncio.Task[tuple[int, BookieId | None]]
     ) -> Sequence[EntryFrame] | None:
-        """Follow the bookie that knows more than the followed one, if there is one."""
+        """Follow the bookie that knows more than the followed one told, if there is one."""
         self._asking = None
         last_add_confirmed, bookie = asking.result()
         members = self._reader.metadata.last_ensemble.bookies

@@ -15,12 +15,15 @@ from dlcore.errors import (
     LedgerReadError,
 )
 from dlcore.ledger.client import LedgerClient
+from dlcore.ledger.metadata.quorum import first_followed
 from dlcore.transport.memory import MemoryBookieClient
 from tests.fixtures.ledgers import quorum_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
+    from dlcore.ids import BookieId
+    from dlcore.ledger.port import FollowUpdate
     from dlcore.ledger.reading.reader import LedgerReader
     from dlcore.metadata.port import Versioned
 
@@ -297,6 +300,45 @@ def test_a_follower_of_a_bookie_that_hears_nothing_asks_the_others() -> None:
         assert await follower is True
 
     run(scenario, "ABC")
+
+
+def test_a_follower_asks_the_bookie_whose_push_never_came(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody else knows the LAC, and nobody writes any more."""
+    follow, streams = MemoryBookieClient.follow, 0
+
+    async def lossy(
+        self: MemoryBookieClient, bookie: BookieId, *, ledger_id: int, first_entry_id: int
+    ) -> AsyncIterator[FollowUpdate]:
+        nonlocal streams
+        streams += 1
+        if streams == 1:
+            await asyncio.Event().wait()
+        about = {"ledger_id": ledger_id, "first_entry_id": first_entry_id}
+        async for update in follow(self, bookie, **about):
+            yield update
+
+    monkeypatch.setattr(MemoryBookieClient, "follow", lossy)
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(QuorumConfig())
+        await write(writer, 1)
+        await writer.abandon()
+        followed = first_followed(writer.ledger_id, 3)
+        for position in range(3):
+            member = cluster.member(writer, position)
+            knows = member.read_lac(writer.ledger_id, fence=False)
+            assert knows == (0 if position == followed else -1)
+        reader = await cluster.client.open_ledger(writer.ledger_id)
+        got: list[bytes] = []
+        follower = asyncio.create_task(follow_all(reader, 0, got))
+        async with asyncio.timeout(20):
+            await until(lambda: len(got) == 1)
+        follower.cancel()
+        await asyncio.gather(follower, return_exceptions=True)
+
+    run(scenario)
 
 
 def test_a_follower_reads_damaged_pushes_from_others() -> None:
