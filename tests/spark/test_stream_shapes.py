@@ -1,4 +1,4 @@
-"""What people do with a stream beside copying it: watermarks, an abrupt end.
+"""What people do with a stream beside copying it: joins with itself, watermarks, an abrupt end.
 
 Goal: Spark's own machinery finds in this source what it finds in Kafka's.  Method: one small query
 each, and what its progress and its checkpoint say of it.
@@ -6,6 +6,7 @@ each, and what its progress and its checkpoint say of it.
 
 from __future__ import annotations
 
+import json
 import time
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -28,6 +29,28 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 TIMEOUT_S = 120
+
+
+def test_a_stream_that_is_joined_with_itself(logs: LogBench, tmp_path: Path) -> None:
+    """Spark reads it for each side, up to the same position; progress tells the rows written."""
+    source, target = logs.create("in"), logs.create("out")
+    logs.append(source, [(n, b"%d" % n) for n in range(20)])
+    frame = logs.stream(log=source, startingOffsets="earliest")
+    joined = frame.select("txid", "value").join(frame.select("txid"), "txid").select("value")
+    query = (
+        joined.writeStream.format("dlog")
+        .options(uri=logs.uri, log=target)
+        .option("checkpointLocation", str(tmp_path))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(TIMEOUT_S)
+    assert sorted(logs.payloads(target)) == sorted(b"%d" % n for n in range(20))
+    offsets = (tmp_path / "offsets" / "0").read_text().splitlines()[2:]
+    assert [json.loads(line)["logs"].keys() for line in offsets] == [{source}] * len(offsets)
+    assert len(set(offsets)) == 1
+    progress = [each for each in query.recentProgress if each["numInputRows"]]
+    assert [each["sink"]["numOutputRows"] for each in progress] == [20]
 
 
 def test_a_watermark_on_the_column_timestamp(
