@@ -236,10 +236,24 @@ def readers_ask_suspects_first() -> Iterator[None]:
 def a_follower_believes_a_silent_bookie() -> Iterator[None]:
     """Section 1.4: no news from the followed bookie means that there is none."""
 
-    async def nothing(self: LedgerFollower, followed: BookieId) -> Any:
+    async def nothing(self: LedgerFollower) -> Any:
         return self._last_add_confirmed, None
 
-    with patch.object(LedgerFollower, "_ask_others", nothing):
+    with patch.object(LedgerFollower, "_ask_members", nothing):
+        yield
+
+
+@caught_by(f"{_LEDGER}/test_reader.py::test_a_follower_asks_the_bookie_whose_push_never_came")
+def what_the_followed_bookie_pushes_is_all_it_knows() -> Iterator[None]:
+    """Section 1.4: a push that never came is never missed where nobody else knows the LAC."""
+    ask = LedgerFollower._ask
+
+    async def ask_others(self: LedgerFollower, bookie: BookieId) -> int:
+        lac = await ask(self, bookie)
+        is_followed = self._subscription is not None and self._subscription.bookie == bookie
+        return self._last_add_confirmed if is_followed else lac
+
+    with patch.object(LedgerFollower, "_ask", ask_others):
         yield
 
 
