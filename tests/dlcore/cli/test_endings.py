@@ -158,7 +158,7 @@ class World:
         if "{gone}" in text:
             run(self._lose(values["gone"]))
         if command == "bookie run":  # in a namespace of its own: others count their bookies
-            values["uri"] = f"{self.uri}-endings"
+            values["uri"] = f"{self.uri}-{self.name('endings')}"
             open_namespace(values["uri"], create=True).close()
         return text.format(**values).split()
 
