@@ -188,10 +188,13 @@ class SubscriptionHold:
         self._is_locked = False
         try:
             async with asyncio.timeout(_RELEASE_WAIT_S):
-                if await self._holder() == self._token:
-                    await self._store.delete(self._lock_path, version=ANY_VERSION)
+                await persistently(self._unlock)
         except (DLError, TimeoutError) as error:
             logger.info("%r: its lock goes with the session: %r", self, error)
+
+    async def _unlock(self) -> None:
+        if await self._holder() == self._token:  # not so once a removal took effect unanswered
+            await self._store.delete(self._lock_path, version=ANY_VERSION)
 
     async def _make(self) -> None:
         if await self._read() is not None:
