@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -199,6 +200,14 @@ def test_a_split_needs_a_number() -> None:
     (part, *_) = SNAPSHOT.scans(SNAPSHOT.first, SNAPSHOT.end)
     with pytest.raises(ConfigurationError, match="entries_per_part=0"):
         part.split(0)
+
+
+def test_a_range_without_extents_has_nothing_to_divide() -> None:
+    """It reads no entry, and is its own only part."""
+    (whole, *_) = SNAPSHOT.scans(SNAPSHOT.first, SNAPSHOT.end)
+    empty = replace(whole, end=whole.start, extents=())
+    assert empty.entry_count == 0
+    assert empty.split(1) == [empty]
 
 
 def test_extents_outside_of_a_range_have_no_part_of_it() -> None:
