@@ -106,6 +106,7 @@ class ZooKeeperStore:
         self._is_closed = False
         self._closing: asyncio.Task[None] | None = None
         self._reviving: asyncio.Task[None] | None = None
+        self._is_stopping = False  # by whoever closes it, or at exit in another thread
         self._backlog: deque[_Request] = deque()
         self._outstanding: set[_Request] = set()
         self._watches: dict[str, dict[_Watch, None]] = {}
@@ -326,6 +327,7 @@ class ZooKeeperStore:
         self._backlog.clear()
 
     def _stop_client(self) -> None:
+        self._is_stopping = True
         try:
             self._client.stop()
             self._client.close()
@@ -473,7 +475,7 @@ class ZooKeeperStore:
             self._set_state(SessionState.SUSPENDED)
         else:
             self._set_state(SessionState.EXPIRED)
-            if is_dead:
+            if is_dead and not self._is_stopping:
                 self._reviving = asyncio.create_task(self._revive())
 
     async def _revive(self) -> None:

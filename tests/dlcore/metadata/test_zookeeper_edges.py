@@ -60,6 +60,7 @@ def test_sessions_that_nobody_closed_end_with_their_process(
                 return await other.get(f"{zookeeper_root}/lock") is None
 
             await until_async(is_free)
+            assert left._reviving is None  # a connection begun now would keep the end waiting
             await left.aclose()
 
     run(scenario())
