@@ -406,18 +406,24 @@ def test_a_follower_that_breaks_is_no_secret(
 ) -> None:
     """All who read by it are told, and whoever comes next is served."""
     followers = [Follower(client, log.name) for _ in range(2)]
+    written(log, 0, 5)
+    for each in followers:
+        each.wait_for(5)  # what was written before they follow would come from the bookies
 
     def breaks(_: object) -> None:
         raise ValueError("a defect")
 
     with monkeypatch.context() as patched:
         patched.setattr(following, "fetched", breaks)
-        written(log, 0, 10)
+        written(log, 5, 5)
+        for each in followers:
+            each.wait_for(10)  # these may go to what was called before it was patched
+        written(log, 10, 5)
         for each in followers:
             each.thread.join(WAIT_S)
             assert "broke: ValueError('a defect')" in str(each.error)
     again = Follower(client, log.name)
-    assert again.wait_for(10) == list(range(10))
+    assert again.wait_for(15) == list(range(15))
     again.stop()
 
 
