@@ -6,13 +6,14 @@ is.  gRPC answers UNIMPLEMENTED for those that are not in the table.
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import grpc
 
 from dlcore.errors import DLError
 from dlcore.proto import flight_pb2 as pb
+from dlcore.proxy.flight.calls import send
 from dlcore.proxy.flight.statuses import code_of, message_of, metadata_of
 
 if TYPE_CHECKING:
@@ -111,15 +112,8 @@ class FlightService:
         return grpc.method_handlers_generic_handler(FLIGHT, methods)
 
     async def _do_get(self, request: pb.Ticket, context: Context) -> None:
-        async def send(message: bytes) -> None:
-            try:
-                await context.write(message)
-            except grpc.aio.InternalError as error:
-                # The call ended a moment ago, and the news of it is on its way.
-                raise asyncio.CancelledError from error
-
         try:
-            await self._reads.do_get(request.ticket, send)
+            await self._reads.do_get(request.ticket, partial(send, context))
         except DLError as error:
             await refuse(context, error)
 

@@ -15,6 +15,7 @@ from dlcore.closing import AsyncClosing
 from dlcore.config import require_positive
 from dlcore.errors import ConfigurationError, LogEmptyError
 from dlcore.ids import DLSN, validate_log_name
+from dlcore.log.reading.ranges import timestamp_ms_of
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.flight.sending import Passed
 from dlcore.proxy.reading.tickets import Place, Ticket
@@ -102,20 +103,19 @@ class RemoteLog:
     def __init__(self, calls: Endpoint, name: str) -> None:
         self._calls = calls
         self.name = name
+        self._descriptor = pb.FlightDescriptor(type=pb.FlightDescriptor.PATH, path=[name])
 
     def __repr__(self) -> str:
         return f"<RemoteLog {self.name!r}>"
 
     async def get_info(self) -> LogInfo:
         """Return what the log holds now.  Raises: LogNotFoundError, ProxyUnavailableError."""
-        descriptor = pb.FlightDescriptor(type=pb.FlightDescriptor.PATH, path=[self.name])
-        info = await self._calls.ask("GetFlightInfo", descriptor, pb.FlightInfo)
+        info = await self._calls.ask("GetFlightInfo", self._descriptor, pb.FlightInfo)
         return msgspec.json.decode(info.app_metadata, type=LogInfo)
 
     async def get_schema(self) -> pa.Schema:
         """Return the columns of its rows.  Raises: as `get_info`."""
-        descriptor = pb.FlightDescriptor(type=pb.FlightDescriptor.PATH, path=[self.name])
-        answer = await self._calls.ask("GetSchema", descriptor, pb.SchemaResult)
+        answer = await self._calls.ask("GetSchema", self._descriptor, pb.SchemaResult)
         return pa.ipc.read_schema(pa.py_buffer(answer.schema))
 
     async def get_log_record_count(self) -> int:
@@ -290,10 +290,7 @@ def _place_of(bound: Bound | None) -> Place | None:
     if isinstance(bound, DLSN):
         return Place(dlsn=str(bound))
     if isinstance(bound, datetime):
-        if bound.tzinfo is None:
-            raise ConfigurationError(
-                f"{bound!r} has no time zone: expected one, as of datetime.now(UTC)"
-            )
+        timestamp_ms_of(bound)  # refuses one without a time zone
         return Place(time=bound)
     return Place(txid=bound)
 

@@ -11,11 +11,11 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import grpc
 import msgspec
 
 from dlcore.errors import AlreadyClosedError, DLError, LogElsewhereError, WriteError
 from dlcore.proto import flight_pb2 as pb
+from dlcore.proxy.flight.calls import send
 from dlcore.proxy.flight.put import PutDecoder, parse_target
 from dlcore.proxy.writing.acks import StreamAcks
 from dlcore.proxy.writing.budget import ByteBudget
@@ -23,6 +23,7 @@ from dlcore.proxy.writing.budget import ByteBudget
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import grpc
     import pyarrow as pa
 
     from dlcore.ids import DLSN
@@ -209,8 +210,4 @@ async def _read(context: Context) -> pb.FlightData | None:
 
 
 async def _send(context: Context, **message: object) -> None:
-    try:
-        await context.write(pb.PutResult(app_metadata=msgspec.json.encode(message)))
-    except grpc.aio.InternalError as error:
-        # The call ended a moment ago, and the news of it is on its way.
-        raise asyncio.CancelledError from error
+    await send(context, pb.PutResult(app_metadata=msgspec.json.encode(message)))
