@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from dlcore.log.reading.scan import CommitResult, StagedExtent
     from dlcore.log.staging.append import StagedAppend as AsyncStagedAppend
     from dlcore.log.staging.writer import StagingWriter as AsyncStaging
+    from dlcore.remote.staging import RemoteStagedAppend, RemoteStagingWriter
 
 
 class StagingWriter(Blocking):
     """Writes durable records that no log holds until an append commits them."""
 
-    def __init__(self, portal: Portal, writer: AsyncStaging) -> None:
+    def __init__(self, portal: Portal, writer: AsyncStaging | RemoteStagingWriter) -> None:
         super().__init__(portal, writer.aclose)
         self._writer = writer
 
@@ -61,7 +62,7 @@ class StagingWriter(Blocking):
 class StagedAppend(Blocking):
     """One atomic append to any number of logs."""
 
-    def __init__(self, portal: Portal, append: AsyncStagedAppend) -> None:
+    def __init__(self, portal: Portal, append: AsyncStagedAppend | RemoteStagedAppend) -> None:
         super().__init__(portal, append.aclose)
         self._append = append
 

@@ -67,3 +67,10 @@ class BackgroundTasks:
 def told_to_callers(error: BaseException) -> None:
     """Leave `error` to those who await the task: for tasks that are somebody's answer."""
     logger.debug("told to callers: %r", error)
+
+
+def refuse(future: asyncio.Future[Any], error: BaseException) -> None:
+    """Fail a future of which nobody need ever ask, for the error is told elsewhere too."""
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # else asyncio would log it as never retrieved

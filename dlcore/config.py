@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dlcore.errors import ConfigurationError
+from dlcore.errors import ConfigurationError, LogModeError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -251,14 +251,37 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     explicit_truncation: bool = False
     """With `retention_s`: what is truncated goes when it is so old, and nothing else does."""
 
+    mode: str = "any"
+    """Who may open writers from now on: ``direct``: programs with a way to bookies; ``proxied``:
+    proxies; ``any``.  Atomic appends, as of Spark, are for all."""
+
     def __post_init__(self) -> None:
         LogConfig().with_settings(self)  # raises if one of them cannot be
+        require(
+            condition=self.mode in ("direct", "proxied", "any"),
+            key="mode",
+            value=self.mode,
+            rule="expected direct, proxied or any",
+        )
         require(
             condition=self.retention_s is None or self.retention_s > 0,
             key="retention_s",
             value=self.retention_s,
             rule="expected seconds > 0, or nothing: records stay",
         )
+
+    def require_mode(self, log: str, *, proxied: bool) -> None:
+        """Raise `LogModeError` if proxies, or all others, may not open a writer of the log."""
+        if self.mode == "proxied" and not proxied:
+            raise LogModeError(
+                f"log {log!r} has the mode proxied: it is written through proxies (dlcore.remote, "
+                "any client of Arrow Flight) and by atomic appends, unless its mode is changed"
+            )
+        if self.mode == "direct" and proxied:
+            raise LogModeError(
+                f"log {log!r} has the mode direct: it is not written through proxies, unless its "
+                "mode is changed"
+            )
 
     def changed(self, changes: Mapping[str, object]) -> LogSettings:
         """Return the settings with `changes`, by name; None unsets one.
@@ -288,4 +311,6 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             raise ConfigurationError(f"a log's settings {dict(values)!r}: {error}") from error
 
 
+SESSION_TIMEOUT_S = 10.0
+"""After so long without contact the metadata store gives away what a client holds."""
 _OVERRIDES = ("entry_bytes", "segment_bytes_max", "segment_age_max_s", "compression")

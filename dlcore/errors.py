@@ -47,6 +47,7 @@ is set); ``retriable`` says whether the same call may succeed later without a ch
         ├── EndOfStreamError
         ├── AlreadyTruncatedError
         ├── OwnershipAcquireFailedError
+        ├── LogModeError                the log's mode lets others write
         ├── LogElsewhereError           another proxy serves the log
         ├── ProxyUnavailableError       no proxy of an endpoint answers
         ├── ReaderIdleError             no record for longer than the reader was told to wait
@@ -54,6 +55,9 @@ is set); ``retriable`` says whether the same call may succeed later without a ch
         ├── LogNotReadyError            the next segment is being started, or the lock is lost
         ├── SubscriptionMovedError      another reader has the stored position now
         ├── SchemaMismatchError         what is written or wanted does not fit the schema
+        ├── SequenceGapError            records of a producer are missing before those it sent
+        ├── ProducerFencedError         a later incarnation of the producer writes, or none is known
+        ├── ConditionFailedError        the log's last record is another than the append expects
         ├── WriteError                  the writer failed earlier and refuses further writes
         ├── WriteCancelledError         a write queued behind one that failed
         ├── InvalidEntryError           an entry's body is not what a log writer writes
@@ -352,6 +356,12 @@ class OwnershipAcquireFailedError(LogError):
         self.owner = owner
 
 
+class LogModeError(LogError):
+    """The log's mode lets others write: proxies alone, or all but proxies."""
+
+    code = 309
+
+
 class LogElsewhereError(LogError):
     """Another proxy serves the log, at `location`."""
 
@@ -371,10 +381,17 @@ class ProxyUnavailableError(LogError):
 
 
 class OverCapacityError(LogError):
-    """A limit on outstanding work is reached."""
+    """A limit on outstanding work, or on a rate, is reached; it is known to be over after a time.
+
+    `retry_after_s` is that time, 0 if it is not known.
+    """
 
     code = 517
     retriable = True
+
+    def __init__(self, message: str, *, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class ReaderIdleError(LogError):
@@ -387,7 +404,7 @@ class ReaderIdleError(LogError):
 class LogNotReadyError(LogError):
     """The writer takes no record now: it starts a segment, or does not own the log at the moment.
 
-    Raised only where `LogConfig.fail_while_rolling` asks for it.
+    Raised only where `LogConfig.fail_while_rolling` asks for it, and by a writer of a proxy.
     """
 
     code = 518
@@ -404,6 +421,35 @@ class SchemaMismatchError(LogError):
     """What is written to a log, read of it, or to become its schema does not fit the one it has."""
 
     code = 551
+
+
+class SequenceGapError(LogError):
+    """Records of a producer do not follow its last one; `expected` is the sequence that would."""
+
+    code = 552
+
+    def __init__(self, message: str, *, expected: int = -1) -> None:
+        super().__init__(message)
+        self.expected = expected
+
+
+class ProducerFencedError(LogError):
+    """A later incarnation of a producer writes, or the log has forgotten this one: begin anew."""
+
+    code = 553
+
+
+class ConditionFailedError(LogError):
+    """A log's last record is not the one that an append expects; nothing is written.
+
+    It is at `last`, a position's text; None if the log holds no record.
+    """
+
+    code = 554
+
+    def __init__(self, message: str, *, last: str | None = None) -> None:
+        super().__init__(message)
+        self.last = last
 
 
 class WriteError(LogError):

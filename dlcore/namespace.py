@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from dlcore.autorecovery.context import RecoveryContext
 from dlcore.clock import Clock, SystemClock
 from dlcore.closing import AsyncClosing
-from dlcore.config import LedgerClientConfig, LogConfig, LogSettings
+from dlcore.config import SESSION_TIMEOUT_S, LedgerClientConfig, LogConfig, LogSettings
 from dlcore.errors import DLError, LogExistsError, LogNotFoundError
 from dlcore.ids import DLSN, validate_log_name
 from dlcore.ledger.client import LedgerClient
@@ -38,8 +38,6 @@ from dlcore.log.reading.merged import AsyncMergedReader
 from dlcore.log.reading.schemas import find_schemas
 from dlcore.log.reading.snapshot import LedgerCache, find_places
 from dlcore.log.reading.snapshots import LogFollowers, Outcome
-from dlcore.log.staging.append import StagedAppend, check_identity
-from dlcore.log.staging.writer import StagingWriter
 from dlcore.log.tidying import Tidier
 from dlcore.log.typed.arrow import first_schema
 from dlcore.log.upkeep.config import UpkeepConfig
@@ -55,6 +53,8 @@ if TYPE_CHECKING:
     from dlcore.log.metadata.commits import AppendRun, CommitStatus, SharedStaging
     from dlcore.log.reading.reader import AsyncLogReader
     from dlcore.log.reading.scan import LogSnapshot
+    from dlcore.log.staging.append import StagedAppend
+    from dlcore.log.staging.writer import StagingWriter
     from dlcore.metadata.port import MetadataStore
     from dlcore.records import NotLessThan, RecordPlace
     from dlcore.tls import TlsFiles
@@ -379,26 +379,28 @@ class Namespace(AsyncClosing):
         keep_record: bool = True,
         strict: bool = False,
         after: int | None = None,
+        token: str | None = None,
     ) -> StagedAppend:
         """Begin an atomic append to any number of logs.
 
         Args:
             identity: who appends, across restarts: 1 … 200 bytes.
             version: which append of that identity; versions that were committed are not again.
-            shared: where it was staged with what others staged; None: under its own identity.
-            run: the appender's present life, for one that appends a version several times, one
-                append after the other, and repeats them in the same order; without it a version is
-                appended once.
+            shared: where it was staged with what others staged; else under its own identity.
+            run: the life of an appender that appends a version several times, one after the other,
+                and repeats them in the same order; without it a version is appended once.
             lock_timeout_s: how long the commit waits for a log's writer; None: as configured.
-            keep_record: remember the commit.  False for an identity of one append only, which
-                nobody tries again: its record is removed once the commit is known.
-            strict: the appender repeats its latest version only, and to the same logs.  What does
-                not look so is refused; else a version that was committed is skipped, for its number
-                alone.
+            keep_record: False for who appends once and never again: its record goes when known.
+            strict: the appender repeats its latest version only, to the same logs, else refused.
+                Without it a version that was committed is skipped, for its number alone.
             after: the version that has to be the last one committed then, -1 for none.
+            token: unique to the append, for who tries it again in another process.
 
         Raises: ConfigurationError: there can be no such identity or version.
         """
+        # Loaded here, since most commands of `dlog` append nothing.
+        from dlcore.log.staging.append import StagedAppend
+
         self._require_open()
         return StagedAppend(
             self._context,
@@ -414,6 +416,7 @@ class Namespace(AsyncClosing):
             keep_record=keep_record,
             strict=strict,
             after=after,
+            token=token,
         )
 
     async def open_staging_writer(self, *, identity: str) -> StagingWriter:
@@ -421,6 +424,9 @@ class Namespace(AsyncClosing):
 
         Raises: ConfigurationError: `identity` is empty, or too long.
         """
+        from dlcore.log.staging.append import check_identity
+        from dlcore.log.staging.writer import StagingWriter
+
         self._require_open()
         check_identity(identity)
         return StagingWriter(self._context, self._owner, identity, self._context.config)
@@ -540,6 +546,7 @@ async def open_namespace(
     create: bool = False,
     client_id: str | None = None,
     tls: TlsFiles | None = None,
+    session_timeout_s: float = SESSION_TIMEOUT_S,
 ) -> Namespace:
     """Open the namespace at `uri`, ``distributedlog://zk1:2181,zk2:2181/path``.
 
@@ -548,9 +555,9 @@ async def open_namespace(
         config: how logs are written and read, unless `open_log` says otherwise.
         client_config: how bookies are talked to.
         create: make the namespace if it does not exist.
-        client_id: how this client calls itself where it owns something; host and process by
-            default.
+        client_id: what this client is called where it owns something; else host and process.
         tls: how connections to bookies are encrypted, and whom they trust; None: not at all.
+        session_timeout_s: after so long without contact others get what this client holds.
 
     Raises:
         InvalidNamespaceUriError: the URI does not parse.
@@ -561,17 +568,12 @@ async def open_namespace(
     from dlcore.metadata.zookeeper import ZooKeeperStore
     from dlcore.transport.client import WireBookieClient
 
-    parsed = parse_uri(uri)
-    paths = NamespacePaths(parsed.root)
-    clock = SystemClock()
-    client_config = client_config or LedgerClientConfig()
-    store = await ZooKeeperStore.connect(parsed.servers)
+    parsed, clock = parse_uri(uri), SystemClock()
+    paths, client_config = NamespacePaths(parsed.root), client_config or LedgerClientConfig()
+    store = await ZooKeeperStore.connect(parsed.servers, session_timeout_s=session_timeout_s)
     try:
-        binding = (
-            await ensure_namespace(store, paths, clock)
-            if create
-            else await read_binding(store, paths)
-        )
+        opening = ensure_namespace(store, paths, clock) if create else read_binding(store, paths)
+        binding = await opening
     except BaseException:
         await store.aclose()
         raise

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from dlcore.errors import ConfigurationError, SchemaMismatchError
+from dlcore.log.entries.batches import typed_read_fields
 from dlcore.log.typed.arrow import columns_of, schema_of, spelled
 from dlcore.log.typed.schema import LogSchema, check_columns, describe
 from dlcore.log.typed.text import parse_columns
@@ -16,6 +17,24 @@ if TYPE_CHECKING:
 
 
 _ARROW_FILE, _ARROW_STREAM, _PARQUET = b"ARROW1", b"\xff\xff\xff\xff", b"PAR1"
+
+
+def byte_row_schema() -> pa.Schema:
+    """Return the columns of a log of bytes, as Spark and the clients of read proxies see its rows.
+
+    Spark requires that of its source to be this to the letter.
+    """
+    position, txid, sequence_id, _ = (field.type for field in typed_read_fields())
+    return pa.schema(
+        [
+            ("log", pa.string()),
+            ("dlsn", position),
+            ("txid", txid),
+            ("sequence_id", sequence_id),
+            ("timestamp", pa.timestamp("us", tz="UTC")),
+            ("value", pa.binary()),
+        ]
+    )
 
 
 def schema_from_text(text: str) -> pa.Schema:

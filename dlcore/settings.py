@@ -16,7 +16,6 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,6 +131,8 @@ def field_texts(model: type) -> dict[str, str]:
 
 
 def _table_of(path: str, table: str) -> Mapping[str, Any]:
+    import tomllib  # most commands have no file
+
     try:
         tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

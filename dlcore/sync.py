@@ -29,6 +29,7 @@ from dlcore._sync_staging import StagedAppend, StagingWriter
 from dlcore._sync_stream import AppendOnlyStreamReader, AppendOnlyStreamWriter
 from dlcore._sync_watch import LogWatch
 from dlcore._sync_writer import LogWriter
+from dlcore.config import SESSION_TIMEOUT_S
 from dlcore.log.metadata.commits import AppendRun, CommitStatus, SharedStaging
 from dlcore.log.metadata.listing import PAGE_SIZE
 from dlcore.log.metadata.names import LogChange, LogChangeKind
@@ -105,6 +106,7 @@ def open_namespace(
     create: bool = False,
     client_id: str | None = None,
     tls: TlsFiles | None = None,
+    session_timeout_s: float = SESSION_TIMEOUT_S,
 ) -> Namespace:
     """Open the namespace at `uri`, ``distributedlog://zk1:2181,zk2:2181/path``.
 
@@ -113,7 +115,13 @@ def open_namespace(
     from dlcore.namespace import open_namespace as open_async  # loads kazoo
 
     opening = open_async(
-        uri, config=config, client_config=client_config, create=create, client_id=client_id, tls=tls
+        uri,
+        config=config,
+        client_config=client_config,
+        create=create,
+        client_id=client_id,
+        tls=tls,
+        session_timeout_s=session_timeout_s,
     )
     portal = shared_portal()
     return Namespace(portal, portal.call(opening))

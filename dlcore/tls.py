@@ -1,7 +1,7 @@
-"""TLS between clients and bookies: who trusts whom, by PEM files that are named by their paths.
+"""TLS of bookies and proxies: who trusts whom, by PEM files that are named by their paths.
 
 Only paths travel (to a Spark executor, say): every host has files of its own there, and whoever
-connects reads them.  The name that a client connects to must be in the bookie's certificate.
+connects reads them.  The name that a client connects to must be in the server's certificate.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from dlcore.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import ssl
+
+    import grpc
 
 
 class PemBytes(NamedTuple):
@@ -64,21 +66,35 @@ class TlsFiles:
         return self._context(is_server=False, asks_clients=False)
 
     def server_context(self, *, asks_clients: bool) -> ssl.SSLContext:
-        """Return what a bookie listens with; with `asks_clients` only who has a certificate enters.
+        """Return what a server listens with; with `asks_clients` only who has a certificate enters.
 
         Raises:
             ConfigurationError: likewise, or there is no certificate.
         """
         if not self.cert:
-            raise ConfigurationError("a bookie with TLS needs a certificate and its key")
+            raise ConfigurationError("a server with TLS needs a certificate and its key")
         return self._context(is_server=True, asks_clients=asks_clients)
 
-    def read(self) -> PemBytes:
-        """Return what is in the files, for a library that does not take `ssl`'s contexts.
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        """Return what a client of gRPC connects with.  Raises: as `client_context`."""
+        import grpc
 
-        Raises:
-            ConfigurationError: as for contexts.
-        """
+        files = self._read()
+        return grpc.ssl_channel_credentials(files.ca, files.key or None, files.cert or None)
+
+    def server_credentials(self, *, asks_clients: bool) -> grpc.ServerCredentials:
+        """Return what a server of gRPC listens with.  Raises: as `server_context`."""
+        import grpc
+
+        self.server_context(asks_clients=asks_clients)
+        files = self._read()
+        return grpc.ssl_server_credentials(
+            [(files.key, files.cert)],
+            root_certificates=files.ca,
+            require_client_auth=asks_clients,
+        )
+
+    def _read(self) -> PemBytes:
         self.client_context()  # tells what is wrong better than others do
         return PemBytes(
             Path(self.ca).read_bytes(),

@@ -63,7 +63,9 @@ class BookieControl(BookieControlServicer):
             if tls is None:
                 port = self._server.add_insecure_port(address)
             else:
-                port = self._server.add_secure_port(address, _credentials(tls, asks_clients))
+                port = self._server.add_secure_port(
+                    address, tls.server_credentials(asks_clients=asks_clients)
+                )
         except RuntimeError as error:
             raise ConfigurationError(
                 f"cannot listen on {address} for control: the port is taken, or the host is no "
@@ -110,15 +112,6 @@ class BookieControl(BookieControlServicer):
             damaged_entries=stats.damaged_entry_count,
             repaired_entries=stats.repaired_entry_count,
         )
-
-
-def _credentials(tls: TlsFiles, asks_clients: bool) -> grpc.ServerCredentials:
-    files = tls.read()
-    return grpc.ssl_server_credentials(
-        [(files.key, files.cert)],
-        root_certificates=files.ca,
-        require_client_auth=asks_clients,
-    )
 
 
 def _page(ranges: Sequence[tuple[int, int]]) -> pb.ListEntriesResponse:

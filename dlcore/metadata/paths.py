@@ -307,9 +307,9 @@ class NamespacePaths:
         """Parent of the ephemeral nodes of proxies."""
         return f"{self.root}/proxies"
 
-    def proxy(self, address: str) -> str:
-        """Ephemeral node of the proxy that serves at an address."""
-        return f"{self.proxies}/{escape(address)}"
+    def proxy(self, location: str) -> str:
+        """Ephemeral node of the proxy that serves there."""
+        return f"{self.proxies}/{escape(location)}"
 
     @property
     def auditor(self) -> str:

@@ -1,4 +1,4 @@
-"""The metadata store on ZooKeeper: with `multi_read.py` the only file that knows kazoo.
+"""The metadata store on ZooKeeper: with `requests.py` the only file that knows kazoo.
 
 kazoo works in threads of its own; everything it says is carried to the event loop with
 `call_soon_threadsafe`, and nothing here waits for it.  Requests leave in the order they were made,
@@ -28,6 +28,7 @@ from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandl
 from kazoo.protocol.states import EventType, KazooState, KeeperState, WatchedEvent
 from kazoo.retry import KazooRetry
 
+from dlcore.config import SESSION_TIMEOUT_S
 from dlcore.errors import (
     AlreadyClosedError,
     ConfigurationError,
@@ -40,7 +41,6 @@ from dlcore.errors import (
     NoNodeError,
 )
 from dlcore.metadata.answers import answer_in_time, in_thread
-from dlcore.metadata.multi_read import MultiRead
 from dlcore.metadata.port import (
     ANY_VERSION,
     Check,
@@ -52,6 +52,7 @@ from dlcore.metadata.port import (
     Unsubscribe,
     Versioned,
 )
+from dlcore.metadata.requests import MultiRead, RemoveWatches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -133,7 +134,11 @@ class ZooKeeperStore:
 
     @classmethod
     async def connect(
-        cls, servers: str, *, session_timeout_s: float = 10, connect_timeout_s: float = 10
+        cls,
+        servers: str,
+        *,
+        session_timeout_s: float = SESSION_TIMEOUT_S,
+        connect_timeout_s: float = 10,
     ) -> ZooKeeperStore:
         """Open a session with ZooKeeper at `servers` (``host:port,host:port``).
 
@@ -188,15 +193,17 @@ class ZooKeeperStore:
         return [node for part in results for node in part]
 
     async def _get_some(self, paths: tuple[str, ...], fresh: bool) -> list[Versioned | None]:
-        def start() -> Any:
-            answer = self._client.handler.async_result()
-            self._client._call(MultiRead(paths), answer)
-            return answer
-
         found: list[Versioned | None] = await self._read(
-            f"get {len(paths)} nodes from {paths[0]}", start, sync=paths[0] if fresh else None
+            f"get {len(paths)} nodes from {paths[0]}",
+            lambda: self._call(MultiRead(paths)),
+            sync=paths[0] if fresh else None,
         )
         return found
+
+    def _call(self, request: MultiRead | RemoveWatches) -> Any:
+        answer = self._client.handler.async_result()
+        self._client._call(request, answer)
+        return answer
 
     async def get_children(self, path: str, *, fresh: bool = False) -> list[str] | None:
         """Return the sorted names of the node's children, or None if there is no node."""
@@ -276,8 +283,8 @@ class ZooKeeperStore:
         def unsubscribe() -> None:
             watches = self._watches.get(path, {})
             watches.pop(watch, None)
-            if not watches:
-                self._watches.pop(path, None)
+            if not watches and self._watches.pop(path, None) is not None:
+                self._disarm(path)
 
         return unsubscribe
 
@@ -418,13 +425,26 @@ class ZooKeeperStore:
                 lambda: self._client.get_children_async(path, watch=self._watcher),
             ).add_done_callback(self._on_armed)
 
+    def _disarm(self, path: str) -> None:
+        """Have the watch removed that nobody waits for, also from the lists of server and kazoo."""
+        if self._state is SessionState.CONNECTED:
+            request = RemoveWatches(path, self._forget)
+            reply = self._enqueue(f"unwatch {path}", lambda: self._call(request))
+            reply.add_done_callback(self._on_armed)
+
+    def _forget(self, path: str) -> None:
+        # In kazoo's connection thread, as is every other change of these.
+        self._client._data_watchers.pop(path, None)
+        self._client._child_watchers.pop(path, None)
+
     def _on_armed(self, reply: asyncio.Future[Any]) -> None:
         error = None if reply.cancelled() else reply.exception()
         # A node that is not there has no children to watch; without a connection there is nothing
-        # to watch with, and the next one arms every watch again.
+        # to watch with, and the next one arms every watch again; a watch that fired is removed.
         expected = (NoNodeError, MetadataConnectionError, MetadataSessionExpiredError)
-        if error is not None and not isinstance(error, expected):
-            logger.error("a watch is not armed: error=%s", error)
+        is_removed = error is not None and isinstance(error.__cause__, kazoo_errors.NoWatcherError)
+        if error is not None and not isinstance(error, expected) and not is_removed:
+            logger.error("a watch is not armed, or not removed: error=%s", error)
 
     def _on_watch_event(self, event: WatchedEvent) -> None:
         # In a thread of kazoo's.  NONE tells of a lost connection, which comes as a state as well.

@@ -242,6 +242,9 @@ class WireBookieClient:
             hello = Hello(
                 PROTOCOL_VERSION, FEATURES, self._cluster_id, bookie.name, bookie.incarnation
             )
+            now_s = asyncio.get_running_loop().time()
+            # Bookies come and go for years: those that are talked to stay.
+            self._peers = {b: each for b, each in self._peers.items() if each.is_used(now_s)}
             peer = _Peer(bookie, self._resolve, self._connect, hello, self._memory, self._config)
             self._peers[bookie] = peer
         return peer.connection(lane)
@@ -308,6 +311,10 @@ class _Peer:
         self._backoff = Backoff(_RECONNECT_S, _RECONNECT_S_MAX)
         self._connections: dict[Lane, Connection] = {}
         self._opening = BackgroundTasks()
+
+    def is_used(self, now_s: float) -> bool:
+        """Whether there is a connection, or will not be one before its pause is over."""
+        return bool(self._connections or len(self._opening)) or now_s < self._backoff.due_s
 
     def connection(self, lane: Lane) -> Connection:
         """Return the lane's connection, or start a new one."""

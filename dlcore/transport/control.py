@@ -29,12 +29,16 @@ _OPTIONS = [
 ]
 
 
+_CHANNELS_MAX = 100
+"""Kept open; the oldest goes."""
+
+
 class ControlClient:
     """Channels to the control services of bookies, by address; used on one event loop."""
 
     def __init__(self, *, timeout_s: float, tls: TlsFiles | None = None) -> None:
         self._timeout_s = timeout_s
-        self._credentials = None if tls is None else _credentials(tls)
+        self._credentials = None if tls is None else tls.channel_credentials()
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def list_entries(
@@ -83,6 +87,8 @@ class ControlClient:
     def _channel(self, address: str) -> grpc.aio.Channel:
         channel = self._channels.get(address)
         if channel is None:
+            while len(self._channels) >= _CHANNELS_MAX:
+                self._retire(next(iter(self._channels)))
             channel = self._channels[address] = (
                 grpc.aio.insecure_channel(address, _OPTIONS)
                 if self._credentials is None
@@ -115,8 +121,3 @@ class ControlClient:
     def _retire(self, address: str) -> None:
         """Let the next request use a new channel; the old one closes when its calls have ended."""
         self._channels.pop(address, None)
-
-
-def _credentials(tls: TlsFiles) -> grpc.ChannelCredentials:
-    files = tls.read()
-    return grpc.ssl_channel_credentials(files.ca, files.key or None, files.cert or None)

@@ -19,9 +19,22 @@ def test_an_endpoint() -> None:
     """One proxy, or several."""
     assert addresses_of("grpc://a:1") == ["a:1"]
     assert addresses_of("grpc://a:1,b.c:22") == ["a:1", "b.c:22"]
+    assert addresses_of("grpc+tls://[::1]:1,b:2") == ["[::1]:1", "b:2"]
 
 
-@pytest.mark.parametrize("text", ["", "a:1", "grpc://", "grpc://a", "grpc://a:1,", "grpc://a:1/b"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a:1",
+        "grpc://",
+        "grpc://a",
+        "grpc://a:1,",
+        "grpc://a:1/b",
+        "grpc+tls:a:1",
+        "grpc://::1:5",
+    ],
+)
 def test_what_is_no_endpoint(text: str) -> None:
     """It is shown, with what would be right."""
     with pytest.raises(ConfigurationError, match="expected grpc://host:port") as caught:

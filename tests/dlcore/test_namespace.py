@@ -292,7 +292,7 @@ def test_a_scan_finds_its_log_under_another_name() -> None:
 
 
 def test_snapshots_of_one_log_that_several_ask_for() -> None:
-    """It comes and goes: each gets the same answer, and it is watched once."""
+    """It comes and goes: each gets the same answer; asked for again it is watched, once."""
 
     async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
         async def ask() -> list[bool]:
@@ -304,6 +304,8 @@ def test_snapshots_of_one_log_that_several_ask_for() -> None:
             return sum(watch.path.startswith(heads) for watch in cluster.stores["a"]._watches)
 
         await namespace.create_log("clicks")
+        assert await ask() == [True] * 3
+        assert watches() == 0
         assert await ask() == [True] * 3
         assert watches() == 1
         await namespace.delete_log("clicks")

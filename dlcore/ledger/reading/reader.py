@@ -199,7 +199,7 @@ class LedgerReader:
         self._metadata = stored.metadata
         return stored.metadata.ensemble_of(entry_id).bookies != ensemble.bookies
 
-    async def follow(
+    def follow(
         self, first: int, *, on_answer: Callable[[], None] = lambda: None
     ) -> AsyncGenerator[FollowStep, None]:
         """Yield entries from `first` on as they are confirmed, until the ledger is closed.
@@ -217,14 +217,10 @@ class LedgerReader:
         """
         if first < 0:
             raise ConfigurationError(f"first={first}: entry ids start at 0")
-        follower = LedgerFollower(
+        return LedgerFollower(
             self,
             first=first,
             bookies=self._bookies,
             ledger_store=self._ledger_store,
             on_answer=on_answer,
-        )
-        steps = follower.steps()
-        async with aclosing(steps):
-            async for step in steps:
-                yield step
+        ).steps()

@@ -42,7 +42,7 @@ from dlcore.errors import (
     LedgerFencedError,
     NotEnoughBookiesError,
 )
-from dlcore.ledger.metadata.quorum import write_set
+from dlcore.ledger.metadata.quorum import first_followed, write_set
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
 from dlcore.ledger.placing.placement import UNKNOWN_TOPOLOGY, Topology, choose_replacements
 from dlcore.wire.digest import BytesLike, EntryFrame, encode_frame, frame_parts
@@ -144,7 +144,12 @@ class LedgerAppender:
         self._planned: LedgerMetadata | None = None
         self._is_sealed = False
         quorum = metadata.quorum
-        self._write_sets = [write_set(quorum, first) for first in range(quorum.ensemble_size)]
+        followed = first_followed(metadata.ledger_id, quorum.ensemble_size)
+        # An add tells of the LAC: first whom followers hear it from.
+        self._write_sets = [
+            sorted(write_set(quorum, first), key=lambda position: position != followed)
+            for first in range(quorum.ensemble_size)
+        ]
 
     @property
     def pending_count(self) -> int:
@@ -210,7 +215,7 @@ class LedgerAppender:
             effects += self._look()
         return effects
 
-    def _positions(self, entry_id: int) -> tuple[int, ...]:
+    def _positions(self, entry_id: int) -> Sequence[int]:
         return self._write_sets[entry_id % len(self._write_sets)]
 
     def _send(self, add: _Add, positions: Collection[int]) -> list[Effect]:

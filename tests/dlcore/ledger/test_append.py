@@ -117,11 +117,11 @@ def targets(effects: list[Effect]) -> list[tuple[int, str]]:
 
 
 def test_an_entry_goes_to_its_write_set_with_the_lac_of_the_moment() -> None:
-    """Striping, and what the frame carries."""
+    """Striping, first to the bookie that is followed (of ledger 7 it is C), and what is carried."""
     bench = Bench("ABCDE", quorum=quorum_of(5, 3, 2))
     first = bench.append()
-    assert targets(first) == [(0, "A"), (0, "B"), (0, "C")]
-    assert targets(bench.append()) == [(1, "B"), (1, "C"), (1, "D")]
+    assert targets(first) == [(0, "C"), (0, "A"), (0, "B")]
+    assert targets(bench.append()) == [(1, "C"), (1, "B"), (1, "D")]
     bench.ok(0, "A")
     assert not bench.has_news()
     bench.ok(0, "C")

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from kazoo.exceptions import RolledBackError
 from dlcore.errors import ConfigurationError, MetadataError
 from dlcore.metadata import zookeeper as adapter
 from dlcore.metadata.port import Create, SessionState
+from dlcore.metadata.requests import RemoveWatches
 from dlcore.metadata.zookeeper import ZooKeeperStore
 from tests.fixtures.aio import run, until, until_async
 
@@ -136,10 +138,53 @@ def test_a_watcher_is_told_once_of_many_changes_and_not_after_it_left(
             failed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             failed.set_exception(MetadataError("no such watch"))
             store._on_armed(failed)
-            assert "a watch is not armed: error=no such watch" in caplog.text
+            assert "a watch is not armed, or not removed: error=no such watch" in caplog.text
 
     with caplog.at_level(logging.ERROR):
         run(scenario())
+
+
+def test_a_watch_that_nobody_waits_for_is_removed(
+    zookeeper: EmbeddedZooKeeper, zookeeper_root: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the server and in kazoo, also where there is no node; else they grow with each log."""
+
+    async def scenario() -> None:
+        async with connected(zookeeper) as store:
+            kept: list[str] = []
+            await store.create(zookeeper_root)
+            for path in (zookeeper_root, f"{zookeeper_root}/missing"):
+                unwatch, unwatch_too = (store.watch(path, lambda: None) for _ in range(2))
+                await store.sync(path)
+                unwatch()
+                await store.sync(path)
+                assert path in store._client._data_watchers
+                unwatch_too()
+                unwatch_too()
+                await store.sync(path)
+                with pytest.raises(MetadataError, match="NoWatcher"):
+                    await store._read("unwatch", partial(store._call, removal_of(path)))
+            assert not store._client._data_watchers
+            assert not store._client._child_watchers
+            # One that comes again at once is there.
+            store.watch(zookeeper_root, lambda: None)()
+            store.watch(zookeeper_root, lambda: kept.append("changed"))
+            await until(lambda: kept == ["changed"])
+            await store.sync(zookeeper_root)
+            await store.put(zookeeper_root, b"new", version=0)
+            await until(lambda: kept == ["changed"] * 2)
+            # One that fired is gone, which is what was wanted.
+            store._forget(zookeeper_root)
+            await store._read("unwatch", lambda: store._call(removal_of(zookeeper_root)))
+            store._disarm(zookeeper_root)
+            await until(lambda: not store._outstanding)
+
+    def removal_of(path: str) -> RemoveWatches:
+        return RemoveWatches(path, lambda _: None)
+
+    with caplog.at_level(logging.ERROR):
+        run(scenario())
+    assert not caplog.records
 
 
 def test_a_transaction_that_failed_without_a_reason_is_an_error(

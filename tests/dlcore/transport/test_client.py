@@ -18,6 +18,7 @@ from dlcore.errors import (
     MetadataConnectionError,
     WrongIncarnationError,
 )
+from dlcore.ids import BookieId
 from dlcore.transport.client import WireBookieClient
 from dlcore.wire.messages import (
     HEADER,
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
-    from dlcore.ids import BookieId
 
 IMPATIENT = LedgerClientConfig(add_timeout_s=2.0, read_timeout_s=2.0)
 """For bookies that never answer."""
@@ -512,6 +512,30 @@ def test_an_address_that_leads_nowhere_is_unavailable(address: str) -> None:
         async with client_of(address) as client:
             with pytest.raises(BookieUnavailableError):
                 await client.add_entry(BOOKIE, frame_of(1, 0))
+
+    run(scenario)
+
+
+def test_bookies_that_are_gone_are_forgotten() -> None:
+    """Else a process of years keeps something of each that it ever talked to."""
+
+    async def scenario() -> None:
+        asked = 0
+
+        async def resolve(bookie: BookieId) -> str:
+            raise BookieUnavailableError(f"{bookie} is not registered")
+
+        async def ask_another() -> int:
+            nonlocal asked
+            asked += 1
+            with pytest.raises(BookieUnavailableError, match="not registered"):
+                await client.read_lac(BookieId(f"b{asked}", "life"), ledger_id=1, fence=False)
+            return len(client._peers)
+
+        async with client_of(resolve) as client:
+            # Those are kept whose pause is not over, so that they are not asked all the time.
+            while await ask_another() >= asked:  # noqa: ASYNC110  # nobody tells
+                await asyncio.sleep(0.01)
 
     run(scenario)
 

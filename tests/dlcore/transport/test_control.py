@@ -15,6 +15,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+def test_channels_are_bounded() -> None:
+    """Addresses of bookies change for years."""
+
+    async def scenario() -> None:
+        client = ControlClient(timeout_s=20.0)
+        for port in range(1, 150):
+            client._channel(f"127.0.0.1:{port}")
+        assert len(client._channels) == 100
+        assert "127.0.0.1:149" in client._channels
+        await client.aclose()
+
+    run(scenario)
+
+
 @pytest.mark.parametrize(
     "ranges",
     [

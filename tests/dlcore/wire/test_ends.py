@@ -138,7 +138,7 @@ def test_messages_arrive_whole_however_they_are_cut(
     assert [plain(each) for each in got] == [plain(each) for each in sent]
 
 
-@settings(max_examples=200)
+@settings(max_examples=amount(200, sampled=60))
 @given(data=st.binary(max_size=300), cuts=st.lists(st.integers(1, 50), min_size=1, max_size=4))
 def test_any_bytes_are_an_error_or_nothing(data: bytes, cuts: list[int]) -> None:
     """Random bytes, before and behind the handshake, and behind a sound magic: never a crash."""
@@ -162,7 +162,7 @@ def test_any_bytes_are_an_error_or_nothing(data: bytes, cuts: list[int]) -> None
                     break
 
 
-@settings(max_examples=200)
+@settings(max_examples=amount(200, sampled=60))
 @given(
     number=st.integers(0, len(MESSAGES) - 1),
     position=st.integers(0, 10_000),

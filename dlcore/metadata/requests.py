@@ -1,8 +1,9 @@
-"""Reading many nodes in one request: ZooKeeper has known it since 3.6, kazoo does not."""
+"""Requests that ZooKeeper has known since 3.6 and kazoo does not, in the form that kazoo sends."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kazoo import exceptions as kazoo_errors
 from kazoo.protocol import serialization
@@ -10,7 +11,11 @@ from kazoo.protocol.states import ZnodeStat
 
 from dlcore.metadata.port import Versioned
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _GET_DATA = 4
+_ANY_WATCHER = 3
 
 
 def _failure_of(code: int) -> Exception:
@@ -19,8 +24,30 @@ def _failure_of(code: int) -> Exception:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoveWatches:
+    """No watch of this session on a node any more; `NoWatcherError` if there was none.
+
+    `forget` is called in kazoo's thread, before the answer to any later request counts.
+    """
+
+    path: str
+    forget: Callable[[str], None]
+    type: int = 18
+
+    def serialize(self) -> bytes:
+        """Return the request as it is sent."""
+        parts = bytearray(serialization.write_string(self.path))
+        return bytes(parts + serialization.int_struct.pack(_ANY_WATCHER))
+
+    def deserialize(self, answer: bytes, offset: int) -> None:
+        """Note that it is done; the answer is empty."""
+        del answer, offset
+        self.forget(self.path)
+
+
+@dataclass(frozen=True, slots=True)
 class MultiRead:
-    """A request in the form that kazoo sends and reads; None where there is no node."""
+    """Many nodes in one answer; None where there is no node."""
 
     paths: tuple[str, ...]
     type: int = 22
