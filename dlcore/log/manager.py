@@ -38,8 +38,6 @@ from dlcore.log.writing.ending import delete_log, seal_log
 from dlcore.log.writing.lock import WriterLock
 from dlcore.log.writing.renaming import rename_log
 from dlcore.log.writing.truncation import first_to_keep, truncate_log
-from dlcore.log.writing.typed import AsyncTypedLogWriter
-from dlcore.log.writing.writer import AsyncLogWriter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,6 +53,8 @@ if TYPE_CHECKING:
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.log.reading.status import LogStatus
     from dlcore.log.typed.schema import LogSchema
+    from dlcore.log.writing.producers import Producers
+    from dlcore.log.writing.writer import AsyncLogWriter
     from dlcore.records import LogRecordWithDLSN, NotLessThan, RecordPlace
 
 _OWN_METADATA = {"log", "log_id"}
@@ -96,42 +96,46 @@ class DistributedLogManager(AsyncClosing):
     # Writers and readers
 
     async def open_writer(
-        self, *, ledger_metadata: Mapping[str, str] | None = None
+        self,
+        *,
+        ledger_metadata: Mapping[str, str] | None = None,
+        producers: Producers[Any] | None = None,
     ) -> AsyncLogWriter:
         """Take the writer lock, recover what a dead writer left, and return the writer.
 
-        `ledger_metadata` is stored with each ledger that it creates, for people and tools.
+        `ledger_metadata` is stored with its ledgers.  A proxy gives `producers`, to be filled.
 
         Raises:
             ConfigurationError: `ledger_metadata` has keys that dlog itself uses.
             EndOfStreamError: the log is sealed: no record can follow.
+            LogModeError: the log's mode lets others write, or proxies alone.
             OwnershipAcquireFailedError: another writer owned the log during `lock_timeout_s`.
             LedgerRecoveryError: too few bookies answer to recover what a dead writer left.
         """
+        # Loaded here, since most commands of `dlog` write nothing.
+        from dlcore.log.writing.opening import open_locked
+
         custom = dict(ledger_metadata or {})
         if taken := _OWN_METADATA & custom.keys():
             raise ConfigurationError(f"ledger_metadata: {sorted(taken)} are what dlog itself says")
-        require_unsealed(await self._read())
-        lock = await self._acquire() if self._config.lock_enabled else None
+        self._require_open()
+        at, settings = await self._context.logs.open(self._log)
+        require_unsealed(at)
+        settings.require_mode(self.name, proxied=(turns := producers is not None))
+        lock = await self._acquire(turns=turns) if self._config.lock_enabled else None
         try:
             self._require_open()
-            at, settings = await self._context.logs.open(self._log)
-            (schema,) = await self._context.logs.read_schemas([self._log])
-            at = await recover_log(self._context, at)
-            require_unsealed(at)  # it was when the owner before us let go of it, perhaps
+            config = self._config
+            return await open_locked(self._context, self._log, lock, config, custom, producers)
         except BaseException:
             if lock is not None:
                 await lock.release()
             raise
-        state = self._context, self._log, at, lock, self._config, settings, custom
-        if schema is None:
-            return AsyncLogWriter(*state)
-        return AsyncTypedLogWriter(*state, schema=schema)
 
-    async def _acquire(self, *, timeout_s: float | None = None) -> WriterLock:
+    async def _acquire(self, timeout_s: float | None = None, *, turns: bool = False) -> WriterLock:
         self._require_open()
-        context = self._context
-        lock = WriterLock(context.logs, self._log, client_id=context.client_id, clock=context.clock)
+        context, who = self._context, self._context.client_id
+        lock = WriterLock(context.logs, self._log, client_id=who, clock=context.clock, turns=turns)
         if timeout_s is None:
             timeout_s = self._config.lock_timeout_s
         await lock.acquire(timeout_s=timeout_s)
@@ -575,7 +579,7 @@ class DistributedLogManager(AsyncClosing):
         """
         try:
             await self._read()
-            lock = await self._acquire(timeout_s=0)
+            lock = await self._acquire(0)
         except LogNotFoundError:
             return
         try:

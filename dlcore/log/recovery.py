@@ -56,6 +56,7 @@ async def bounded_extent(
         first_txid=first.first_txid,
         last_txid=last.last_txid,
         last_timestamp_ms=extent.timestamp_ms(last.write_time_ms),
+        stamped=last.stamp_bytes > 0,
     )
 
 

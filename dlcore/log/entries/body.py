@@ -2,9 +2,10 @@
 
 Header, big-endian, 48 bytes: version u8 | flags u8 | schema id u16 | record count u32 | first txid
 i64 | last txid i64 | records before this entry in its extent i64 | write time (epoch ms) i64 |
-reserved u64.  With the flag `_TXID_ASSIGNED` every record has the header's first txid, whatever the
-batch says: staged records get theirs when they are committed, long after they were encoded.
-`_COMPRESSED` says that the batch's buffers are.
+stamp bytes u64.  The stamp stands between header and batch, and says which producers' records
+follow (`dlcore.log.entries.stamp`); most entries have none.  With the flag `_TXID_ASSIGNED` every
+record has the header's first txid, whatever the batch says: staged records get theirs when they
+are committed, long after they were encoded.  `_COMPRESSED` says that the batch's buffers are.
 
 The batch is an encapsulated Arrow IPC message, so reading is zero-copy; buffer compression is
 Arrow's own.  Schema id 0 is that of a byte log, `byte_log_schema`; others are versions of the
@@ -22,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from dlcore.errors import InvalidEntryError
+from dlcore.ids import TXID_MAX
 
 if TYPE_CHECKING:
     from array import array
@@ -61,6 +63,7 @@ class EntryHeader:
     txid_assigned: bool = False
     schema_id: int = BYTES_SCHEMA_ID
     compressed: bool = False
+    stamp_bytes: int = 0
 
 
 def ipc_options(compression: str) -> pa.ipc.IpcWriteOptions:
@@ -77,8 +80,9 @@ def encode_entry(
     write_time_ms: int,
     options: pa.ipc.IpcWriteOptions,
     schema_id: int = BYTES_SCHEMA_ID,
+    stamp: bytes = b"",
 ) -> list[BytesLike]:
-    """Return the parts of an entry's body: its header and the serialized `batch`.
+    """Return the parts of an entry's body: its header, its stamp and the serialized `batch`.
 
     `batch` has the schema of that id, and at least one record.
     """
@@ -91,6 +95,7 @@ def encode_entry(
         write_time_ms=write_time_ms,
         schema_id=schema_id,
         compressed=options.compression is not None,
+        stamp=stamp,
     )
     return [header, memoryview(_encapsulate(batch, options, schema_id))]
 
@@ -104,9 +109,10 @@ def encode_entry_header(
     write_time_ms: int,
     schema_id: int = BYTES_SCHEMA_ID,
     compressed: bool = False,
+    stamp: bytes = b"",
 ) -> bytes:
     """Return what stands before the batch in an entry's body."""
-    return _HEADER.pack(
+    header = _HEADER.pack(
         _VERSION,
         _COMPRESSED if compressed else 0,
         schema_id,
@@ -115,8 +121,9 @@ def encode_entry_header(
         last_txid,
         records_before,
         write_time_ms,
-        0,
+        len(stamp),
     )
+    return header + stamp
 
 
 def _encapsulate(
@@ -145,8 +152,8 @@ def decode_entry_header(body: BytesLike) -> EntryHeader:
         raise InvalidEntryError(
             f"entry body of {memoryview(body).nbytes} bytes is shorter than its header"
         )
-    (version, flags, schema_id, count, first, last, before, write_time_ms, _) = _HEADER.unpack_from(
-        body
+    version, flags, schema_id, count, first, last, before, write_time_ms, stamp_bytes = (
+        _HEADER.unpack_from(body)
     )
     if version != _VERSION or flags & ~(_TXID_ASSIGNED | _COMPRESSED):
         raise InvalidEntryError(
@@ -155,6 +162,10 @@ def decode_entry_header(body: BytesLike) -> EntryHeader:
         )
     if count < 1 or before < 0:
         raise InvalidEntryError(f"entry with {count} records, {before} before it")
+    if ENTRY_HEADER_BYTES + stamp_bytes > memoryview(body).nbytes:
+        raise InvalidEntryError(
+            f"entry body of {memoryview(body).nbytes} bytes says that its stamp has {stamp_bytes}"
+        )
     return EntryHeader(
         record_count=count,
         first_txid=first,
@@ -164,7 +175,18 @@ def decode_entry_header(body: BytesLike) -> EntryHeader:
         txid_assigned=bool(flags & _TXID_ASSIGNED),
         schema_id=schema_id,
         compressed=bool(flags & _COMPRESSED),
+        stamp_bytes=stamp_bytes,
     )
+
+
+def stamp_of(body: BytesLike, header: EntryHeader) -> memoryview:
+    """Return the stamp of an entry's body, empty if it has none."""
+    return memoryview(body)[ENTRY_HEADER_BYTES : ENTRY_HEADER_BYTES + header.stamp_bytes]
+
+
+def batch_message_of(body: BytesLike, header: EntryHeader) -> memoryview:
+    """Return the Arrow message of an entry's body."""
+    return memoryview(body)[ENTRY_HEADER_BYTES + header.stamp_bytes :]
 
 
 def move_entry(
@@ -194,7 +216,7 @@ def move_entry(
         header.last_txid if assigned_txid is None else assigned_txid,
         records_before,
         max(header.write_time_ms, floor_ms),
-        0,
+        header.stamp_bytes,
     )
     return [head, memoryview(body)[ENTRY_HEADER_BYTES:]]
 
@@ -222,7 +244,7 @@ def decode_entry_batch(
         schema = schemas.of(header.schema_id)
     elif schemas is not None:
         raise InvalidEntryError("an entry of a typed log has no schema")
-    view = memoryview(body)[ENTRY_HEADER_BYTES:]
+    view = batch_message_of(body, header)
     try:
         if header.compressed and columns is not None and not columns >= set(schema.names[1:]):
             batch = _read_columns(view, schema, columns)
@@ -254,6 +276,11 @@ def with_txid(batch: pa.RecordBatch, txid: int) -> pa.RecordBatch:
     """Return an entry's batch whose records all have `txid`."""
     column = over(np.full(batch.num_rows, txid, np.int64), pa.int64())
     return pa.RecordBatch.from_arrays([column, *batch.columns[1:]], schema=batch.schema)
+
+
+def with_present_txid(batch: pa.RecordBatch, *, now_ms: int, last_txid: int) -> pa.RecordBatch:
+    """Return it with the present time as the id of all its records, or `last_txid`, if higher."""
+    return with_txid(batch, min(max(now_ms, last_txid, 0), TXID_MAX))
 
 
 def over(numbers: np.ndarray[Any, np.dtype[np.int64]] | array[int], kind: pa.DataType) -> pa.Array:

@@ -301,6 +301,8 @@ def _complete_last(
         extent = draft.tail.pop()
         if closing is not None:
             assert extent.ledger_id == closing.ledger_id
+            if closing.stamped:
+                draft.head = replace(draft.head, producers_lssn=draft.head.max_lssn)
             draft.append(closing)
         elif extent.ledger_id != empty_ledger_id:
             raise UnexpectedError(

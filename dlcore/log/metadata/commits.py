@@ -48,11 +48,14 @@ class AppendRun:
     commits showed before anything of the append was done: an append that begins before the one
     before it commits overlaps it.  `thread` names what made the append, in an order of its own:
     appends of different threads come now in one order, now in another, also where none overlap.
+    Where another machine commits for the appender, `commits_ns` is what the appender's clock showed
+    when it asked for that.
     """
 
     token: str
     begun_ns: int
     thread: str = ""
+    commits_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,10 +136,10 @@ def decide(
         return Decision(Verdict.APPEND, begun) if is_next else Decision(Verdict.AHEAD)
     if version < record.version:
         return Decision(Verdict.SKIP if logs is None else Verdict.OLDER)
-    if record.token == token:
-        return Decision(Verdict.KNOWN)
     if record.conflicting:
         return Decision(Verdict.CONFLICTING)
+    if record.token == token:
+        return Decision(Verdict.KNOWN)
     skip = Verdict.ELSEWHERE if _are_others(record.logs, logs) else Verdict.SKIP
     if run is None:
         return Decision(skip)

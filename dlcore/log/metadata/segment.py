@@ -26,7 +26,7 @@ class SegmentState(enum.Enum):
     COMPLETED = 2
 
 
-class Extent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class Extent(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """A run of entries of one ledger that belong to a segment.
 
     An open extent (`last_entry_id` is None) is being written by the log's writer: its end is the
@@ -44,6 +44,8 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     txid_assigned: bool = False
     timestamp_floor_ms: int = 0
     last_timestamp_ms: int = 0
+    stamped: bool = False
+    """Whether its last entry says which producers' records there are."""
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle the values without their names: a scan carries thousands to its task."""

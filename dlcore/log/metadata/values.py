@@ -10,7 +10,7 @@ reads and writes the head and, now and then, one new chunk: never what came befo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -38,7 +38,7 @@ Txid: TypeAlias = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
 _Packed: TypeAlias = tuple[int, ...]
 
 _INTS_PER_EXTENT = 10
-_ASSIGNED, _OPEN = 1, 2
+_ASSIGNED, _OPEN, _STAMPED = 1, 2, 4
 
 
 def pack(extents: Iterable[Extent]) -> _Packed:
@@ -48,6 +48,7 @@ def pack(extents: Iterable[Extent]) -> _Packed:
     for extent in extents:
         last = extent.last_entry_id
         flags = (_ASSIGNED if extent.txid_assigned else 0) | (_OPEN if last is None else 0)
+        flags |= _STAMPED if extent.stamped else 0
         flat += (
             flags,
             extent.ledger_id - ledger_id,
@@ -93,6 +94,7 @@ def unpack(flat: _Packed) -> tuple[Extent, ...]:
                 txid_assigned=bool(flags & _ASSIGNED),
                 timestamp_floor_ms=floor_ms,
                 last_timestamp_ms=time_ms,
+                stamped=bool(flags & _STAMPED),
             )
         )
         end = first if flags & _OPEN else first + more + 1
@@ -205,7 +207,8 @@ class LogHead(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     progress.  `end` is the position after the last record of a final extent.  What lies below
     `first_active` is truncated; of segment `first_lssn` the chunks below `first_chunk` are removed.
     `merges` counts the changes by merging; `merged_lssns` names the segments of the latest ones.
-    `name` is the log's name once it was renamed.
+    `name` is the log's name once it was renamed.  `producers_lssn` is the last completed segment
+    whose entries say what producers wrote; 0 if there is none.
     """
 
     layout: int = LAYOUT
@@ -223,6 +226,7 @@ class LogHead(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     merged_lssns: tuple[Number, ...] = ()
     segment: OpenSegment | None = None
     name: str = ""
+    producers_lssn: Count = 0
 
     @property
     def end_dlsn(self) -> DLSN:
@@ -310,12 +314,21 @@ class LogState(msgspec.Struct, frozen=True, kw_only=True):
         return self.segments[lssn - self.segments[0].lssn]
 
 
+Turn: TypeAlias = Literal["refused", "free", "asked", "given"]
+
+
 class LockHolder(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds a log's writer lock: `owner` is for people, `token` names one acquisition."""
+    """Who holds a log's writer lock: `owner` is for people, `token` names one acquisition.
+
+    `turn` says whether an atomic append may change the log meanwhile: ``refused``: no; ``free``: on
+    demand; ``asked``: one waits for it; ``given``: the holder has no segment open, and begins none
+    until the turn is over.
+    """
 
     layout: int = LAYOUT
     owner: str
     token: str
+    turn: Turn = "refused"
 
 
 class UpkeepRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from dlcore.errors import (
     InvalidEntryError,
 )
 from dlcore.log.entries.batches import first_row_not_less
-from dlcore.log.entries.body import ENTRY_HEADER_BYTES, decode_entry_batch, with_txid
+from dlcore.log.entries.body import batch_message_of, decode_entry_batch, with_txid
 from dlcore.log.entries.lone_record import lone_record_format
 from dlcore.log.reading.rows import EntryRows, TypedEntryRows
 from dlcore.records import LogRecordWithDLSN
@@ -401,7 +401,7 @@ def _lone_row_of(entry: FetchedEntry) -> EntryRows | None:
     header, lone = entry.header, lone_record_format()
     if header.record_count > 1 or entry.first_slot or header.schema_id or lone is None:
         return None
-    found = lone.parse(entry.body[ENTRY_HEADER_BYTES:])
+    found = lone.parse(batch_message_of(entry.body, header))
     if found is None:
         return None
     txid, payload = found

@@ -27,7 +27,7 @@ from dlcore.log.metadata.segment import Extent
 from dlcore.log.typed.schema import LogSchema  # noqa: TC001  # likewise
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -35,7 +35,7 @@ _SHOWN_SEGMENTS = 100
 
 
 class ExtentView(Extent, frozen=True, kw_only=True, gc=False):
-    """A run of readable entries with their ledger; of an open extent up to the LAC that was read.
+    """A run of readable entries; of an open extent up to the LAC that was read.
 
     `base_entry_id` is the entry id, within the segment, of its first entry.  `start_sequence_id` is
     the sequence id of the extent's very first record, also in a clipped view: an entry's header
@@ -43,7 +43,6 @@ class ExtentView(Extent, frozen=True, kw_only=True, gc=False):
     extents and prorated by entries of clipped ones.
     """
 
-    ledger: LedgerMetadata
     last_entry_id: int
     base_entry_id: int
     start_sequence_id: int
@@ -82,11 +81,15 @@ def _prorated(amount: int, part: int, whole: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentView:
-    """The readable part of one segment; `entry_count` includes what is truncated at its start."""
+    """The readable part of one segment, with the ledgers that its extents name.
+
+    Entries and records that are truncated at its start count, too.
+    """
 
     lssn: int
     start_sequence_id: int
     extents: tuple[ExtentView, ...]
+    ledgers: Mapping[int, LedgerMetadata]
 
     @property
     def entry_count(self) -> int:
@@ -95,8 +98,11 @@ class SegmentView:
 
     @property
     def record_count(self) -> int:
-        """Number of records, truncated ones included."""
-        return sum(extent.record_count for extent in self.extents)
+        """Number of records."""
+        if not self.extents:
+            return 0
+        last = self.extents[-1]
+        return last.start_sequence_id + last.record_count - self.start_sequence_id
 
     @property
     def size_bytes(self) -> int:
@@ -118,6 +124,7 @@ class ScanRange:
     start: DLSN
     end: DLSN
     extents: tuple[ExtentView, ...]
+    ledgers: Mapping[int, LedgerMetadata]
     cluster_id: str = ""
     addresses: Mapping[BookieId, str] = field(default_factory=dict)
     schema: LogSchema | None = None
@@ -127,7 +134,7 @@ class ScanRange:
     def pack(ranges: Sequence[ScanRange]) -> bytes:
         """Return `ranges` as bytes for another process of this release.
 
-        Pickled one by one, extents and their ledgers take ten times the time and the bytes.
+        Pickled one by one, extents take ten times the time and the bytes.
         """
         return zlib.compress(msgspec.msgpack.encode(ranges), level=1)
 
@@ -180,7 +187,9 @@ class ScanRange:
         return rest if rest.extents and rest.start < rest.end else None
 
     def _between(self, start: DLSN, end: DLSN) -> ScanRange:
-        return replace(self, start=start, end=end, extents=_clip(self.extents, start, end))
+        extents = _clip(self.extents, start, end)
+        ledgers = _named(self.ledgers, extents)
+        return replace(self, start=start, end=end, extents=extents, ledgers=ledgers)
 
 
 def _clip(extents: tuple[ExtentView, ...], start: DLSN, end: DLSN) -> tuple[ExtentView, ...]:
@@ -193,6 +202,13 @@ def _clip(extents: tuple[ExtentView, ...], start: DLSN, end: DLSN) -> tuple[Exte
         whole = extents[low + edge]
         parts[edge] = whole.clipped(first=start.entry_id, end=end_entry_id)
     return tuple(part for part in parts if part is not None)
+
+
+def _named(
+    ledgers: Mapping[int, LedgerMetadata], extents: Iterable[ExtentView]
+) -> dict[int, LedgerMetadata]:
+    """Return those of `ledgers` that hold something of `extents`."""
+    return {extent.ledger_id: ledgers[extent.ledger_id] for extent in extents}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,10 +317,11 @@ class LogSnapshot:
             extents = _clip(segment.extents, low, high) if low < high else ()
             if not extents:
                 continue
+            ledgers = _named(segment.ledgers, extents)
             bookies = {
                 bookie
-                for extent in extents
-                for ensemble in extent.ledger.ensembles
+                for ledger in ledgers.values()
+                for ensemble in ledger.ensembles
                 for bookie in ensemble.bookies
             }
             yield ScanRange(
@@ -314,6 +331,7 @@ class LogSnapshot:
                 start=low,
                 end=high,
                 extents=extents,
+                ledgers=ledgers,
                 cluster_id=self.cluster_id,
                 addresses={b: a for b, a in self.addresses.items() if b in bookies},
                 schema=self.schema,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 async def scan_range(part: ScanRange, ledgers: LedgerClient) -> AsyncGenerator[ScanBatch, None]:
     """Yield the records of one range, entry by entry, from where its metadata says they are."""
     for group in adjacent(part.extents):
-        reader = ledgers.open_ledger_of(group[-1].ledger)
+        reader = ledgers.open_ledger_of(part.ledgers[group[-1].ledger_id])
         async with aclosing(_read_extents(part, group, reader)) as batches:
             async for batch in batches:
                 yield batch

@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from dlcore.background import BackgroundTasks, told_to_callers
 from dlcore.errors import LedgerNotFoundError
@@ -217,8 +217,7 @@ class LogFollower:
                 wanted[extent.ledger_id] = max(last, wanted.get(extent.ledger_id, -1))
         ledgers = await self._context.ledger_cache.read(wanted)
         for segment, view, same in changed:
-            known = () if view is None else view.extents[:same]
-            view = await _view_of(self._context, segment, ledgers, known)
+            view = await _view_of(self._context, segment, ledgers, view, same)
             kept[segment.lssn] = segment, view
         self._views = kept
         return [kept[segment.lssn][1] for segment in state.segments]
@@ -239,14 +238,19 @@ async def _view_of(
     context: LogContext,
     segment: LogSegment,
     ledgers: Mapping[int, LedgerMetadata],
-    known: tuple[ExtentView, ...],
+    known: SegmentView | None,
+    same: int,
 ) -> SegmentView:
-    views = list(known)
+    """Return what is readable of a segment, of which `known` has the first `same` extents."""
+    views = [] if known is None else list(known.extents[:same])
     base = views[-1].end_entry_id if views else 0
     sequence_id = segment.start_sequence_id
     if views:
         sequence_id = views[-1].start_sequence_id + views[-1].record_count
-    for each in segment.extents[len(views) :]:
+    named = (
+        {} if known is None else {each.ledger_id: known.ledgers[each.ledger_id] for each in views}
+    )
+    for each in segment.extents[same:]:
         ledger = ledgers[each.ledger_id]
         extent: Extent | None = each
         if each.is_open:
@@ -256,14 +260,34 @@ async def _view_of(
             ledger = replace(reader.metadata, custom={})
         if extent is None:
             break
-        view = ExtentView(
-            **asdict(extent), ledger=ledger, base_entry_id=base, start_sequence_id=sequence_id
+        named[each.ledger_id] = ledger
+        last = extent.last_entry_id
+        assert last is not None
+        # Each field by its name: there may be a hundred thousand, and this takes a sixth of the
+        # time that it takes by a dictionary.
+        views.append(
+            ExtentView(
+                ledger_id=extent.ledger_id,
+                first_entry_id=extent.first_entry_id,
+                last_entry_id=last,
+                record_count=extent.record_count,
+                size_bytes=extent.size_bytes,
+                first_txid=extent.first_txid,
+                last_txid=extent.last_txid,
+                txid_assigned=extent.txid_assigned,
+                timestamp_floor_ms=extent.timestamp_floor_ms,
+                last_timestamp_ms=extent.last_timestamp_ms,
+                base_entry_id=base,
+                start_sequence_id=sequence_id,
+            )
         )
-        views.append(view)
-        base = view.end_entry_id
-        sequence_id += view.record_count
+        base += last - extent.first_entry_id + 1
+        sequence_id += extent.record_count
     return SegmentView(
-        lssn=segment.lssn, start_sequence_id=segment.start_sequence_id, extents=tuple(views)
+        lssn=segment.lssn,
+        start_sequence_id=segment.start_sequence_id,
+        extents=tuple(views),
+        ledgers=named,
     )
 
 
@@ -285,7 +309,7 @@ class Finder:
         for segment in reversed(snapshot.segments):
             if segment.extents and snapshot.first < snapshot.end:
                 view = segment.extents[-1]
-                header = await self._header(view, view.last_entry_id)
+                header = await self._header(segment, view, view.last_entry_id)
                 return DLSN(segment.lssn, view.end_entry_id - 1, header.record_count - 1)
         return None
 
@@ -296,8 +320,10 @@ class Finder:
                 continue
             if view.txid_assigned:
                 return self._clamped(DLSN(segment.lssn, view.base_entry_id, 0))
-            entry_id = await self._first_entry(view, lambda header: header.last_txid >= txid)
-            frame = await read_frame(self._reader(view), entry_id)
+            entry_id = await self._first_entry(
+                segment, view, lambda header: header.last_txid >= txid
+            )
+            frame = await read_frame(self._reader(segment, view), entry_id)
             header = decode_entry_header(frame.body)
             schema = self._snapshot.schema
             schemas = None if schema is None else entry_schemas(schema)
@@ -313,7 +339,7 @@ class Finder:
             if view.timestamp_floor_ms >= timestamp_ms:
                 return self._clamped(DLSN(segment.lssn, view.base_entry_id, 0))
             entry_id = await self._first_entry(
-                view, lambda header: header.write_time_ms >= timestamp_ms
+                segment, view, lambda header: header.write_time_ms >= timestamp_ms
             )
             return self._clamped(DLSN(segment.lssn, view.in_segment(entry_id), 0))
         return self._snapshot.end
@@ -335,7 +361,7 @@ class Finder:
         for segment, view in self._extents():
             if segment.lssn == position.lssn and position.entry_id < view.end_entry_id:
                 entry_id = view.first_entry_id + position.entry_id - view.base_entry_id
-                header = await self._header(view, entry_id)
+                header = await self._header(segment, view, entry_id)
                 if position.slot_id < header.record_count:
                     return _place(position, view, header)
                 return await self._place_at(DLSN(position.lssn, position.entry_id + 1, 0))
@@ -346,7 +372,7 @@ class Finder:
             target = sequence_id - view.start_sequence_id
             if target >= view.record_count:
                 continue
-            entry_id, header = await self._entry_of(view, max(0, target))
+            entry_id, header = await self._entry_of(segment, view, max(0, target))
             slot = max(0, target) - header.records_before
             found = DLSN(segment.lssn, view.in_segment(entry_id), slot)
             if found < self._snapshot.first:
@@ -354,7 +380,9 @@ class Finder:
             return _place(found, view, header)
         return self._end_place()
 
-    async def _entry_of(self, view: ExtentView, record: int) -> tuple[int, EntryHeader]:
+    async def _entry_of(
+        self, segment: SegmentView, view: ExtentView, record: int
+    ) -> tuple[int, EntryHeader]:
         """Return the entry of an extent that holds its n-th record, and the entry's header.
 
         Entries of one extent are mostly alike, so the first guesses go by proportion.
@@ -365,7 +393,7 @@ class Finder:
         while True:
             proportion = (record - before) * (high - low) // max(1, after - before)
             guess = low + (proportion if guesses < _GUESSES_MAX else (high - low) // 2)
-            header = await self._header(view, guess)
+            header = await self._header(segment, view, guess)
             if record < header.records_before:
                 high, after = guess, header.records_before
             elif record >= header.records_before + header.record_count:
@@ -388,18 +416,20 @@ class Finder:
     def _clamped(self, dlsn: DLSN) -> DLSN:
         return max(dlsn, self._snapshot.first)
 
-    def _reader(self, view: ExtentView) -> LedgerReader:
-        return self._context.ledgers.open_ledger_of(view.ledger)
+    def _reader(self, segment: SegmentView, view: ExtentView) -> LedgerReader:
+        return self._context.ledgers.open_ledger_of(segment.ledgers[view.ledger_id])
 
-    async def _header(self, view: ExtentView, entry_id: int) -> EntryHeader:
-        return await read_header(self._reader(view), entry_id)
+    async def _header(self, segment: SegmentView, view: ExtentView, entry_id: int) -> EntryHeader:
+        return await read_header(self._reader(segment, view), entry_id)
 
-    async def _first_entry(self, view: ExtentView, reached: Callable[[EntryHeader], bool]) -> int:
+    async def _first_entry(
+        self, segment: SegmentView, view: ExtentView, reached: Callable[[EntryHeader], bool]
+    ) -> int:
         """Return the first entry of the extent whose header has `reached`; its last one has."""
         low, high = view.first_entry_id, view.last_entry_id
         while low < high:
             middle = (low + high) // 2
-            if reached(await self._header(view, middle)):
+            if reached(await self._header(segment, view, middle)):
                 high = middle
             else:
                 low = middle + 1

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 Outcome: TypeAlias = "LogSnapshot | DLError | None"
 FOLLOWED_LOGS_MAX = 10_000
-"""Logs whose last snapshot is kept and which are watched; the one not asked for longest goes."""
+"""Logs whose last snapshot is kept, and which are watched if it was asked for twice.
+
+The one not asked for longest goes.
+"""
 _AT_ONCE = 64
 
 
@@ -53,9 +56,12 @@ class LogFollowers:
         found: dict[str, Outcome] = {}
         for name in names:
             follower = self._followers.get(name)
-            snapshot = None if follower is None else follower.unchanged()
+            if follower is None:
+                continue
+            snapshot = follower.unchanged()
             if snapshot is not None:
                 found[name] = snapshot
+            follower.watch()  # not before it is asked for again: most plans of a batch ask once
         changed = [name for name in names if name not in found]
         found |= await self._refresh([name for name in changed if name in self._followers])
         # What is not there any more may have been created again.
@@ -84,8 +90,7 @@ class LogFollowers:
             except CorruptMetadataError as error:
                 failed[name] = error
             else:
-                follower = self._followers[name] = _NamedFollower(self._context, log)
-                follower.watch()
+                self._followers[name] = _NamedFollower(self._context, log)
         return failed
 
     async def _refresh(self, names: Sequence[str]) -> dict[str, Outcome]:

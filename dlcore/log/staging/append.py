@@ -30,10 +30,14 @@ from dlcore.errors import (
     MetadataVersionError,
     NodeExistsError,
     NoNodeError,
-    OwnershipAcquireFailedError,
     TransactionTooLargeError,
 )
-from dlcore.log.metadata.changes import SegmentLimits, plan_append, plan_empty
+from dlcore.log.metadata.changes import (
+    SegmentLimits,
+    plan_append,
+    plan_empty,
+    require_unsealed,
+)
 from dlcore.log.metadata.commits import Decision, Verdict, decide
 from dlcore.log.metadata.staged import (
     StagedNode,
@@ -44,13 +48,10 @@ from dlcore.log.metadata.staged import (
     settle,
 )
 from dlcore.log.metadata.store import UNANSWERED, persistently, require_change_size
-from dlcore.log.metadata.values import (
-    CommitRecord,
-    LockHolder,
-    LogKey,
-)
+from dlcore.log.metadata.values import CommitRecord, LogKey
 from dlcore.log.reading.scan import CommitResult, StagedExtent
 from dlcore.log.recovery import recover_log
+from dlcore.log.staging.turns import held_log, wait_for_turns
 from dlcore.log.staging.writer import LOGS_PER_APPEND, StagingWriter, require_few_logs
 from dlcore.log.upkeep.merging import lssn_to_merge
 from dlcore.log.upkeep.removal import remove_truncated
@@ -69,13 +70,12 @@ if TYPE_CHECKING:
     from dlcore.log.metadata.commits import AppendRun, SharedStaging
     from dlcore.log.metadata.owner import StagingOwner
     from dlcore.log.metadata.values import VersionedHead
+    from dlcore.log.staging.turns import HeldLog
 
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS_MAX = 100
 _CONFLICT_DELAY_S_MAX = 0.05
-_LOCK_LOOKS_EVERY_S = 1.0
-"""How often a lock that is waited for is looked at, should no watch tell that it is gone."""
 IDENTITY_BYTES_MAX = 200
 _NAMED_MAX = 5
 """So many logs are named in an error."""
@@ -101,13 +101,12 @@ class _Found:
     settings: dict[str, Versioned | None]
 
 
-class _LockedError(Exception):
-    """A writer owns a log; never leaves this module."""
+class _HeldError(Exception):
+    """Writers own logs, and it is not our turn; never leaves this module."""
 
-    def __init__(self, log: LogKey, holder: LockHolder) -> None:
-        super().__init__(log, holder)
-        self.log = log
-        self.holder = holder
+    def __init__(self, held: list[HeldLog]) -> None:
+        super().__init__(held)
+        self.held = held
 
 
 class _ChangedError(Exception):
@@ -135,6 +134,7 @@ class StagedAppend(AsyncClosing):
         keep_record: bool = True,
         strict: bool = False,
         after: int | None = None,
+        token: str | None = None,
     ) -> None:
         check_identity(identity)
         staged_as = identity if shared is None else shared.identity
@@ -154,11 +154,11 @@ class StagedAppend(AsyncClosing):
         self._after = after
         self._result: CommitResult | None = None
         self._config = config
-        self._token = context.clock.new_token()
+        self._token = token or context.clock.new_token()
         self._writer: StagingWriter | None = None
         self._staged: list[StagedExtent] = []
         self._listed: list[int] | None = None
-        self._tried = Decision(Verdict.APPEND)
+        self._tried = Decision(Verdict.SKIP)  # by who has the same token, if it is known
         self._plan_tried = _Plan()
         self._aborted = False
         self._replaces: dict[str, str] = {}
@@ -225,8 +225,8 @@ class StagedAppend(AsyncClosing):
 
     async def _commit(self, extents: Sequence[StagedExtent]) -> CommitResult:
         loop = asyncio.get_running_loop()
-        begun_ns = int(loop.time() * 1e9)
-        deadline = loop.time() + self._lock_timeout_s
+        begun_s = loop.time()
+        begun_ns = _clock_of(self._run, begun_s)
         attempts = 0
         while attempts < _ATTEMPTS_MAX:
             found = await self._look(extents)
@@ -237,8 +237,10 @@ class StagedAppend(AsyncClosing):
             if decision.verdict is Verdict.APPEND:
                 try:
                     plan = await self._plan(extents, found)
-                except _LockedError as locked:
-                    await self._wait_for_lock(locked, deadline=deadline)
+                except _HeldError as error:
+                    await wait_for_turns(
+                        self._context, error.held, begun_s=begun_s, timeout_s=self._lock_timeout_s
+                    )
                     continue
                 except _ChangedError:
                     continue
@@ -357,36 +359,11 @@ class StagedAppend(AsyncClosing):
             case _:
                 assert_never(decision.verdict)
 
-    async def _wait_for_lock(self, locked: _LockedError, *, deadline: float) -> None:
-        """Wait until the lock may be free, or raise if the time is up.
-
-        The lock of a dead writer goes with its session.
-        """
-        left_s = deadline - asyncio.get_running_loop().time()
-        if left_s <= 0:
-            raise OwnershipAcquireFailedError(
-                f"log {locked.log.name!r} is owned by the writer {locked.holder.owner} (waited "
-                f"{self._lock_timeout_s:g} s)",
-                owner=locked.holder.owner,
-            )
-        logs, changed = self._context.logs, asyncio.Event()
-        path = logs.paths_of(locked.log).lock
-        unsubscribe = self._context.store.watch(path, changed.set, children=False)
-        try:
-            async with asyncio.timeout(min(left_s, _LOCK_LOOKS_EVERY_S)):
-                while await logs.read_lock(locked.log) == locked.holder:
-                    await changed.wait()
-                    changed.clear()
-        except TimeoutError:
-            logger.debug("log=%s is still owned by %s", locked.log.name, locked.holder.owner)
-        finally:
-            unsubscribe()
-
     async def _plan(self, extents: Sequence[StagedExtent], found: _Found) -> _Plan:
         """Return what appends `extents` to the logs as they were found.
 
         Raises:
-            _LockedError: a writer owns one of the logs.
+            _HeldError: writers own some of the logs, and it is not our turn.
             _ChangedError: a dead writer's log was recovered: look again.
         """
         ops: list[Op] = []
@@ -394,8 +371,21 @@ class StagedAppend(AsyncClosing):
         to_merge: dict[LogKey, int] = {}
         now_ms = self._context.clock.now_ms()
         parts = self._by_log(extents)
+        heads = {log: self._head_of(log, found) for log in parts}
+        held = {log: held_log(self._context, log, found.locks[log.log_id]) for log in parts}
+        waiting = [
+            each for each in held.values() if each and not each.gives_turn_at(heads[each.log])
+        ]
+        if waiting:
+            raise _HeldError(waiting)
         for log, part in parts.items():
-            at = await self._appendable(log, found)
+            at, owner = heads[log], held[log]
+            if owner is not None:
+                ops.append(owner.turned(self._context, "free"))
+            elif at.head.open_extent is not None:
+                # It was read together with the lock: what is open was left by a dead writer.
+                await recover_log(self._context, at, only_this=True)
+                raise _ChangedError
             paths = self._context.logs.paths_of(log)
             if not part:
                 ops += plan_empty(paths, at)
@@ -441,20 +431,12 @@ class StagedAppend(AsyncClosing):
         """Return the logs that it concerns: their names by id."""
         return self._replaces | {extent.log_id: extent.log for extent in extents}
 
-    async def _appendable(self, log: LogKey, found: _Found) -> VersionedHead:
-        """Return the log's head if nobody writes to it."""
+    def _head_of(self, log: LogKey, found: _Found) -> VersionedHead:
         try:
             at = self._context.logs.head_of(log, found.heads[log.log_id])
         except LogNotFoundError as error:
             raise AppendAbortedError(f"records were staged for it, but {error}") from error
-        lock = found.locks[log.log_id]
-        if lock is not None:
-            path = self._context.logs.paths_of(log).lock
-            raise _LockedError(log, decode(LockHolder, lock.value, source=path))
-        if at.head.open_extent is not None:
-            # It was read together with the lock: what is open was left by a dead writer.
-            await recover_log(self._context, at, only_this=True)
-            raise _ChangedError
+        require_unsealed(at)  # before its writer is waited for
         return at
 
     def _count(
@@ -465,6 +447,11 @@ class StagedAppend(AsyncClosing):
             raise AppendAbortedError(
                 f"append {self._identity!r} version {self._version}: staged ledger {ledger_id} is "
                 "gone; it was aborted, or removed after its process ended"
+            )
+        if node.staged.identity != self._staged_as:
+            raise ConfigurationError(
+                f"staged ledger {ledger_id} is of {node.staged.identity!r}: it cannot be committed "
+                f"by an append that is staged as {self._staged_as!r}"
             )
         taken = [(e.first_entry_id, e.last_entry_id) for e in extents if e.ledger_id == ledger_id]
         staged = node.staged.with_committed(taken)
@@ -537,6 +524,12 @@ class StagedAppend(AsyncClosing):
         """Close the writer; what was staged and not committed is dropped."""
         if self._writer is not None and self._result is None:
             await self._writer.aclose(delete=True)
+
+
+def _clock_of(run: AppendRun | None, now_s: float) -> int:
+    """Return what the appender's clock shows, which is ours unless another machine told its."""
+    told_ns = None if run is None else run.commits_ns
+    return int(now_s * 1e9) if told_ns is None else told_ns
 
 
 def check_identity(identity: str) -> None:

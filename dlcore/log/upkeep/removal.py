@@ -22,6 +22,7 @@ from dlcore.errors import (
     NoNodeError,
     UnexpectedError,
 )
+from dlcore.log.entries.stamp import PRODUCERS_KEPT_MS
 from dlcore.log.metadata.changes import Piece, plan_remove, plan_settings
 from dlcore.log.metadata.chunks import ChunkMissingError, read_chunks
 from dlcore.log.metadata.staged import plan_releases
@@ -54,7 +55,9 @@ _ATTEMPTS_MAX = 100
 async def remove_truncated(context: LogContext, at: VersionedHead) -> VersionedHead:
     """Remove what is truncated, step by step; return the head after.
 
-    Where a log truncates by itself and has a retention, younger segments wait for their time.
+    Where a log truncates by itself and has a retention, younger segments wait for their time.  So
+    does the one that says what producers wrote, and what comes after it: else a new owner would not
+    know what they send again.
     """
     settings = await context.logs.read_settings(at.log)
     keeps = settings.explicit_truncation
@@ -209,6 +212,7 @@ async def _next_pieces(
     """
     head = at.head
     paths = context.logs.paths_of(at.log)
+    now_ms = context.clock.now_ms()
     # Of the segment that holds the first active position, only its end tells whether it can go.
     last = head.max_lssn if head.deleted else min(head.first_active[0], head.max_lssn)
     lssns = range(head.first_lssn, min(last + 1, head.first_lssn + _SEGMENTS_AT_ONCE))
@@ -226,7 +230,7 @@ async def _next_pieces(
         else:
             end = decode(SegmentEnd, node.value, source=paths.segment(lssn))
             count, tail = end.chunk_count, end.tail
-            if not head.deleted and _stays(head, lssn, end, kept_from_ms):
+            if not head.deleted and _stays(head, lssn, end, kept_from_ms, now_ms):
                 break
         number = head.first_chunk if lssn == head.first_lssn else 0
         chunks = read_chunks(
@@ -244,7 +248,11 @@ async def _next_pieces(
     return pieces
 
 
-def _stays(head: LogHead, lssn: int, end: SegmentEnd, kept_from_ms: int | None) -> bool:
+def _stays(
+    head: LogHead, lssn: int, end: SegmentEnd, kept_from_ms: int | None, now_ms: int
+) -> bool:
+    if lssn == head.producers_lssn and now_ms - end.completed_ms < PRODUCERS_KEPT_MS:
+        return True
     if kept_from_ms is not None and last_write_ms(end) >= kept_from_ms:
         return True
     return not _is_passed(head.first_active, lssn, end)

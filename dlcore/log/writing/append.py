@@ -10,6 +10,8 @@ nothing waits to be written, by itself, so that its records do not outlive their
     ROLLING --another completed our segment, or old and idle--> OPENING
     OPENING, ROLLING --completed, finished--> SEALED, CLOSED
 
+    OPENING, ROLLING --asked to step aside, completed or finished--> OPENING, and nothing accepted
+                       until step_back
     any of these --suspended--> SUSPENDED --resumed--> the one before
     any of these --fail--> FAILED
     all --abort--> CLOSED
@@ -37,6 +39,9 @@ What calls promise, by state:
               segment completed
     abort     at once: what was not answered fails, the segment stays for recovery
 
+A writer that stepped aside lets others change the log, and goes on from the head that they left:
+between the two it refuses records as not ready, so that none gets a transaction id too early.
+
 `commit` is a flush and a call to the ledger.  Truncation changes the head beside this machine, and
 `head_changed` tells it.  From the call of seal or close on, writes are refused as if it were done.
 
@@ -46,10 +51,9 @@ one change of the log's metadata at a time.
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from msgspec.structs import replace
 
@@ -69,6 +73,7 @@ from dlcore.log.entries.body import ipc_options
 from dlcore.log.metadata.changes import SegmentLimits
 from dlcore.log.writing.run import Run
 from dlcore.log.writing.steps import (
+    STATE_AFTER,
     Acknowledge,
     AppendEntry,
     CloseLedger,
@@ -82,6 +87,7 @@ from dlcore.log.writing.steps import (
     Refuse,
     StartSegment,
     Step,
+    WriterState,
 )
 from dlcore.log.writing.transmit import RECORD_TICKET_BYTES, Transmitter, Unwritten
 
@@ -94,6 +100,7 @@ if TYPE_CHECKING:
     from dlcore.log.metadata.segment import Extent
     from dlcore.log.metadata.values import VersionedHead
     from dlcore.log.typed.rows import TypedRows
+    from dlcore.log.writing.producers import Mark, Producers
     from dlcore.log.writing.transmit import Group
     from dlcore.wire.digest import BytesLike
 
@@ -102,20 +109,6 @@ _Ticket = TypeVar("_Ticket")
 _START_ATTEMPTS_MAX = 20
 _NEARLY_FULL = 0.75
 """With this share of its size or age a segment is to be completed soon."""
-
-
-class WriterState(enum.Enum):
-    """Where the machine is; FAILED and CLOSED are final."""
-
-    OPENING = "opening"
-    """No segment is ours: the first entry starts one."""
-    OPEN = "open"
-    ROLLING = "rolling"
-    """Nothing is sent: our segment is being completed, and the next one started or the end made."""
-    SUSPENDED = "suspended"
-    FAILED = "failed"
-    SEALED = "sealed"
-    CLOSED = "closed"
 
 
 @dataclass(slots=True)
@@ -130,21 +123,22 @@ class _Segment:
     closing: Extent | None = None  # once its ledger is closed
 
 
-_NOT_READY = (WriterState.ROLLING, WriterState.SUSPENDED)
-
-
 class LogAppender(Generic[_Ticket]):
     """The only writer of a log from the head `at` on, which has no open extent.
 
-    `_Ticket` is what callers hold of a record or of an end, and what effects name them by.
+    `_Ticket` is what callers hold of a record or of an end, and what effects name them by.  With
+    `producers`, which are known as of `at`, its entries say whose records they hold; and it fails
+    where another one has written to the log, for then they are not known any more.
     """
 
     def __init__(
         self,
         at: VersionedHead,
         config: LogConfig,
+        producers: Producers[Any] | None = None,
     ) -> None:
         self._at = at
+        self._producers = producers
         self.state = WriterState.OPENING
         self.error: DLError | None = None
         self.last_dlsn: DLSN | None = None
@@ -160,6 +154,7 @@ class LogAppender(Generic[_Ticket]):
         self._must_recover = False
         self._attempts = 0  # at the change that is to be made now
         self._ends: deque[tuple[Ending, _Ticket]] = deque()
+        self._is_aside = False  # or about to be
         self._lost: Unwritten | None = None  # given up
         self._untold: Unwritten | None = None  # of these what no caller has met the error of
 
@@ -197,9 +192,9 @@ class LogAppender(Generic[_Ticket]):
 
     @property
     def has_room(self) -> bool:
-        """Whether less than a quarter is pending of what the limits allow."""
+        """Whether less than a quarter is pending of what the limits allow, and it is not aside."""
         transmitter = self._transmitter
-        return (
+        return (self.is_over or not self._is_aside) and (
             transmitter.pending_bytes <= self._pending_bytes_max // 4
             and transmitter.pending_records <= self._pending_records_max // 4
         )
@@ -244,15 +239,24 @@ class LogAppender(Generic[_Ticket]):
 
     # Accepting
 
-    def add_batch(self, batch: pa.RecordBatch, ticket: _Ticket) -> None:
-        """Accept a byte log's batch of at least one row, whole or not at all, as `add_record`."""
+    def add_batch(
+        self,
+        batch: pa.RecordBatch,
+        ticket: _Ticket,
+        *,
+        mark: Mark | None = None,
+        whole: bool = False,
+    ) -> None:
+        """Accept a byte log's batch of at least one row, or nothing of it, as `add_record`."""
         self._require_writable()
-        self._transmitter.add_batch(batch, ticket)
+        self._transmitter.add_batch(batch, ticket, mark=mark, whole=whole)
 
-    def add_rows(self, rows: TypedRows, ticket: _Ticket) -> None:
-        """Accept rows of a typed log, at least one, whole or not at all, as `add_record`."""
+    def add_rows(
+        self, rows: TypedRows, ticket: _Ticket, *, mark: Mark | None = None, whole: bool = False
+    ) -> None:
+        """Accept rows of a typed log, at least one, or nothing of it, as `add_record`."""
         self._require_writable()
-        self._transmitter.add_rows(rows, ticket)
+        self._transmitter.add_rows(rows, ticket, mark=mark, whole=whole)
 
     def flush(self, ticket: _Ticket) -> bool:
         """Answer the ticket with the last record accepted; False if that is answered already."""
@@ -260,10 +264,11 @@ class LogAppender(Generic[_Ticket]):
         return self._transmitter.add_barrier(ticket)
 
     def end_with(self, ending: Ending, ticket: _Ticket) -> None:
-        """Answer the ticket once all is answered, the segment completed, and the log sealed."""
-        if ending is Ending.SEAL:
-            self._require_writable()
+        """Answer the ticket once all is answered, the segment completed, and what is asked done."""
+        if ending is not Ending.CLOSE:
+            self._require_unsealed()
         self.require_usable()
+        self._is_aside |= ending is Ending.ASIDE
         self._transmitter.seal()
         self._ends.append((ending, ticket))
 
@@ -278,11 +283,19 @@ class LogAppender(Generic[_Ticket]):
         if self.is_closing:
             raise AlreadyClosedError(f"the writer of log {self.at.name!r} is closed")
 
-    def _require_writable(self) -> None:
+    def _require_unsealed(self) -> None:
         self.require_usable()
-        if self._ends or self.at.head.sealed:
+        sealing = any(ending is Ending.SEAL for ending, _ in self._ends)
+        if sealing or self.at.head.sealed:
             raise EndOfStreamError(f"log {self.at.name!r} is sealed: no record can follow")
-        if self._fails_while_rolling and self.state in _NOT_READY:
+
+    def _require_writable(self) -> None:
+        self._require_unsealed()
+        if self._is_aside:
+            raise LogNotReadyError(
+                f"log {self.at.name!r} takes no record until an atomic append has changed it"
+            )
+        if self._fails_while_rolling and self.state in (WriterState.ROLLING, WriterState.SUSPENDED):
             raise LogNotReadyError(
                 f"log {self.at.name!r} is {self.state.value} and takes no record at the moment"
             )
@@ -396,8 +409,16 @@ class LogAppender(Generic[_Ticket]):
         if self.state is not WriterState.OPEN:
             return None
         assert self._segment is not None
-        group = self._transmitter.next_group()
-        return self._segment.run.encode(group, now_ms=now_ms, options=self._options)
+        group, run, stamp = self._transmitter.next_group(), self._segment.run, b""
+        if self._producers is not None:
+            stamp = self._producers.stamp(
+                group.marked,
+                lssn=self._segment.lssn,
+                entry_id=run.entry_count,
+                size_bytes=group.size_bytes,
+                now_ms=now_ms,
+            )
+        return run.encode(group, now_ms=now_ms, options=self._options, stamp=stamp)
 
     def ledger_closed(self, *, last_entry_id: int, size_bytes: int) -> None:
         """Take over the end of the segment's ledger."""
@@ -433,8 +454,17 @@ class LogAppender(Generic[_Ticket]):
         if self.is_over:
             return []
         ending, ticket = self._ends.popleft()
-        self._go_to(WriterState.SEALED if ending is Ending.SEAL else WriterState.CLOSED)
+        self._go_to(STATE_AFTER[ending])
         return [Ended(ticket)]
+
+    def step_back(self, at: VersionedHead) -> list[Effect[_Ticket]]:
+        """Go on from the head that was read once the turn of others was over."""
+        self._is_aside = False
+        if self.is_over:
+            return []
+        assert self._segment is None
+        self._transmitter.last_txid = max(self.last_txid, at.head.max_txid)
+        return self.head_changed(at)
 
     def overtaken(self, at: VersionedHead) -> list[Effect[_Ticket]]:
         """Plan again from the head read after a change was refused."""
@@ -446,6 +476,8 @@ class LogAppender(Generic[_Ticket]):
                 return self.fail(self._taken_over(segment.ledger_id))
             self._segment = None
             self._go_to(WriterState.OPENING)
+        elif segment is None and self._is_stale(at, end=self.at.head.end):
+            return self.fail(self._taken_over(None))
         self.at = at
         self._attempts += 1
         self._must_recover = self._segment is None and at.head.open_extent is not None
@@ -470,12 +502,14 @@ class LogAppender(Generic[_Ticket]):
     # Other events
 
     def head_changed(self, at: VersionedHead) -> list[Effect[_Ticket]]:
-        """Take over the head that a truncation left, unless it says that another took over."""
+        """Take over the head that others left, unless it says that another took over."""
         segment = self._segment
         if segment is None:
             # An open segment is another writer's.  The head known before makes our next change
             # fail, and only then is the log taken over.
             if at.head.open_extent is None:
+                if self._is_stale(at, end=at.head.end):
+                    return self.fail(self._taken_over(None))
                 self.at = at
             return []
         if not at.is_open_over(segment.ledger_id):
@@ -549,10 +583,16 @@ class LogAppender(Generic[_Ticket]):
         ]
         return [each for each in refusals if each.tickets]
 
-    def _taken_over(self, ledger_id: int) -> OwnershipAcquireFailedError:
-        return OwnershipAcquireFailedError(
-            f"log {self.at.name!r}: another writer recovered ledger {ledger_id} of this one"
-        )
+    def _is_stale(self, at: VersionedHead, *, end: tuple[int, int]) -> bool:
+        """Return whether producers, or the end of the log, may be others than we know."""
+        known = self.at.head.producers_lssn, end, None
+        head = at.head
+        is_same = (head.producers_lssn, head.end, head.open_extent) == known
+        return self._producers is not None and not is_same
+
+    def _taken_over(self, ledger_id: int | None) -> OwnershipAcquireFailedError:
+        what = "wrote to it" if ledger_id is None else f"recovered ledger {ledger_id} of this one"
+        return OwnershipAcquireFailedError(f"log {self.at.name!r}: another writer {what}")
 
 
 def _tickets_of(groups: Iterable[Group[_Ticket]]) -> list[_Ticket]:

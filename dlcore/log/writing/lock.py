@@ -7,6 +7,8 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, assert_never
 
+from msgspec.structs import replace
+
 from dlcore.background import BackgroundTasks
 from dlcore.errors import (
     AlreadyClosedError,
@@ -16,11 +18,13 @@ from dlcore.errors import (
     NodeExistsError,
     NoNodeError,
     OwnershipAcquireFailedError,
+    UnexpectedError,
 )
 from dlcore.log.metadata.store import UNANSWERED, LogStore, persistently
 from dlcore.log.metadata.values import (
     LockHolder,
     LogKey,
+    Turn,
 )
 from dlcore.log.writing.ownership import (
     Denied,
@@ -40,7 +44,7 @@ from dlcore.log.writing.ownership import (
     TimedOut,
     TryLock,
 )
-from dlcore.metadata.port import Check, Create, Delete, Op, SessionState, Unsubscribe
+from dlcore.metadata.port import Check, Create, Delete, Op, Put, SessionState, Unsubscribe
 from dlcore.metadata.stored import decode, encode
 
 if TYPE_CHECKING:
@@ -66,7 +70,15 @@ class WriterLock:
     the lock was lost, regained or denied.
     """
 
-    def __init__(self, logs: LogStore, log: LogKey, *, client_id: str, clock: Clock) -> None:
+    def __init__(
+        self,
+        logs: LogStore,
+        log: LogKey,
+        *,
+        client_id: str,
+        clock: Clock,
+        turns: bool = False,
+    ) -> None:
         self._logs = logs
         self._store = logs.metadata_store
         self._log = log
@@ -75,6 +87,7 @@ class WriterLock:
         self._guard_path = logs.paths_of(log).head
         self._client_id = client_id
         self._clock = clock
+        self.gives_turns = turns
         self._ownership = Ownership(waits=False)
         self._denial: DLError | None = None
         self._events: asyncio.Queue[Event] = asyncio.Queue(maxsize=1000)
@@ -110,6 +123,7 @@ class WriterLock:
             self._store.on_session(self._session_changed),
         ]
         self._task = asyncio.create_task(self._run(), name=f"writer-lock-{self._name}")
+        self._task.add_done_callback(self._stopped)
         timer = asyncio.get_running_loop().call_later(timeout_s, self._tell, TimedOut())
         try:
             if timeout_s <= 0:
@@ -156,6 +170,12 @@ class WriterLock:
         except DLError as error:
             self._denied(error)
 
+    def _stopped(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            # DLErrors are handled inside: this is a defect, and nobody is to wait for ever.
+            self._denied(UnexpectedError(f"lock of log {self._name!r} broke: {error!r}"))
+
     async def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, TryLock):
@@ -193,8 +213,8 @@ class WriterLock:
     async def _try_lock(self, *, guarded: bool) -> Event:
         """Try to create the node; the answer tells whose it is."""
         token = self._clock.new_token()
-        self._ownership.attempted(token)
-        value = encode(LockHolder(owner=self._client_id, token=token))
+        turn: Turn = "free" if self.gives_turns else "refused"
+        value = encode(LockHolder(owner=self._client_id, token=token, turn=turn))
         create = Create(self._path, value, ephemeral=True)
         for _ in range(_GUARDED_ATTEMPTS_MAX):
             ops: list[Op] = [create]
@@ -203,6 +223,7 @@ class WriterLock:
                 if version is None:
                     return LogMoved()
                 ops = [Check(self._guard_path, version), create]
+            self._ownership.attempted(token, self._store.session_token)
             try:
                 await self._store.multi(ops)
             except MetadataVersionError:
@@ -217,11 +238,35 @@ class WriterLock:
                 return LockTaken()
             holder = await self._logs.read_lock(self._log)
             if holder is not None:
-                return LockTaken() if holder.token == token else LockHeld(holder)
+                is_made = self._ownership.has_made(holder, self._store.session_token)
+                return LockTaken() if holder.token == token or is_made else LockHeld(holder)
         return LogMoved() if guarded else TimedOut()
 
     async def _verify(self) -> int | None:
         return None if self.verify is None else await self.verify()
+
+    async def has_turn(self, turn: Turn) -> bool:
+        """Return whether the lock is held here, and its turn is this one.
+
+        Raises: MetadataError.
+        """
+        node = await self._store.get(self._path, fresh=True)
+        return node is not None and self._is_own(node) and self._holder_of(node).turn == turn
+
+    async def set_turn(self, before: Turn, turn: Turn) -> bool:
+        """Change the turn of the lock from `before`; False if it was another.
+
+        Raises: MetadataError.
+        """
+        node = await self._store.get(self._path, fresh=True)
+        if node is None or not self._is_own(node) or self._holder_of(node).turn != before:
+            return False
+        value = encode(replace(self._holder_of(node), turn=turn))
+        try:
+            await self._store.multi([Put(self._path, value, node.version)])
+        except (MetadataVersionError, NoNodeError):
+            return False
+        return True
 
     async def release(self) -> None:
         """Give the lock up; harmless when it is not held.
@@ -255,4 +300,7 @@ class WriterLock:
             logger.warning("writer lock of log=%s is left to expire: %s", self._name, error)
 
     def _is_own(self, node: Versioned) -> bool:
-        return self._ownership.is_own(decode(LockHolder, node.value, source=self._path))
+        return self._ownership.is_own(self._holder_of(node))
+
+    def _holder_of(self, node: Versioned) -> LockHolder:
+        return decode(LockHolder, node.value, source=self._path)

@@ -2,7 +2,8 @@
 
 Theory of operation.  The lock is a node that lives as long as its creator's session.  Each attempt
 to create it carries a token, so that a lost reply is recognised, and so that a node of one's own
-earlier session is told from another owner's.
+is told from another owner's: one of an earlier session is about to vanish, one of this session was
+made when it was not known yet that there is one, and is taken.
 
               TryLock            Granted
     ACQUIRING --------> ... ------------> OWNED --SessionExpired/Suspended--> LOST
@@ -41,7 +42,7 @@ class OwnershipState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class LockTaken:
-    """Event: the node exists and carries the token of our last attempt."""
+    """Event: the node exists and is of our last attempt, or of one before it in this session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ class Ownership:
 
     def __init__(self, *, waits: bool) -> None:
         self._waits = waits  # whether another owner is waited for
-        self._own_tokens: deque[str] = deque(maxlen=_TOKENS_MAX)
+        self._attempts: deque[tuple[str, str]] = deque(maxlen=_TOKENS_MAX)  # token and session
         self._holder = ""
         self._connected = True
         self.state = OwnershipState.ACQUIRING
@@ -133,18 +134,23 @@ class Ownership:
         assert self.state is OwnershipState.ACQUIRING
         return [TryLock(guarded=False)]
 
-    def attempted(self, token: str) -> None:
-        """Remember that an attempt carries `token`."""
-        self._own_tokens.append(token)
+    def attempted(self, token: str, session: str) -> None:
+        """Remember that an attempt in a session carries `token`.  Idempotent."""
+        if (token, session) not in self._attempts:
+            self._attempts.append((token, session))
 
     @property
     def has_attempted(self) -> bool:
         """Whether there may be a node of ours."""
-        return bool(self._own_tokens)
+        return bool(self._attempts)
 
     def is_own(self, holder: LockHolder) -> bool:
         """Return whether an attempt of ours made the node."""
-        return holder.token in self._own_tokens
+        return any(holder.token == token for token, _ in self._attempts)
+
+    def has_made(self, holder: LockHolder, session: str) -> bool:
+        """Return whether an attempt of ours made the node in this session."""
+        return (holder.token, session) in self._attempts
 
     def release(self) -> None:
         """Stop: nothing follows."""

@@ -29,6 +29,7 @@ class Run:
         self.size_bytes = 0
         self.first_txid = -1
         self.last_txid = -1
+        self.is_stamped = False
 
     @property
     def last_entry_id(self) -> int:
@@ -46,23 +47,32 @@ class Run:
             first_txid=self.first_txid,
             last_txid=self.last_txid,
             last_timestamp_ms=self.timestamp_ms,
+            stamped=self.is_stamped,
         )
 
     def encode(
-        self, group: Group[Any], *, now_ms: int, options: pa.ipc.IpcWriteOptions
+        self,
+        group: Group[Any],
+        *,
+        now_ms: int,
+        options: pa.ipc.IpcWriteOptions,
+        stamp: bytes = b"",
     ) -> list[BytesLike]:
         """Return the parts of the next entry's body, which holds `group`, and count it."""
         self.timestamp_ms = max(self.timestamp_ms, now_ms)
-        body = self._encode(group, options)
+        body = self._encode(group, options, stamp)
         if not self.entry_count:
             self.first_txid = group.first_txid
         self.last_txid = group.last_txid
+        self.is_stamped = bool(stamp)
         self.entry_count += 1
         self.record_count += group.record_count
         self.size_bytes += sum(memoryview(part).nbytes for part in body)
         return body
 
-    def _encode(self, group: Group[Any], options: pa.ipc.IpcWriteOptions) -> list[BytesLike]:
+    def _encode(
+        self, group: Group[Any], options: pa.ipc.IpcWriteOptions, stamp: bytes
+    ) -> list[BytesLike]:
         lone, form = group.lone_record(), lone_record_format()
         if lone is not None and form is not None and options.compression is None:
             txid, payload = lone
@@ -72,6 +82,7 @@ class Run:
                 last_txid=txid,
                 records_before=self.record_count,
                 write_time_ms=self.timestamp_ms,
+                stamp=stamp,
             )
             return [header, *form.message(txid, payload)]
         return encode_entry(
@@ -82,4 +93,5 @@ class Run:
             write_time_ms=self.timestamp_ms,
             options=options,
             schema_id=group.schema_id,
+            stamp=stamp,
         )

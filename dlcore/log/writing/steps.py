@@ -19,6 +19,29 @@ class Ending(enum.Enum):
 
     SEAL = "seal"
     CLOSE = "close"
+    ASIDE = "aside"
+    """For a while only: until `step_back` no record is accepted and no segment begun."""
+
+
+class WriterState(enum.Enum):
+    """Where the machine is; FAILED and CLOSED are final."""
+
+    OPENING = "opening"
+    """No segment is ours: the first entry starts one."""
+    OPEN = "open"
+    ROLLING = "rolling"
+    """Nothing is sent: our segment is being completed, and the next one started or the end made."""
+    SUSPENDED = "suspended"
+    FAILED = "failed"
+    SEALED = "sealed"
+    CLOSED = "closed"
+
+
+STATE_AFTER = {
+    Ending.SEAL: WriterState.SEALED,
+    Ending.CLOSE: WriterState.CLOSED,
+    Ending.ASIDE: WriterState.OPENING,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import pyarrow as pa
 
-from dlcore.config import RECORD_SIZE_BYTES_MAX, require
+from dlcore.config import MIB, RECORD_SIZE_BYTES_MAX, require
 from dlcore.errors import ConfigurationError
 from dlcore.ids import TXID_MAX
 from dlcore.log.entries.batches import (
@@ -35,6 +35,7 @@ from dlcore.log.entries.batches import (
     txid_out_of_range,
 )
 from dlcore.log.entries.body import BYTES_SCHEMA_ID
+from dlcore.log.writing.producers import Mark, MarkedRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from dlcore.log.typed.rows import TypedRows
 
 _Ticket = TypeVar("_Ticket")
+WHOLE_BYTES_MAX = MIB
+"""What may become part of one entry, so that all of it is in the log or nothing."""
 RECORD_TICKET_BYTES = 256
 """What a record that is written by itself costs in memory beyond its payload."""
 
@@ -84,6 +87,8 @@ class Group(Generic[_Ticket]):
     """Whether its first rows go on with a batch of which the group before has some."""
     slots: list[int] = field(default_factory=list)
     tickets: list[_Ticket] = field(default_factory=list)
+    marked: list[MarkedRows] = field(default_factory=list)
+    """Which of its rows are of producers that number theirs."""
     run: _Run | None = None
     """Where a record goes that is written by itself, if the group ends with such records."""
     _parts: list[_Run | pa.RecordBatch] = field(default_factory=list)
@@ -285,25 +290,44 @@ class Transmitter(Generic[_Ticket]):
             self._pending_bytes += added_bytes + RECORD_TICKET_BYTES * added
             self._pending_records += added
 
-    def add_batch(self, batch: pa.RecordBatch, ticket: _Ticket | None = None) -> None:
+    def add_batch(
+        self,
+        batch: pa.RecordBatch,
+        ticket: _Ticket | None = None,
+        *,
+        mark: Mark | None = None,
+        whole: bool = False,
+    ) -> None:
         """Accept a byte log's batch of at least one row, cut to entries; for its last row a ticket.
+
+        With a `mark` its rows are those of a producer; `whole`, it becomes part of one entry.
 
         Raises (nothing of it is accepted):
             TransactionIdOutOfOrderError, LogRecordTooLongError, ConfigurationError.
         """
         check_txids(batch, last_txid=self.last_txid)
-        self._add_parts(cut(batch, entry_bytes=self.entry_bytes), ticket, BYTES_SCHEMA_ID)
+        parts = cut(batch, entry_bytes=WHOLE_BYTES_MAX if whole else self.entry_bytes)
+        self._add_parts(_whole(parts) if whole else parts, ticket, BYTES_SCHEMA_ID, mark)
 
-    def add_rows(self, rows: TypedRows, ticket: _Ticket | None = None) -> None:
+    def add_rows(
+        self,
+        rows: TypedRows,
+        ticket: _Ticket | None = None,
+        *,
+        mark: Mark | None = None,
+        whole: bool = False,
+    ) -> None:
         """Accept rows of a typed log, at least one, as `add_batch`."""
         check_txids(rows.batch, last_txid=self.last_txid)
-        self._add_parts(rows.cut(self.entry_bytes), ticket, rows.schema_id)
+        parts = rows.cut(WHOLE_BYTES_MAX if whole else self.entry_bytes)
+        self._add_parts(_whole(parts) if whole else parts, ticket, rows.schema_id, mark)
 
     def _add_parts(
         self,
         parts: Iterable[tuple[pa.RecordBatch, int]],
         ticket: _Ticket | None,
         schema_id: int,
+        mark: Mark | None,
     ) -> None:
         self.revoke()
         before: Group[_Ticket] | None = None
@@ -314,6 +338,10 @@ class Transmitter(Generic[_Ticket]):
             group.goes_on |= before is not None and group is not before
             before = group
             group._add_batch(part, self.last_txid, size_bytes)
+            if mark is not None:
+                count = part.num_rows
+                group.marked.append(MarkedRows(mark, count, group.record_count - 1))
+                mark = Mark(mark.claim, mark.first + count)
             self._pending_bytes += size_bytes
             self._pending_records += part.num_rows
         if ticket is not None:
@@ -402,3 +430,13 @@ class Transmitter(Generic[_Ticket]):
         self._sealed.clear()
         self._pending_bytes = self._pending_records = self._sealed_bytes = 0
         return in_flight, queued
+
+
+def _whole(parts: Iterable[tuple[pa.RecordBatch, int]]) -> list[tuple[pa.RecordBatch, int]]:
+    found = list(parts)
+    if len(found) > 1:
+        raise ConfigurationError(
+            f"{sum(size for _, size in found)} bytes cannot be written all or none: expected "
+            f"{WHOLE_BYTES_MAX} at most"
+        )
+    return found

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dlcore.errors import SchemaMismatchError
-from dlcore.ids import TXID_MAX
-from dlcore.log.entries.body import with_txid
+from dlcore.log.entries.body import with_present_txid
 from dlcore.log.typed.rows import TypedRows
 from dlcore.log.writing.fitting import FittingSchema
 from dlcore.log.writing.writer import AsyncLogWriter
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
     from dlcore.ids import DLSN
     from dlcore.log.typed.schema import LogSchema
+    from dlcore.log.writing.producers import Mark
     from dlcore.records import LogRecord
 
 
@@ -57,21 +57,30 @@ class AsyncTypedLogWriter(AsyncLogWriter):
         """
         return self._with_txids(self._schema.fit(batch), last_txid)
 
-    async def fitted_latest(self, batch: pa.RecordBatch, *, last_txid: int) -> TypedRows:
-        """Return the same, by a later version of the schema if the batch needs one."""
-        return self._with_txids(await self._schema.fit_latest(batch), last_txid)
+    async def fitted_latest(
+        self, batch: pa.RecordBatch, *, last_txid: int | None = None
+    ) -> TypedRows:
+        """Return the same, by a later version of the schema if the batch needs one.
+
+        `last_txid` is by default the writer's, once the batch fits.
+        """
+        fitted = await self._schema.fit_latest(batch)
+        return self._with_txids(fitted, self.last_txid if last_txid is None else last_txid)
 
     def _with_txids(self, fitted: tuple[TypedRows, bool], last_txid: int) -> TypedRows:
         rows, has_txids = fitted
         if has_txids:
             return rows
-        txid = min(max(self._context.clock.now_ms(), last_txid, 0), TXID_MAX)
-        return TypedRows(with_txid(rows.batch, txid), rows.schema_id, rows.ends)
+        now_ms = self._context.clock.now_ms()
+        batch = with_present_txid(rows.batch, now_ms=now_ms, last_txid=last_txid)
+        return TypedRows(batch, rows.schema_id, rows.ends)
 
-    def write_fitted(self, rows: TypedRows) -> asyncio.Future[DLSN]:
+    def write_fitted(
+        self, rows: TypedRows, *, mark: Mark | None = None, whole: bool = False
+    ) -> asyncio.Future[DLSN]:
         """Accept rows that `fitted` returned."""
         future: asyncio.Future[DLSN] = self._loop.create_future()
-        self._machine.add_rows(rows, future)
+        self._machine.add_rows(rows, future, mark=mark, whole=whole)
         self._wake.set()
         return future
 
@@ -79,6 +88,7 @@ class AsyncTypedLogWriter(AsyncLogWriter):
         """Wait for capacity and write `batch`, by a later version of the schema if it needs one."""
         if batch.num_rows == 0:
             return
-        rows = await self.fitted_latest(batch, last_txid=self.last_txid)
+        fitted = await self._schema.fit_latest(batch)
         await self.wait_for_capacity()
-        self.write_fitted(rows)
+        # Others may have written meanwhile.
+        self.write_fitted(self._with_txids(fitted, self.last_txid))

@@ -7,13 +7,11 @@ segments.  The first failure ends the writer, and a new one recovers what is dur
 from __future__ import annotations
 
 import asyncio
-import atexit
 import logging
-import os
-import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, assert_never
 
+from dlcore.background import refuse
 from dlcore.closing import AsyncClosing
 from dlcore.errors import (
     ConfigurationError,
@@ -32,6 +30,7 @@ from dlcore.log.reading.snapshot import LogFollower, find_last_dlsn
 from dlcore.log.recovery import recover_log
 from dlcore.log.upkeep.removal import remove_truncated
 from dlcore.log.writing.append import LogAppender
+from dlcore.log.writing.left_open import left_open
 from dlcore.log.writing.place import NextPlace
 from dlcore.log.writing.settings import SettingsFollower
 from dlcore.log.writing.steps import (
@@ -50,6 +49,7 @@ from dlcore.log.writing.steps import (
     Step,
 )
 from dlcore.log.writing.truncation import first_to_keep, truncate_log
+from dlcore.log.writing.turns import TurnGiver
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.values import LogMetadata, VersionedHead
     from dlcore.log.writing.lock import WriterLock
+    from dlcore.log.writing.producers import Mark, Producers
     from dlcore.log.writing.transmit import Unwritten
     from dlcore.metadata.port import Op
     from dlcore.records import LogRecord
@@ -91,6 +92,7 @@ class AsyncLogWriter(AsyncClosing):
         config: LogConfig,
         settings: LogSettings,
         ledger_metadata: Mapping[str, str],
+        producers: Producers[asyncio.Future[DLSN]] | None = None,
     ) -> None:
         self._context = context
         self._loop = asyncio.get_running_loop()
@@ -100,7 +102,7 @@ class AsyncLogWriter(AsyncClosing):
         self._config = config
         self._ledger_metadata = dict(ledger_metadata)
         self._machine: LogAppender[asyncio.Future[DLSN]] = LogAppender(
-            at, config.with_settings(settings)
+            at, config.with_settings(settings), producers
         )
         self._add_record = self._machine.add_record
         self._ledger: LedgerWriter | None = None  # of the segment that is ours
@@ -113,10 +115,15 @@ class AsyncLogWriter(AsyncClosing):
         self._alarm: asyncio.TimerHandle | None = None  # rings when the segment is old
         self._pump_task = asyncio.create_task(self._run(), name=f"log-writer-{log.name}")
         self._pump_task.add_done_callback(self._pump_ended)
-        self._settings = SettingsFollower(context, log, self._configure)
+        self._followers: list[SettingsFollower | TurnGiver] = [
+            SettingsFollower(context, log, self._configure)
+        ]
         context.open_objects.add(self)
-        _left_open.add(self)
+        left_open.add(self)
         if lock is not None:
+            if lock.gives_turns:
+                turns = TurnGiver(context, log, lock, self._machine, self._perform, self._fail)
+                self._followers.append(turns)
             lock.verify = self._verify_untouched
             lock.on_change = self._ownership_changed
             self._ownership_changed()
@@ -189,7 +196,7 @@ class AsyncLogWriter(AsyncClosing):
             except DLError as error:
                 refusal = refusal or error
                 futures.append(self._loop.create_future())
-                _refuse(futures[-1], error)
+                refuse(futures[-1], error)
         return futures
 
     def write_batch(self, batch: pa.RecordBatch) -> asyncio.Future[DLSN]:
@@ -208,10 +215,12 @@ class AsyncLogWriter(AsyncClosing):
         """Return what `write_fitted` takes of a batch that follows `last_txid`."""
         return byte_log_batch(batch)
 
-    def write_fitted(self, rows: Any) -> asyncio.Future[DLSN]:
-        """Accept rows that `fitted` returned.  Raises: as `write_batch`."""
+    def write_fitted(
+        self, rows: Any, *, mark: Mark | None = None, whole: bool = False
+    ) -> asyncio.Future[DLSN]:
+        """Accept rows that `fitted` returned; `whole`, in one entry.  Raises: as `write_batch`."""
         future: asyncio.Future[DLSN] = self._loop.create_future()
-        self._machine.add_batch(rows, future)
+        self._machine.add_batch(rows, future, mark=mark, whole=whole)
         self._wake.set()
         return future
 
@@ -255,6 +264,15 @@ class AsyncLogWriter(AsyncClosing):
         except DLError:
             self._machine.failure_was_told()
             raise
+
+    async def find_last(self) -> DLSN | None:
+        """Flush, and return the position of the log's last record, if any.  Raises: as `commit`."""
+        while True:
+            await self.flush()
+            at = self._machine.at
+            last = None if self._machine.end else await find_last_dlsn(self._context, self._log)
+            if at is self._machine.at:
+                return self.last_dlsn if self._machine.end else last
 
     async def commit(self) -> DLSN | None:
         """Flush, and make everything visible to readers; return the log's last position.
@@ -317,7 +335,7 @@ class AsyncLogWriter(AsyncClosing):
         """
         if self._machine.is_closing:
             return
-        _left_open.discard(self)  # who closes it is told
+        left_open.discard(self)  # who closes it is told
         try:
             await self._end(Ending.CLOSE)
         finally:
@@ -327,12 +345,12 @@ class AsyncLogWriter(AsyncClosing):
         """Stop at once, as a crash would: the segment stays in progress until it is recovered."""
         if self._machine.is_closing:
             return
-        _left_open.discard(self)
+        left_open.discard(self)
         await self._stop()
 
     async def abandon(self, reason: str) -> None:
         """Stop at once because nobody will close it; log what was not written as an error."""
-        self._report_unwritten(reason)
+        self.report_unwritten(reason)
         await self.abort()
 
     async def __aexit__(
@@ -357,12 +375,13 @@ class AsyncLogWriter(AsyncClosing):
         error = WriteCancelledError(f"log {self.log_name!r}: {reason}")
         self._perform(self._machine.abort(error))
         self._context.open_objects.discard(self)
-        _left_open.discard(self)
+        left_open.discard(self)
         ledger, self._ledger = self._ledger, None
         self._stop_alarm()
         self._next_place.close()
         try:
-            await self._settings.aclose()
+            for follower in self._followers:
+                await follower.aclose()
             if ledger is not None:
                 await ledger.abandon()
         finally:
@@ -376,12 +395,12 @@ class AsyncLogWriter(AsyncClosing):
         try:
             await self._pump()
         except asyncio.CancelledError:
-            if self in _left_open:
-                self._report_unwritten("its event loop ended")
+            if self in left_open:
+                self.report_unwritten("its event loop ended")
                 await self._let_go("its event loop ended")
             raise
         except GeneratorExit:
-            self._report_unwritten("its event loop was dropped")
+            self.report_unwritten("its event loop was dropped")
             raise
 
     async def _pump(self) -> None:
@@ -542,7 +561,7 @@ class AsyncLogWriter(AsyncClosing):
                             assert future.cancelled()  # by its caller
                 case Refuse():
                     for future in effect.tickets:
-                        _refuse(future, effect.error)
+                        refuse(future, effect.error)
                 case Ended():
                     if not effect.ticket.done():
                         effect.ticket.set_result(self.last_dlsn or DLSN.INITIAL)
@@ -572,28 +591,10 @@ class AsyncLogWriter(AsyncClosing):
             logger.warning("writer of log=%s failed: %s: %s", self.log_name, name, error)
             self._perform(self._machine.fail(error))
 
-    def _report_unwritten(self, reason: str) -> None:
+    def report_unwritten(self, reason: str) -> None:
+        """Log as an error what was not written by one that was not closed."""
         unwritten = self.unwritten
-        if unwritten is not None and self in _left_open:
+        if unwritten is not None and self in left_open:
             told = f"{unwritten}: the writer was not closed, and {reason}"
             logger.error("log %r: not written: %s", self.log_name, told)
-        _left_open.discard(self)  # it is told once
-
-
-_left_open: weakref.WeakSet[AsyncLogWriter] = weakref.WeakSet()
-
-
-def _report_left_open() -> None:
-    for writer in list(_left_open):
-        writer._report_unwritten("the process ended")
-
-
-atexit.register(_report_left_open)
-os.register_at_fork(after_in_child=_left_open.clear)  # they are the parent's
-
-
-def _refuse(future: asyncio.Future[DLSN], error: DLError) -> None:
-    """Fail a future of which nobody need ever ask: the writer's next call tells the error too."""
-    if not future.done():
-        future.set_exception(error)
-        future.exception()  # else asyncio would log it as never retrieved
+        left_open.discard(self)  # it is told once

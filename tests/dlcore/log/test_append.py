@@ -12,7 +12,6 @@ from dlcore.config import LogConfig
 from dlcore.errors import (
     AlreadyClosedError,
     EndOfStreamError,
-    LedgerFencedError,
     LogNotReadyError,
     OverCapacityError,
     OwnershipAcquireFailedError,
@@ -22,14 +21,10 @@ from dlcore.errors import (
 )
 from dlcore.ids import DLSN
 from dlcore.log.entries.batches import batch_of
-from dlcore.log.entries.body import decode_entry_header
-from dlcore.log.metadata.changes import plan_complete, plan_start, plan_truncate
-from dlcore.log.metadata.segment import Extent
-from dlcore.log.metadata.values import LogHead, LogKey, VersionedHead
-from dlcore.log.writing.append import LogAppender, WriterState
+from dlcore.log.metadata.changes import plan_complete, plan_truncate
+from dlcore.log.metadata.values import LogHead, VersionedHead
 from dlcore.log.writing.steps import (
     Acknowledge,
-    AppendEntry,
     CloseLedger,
     CompleteSegment,
     Ended,
@@ -39,81 +34,26 @@ from dlcore.log.writing.steps import (
     RecoverLog,
     Refuse,
     StartSegment,
+    WriterState,
 )
 from dlcore.log.writing.transmit import RECORD_TICKET_BYTES
-from dlcore.metadata.paths import NamespacePaths
+from tests.fixtures.appenders import (
+    EMPTY,
+    FENCED,
+    PATHS,
+    SMALL,
+    appender,
+    closed,
+    completed_by_another,
+    opened_by_another,
+    sent,
+    started,
+    state_of,
+    writing,
+)
 
 if TYPE_CHECKING:
     from dlcore.log.writing.steps import Step
-
-PATHS = NamespacePaths("/dlog").log_of("log-1")
-EMPTY = VersionedHead(log=LogKey(name="clicks", log_id="log-1"), head=LogHead(), version=0)
-SMALL = LogConfig(entry_bytes=200, segment_bytes_max=5000, segment_age_max_s=1.0)
-FENCED = LedgerFencedError("fenced")
-
-
-def appender(at: VersionedHead = EMPTY, *, config: LogConfig = SMALL) -> LogAppender[str]:
-    """Return a machine that begins at a head."""
-    return LogAppender(at, config)
-
-
-def state_of(machine: LogAppender[str]) -> WriterState:
-    """Return where it is now."""
-    return machine.state
-
-
-def started(machine: LogAppender[str], ledger_id: int = 1, *, now_ms: int = 0) -> None:
-    """Perform the start that it asks for."""
-    step = machine.next_step(now_ms=now_ms)
-    assert isinstance(step, StartSegment)
-    change = plan_start(PATHS, step.at, ledger_id=ledger_id, now_ms=now_ms, closing=step.closing)
-    machine.segment_started(ledger_id, change.after, now_ms=now_ms)
-
-
-def sent(machine: LogAppender[str], *, now_ms: int = 0) -> int:
-    """Perform the append that it asks for; return how many records it takes."""
-    assert machine.next_step(now_ms=now_ms) == AppendEntry()
-    body = machine.next_entry(now_ms=now_ms)
-    assert body is not None
-    return decode_entry_header(b"".join(body)).record_count
-
-
-def writing(*, ledger_id: int = 1) -> LogAppender[str]:
-    """Return a machine with one record that is acknowledged, ticket "a"."""
-    machine = appender()
-    machine.add_record(1, b"a", "a")
-    started(machine, ledger_id)
-    assert sent(machine) == 1
-    assert machine.entry_durable() == [Acknowledge(1, 0, [0], ["a"])]
-    return machine
-
-
-def closed(machine: LogAppender[str], last_entry_id: int, *, now_ms: int = 0) -> Step | None:
-    """Perform the close of the ledger that it asks for; return what comes then."""
-    assert machine.next_step(now_ms=now_ms) == CloseLedger()
-    machine.ledger_closed(last_entry_id=last_entry_id, size_bytes=100)
-    return machine.next_step(now_ms=now_ms)
-
-
-def completed_by_another(machine: LogAppender[str], entries: int = 1) -> VersionedHead:
-    """Return the head once another has recovered the machine's segment with so many entries."""
-    extent = machine.at.head.open_extent
-    assert extent is not None
-    closing = Extent(
-        ledger_id=extent.ledger_id,
-        first_entry_id=0,
-        last_entry_id=entries - 1,
-        record_count=entries,
-        size_bytes=100,
-        first_txid=1,
-        last_txid=1,
-    )
-    return plan_complete(PATHS, machine.at, now_ms=5, closing=closing).after
-
-
-def opened_by_another(at: VersionedHead, ledger_id: int = 77) -> VersionedHead:
-    """Return the head once another has started a segment."""
-    return plan_start(PATHS, at, ledger_id=ledger_id, now_ms=5).after
 
 
 def test_the_first_record_starts_a_segment_and_leaves_alone() -> None:

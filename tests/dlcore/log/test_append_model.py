@@ -20,7 +20,7 @@ from dlcore.log.entries.body import EntryHeader, decode_entry_header
 from dlcore.log.metadata.changes import plan_complete, plan_start, plan_truncate
 from dlcore.log.metadata.segment import Extent
 from dlcore.log.metadata.values import LogHead, LogKey, VersionedHead
-from dlcore.log.writing.append import LogAppender, WriterState
+from dlcore.log.writing.append import LogAppender
 from dlcore.log.writing.steps import (
     Acknowledge,
     AppendEntry,
@@ -33,8 +33,10 @@ from dlcore.log.writing.steps import (
     RecoverLog,
     Refuse,
     StartSegment,
+    WriterState,
 )
 from dlcore.metadata.paths import NamespacePaths
+from tests.fixtures.lengths import amount
 
 PATHS = NamespacePaths("/dlog").log_of("log-1")
 
@@ -72,8 +74,10 @@ class Writing(RuleBasedStateMachine):
         self.now_ms = 0
         self.ledgers: dict[int, Ledger] = {}
         self.asked: list[int] = []  # tickets of records, in order
+        self.record_count = 0
         self.barriers: set[int] = set()
         self.ends: set[int] = set()
+        self.asides: set[int] = set()
         self.answers: dict[int, DLSN | DLError | None] = {}
         self.acknowledged: list[tuple[DLSN, int]] = []  # with how many records up to it
         self.last_ticket = 0
@@ -104,7 +108,8 @@ class Writing(RuleBasedStateMachine):
     def refuses(self) -> bool:
         """Whether nothing more is accepted."""
         machine = self.machine
-        return bool(self.ends) or machine.is_over or machine.at.head.sealed
+        ended = self.ends or self.asides or machine.is_over
+        return bool(ended) or machine.at.head.sealed
 
     @rule(step=st.integers(-1, 2), count=st.integers(1, 8), size=st.sampled_from([0, 10, 100]))
     def write(self, step: int, count: int, size: int) -> None:
@@ -124,6 +129,7 @@ class Writing(RuleBasedStateMachine):
         else:
             assert not refuses
             self.asked.append(ticket)
+            self.record_count += count
 
     @precondition(lambda self: not self.refuses)
     @rule()
@@ -138,12 +144,20 @@ class Writing(RuleBasedStateMachine):
     @precondition(lambda self: not self.machine.is_closing and self.machine.error is None)
     @rule(ending=st.sampled_from(Ending))
     def end(self, ending: Ending) -> None:
-        """Seal or close."""
-        if ending is Ending.SEAL and self.refuses:
+        """Seal, close, or step aside."""
+        if ending is not Ending.CLOSE and self.refuses:
             return
         ticket = self.ticket()
         self.machine.end_with(ending, ticket)
-        self.ends.add(ticket)
+        (self.asides if ending is Ending.ASIDE else self.ends).add(ticket)
+
+    @precondition(lambda self: self.asides and self.asides <= self.answers.keys())
+    @rule()
+    def step_back(self) -> None:
+        """Another may have changed the log meanwhile; what is accepted then follows it."""
+        self.asides.clear()
+        self.perform(self.machine.step_back(self.stored))
+        assert self.machine.is_over or self.machine.last_txid >= self.stored.head.max_txid
 
     @precondition(lambda self: len(self.asked) > 6)
     @rule()
@@ -336,7 +350,7 @@ class Writing(RuleBasedStateMachine):
         waiting = [ticket for ticket in self.asked if ticket not in self.answers]
         if self.machine.is_over:
             assert not waiting
-            assert self.barriers | self.ends <= self.answers.keys()
+            assert self.barriers | self.ends | self.asides <= self.answers.keys()
         assert (self.machine._transmitter.pending_bytes > 0) is bool(waiting)
 
     @invariant()
@@ -362,14 +376,14 @@ class Writing(RuleBasedStateMachine):
         if not hasattr(self, "machine"):
             return
         self.resume()
-        for _ in range(4 * len(self.asked) + 40):
+        for _ in range(4 * self.record_count + 40):  # each may need an entry and a segment
             self.step(0)
             if any(each.told < len(each.entries) for each in self.ledgers.values()):
                 self.durable()
-        assert {*self.asked, *self.barriers, *self.ends} <= self.answers.keys()
+        assert {*self.asked, *self.barriers, *self.ends, *self.asides} <= self.answers.keys()
 
 
 _MORE: dict[str, Any] = {"records_before": 0, "write_time_ms": 0}
 
 TestWriting = Writing.TestCase
-TestWriting.settings = settings(max_examples=100, stateful_step_count=50)
+TestWriting.settings = settings(max_examples=amount(100, sampled=30), stateful_step_count=50)

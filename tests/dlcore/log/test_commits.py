@@ -164,9 +164,13 @@ def test_an_append_knows_its_own_record() -> None:
     run = AppendRun(token="r", begun_ns=0)
     first = decide(None, version=1, token="t", run=run, now_ns=1)
     assert first.record is not None
-    for record in (first.record, replace(first.record, conflicting=True)):
+    conflicting = replace(first.record, conflicting=True)
+    for record, verdict in (
+        (first.record, Verdict.KNOWN),
+        (conflicting, Verdict.CONFLICTING),  # also for who finds it in another process
+    ):
         again = decide(record, version=1, token="t", run=run, now_ns=2)
-        assert again == Decision(Verdict.KNOWN)
+        assert again == Decision(verdict)
 
 
 @given(

@@ -17,6 +17,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dlcore.errors import AlreadyTruncatedError, EndOfStreamError, LogEmptyError
+from tests.fixtures.lengths import amount
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, read_all, record
 
 if TYPE_CHECKING:
@@ -169,5 +170,7 @@ class WholeLog(RuleBasedStateMachine):
             self.runner.close()
 
 
-WholeLog.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+WholeLog.TestCase.settings = settings(
+    max_examples=amount(25, sampled=10), stateful_step_count=30, deadline=None
+)
 TestWholeLog = WholeLog.TestCase

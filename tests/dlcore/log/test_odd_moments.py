@@ -6,7 +6,9 @@ Goal: a clear error or another look, never records of another time, and nothing 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import pytest
 from msgspec.structs import replace
@@ -24,11 +26,14 @@ from dlcore.log.upkeep.removal import remove_deleted, remove_truncated
 from dlcore.log.upkeep.worker import LogUpkeep, sweep_commits
 from dlcore.metadata.port import ANY_VERSION
 from dlcore.metadata.stored import decode, encode
-from tests.fixtures.memory_namespace import MemoryCluster, on_log, read_all, record
+from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
 from tests.fixtures.staged_records import batch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dlcore.log.manager import DistributedLogManager
+    from dlcore.metadata.port import Op
 
 
 async def write_segments(log: DistributedLogManager, count: int, *, first: int = 1) -> None:
@@ -205,5 +210,41 @@ def test_upkeep_leaves_alone_what_another_worker_does() -> None:
         assert await context.store.get(path) is not None
         assert await sweep_commits(context, before_ms=now_ms + 1) == 1
         assert await context.store.get(path) is None
+
+    on_log(body)
+
+
+@pytest.mark.parametrize("lock_timeout_s", [0.0, 5.0])
+def test_a_session_ends_while_the_lock_is_asked_for(lock_timeout_s: float) -> None:
+    """The next one gets it, before the writer's lock hears that there is a next one."""
+
+    async def body(cluster: MemoryCluster, _: DistributedLogManager) -> None:
+        config = dataclasses.replace(CONFIG, lock_timeout_s=lock_timeout_s)
+        log = await (await cluster.open("b", config=config)).open_log("clicks")
+        store = cluster.stores["b"]
+
+        async def expire_once(ops: Sequence[Op]) -> None:
+            expiring.stop()
+            store.expire()
+            await store.multi(ops)
+
+        expiring = patch.object(store, "multi", expire_once)
+        expiring.start()
+        writer = await asyncio.wait_for(log.open_writer(), 10.0)
+        await writer.write(record(1))
+        await writer.aclose()
+
+    on_log(body)
+
+
+def test_a_lock_that_breaks_is_no_secret() -> None:
+    """Who waits for it is told of the defect, instead of waiting for ever."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        with (
+            patch.object(cluster.stores["a"], "multi", side_effect=ValueError("a defect")),
+            pytest.raises(UnexpectedError, match="a defect"),
+        ):
+            await asyncio.wait_for(log.open_writer(), 10.0)
 
     on_log(body)

@@ -42,13 +42,14 @@ def snapshot_of(*segments: list[int], first: DLSN = DLSN.INITIAL) -> LogSnapshot
     ledger_id = 0
     for lssn, counts in enumerate(segments, 1):
         extents = []
+        ledgers = {}
         base = 0
         start = sequence_id
         for count in counts:
             ledger_id += 1
+            ledgers[ledger_id] = ledger(ledger_id)
             extents.append(
                 ExtentView(
-                    ledger=ledger(ledger_id),
                     ledger_id=ledger_id,
                     first_entry_id=5,
                     last_entry_id=4 + count,
@@ -62,7 +63,9 @@ def snapshot_of(*segments: list[int], first: DLSN = DLSN.INITIAL) -> LogSnapshot
             )
             base += count
             sequence_id += 10 * count
-        views.append(SegmentView(lssn=lssn, start_sequence_id=start, extents=tuple(extents)))
+        views.append(
+            SegmentView(lssn=lssn, start_sequence_id=start, extents=tuple(extents), ledgers=ledgers)
+        )
     ends = [DLSN(v.lssn, v.entry_count, 0) for v in views if v.entry_count]
     return LogSnapshot(
         log="clicks",
@@ -81,7 +84,7 @@ SNAPSHOT = snapshot_of([3, 2], [4], [], [1])
 def entries_of(ranges: list[ScanRange]) -> list[tuple[int, int, int, int]]:
     """Return (segment, entry, ledger, entry of the ledger) of all that would be read."""
     return [
-        (r.lssn, extent.base_entry_id + i, extent.ledger.ledger_id, extent.first_entry_id + i)
+        (r.lssn, extent.base_entry_id + i, extent.ledger_id, extent.first_entry_id + i)
         for r in ranges
         for extent in r.extents
         for i in range(extent.entry_count)

@@ -42,6 +42,7 @@ from dlcore.log.typed.arrow import (
 )
 from dlcore.log.typed.rows import TypedRows, row_sizes
 from dlcore.log.typed.schema import Column, LogSchema
+from tests.fixtures.lengths import amount
 
 DAY = datetime.date(2024, 2, 29)
 TIME = datetime.datetime(2024, 2, 29, 1, 2, 3, 4)  # noqa: DTZ001  # a column without a zone
@@ -307,7 +308,7 @@ rows = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=amount(60, sampled=20))
 @given(st.lists(rows, max_size=8), st.integers(0, 5), st.integers(1, 200))
 def test_rows_are_measured_and_cut(drawn: list[Any], skipped: int, entry_bytes: int) -> None:
     """As a loop over values says, also of slices; slices have at most the bytes, or one row."""

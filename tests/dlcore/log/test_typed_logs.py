@@ -253,6 +253,26 @@ def test_bytes_and_columns_do_not_mix() -> None:
     on_trips(body)
 
 
+def test_rows_get_their_transaction_ids_when_they_are_written() -> None:
+    """Not when they are submitted: others write while the schema is read again."""
+
+    async def body(
+        cluster: MemoryCluster, namespace: Namespace, log: DistributedLogManager
+    ) -> None:
+        async with await log.open_writer() as writer:
+            await log.update_schema(WIDER)
+            submitting = asyncio.create_task(writer.submit_batch(trips(range(1), WIDER)))
+            await asyncio.sleep(0)  # it asks for the schema
+            later = pa.array([2**60], pa.int64())
+            writer.write_batch(trips(range(1, 2)).add_column(0, "_txid", later))
+            await submitting
+            await writer.commit()
+            assert writer.last_txid == 2**60
+        assert await log.get_log_record_count() == 2
+
+    on_trips(body)
+
+
 def test_a_schema_changes_under_writers_and_readers() -> None:
     """Older records show nulls and wider types; who is at work learns of it by what it meets."""
 

@@ -1,0 +1,113 @@
+"""The stamp of an entry: whose records it holds, if producers that number theirs sent them.
+
+A stamp stands between an entry's header and its batch; readers skip it.  It is positional msgpack,
+filled up with zeros to a multiple of eight bytes:
+
+* `snapshot`, the entry of the segment that has the newest snapshot of the producers, perhaps this
+  one; so who finds the last entry of a segment knows from where on to read.
+* `rows`, if this entry has it: all producers, as they were before this entry.
+* `claims`: incarnations of producers that are new since the snapshot.
+* `runs`: of which producer some records of this entry are, in their order.
+
+Producers have names, and short numbers within a segment.  Each of their records has a sequence, one
+higher than the one before.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+from dlcore.errors import InvalidEntryError
+
+_ALIGNMENT = 8
+PRODUCER_NAME_BYTES_MAX = 100
+GENERATED_PREFIX = "_"
+"""Names of producers that begin so were made for one writer, and are soon forgotten."""
+TOKEN_BYTES = 8
+PRODUCERS_KEPT_MS = 7 * 24 * 3600 * 1000
+"""A log forgets those that wrote nothing for so long."""
+
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+LastSequence: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)]
+"""Of a record of a producer; -1 is before the first one."""
+Token: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=TOKEN_BYTES, max_length=TOKEN_BYTES)]
+
+
+class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One incarnation of a producer, which may write from sequence `base` on.
+
+    A higher epoch fences those below.  The token is random: two incarnations that were given the
+    same epoch, by owners that knew nothing of each other, differ in it.
+    """
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=PRODUCER_NAME_BYTES_MAX)]
+    epoch: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+    base: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+    token: Token
+
+
+class ProducerRow(msgspec.Struct, frozen=True, array_like=True):
+    """A producer in a snapshot; `last` is its last record, at `dlsn`, written at `used_ms`."""
+
+    number: Count
+    name: str
+    epoch: Count
+    base: Count
+    token: Token
+    last: LastSequence
+    dlsn: tuple[Count, Count, Count]
+    used_ms: Count
+
+
+class StampedClaim(msgspec.Struct, frozen=True, array_like=True):
+    """A producer, or an incarnation of it, that the log knows from here on."""
+
+    number: Count
+    name: str
+    epoch: Count
+    base: Count
+    token: Token
+
+
+class StampedRun(msgspec.Struct, frozen=True, array_like=True):
+    """`count` records from sequence `first` on; the last of them is at `last_slot`."""
+
+    number: Count
+    first: Count
+    count: Annotated[int, msgspec.Meta(ge=1)]
+    last_slot: Count
+
+
+class Stamp(msgspec.Struct, frozen=True, array_like=True):
+    """What an entry says of producers; with `rows` None it has no snapshot."""
+
+    snapshot: Count
+    rows: tuple[ProducerRow, ...] | None = None
+    claims: tuple[StampedClaim, ...] = ()
+    runs: tuple[StampedRun, ...] = ()
+
+    def encode(self) -> bytes:
+        """Return it as bytes, a multiple of eight."""
+        data = msgspec.msgpack.encode(self)
+        size = 2 + len(data)
+        # How much of the padding is none of it comes first, since msgpack takes no rest.
+        padding = -size % _ALIGNMENT
+        return padding.to_bytes(2, "big") + data + bytes(padding)
+
+
+_decoder = msgspec.msgpack.Decoder(Stamp)
+
+
+def decode_stamp(data: memoryview) -> Stamp:
+    """Parse the stamp of an entry.
+
+    Raises:
+        InvalidEntryError: it is none.
+    """
+    padding = int.from_bytes(data[:2], "big")
+    try:
+        return _decoder.decode(data[2 : len(data) - padding])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InvalidEntryError(f"an entry's stamp does not parse: {error}") from error

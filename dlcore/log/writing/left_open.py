@@ -1,0 +1,27 @@
+"""Writers that nobody has closed: when the process ends, they say what they could not write."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+from typing import Protocol
+
+
+class Unclosed(Protocol):
+    """What says at the end what it could not write."""
+
+    def report_unwritten(self, reason: str) -> None:
+        """Log it as an error, with the reason."""
+
+
+left_open: weakref.WeakSet[Unclosed] = weakref.WeakSet()
+
+
+def _report_left_open() -> None:
+    for writer in list(left_open):
+        writer.report_unwritten("the process ended")
+
+
+atexit.register(_report_left_open)
+os.register_at_fork(after_in_child=left_open.clear)  # they are the parent's

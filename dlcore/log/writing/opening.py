@@ -1,0 +1,113 @@
+"""Makes the writer of a log that is locked, which knows what it has to before it serves anybody."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from dlcore.errors import InvalidEntryError, LedgerNotFoundError
+from dlcore.log.entries.body import decode_entry_header, stamp_of
+from dlcore.log.entries.stamp import Stamp, decode_stamp
+from dlcore.log.metadata.changes import require_unsealed
+from dlcore.log.metadata.history import LogHistory
+from dlcore.log.recovery import recover_log
+from dlcore.log.writing.typed import AsyncTypedLogWriter
+from dlcore.log.writing.writer import AsyncLogWriter
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping
+
+    from dlcore.config import LogConfig
+    from dlcore.log.context import LogContext
+    from dlcore.log.metadata.segment import LogSegment
+    from dlcore.log.metadata.values import LogMetadata, VersionedHead
+    from dlcore.log.writing.lock import WriterLock
+    from dlcore.log.writing.producers import Producers
+
+
+async def open_locked(
+    context: LogContext,
+    log: LogMetadata,
+    lock: WriterLock | None,
+    config: LogConfig,
+    ledger_metadata: Mapping[str, str],
+    producers: Producers[Any] | None,
+) -> AsyncLogWriter:
+    """Recover what a dead writer left of a log whose lock is held, and return its writer.
+
+    `producers`, if they are given, know then what the log says of them.
+
+    Raises:
+        EndOfStreamError: it is sealed.
+        LedgerRecoveryError, LedgerReadError, MetadataError: it cannot be known now.
+    """
+    at, settings = await context.logs.open(log)
+    (schema,) = await context.logs.read_schemas([log])
+    at = await recover_log(context, at)
+    require_unsealed(at)  # it was when the owner before us let go of it, perhaps
+    await restore_producers(context, at, producers)
+    state = context, log, at, lock, config, settings, ledger_metadata, producers
+    if schema is None:
+        return AsyncLogWriter(*state)
+    return AsyncTypedLogWriter(*state, schema=schema)
+
+
+async def restore_producers(
+    context: LogContext, at: VersionedHead, producers: Producers[Any] | None
+) -> None:
+    """Let `producers`, if any, know what the log says that ends as `at` does, nothing of it open.
+
+    It reads the last entry that was stamped, and what follows the snapshot that this one names.
+
+    Raises:
+        InvalidEntryError: an entry says what cannot be.
+        LedgerReadError, MetadataError: it cannot be known now.
+    """
+    lssn = 0 if producers is None else at.head.producers_lssn
+    while lssn:
+        history = LogHistory(context.logs, at.log, keeps_truncated=True)
+        segment = (await history.state_of(at, from_lssn=lssn, count=1)).segment(lssn)
+        if segment is None:
+            return  # so old that all of them are forgotten
+        try:
+            found = await _stamps_of(context, segment)
+        except LedgerNotFoundError:
+            # Its entries were merged into another ledger.
+            known, at = at, await context.logs.read(at.log)
+            if at.version == known.version:
+                raise
+            continue
+        assert producers is not None
+        for entry_id, (stamp, written_ms) in enumerate(found, found[-1][0].snapshot):
+            producers.restore(stamp, lssn=lssn, entry_id=entry_id, written_ms=written_ms)
+        return
+
+
+async def _stamps_of(context: LogContext, segment: LogSegment) -> list[tuple[Stamp, int]]:
+    """Return the stamps from the last snapshot of a segment on, with the times of their entries."""
+    last = segment.closed_entry_count - 1
+    (end,) = [each async for each in _stamps_from(context, segment, last)]
+    if end[0].snapshot == last:
+        return [end]
+    return [each async for each in _stamps_from(context, segment, end[0].snapshot)]
+
+
+async def _stamps_from(
+    context: LogContext, segment: LogSegment, entry_id: int
+) -> AsyncGenerator[tuple[Stamp, int], None]:
+    while (found := segment.find(entry_id)) is not None:
+        extent, base, _ = found
+        assert extent.last_entry_id is not None
+        first = extent.first_entry_id + entry_id - base
+        reader = await context.ledgers.open_ledger(extent.ledger_id)
+        async with aclosing(reader.read(first, extent.last_entry_id)) as chunks:
+            async for frames in chunks:
+                for frame in frames:
+                    header = decode_entry_header(frame.body)
+                    if not header.stamp_bytes:
+                        raise InvalidEntryError(
+                            f"entry {entry_id} of segment {segment.lssn} has no stamp, and follows "
+                            "one that has"
+                        )
+                    yield decode_stamp(stamp_of(frame.body, header)), header.write_time_ms
+                    entry_id += 1

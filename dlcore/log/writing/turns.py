@@ -1,0 +1,128 @@
+"""Atomic appends to a log whose lock a proxy holds: its writer gives them their turn.
+
+An append asks in the lock's node.  The writer answers all that it accepted, completes its segment,
+and says there that nothing is open; the append commits, and in the same transaction ends the turn.
+That nobody's records are lost or overwritten follows from the version of the head, as ever; turns
+only keep both sides from overtaking each other for ever, and the writer's transaction ids above
+those of the append.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from dlcore.background import BackgroundTasks
+from dlcore.errors import DLError
+from dlcore.log.metadata.store import UNANSWERED
+from dlcore.log.writing.steps import Ending
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from dlcore.log.context import LogContext
+    from dlcore.log.metadata.values import LogMetadata
+    from dlcore.log.writing.append import LogAppender
+    from dlcore.log.writing.lock import WriterLock
+    from dlcore.log.writing.steps import Effect
+
+logger = logging.getLogger(__name__)
+
+TURN_S = 5.0
+"""An append that has not committed by then gets no more of this turn."""
+_LOOK_S = 0.2
+
+
+class TurnGiver:
+    """Gives turns for one writer, until it is closed.
+
+    Args:
+        context: where the log is.
+        log: the log.
+        lock: of the writer.
+        machine: the writer's.
+        perform: what the machine wants done.
+        fail: how the writer fails.
+    """
+
+    def __init__(
+        self,
+        context: LogContext,
+        log: LogMetadata,
+        lock: WriterLock,
+        machine: LogAppender[asyncio.Future[Any]],
+        perform: Callable[[Iterable[Effect[asyncio.Future[Any]]]], None],
+        fail: Callable[[DLError], None],
+    ) -> None:
+        self._logs = context.logs
+        self._log = log
+        self._lock = lock
+        self._machine = machine
+        self._perform = perform
+        self._fail = fail
+        self._changed = asyncio.Event()
+        path = context.logs.paths_of(log).lock
+        self._unsubscribe = context.store.watch(path, self._changed.set, children=False)
+        self._tasks = BackgroundTasks()
+        self._tasks.start(self._run(), name=f"turns-{log.name}")
+
+    async def _run(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while not self._machine.is_over:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                if not await self._lock.has_turn("asked"):
+                    continue
+                begun_s = clock()
+                await self._give()
+            except UNANSWERED as error:
+                # The append asks as long as it waits; after a reconnection the watch rings.
+                logger.info("log=%s: is a turn asked for? %s", self._log.name, error)
+                continue
+            except DLError as error:
+                logger.info("log=%s gives no turns any more: %s", self._log.name, error)
+                return  # sealed, failed or closed
+            # Those who waited write for as long: appends that follow each other stop nobody.
+            await asyncio.sleep(clock() - begun_s)
+
+    async def _give(self) -> None:
+        aside: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._machine.end_with(Ending.ASIDE, aside)
+        self._perform(())
+        await aside
+        try:
+            if await self._lock.set_turn("asked", "given"):
+                await self._wait_taken()
+        except UNANSWERED as error:
+            logger.info("log=%s: whose turn it is is not known: %s", self._log.name, error)
+        await self._go_on()
+
+    async def _go_on(self) -> None:
+        while True:
+            try:
+                at = await self._logs.read(self._log)
+            except UNANSWERED:
+                await asyncio.sleep(_LOOK_S)
+            except DLError as error:
+                self._fail(error)
+                raise
+            else:
+                self._perform(self._machine.step_back(at))
+                return
+
+    async def _wait_taken(self) -> None:
+        try:
+            async with asyncio.timeout(TURN_S):
+                while await self._lock.has_turn("given"):
+                    await self._changed.wait()
+                    self._changed.clear()
+        except TimeoutError:
+            logger.warning("log=%s: an append did not use its turn", self._log.name)
+            await self._lock.set_turn("given", "free")
+
+    async def aclose(self) -> None:
+        """Give no turn any more; the one that is given ends with the lock."""
+        self._unsubscribe()
+        await self._tasks.aclose()

@@ -1,0 +1,262 @@
+"""Atomic appends to logs that live writers of proxies hold: each side's records once, in order."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dlcore.config import LogSettings
+from dlcore.errors import (
+    EndOfStreamError,
+    LogModeError,
+    LogNotReadyError,
+    OwnershipAcquireFailedError,
+)
+from dlcore.log.staging import turns as asking
+from dlcore.log.writing import turns as giving
+from dlcore.log.writing.producers import Producers
+from tests.fixtures.memory_namespace import MemoryCluster, on_log, read_all, record
+from tests.fixtures.staged_records import batch, payloads_of, stage
+
+if TYPE_CHECKING:
+    from dlcore.log.context import LogContext
+    from dlcore.log.manager import DistributedLogManager
+    from dlcore.log.staging.turns import HeldLog
+    from dlcore.log.writing.writer import AsyncLogWriter
+    from dlcore.namespace import Namespace
+
+
+async def proxied(
+    cluster: MemoryCluster, name: str = "proxy", log: str = "clicks"
+) -> AsyncLogWriter:
+    """Open the writer of a proxy."""
+    namespace = await cluster.open(name)
+    return await (await namespace.open_log(log)).open_writer(producers=Producers())
+
+
+def context_of(cluster: MemoryCluster) -> LogContext:
+    """Return what the first client sees the logs by."""
+    return cluster.namespaces[0].log_context
+
+
+async def held_log(cluster: MemoryCluster) -> HeldLog:
+    """Return who holds the log now."""
+    context = context_of(cluster)
+    key = await context.logs.find("clicks")
+    held = asking.held_log(
+        context, key, await context.store.get(context.logs.paths_of(key).lock, fresh=True)
+    )
+    assert held is not None
+    return held
+
+
+async def append(namespace: Namespace, version: int, *payloads: str, log: str = "clicks") -> None:
+    """Append records atomically; the first of them names the identity."""
+    appending = await namespace.begin_append("job", version)
+    await appending.write_batch(log, batch(*payloads))
+    assert (await appending.commit()).committed
+
+
+def test_an_append_enters_a_log_that_a_proxy_is_writing() -> None:
+    """What the proxy accepted before lies before it, what comes later behind, in its segment."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        writer = await proxied(cluster)
+        before = [writer.write(record(n)) for n in range(1, 4)]
+        driver = await cluster.open("driver")
+        cluster.clocks["driver"].current_ms += 60_000  # ahead of the proxy's
+        await append(driver, 1, "staged")
+        assert [str(await each) for each in before] == ["1:0:0", "1:0:1", "1:0:2"]
+        await writer.wait_for_capacity()
+        assert writer.last_txid == 1_700_000_060_000
+        await writer.write(record(writer.last_txid))
+        await writer.aclose()
+        records = await read_all(log)
+        assert [each.payload for each in records[3:4]] == [b"staged"]
+        assert [each.sequence_id for each in records] == list(range(5))
+        txids = [each.txid for each in records]
+        assert txids == sorted(txids)
+
+    on_log(body)
+
+
+def test_records_of_a_busy_proxy_and_of_appends_are_there_once_and_in_order() -> None:
+    """Neither stops the other, and nobody is refused for more than a moment."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        writer = await proxied(cluster)
+        driver = await cluster.open("driver")
+        written: list[str] = []
+        stop = asyncio.Event()
+
+        async def write() -> None:
+            while not stop.is_set():
+                await writer.wait_for_capacity()
+                cluster.clocks["proxy"].current_ms += 1
+                txid = max(cluster.clocks["proxy"].current_ms, writer.last_txid)
+                try:
+                    future = writer.write(record(txid, f"p{len(written)}".encode()))
+                except LogNotReadyError:
+                    continue
+                written.append(f"p{len(written)}")
+                await future
+
+        writing = asyncio.create_task(write())
+        for version in range(20):
+            await append(driver, version, f"s{version}a", f"s{version}b")
+        stop.set()
+        await writing
+        await writer.aclose()
+        found = await payloads_of(log)
+        staged = [f"s{version}{part}" for version in range(20) for part in "ab"]
+        assert [each for each in found if each.startswith("s")] == staged
+        assert [each for each in found if each.startswith("p")] == written
+        assert len(written) > 20
+
+    on_log(body)
+
+
+def test_an_append_to_logs_of_several_proxies_is_atomic() -> None:
+    """All of them stand aside for one transaction; two appends at once follow each other."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        home = cluster.namespaces[0]
+        names = ["clicks", "orders", "views"]
+        for name in names[1:]:
+            await home.create_log(name)
+        writers = [await proxied(cluster, f"proxy-{name}", name) for name in names]
+        for writer in writers:
+            await writer.write(record(1))
+
+        async def append_to_all(job: str) -> None:
+            driver = await cluster.open(job)
+            appending = await driver.begin_append(job, 1)
+            for name in names:
+                await appending.write_batch(name, batch(job))
+            assert (await appending.commit()).committed
+
+        await asyncio.gather(append_to_all("a"), append_to_all("b"))
+        orders = []
+        for name, writer in zip(names, writers, strict=True):
+            await writer.aclose()
+            orders.append(tuple((await payloads_of(await home.open_log(name)))[1:]))
+        assert len(set(orders)) == 1
+        assert sorted(orders[0]) == ["a", "b"]
+
+    on_log(body)
+
+
+def test_an_append_that_dies_in_its_turn_stops_nobody_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It asked, and never committed; the writer goes on, and gives the next one its turn."""
+    monkeypatch.setattr(giving, "TURN_S", 0.2)
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        writer = await proxied(cluster)
+        await writer.write(record(1))
+        held = await held_log(cluster)
+        await cluster.stores["proxy"].multi([held.turned(context_of(cluster), "asked")])
+
+        async def write_on() -> None:
+            while True:
+                writer.write(record(2))
+                await asyncio.sleep(0)
+
+        with pytest.raises(LogNotReadyError, match="atomic append"):
+            await write_on()
+        await writer.wait_for_capacity()
+        await writer.write(record(3))
+        await append(await cluster.open("driver"), 1, "staged")
+        await writer.aclose()
+        assert (await payloads_of(log))[-1] == "staged"
+
+    on_log(body)
+
+
+def test_a_turn_is_not_taken_while_the_owner_writes() -> None:
+    """A lock that says so beside an open segment is of a turn that is over: it is asked anew."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        writer = await proxied(cluster)
+        await writer.write(record(1))
+        held = await held_log(cluster)
+        await cluster.stores["proxy"].multi([held.turned(context_of(cluster), "given")])
+        await append(await cluster.open("driver"), 1, "staged")
+        assert (await payloads_of(log))[-1] == "staged"
+        await writer.wait_for_capacity()
+        await writer.write(record(writer.last_txid))
+        await writer.aclose()
+        assert len(await read_all(log)) == 3
+
+    on_log(body)
+
+
+def test_a_writer_that_is_sealed_closed_or_aborted_while_an_append_waits() -> None:
+    """The append is told of the seal, and needs no turn of who is gone."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        for ending in ("aclose", "abort", "mark_end_of_stream"):
+            writer = await proxied(cluster, f"proxy-{ending}")
+            await writer.write(record(writer.last_txid + 1))
+            driver = await cluster.open(f"driver-{ending}")
+            appending = await driver.begin_append(f"job-{ending}", 1)
+            await appending.write_batch("clicks", batch(ending))
+            committing = asyncio.create_task(appending.commit())
+            await asyncio.sleep(0)
+            await getattr(writer, ending)()
+            if ending == "mark_end_of_stream":
+                # It may have had its turn before.
+                await asyncio.wait([committing])
+                if committing.exception() is not None:
+                    assert isinstance(committing.exception(), EndOfStreamError)
+                await writer.aclose()
+            else:
+                assert (await committing).committed
+        found = await payloads_of(log)
+        assert {"aclose", "abort"} <= set(found)
+
+    on_log(body)
+
+
+def test_a_direct_writer_gives_no_turn() -> None:
+    """Its transaction ids are its own: an append waits for its lock, as ever."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        async with await log.open_writer() as writer:
+            await writer.write(record(1))
+            driver = await cluster.open("driver")
+            extent = await stage(driver, "staged")
+            appending = await driver.begin_append("job", 1)
+            with pytest.raises(OwnershipAcquireFailedError, match="owned by the writer"):
+                await appending.commit([extent])
+        assert (await appending.commit([extent])).committed
+
+    on_log(body)
+
+
+def test_a_mode_says_who_opens_writers() -> None:
+    """Appends are for all; a mode that is changed holds for the next writer."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        await log.update_settings(mode="proxied")
+        with pytest.raises(LogModeError, match="written through proxies"):
+            await log.open_writer()
+        writer = await proxied(cluster)
+        await writer.write(record(1))
+        with pytest.raises(LogModeError, match="written through proxies"):
+            await log.open_writer()
+        await append(await cluster.open("driver"), 1, "staged")
+        await writer.aclose()
+        await log.update_settings(mode="direct")
+        with pytest.raises(LogModeError, match="not written through proxies"):
+            await proxied(cluster, "another")
+        async with await log.open_writer() as direct:
+            await direct.write(record(direct.last_txid))
+        assert len(await read_all(log)) == 3
+
+    on_log(body)
+    with pytest.raises(Exception, match="expected direct, proxied or any"):
+        LogSettings(mode="all")
