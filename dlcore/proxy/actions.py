@@ -7,9 +7,16 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import msgspec
 
-from dlcore.errors import ConfigurationError, OwnershipAcquireFailedError
+from dlcore.errors import ConfigurationError
 from dlcore.ids import DLSN, validate_log_name
-from dlcore.proxy.membership import location_of
+from dlcore.proxy.flight.put import parse_schema
+from dlcore.proxy.reading.planning import (
+    LogsRequest,
+    PlacesRequest,
+    Planning,
+    SnapshotsRequest,
+)
+from dlcore.proxy.writing.appends import AppendRequest, Appends
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -17,6 +24,7 @@ if TYPE_CHECKING:
     from dlcore.namespace import Namespace
     from dlcore.proxy.membership import Membership
     from dlcore.proxy.writing.owner import LogOwner
+    from dlcore.proxy.writing.put import PutService
 
 Answer: TypeAlias = dict[str, object]
 Drain: TypeAlias = "Callable[[], Awaitable[None]]"
@@ -28,6 +36,20 @@ class LogRequest(msgspec.Struct, forbid_unknown_fields=True):
     log: str
 
 
+class CreateRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """A log to create; with a schema, as an Arrow message, a typed one."""
+
+    log: str
+    schema: bytes | None = None
+
+
+class SchemaRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Columns that a typed log gets, as an Arrow message."""
+
+    log: str
+    schema: bytes
+
+
 class TruncateRequest(msgspec.Struct, forbid_unknown_fields=True):
     """What to keep of a log: one of the three says where it begins."""
 
@@ -35,6 +57,13 @@ class TruncateRequest(msgspec.Struct, forbid_unknown_fields=True):
     dlsn: str | None = None
     txid: int | None = None
     timestamp_ms: int | None = None
+
+
+class ProducerRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Who is about to write to a log."""
+
+    log: str
+    producer: str
 
 
 class NoRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -55,14 +84,25 @@ class Actions:
     """The actions of one proxy, by name."""
 
     def __init__(
-        self, namespace: Namespace, membership: Membership, owner: LogOwner, drain: Drain
+        self,
+        namespace: Namespace,
+        membership: Membership,
+        owner: LogOwner,
+        puts: PutService,
+        drain: Drain,
     ) -> None:
         self._namespace = namespace
         self._membership = membership
         self._owner_of_logs = owner
+        self._puts = puts
         self._drain_proxy = drain
         self._actions: dict[str, _Action] = {}
-        self._add("create", "Create a log of bytes: {log}.", LogRequest, self._create)
+        self._add(
+            "create",
+            "Create a log: {log}; a typed one: {log, schema}.",
+            CreateRequest,
+            self._create,
+        )
         self._add("delete", "Delete a log and its data: {log}.", LogRequest, self._delete)
         self._add("seal", "Let no record follow in a log: {log}.", LogRequest, self._seal)
         self._add(
@@ -75,6 +115,39 @@ class Actions:
         self._add("logs", "List the logs that this proxy owns: {}.", NoRequest, self._logs)
         self._add("release", "Let go of a log: {log}.", LogRequest, self._release)
         self._add("drain", "Let go of all logs and take none: {}.", NoRequest, self._drain)
+        self._add(
+            "producer_init",
+            "Begin an incarnation of a producer, which fences those before: {log, producer}.",
+            ProducerRequest,
+            self._producer_init,
+        )
+        self._add(
+            "merge_schema",
+            "Add columns to a typed log, or widen them: {log, schema}.",
+            SchemaRequest,
+            self._merge_schema,
+        )
+        appends = Appends(namespace)
+        self._add(
+            "commit_append",
+            "Append what was staged, all or nothing, once: {identity, version, token, extents}.",
+            AppendRequest,
+            appends.commit,
+        )
+        self._add("abort_append", "Drop what was staged: likewise.", AppendRequest, appends.abort)
+        planning = Planning(namespace)
+        self._add(
+            "snapshots",
+            "Tell what logs hold, for planners of reads: {logs, known}.",
+            SnapshotsRequest,
+            planning.snapshots,
+        )
+        self._add(
+            "schemas", "Tell the columns of logs, likewise: {logs}.", LogsRequest, planning.schemas
+        )
+        self._add(
+            "places", "Find records of logs, likewise: {searches}.", PlacesRequest, planning.places
+        )
         self._add("proxies", "List where live proxies serve: {}.", NoRequest, self._proxies)
 
     def _add(
@@ -104,26 +177,26 @@ class Actions:
             raise ConfigurationError(f"action {name!r}: {error}: {action.text}") from error
         return msgspec.json.encode(await action.perform(request))
 
-    async def _create(self, request: LogRequest) -> Answer:
-        await self._namespace.create_log(request.log)
+    async def _create(self, request: CreateRequest) -> Answer:
+        schema = None if request.schema is None else parse_schema(request.schema)
+        await self._namespace.create_log(request.log, schema=schema)
+        return {}
+
+    async def _merge_schema(self, request: SchemaRequest) -> Answer:
+        log = await self._namespace.open_log(request.log)
+        await log.update_schema(parse_schema(request.schema), merge=True)
         return {}
 
     async def _delete(self, request: LogRequest) -> Answer:
         log = await self._let_go(request.log)
-        try:
+        with self._owner_of_logs.redirecting(log):
             await self._namespace.delete_log(log)
-        except OwnershipAcquireFailedError as error:
-            self._owner_of_logs.redirect(log, error)
-            raise
         return {}
 
     async def _seal(self, request: LogRequest) -> Answer:
         log = await self._let_go(request.log)
-        try:
+        with self._owner_of_logs.redirecting(log):
             await (await self._owner_of_logs.open(log)).mark_end_of_stream()
-        except OwnershipAcquireFailedError as error:
-            self._owner_of_logs.redirect(log, error)
-            raise
         return {}
 
     async def _let_go(self, log: str) -> str:
@@ -148,9 +221,14 @@ class Actions:
         await self._drain_proxy()
         return {}
 
+    async def _producer_init(self, request: ProducerRequest) -> Answer:
+        name = validate_log_name(request.log)
+        log = await self._owner_of_logs.get(name)
+        claim, sequence = await self._puts.begin(name, log, request.producer)
+        return {"producer": claim, "sequence": sequence}
+
     async def _owner(self, request: LogRequest) -> Answer:
-        owner = self._membership.preferred(validate_log_name(request.log))
-        return {"location": None if owner is None else location_of(owner)}
+        return {"location": self._membership.preferred(validate_log_name(request.log))}
 
     async def _proxies(self, _: NoRequest) -> Answer:
-        return {"locations": [location_of(each) for each in sorted(self._membership.live)]}
+        return {"locations": sorted(self._membership.live)}

@@ -9,6 +9,18 @@ from dlcore.settings import Option, field_texts, require_log_level
 
 _EVERYWHERE = ("0.0.0.0", "::", "[::]")
 
+_RATES = tuple(
+    f"{scope}{unit}_per_s"
+    for scope in ("stream_", "log_", "principal_", "")
+    for unit in ("records", "bytes")
+)
+
+
+def address_of(host: str, port: int) -> str:
+    """Return ``host:port``, with the brackets that an IPv6 address has there."""
+    bare = host.strip("[]")
+    return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyConfig:
@@ -22,6 +34,16 @@ class ProxyConfig:
     """Where clients and other proxies reach it, if that is not the host."""
     advertised_port: int = 0
     """The port there; 0: the port it listens on."""
+    tls_cert: str = ""
+    """PEM file of the proxy's certificate, which names `advertised_host`; empty: no TLS."""
+    tls_key: str = ""
+    """PEM file of its private key, without a passphrase."""
+    tls_ca: str = ""
+    """PEM file of the certificates that may sign those of clients."""
+    tls_client_auth: str = "required"
+    """Whether clients need a certificate: required or none."""
+    session_timeout_s: float = 4.0
+    """After this long without contact the metadata store gives its logs to other proxies."""
     message_bytes_max: int = 4 * MIB
     """The largest message that it takes; clients split what is larger."""
     ring_bytes_max: int = 64 * MIB
@@ -32,8 +54,28 @@ class ProxyConfig:
     """Records of one stream that may be accepted and not durable; it then takes no more."""
     window_bytes: int = 8 * MIB
     """Likewise their bytes."""
+    stream_records_per_s: float = 0.0
+    """Records that one stream may write in a second; 0: as many as come.  Above it they wait."""
+    stream_bytes_per_s: float = 0.0
+    """Likewise bytes."""
+    log_records_per_s: float = 0.0
+    """Likewise records of all streams to one log."""
+    log_bytes_per_s: float = 0.0
+    """Likewise their bytes."""
+    principal_records_per_s: float = 0.0
+    """Likewise records of all streams of clients whose certificates have one common name."""
+    principal_bytes_per_s: float = 0.0
+    """Likewise their bytes."""
+    records_per_s: float = 0.0
+    """Likewise records of all streams."""
+    bytes_per_s: float = 0.0
+    """Likewise their bytes."""
+    throttle_max_s: float = 10.0
+    """A batch that would wait longer for these rates is refused, and told when to come again."""
     pending_bytes_max: int = 256 * MIB
     """Likewise of all streams; those that find no room wait in turn."""
+    staging_max: int = 8
+    """Streams that stage at once, as of Spark's tasks; each takes 32 MiB at most, others wait."""
     calls_max: int = 10_000
     """Calls at once, open streams among them; those above are refused."""
     logs_max: int = 10_000
@@ -64,12 +106,30 @@ class ProxyConfig:
             "window_records",
             "window_bytes",
             "pending_bytes_max",
+            "staging_max",
             "calls_max",
             "logs_max",
             "idle_release_s",
+            "session_timeout_s",
         )
-        require_not_negative(self, "lock_timeout_s")
+        require(
+            condition=self.tls_client_auth in ("required", "none"),
+            key="tls_client_auth",
+            value=self.tls_client_auth,
+            rule="expected required or none",
+        )
+        require_not_negative(self, "lock_timeout_s", "throttle_max_s", *_RATES)
         require_log_level(self.log_level)
+
+    @property
+    def address(self) -> str:
+        """What it listens on."""
+        return address_of(self.host, self.port)
+
+    def location(self, port: int) -> str:
+        """Return where clients connect to, while it listens on this port."""
+        host, scheme = self.advertised_host or self.host, "grpc+tls" if self.tls_cert else "grpc"
+        return f"{scheme}://{address_of(host, self.advertised_port or port)}"
 
 
 def proxy_options() -> dict[str, Option]:

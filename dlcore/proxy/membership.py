@@ -1,4 +1,6 @@
-"""The live proxies of a namespace: this one among them, as an ephemeral node named by its address.
+"""The live proxies of a namespace: each an ephemeral node named by its location.
+
+A location is what Flight clients connect to: ``grpc://host:port``, or ``grpc+tls://`` with TLS.
 
 What is known is a moment old.  That harms nobody: who owns a log is decided by its lock, its fence
 and the version of its head; this only says whom to ask.
@@ -26,27 +28,22 @@ logger = logging.getLogger(__name__)
 _LEAVE_S = 2.0
 
 
-def location_of(address: str) -> str:
-    """Return what Flight clients connect to for a proxy at ``host:port``."""
-    return f"grpc://{address}"
-
-
 class Membership:
-    """Which proxies are alive, as seen by the one at `address` (``host:port``)."""
+    """Which proxies are alive, as seen by the one at `location`."""
 
-    def __init__(self, store: MetadataStore, paths: NamespacePaths, address: str) -> None:
-        self.address = address
+    def __init__(self, store: MetadataStore, paths: NamespacePaths, location: str) -> None:
+        self.location = location
         self._store = store
         self._paths = paths
-        self._node = SessionNode(store, paths.proxy(address))
+        self._node = SessionNode(store, paths.proxy(location))
         self._changed = asyncio.Event()
         self._tasks = BackgroundTasks()
         self._unsubscribe: Unsubscribe | None = None
         self.live: frozenset[str] = frozenset()
-        """Addresses of the proxies that take logs, this one among them until it leaves."""
+        """Locations of the proxies that take logs, this one among them until it leaves."""
 
     def preferred(self, log: str) -> str | None:
-        """Return the address of the proxy that should own a log; None if there is none."""
+        """Return the location of the proxy that should own a log; None if there is none."""
         return preferred_owner(log, self.live)
 
     async def join(self) -> None:
@@ -63,7 +60,7 @@ class Membership:
         with contextlib.suppress(MetadataError, TimeoutError):
             async with asyncio.timeout(_LEAVE_S):
                 await self._store.delete(self._node.path)
-        self.live -= {self.address}
+        self.live -= {self.location}
 
     async def aclose(self) -> None:
         """Know nothing more; the node goes with the session, unless it left before."""

@@ -10,12 +10,15 @@ import grpc
 from dlcore.closing import AsyncClosing
 from dlcore.errors import ConfigurationError
 from dlcore.proxy.actions import Actions
+from dlcore.proxy.flight.calls import KEEPALIVE_OPTIONS
 from dlcore.proxy.health import Health
-from dlcore.proxy.membership import Membership, location_of
+from dlcore.proxy.membership import Membership
 from dlcore.proxy.reading.serving import ReadPath
 from dlcore.proxy.service import FlightService
 from dlcore.proxy.writing.owner import LogOwner
 from dlcore.proxy.writing.put import PutService
+from dlcore.proxy.writing.staging import Stagings
+from dlcore.tls import TlsFiles
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -24,23 +27,22 @@ if TYPE_CHECKING:
     from dlcore.proxy.config import ProxyConfig
 
 _STOP_GRACE_S = 0.5
-KEEPALIVE_MS = 20_000
 _PING_MIN_MS = 5_000
 
 
 class ProxyServer(AsyncClosing):
     """One proxy, which serves from `start` to `aclose`."""
 
-    def __init__(self, address: str, reads: ReadPath, steps: AsyncExitStack) -> None:
-        self.address = address
-        """Where clients reach it: ``host:port``."""
+    def __init__(self, location: str, reads: ReadPath, steps: AsyncExitStack) -> None:
+        self.location = location
+        """Where Flight clients connect to."""
         self.reads = reads
         self._steps = steps
 
     @property
-    def location(self) -> str:
-        """Where Flight clients connect to."""
-        return location_of(self.address)
+    def address(self) -> str:
+        """Where that is: ``host:port``."""
+        return self.location.partition("://")[2]
 
     @classmethod
     async def start(
@@ -60,10 +62,7 @@ class ProxyServer(AsyncClosing):
                     ("grpc.so_reuseport", 0),
                     ("grpc.max_receive_message_length", config.message_bytes_max),
                     # Clients whose machine is gone hold nothing for long.
-                    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-                    ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
-                    ("grpc.http2.ping_timeout_ms", KEEPALIVE_MS),
-                    ("grpc.http2.max_pings_without_data", 0),
+                    *KEEPALIVE_OPTIONS,
                     # Those who wait for records look likewise whether the proxy is there.
                     ("grpc.http2.min_ping_interval_without_data_ms", _PING_MIN_MS),
                     ("grpc.http2.min_recv_ping_interval_without_data_ms", _PING_MIN_MS),
@@ -71,10 +70,10 @@ class ProxyServer(AsyncClosing):
             )
             steps.push_async_callback(server.stop, None)
             port = _listen(server, config)
-            address = f"{config.advertised_host or config.host}:{config.advertised_port or port}"
-            namespace = await steps.enter_async_context(await open_as(location_of(address)))
+            location = config.location(port)
+            namespace = await steps.enter_async_context(await open_as(location))
             context = namespace.log_context
-            membership = Membership(context.store, context.paths, address)
+            membership = Membership(context.store, context.paths, location)
             steps.push_async_callback(membership.aclose)
             health = Health()
             reads = ReadPath(namespace, membership, config)
@@ -86,15 +85,18 @@ class ProxyServer(AsyncClosing):
                 health.tell(serves=False)
                 await owner.drain()
 
-            actions = Actions(namespace, membership, owner, drain)
-            service = FlightService(actions, PutService(owner, config), reads)
+            stagings = Stagings(namespace, config)
+            steps.push_async_callback(stagings.aclose)
+            puts = PutService(owner, stagings, config)
+            actions = Actions(namespace, membership, owner, puts, drain)
+            service = FlightService(actions, puts, reads)
             server.add_generic_rpc_handlers((service.handler(), health.handler()))
             await server.start()
             steps.push_async_callback(server.stop, _STOP_GRACE_S)
             await membership.join()
             health.tell(serves=True)
             steps.push_async_callback(drain)
-            return cls(address, reads, steps.pop_all())
+            return cls(location, reads, steps.pop_all())
 
     async def aclose(self) -> None:
         """Drain: let go of all logs; then end what is served, and close the namespace."""
@@ -102,11 +104,15 @@ class ProxyServer(AsyncClosing):
 
 
 def _listen(server: grpc.aio.Server, config: ProxyConfig) -> int:
-    address = f"{config.host}:{config.port}"
+    tls = TlsFiles.of(ca=config.tls_ca, cert=config.tls_cert, key=config.tls_key)
     try:
-        return server.add_insecure_port(address)
+        if tls is None:
+            return server.add_insecure_port(config.address)
+        asks_clients = config.tls_client_auth == "required"
+        credentials = tls.server_credentials(asks_clients=asks_clients)
+        return server.add_secure_port(config.address, credentials)
     except RuntimeError as error:
         raise ConfigurationError(
-            f"cannot listen on {address}: the port is taken, or the host is no address of this "
-            "machine"
+            f"cannot listen on {config.address}: the port is taken, or the host is no address of "
+            "this machine"
         ) from error

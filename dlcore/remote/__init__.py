@@ -1,14 +1,16 @@
-"""Logs read through proxies alone: no way to bookies or ZooKeeper is needed.
+"""Logs read and written through proxies alone: no way to bookies or ZooKeeper is needed.
 
     async with await open_namespace("grpc://10.0.0.1:4190,10.0.0.2:4190") as namespace:
         log = await namespace.open_log("clicks")
         async with log.open_reader(txid=100) as reader:
             async for record in reader.records(follow=True):
                 ...
+        async with await log.open_writer(producer="meter-7") as writer:
+            dlsn = await writer.write(LogRecord(txid, b"hello"))
 
 The names are those of the core; `dlcore.remote.sync` has the same ones, blocking.  A proxy that is
 gone or unreachable is waited for, and the next one tried, for `patience_s`; a reader goes on where
-it was, so that it returns each record once.
+it was, so that it returns each record once, and what a writer accepts is in the log once.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from dlcore.remote.reading import (
     RemoteRecord,
     open_namespace,
 )
+from dlcore.remote.writing import RemoteWriter
 
 __all__ = [
     "RemoteLog",
@@ -28,5 +31,6 @@ __all__ = [
     "RemoteRange",
     "RemoteReader",
     "RemoteRecord",
+    "RemoteWriter",
     "open_namespace",
 ]

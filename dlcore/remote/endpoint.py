@@ -13,6 +13,8 @@ from dlcore import errors
 from dlcore.backoff import Backoff
 from dlcore.closing import AsyncClosing
 from dlcore.errors import AlreadyClosedError, ConfigurationError, DLError, ProxyUnavailableError
+from dlcore.proto import flight_pb2 as pb
+from dlcore.proxy.flight.calls import KEEPALIVE_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -20,31 +22,51 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
+    from dlcore.tls import TlsFiles
+
 _METHOD = "/arrow.flight.protocol.FlightService/"
-_ADDRESSES = re.compile(r"grpc://[^\s/,:]+:\d+(,[^\s/,:]+:\d+)*")
+_ADDRESS = r"([^\s/,:\[\]]+|\[[0-9a-fA-F:.]+\]):\d+"
+_ENDPOINT = re.compile(rf"grpc(\+tls)?://{_ADDRESS}(,{_ADDRESS})*")
 _NAMED = re.compile(r"(\w+Error): (.*)", re.DOTALL)
 _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     # A log that is followed may be silent for long, and so is a proxy that was cut off.
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.http2.ping_timeout_ms", 20_000),
-    ("grpc.http2.max_pings_without_data", 0),
+    *KEEPALIVE_OPTIONS,
 ]
 _FIRST_PAUSE_S, _PAUSE_MAX_S = 0.05, 1.0
 
 
 def addresses_of(endpoint: str) -> list[str]:
-    """Return what an endpoint like ``grpc://host:port,host:port`` names.
+    """Return what an endpoint like ``grpc://host:port,host:port`` names; or ``grpc+tls://…``.
 
     Raises: ConfigurationError: it is something else.
     """
-    if _ADDRESSES.fullmatch(endpoint) is None:
+    if _ENDPOINT.fullmatch(endpoint) is None:
         raise ConfigurationError(
             f"endpoint {endpoint!r}: expected grpc://host:port, or several proxies as in "
-            "grpc://host:port,host:port"
+            "grpc://host:port,host:port; with TLS grpc+tls://host:port"
         )
-    return endpoint.removeprefix("grpc://").split(",")
+    return endpoint.partition("://")[2].split(",")
+
+
+def open_channels(endpoint: str, tls: TlsFiles | None) -> list[grpc.aio.Channel]:
+    """Return a channel to each proxy of an endpoint, which connects when it is used.
+
+    Raises: ConfigurationError: there is no such endpoint, or TLS is given on one side only.
+    """
+    addresses, is_secure = addresses_of(endpoint), endpoint.startswith("grpc+tls:")
+    if not is_secure and tls is not None:
+        raise ConfigurationError(f"endpoint {endpoint!r} with files of TLS: expected grpc+tls://…")
+    if not is_secure:
+        return [grpc.aio.insecure_channel(each, options=_OPTIONS) for each in addresses]
+    # Without files whom the system trusts is trusted.
+    credentials = grpc.ssl_channel_credentials() if tls is None else tls.channel_credentials()
+    return [grpc.aio.secure_channel(each, credentials, options=_OPTIONS) for each in addresses]
+
+
+def path_of(log: str) -> pb.FlightDescriptor:
+    """Return what names a log to a proxy."""
+    return pb.FlightDescriptor(type=pb.FlightDescriptor.PATH, path=[log])
 
 
 def error_of(status: grpc.StatusCode, details: str) -> DLError:
@@ -61,12 +83,12 @@ def error_of(status: grpc.StatusCode, details: str) -> DLError:
 class Endpoint(AsyncClosing):
     """Some proxies, one of which is asked until it fails."""
 
-    def __init__(self, endpoint: str, *, patience_s: float) -> None:
-        self._channels = [
-            grpc.aio.insecure_channel(address, options=_OPTIONS)
-            for address in addresses_of(endpoint)
-        ]
-        self._patience_s = patience_s
+    def __init__(self, endpoint: str, *, patience_s: float, tls: TlsFiles | None = None) -> None:
+        self._channels = open_channels(endpoint, tls)
+        self._tls = tls
+        self._owners: dict[str, str] = {}  # of logs, the locations of the proxies that write them
+        self._located: dict[str, grpc.aio.Channel] = {}
+        self.patience_s = patience_s
         self._turn = 0
         self._closed = False
 
@@ -108,7 +130,7 @@ class Endpoint(AsyncClosing):
             except grpc.aio.AioRpcError as failure:
                 error = error_of(failure.code(), failure.details() or "")
                 failed_at = clock() if failed_at is None else failed_at
-                if not error.retriable or clock() - failed_at >= self._patience_s:
+                if not error.retriable or clock() - failed_at >= self.patience_s:
                     raise error from failure
             else:
                 return
@@ -117,6 +139,27 @@ class Endpoint(AsyncClosing):
             self._turn = (self._turn + 1) % len(self._channels)
             await asyncio.sleep(backoff.failed(clock()))
 
+    def put(self, log: str) -> Any:
+        """Begin to write to a log, at the proxy that owns it, as far as that is known."""
+        self._require_open()
+        location = self._owners.get(log)
+        if location is None:
+            channel = self._channels[self._turn]
+        else:
+            if location not in self._located:
+                (self._located[location],) = open_channels(location, self._tls)
+            channel = self._located[location]
+        return channel.stream_stream(f"{_METHOD}DoPut")()
+
+    def is_owned_by(self, log: str, location: str) -> None:
+        """Note which proxy writes a log."""
+        self._owners[log] = location
+
+    def failed(self, log: str) -> None:
+        """Note that the proxy asked last does not write a log: another one is asked next."""
+        if self._owners.pop(log, None) is None:
+            self._turn = (self._turn + 1) % len(self._channels)
+
     def _require_open(self) -> None:
         if self._closed:
             raise AlreadyClosedError("the remote namespace is closed")
@@ -124,4 +167,5 @@ class Endpoint(AsyncClosing):
     async def aclose(self) -> None:
         """Close the connections; calls that wait end."""
         self._closed = True
-        await asyncio.gather(*(channel.close() for channel in self._channels))
+        channels = [*self._channels, *self._located.values()]
+        await asyncio.gather(*(channel.close() for channel in channels))

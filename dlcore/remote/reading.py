@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import AsyncIterator, Sequence  # noqa: TC003  # for those who ask at run time
 from contextlib import aclosing
 from datetime import datetime
@@ -15,20 +14,28 @@ from dlcore.closing import AsyncClosing
 from dlcore.config import require_positive
 from dlcore.errors import ConfigurationError, LogEmptyError
 from dlcore.ids import DLSN, validate_log_name
+from dlcore.log.entries.batches import batch_of
 from dlcore.log.reading.ranges import timestamp_ms_of
 from dlcore.proto import flight_pb2 as pb
+from dlcore.proxy.actions import CreateRequest, SchemaRequest
 from dlcore.proxy.flight.sending import Passed
 from dlcore.proxy.reading.tickets import Place, Ticket
-from dlcore.remote.endpoint import Endpoint
+from dlcore.remote import planning
+from dlcore.remote.endpoint import Endpoint, path_of
+from dlcore.remote.planning import arrow_of
+from dlcore.remote.staging import RemoteStagedAppend, RemoteStagingWriter
+from dlcore.remote.writing import RemoteWriter, append_if
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from dlcore.log.metadata.commits import AppendRun, SharedStaging
     from dlcore.log.reading.ranges import Bound
+    from dlcore.log.reading.scan import LogSnapshot, ScanBatch, ScanRange
+    from dlcore.records import LogRecord, NotLessThan, RecordPlace
+    from dlcore.tls import TlsFiles
 
 PATIENCE_S = 60.0
-_PREFIX = struct.Struct("<iI")
-"""Of an Arrow message: a marker, and the length of its header."""
 
 
 class RemoteRecord(msgspec.Struct, frozen=True, gc=False):
@@ -52,24 +59,28 @@ class LogInfo(msgspec.Struct, frozen=True):
     last: str | None = None
 
 
-async def open_namespace(endpoint: str, *, patience_s: float = PATIENCE_S) -> RemoteNamespace:
+async def open_namespace(
+    endpoint: str, *, patience_s: float = PATIENCE_S, tls: TlsFiles | None = None
+) -> RemoteNamespace:
     """Open the logs that the proxies at ``grpc://host:port,host:port`` serve.
 
-    An outage of them all is an error after `patience_s`.
+    With ``grpc+tls://`` connections are encrypted, and `tls` says whom to trust, and who we are;
+    without it whom the system trusts.  An outage of them all is an error after `patience_s`.
 
-    Raises: ConfigurationError: it is no such endpoint.
+    Raises: ConfigurationError: it is no such endpoint, or `tls` does not fit it.
     """
-    return RemoteNamespace(endpoint, patience_s=patience_s)
+    return RemoteNamespace(endpoint, patience_s=patience_s, tls=tls)
 
 
 class RemoteNamespace(AsyncClosing):
     """A collection of logs; used on one event loop.  Use `open_namespace`."""
 
-    def __init__(self, endpoint: str, *, patience_s: float) -> None:
+    def __init__(self, endpoint: str, *, patience_s: float, tls: TlsFiles | None = None) -> None:
         self.patience_s = patience_s
         require_positive(self, "patience_s")
         self.endpoint = endpoint
-        self._calls = Endpoint(endpoint, patience_s=patience_s)
+        self._calls = Endpoint(endpoint, patience_s=patience_s, tls=tls)
+        self._snapshots = planning.RemoteSnapshots(self._calls)
 
     def __repr__(self) -> str:
         return f"<RemoteNamespace {self.endpoint}>"
@@ -85,6 +96,81 @@ class RemoteNamespace(AsyncClosing):
             async for data in messages:
                 found["/".join(pb.FlightInfo.FromString(data).flight_descriptor.path)] = None
         return sorted(found)
+
+    async def get_snapshots(self, names: Sequence[str]) -> dict[str, LogSnapshot | None]:
+        """Return what each log holds now; None for those that are not there.
+
+        Raises: LedgerReadError, MetadataError, ProxyUnavailableError.
+        """
+        return await self._snapshots.take(names)
+
+    async def get_schemas(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return each existing log's schema, None if of bytes.  Raises: as `get_snapshots`."""
+        return await planning.get_schemas(self._calls, names)
+
+    async def find_places(
+        self, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]
+    ) -> list[RecordPlace]:
+        """Return the place of each first record that is wanted, in its snapshot.
+
+        Raises: LogNotFoundError: a log is gone; and as `get_snapshots`.
+        """
+        return await planning.find_places(self._calls, wanted)
+
+    def scan(self, part: ScanRange) -> AsyncGenerator[ScanBatch, None]:
+        """Yield the records of a range of a snapshot.
+
+        Raises: AlreadyTruncatedError, LogNotFoundError; and as `get_snapshots`.
+        """
+        return planning.scan(self._calls, part, patience_s=self.patience_s)
+
+    async def create_log(self, name: str, *, schema: pa.Schema | None = None) -> None:
+        """Create a log of bytes, or with a schema a typed one.
+
+        Raises: LogExistsError; InvalidLogNameError, MetadataError, ProxyUnavailableError.
+        """
+        packed = None if schema is None else schema.serialize().to_pybytes()
+        await planning.act(self._calls, "create", CreateRequest(name, packed), Any)
+
+    async def merge_schema(self, name: str, schema: pa.Schema) -> None:
+        """Add columns to a typed log, or widen them.
+
+        Raises: SchemaMismatchError: it cannot have them; LogNotFoundError; and as `create_log`.
+        """
+        request = SchemaRequest(name, schema.serialize().to_pybytes())
+        await planning.act(self._calls, "merge_schema", request, Any)
+
+    async def begin_append(
+        self,
+        identity: str,
+        version: int,
+        *,
+        shared: SharedStaging | None = None,
+        run: AppendRun | None = None,
+        lock_timeout_s: float | None = None,
+        keep_record: bool = True,  # which proxies always do: a lost answer is asked for again
+        strict: bool = False,
+    ) -> RemoteStagedAppend:
+        """Begin an atomic append to any number of logs; arguments and errors are the core's."""
+        return RemoteStagedAppend.begin(
+            self._calls,
+            identity,
+            version,
+            shared=shared,
+            run=run,
+            lock_timeout_s=lock_timeout_s,
+            strict=strict,
+            patience_s=self.patience_s,
+        )
+
+    async def open_staging_writer(
+        self, *, identity: str, shared: bool = False
+    ) -> RemoteStagingWriter:
+        """Open a writer whose records enter logs when an append commits them.
+
+        With `shared` proxies keep its ledgers open for others of that identity.
+        """
+        return RemoteStagingWriter(self._calls, identity, shared=shared, patience_s=self.patience_s)
 
     async def open_log(self, name: str) -> RemoteLog:
         """Open a log.  Raises: LogNotFoundError, InvalidLogNameError, ProxyUnavailableError."""
@@ -103,7 +189,7 @@ class RemoteLog:
     def __init__(self, calls: Endpoint, name: str) -> None:
         self._calls = calls
         self.name = name
-        self._descriptor = pb.FlightDescriptor(type=pb.FlightDescriptor.PATH, path=[name])
+        self._descriptor = path_of(name)
 
     def __repr__(self) -> str:
         return f"<RemoteLog {self.name!r}>"
@@ -163,6 +249,46 @@ class RemoteLog:
         Raises: ConfigurationError: a time has no time zone.
         """
         return RemoteRange(self._calls, self.name, _place_of(start), _place_of(end), columns)
+
+    async def open_writer(self, *, producer: str | None = None) -> RemoteWriter:
+        """Return a writer, which a proxy has accepted; others may write at the same time.
+
+        Args:
+            producer: the name under which it numbers its records, which are in the log once each,
+                whatever breaks.  Who has written under it before may write no more, and
+                `next_sequence` of the writer tells how many records there are: so a program that
+                is started again knows where to go on.  Without one a name is made, for this writer.
+
+        Raises:
+            LogNotFoundError, EndOfStreamError, LogModeError, ConfigurationError: it is refused.
+            ProxyUnavailableError: no proxy answered for as long as the namespace waits.
+        """
+        writer = RemoteWriter(self._calls, self.name, producer, self._calls.patience_s)
+        await writer.open()
+        return writer
+
+    async def append(
+        self, records: Sequence[LogRecord] | pa.RecordBatch, *, expected: DLSN | None
+    ) -> DLSN | None:
+        """Append records, all or none, if the log's last record is the one at `expected`.
+
+        Args:
+            records: a MiB of them at most, which become part of one entry.
+            expected: the position; None: the log holds no record.
+
+        Returns: the position of the last of them; None if it is not known any more.
+
+        Raises:
+            ConditionFailedError: another record is the last one; nothing is written.
+            ProxyUnavailableError: no proxy answered; they may be in the log or not.
+            ConfigurationError, TransactionIdOutOfOrderError, EndOfStreamError: they are refused.
+        """
+        if not isinstance(records, pa.RecordBatch):
+            txids, payloads = [each.txid for each in records], [each.payload for each in records]
+            records = batch_of(txids, payloads)
+        if not records.num_rows:
+            raise ConfigurationError("nothing is to be appended: expected records")
+        return await append_if(self._calls, self.name, records, expected, self._calls.patience_s)
 
     def open_reader(
         self,
@@ -224,8 +350,7 @@ class RemoteReader(AsyncClosing):
         async with self._calls.stream("DoGet", lambda: self._ticket(follow=follow)) as messages:
             async for data in messages:
                 message = pb.FlightData.FromString(data)
-                prefix = _PREFIX.pack(-1, len(message.data_header))
-                arrow = pa.py_buffer(prefix + message.data_header + message.data_body)
+                arrow = arrow_of(message)
                 if not message.app_metadata:
                     self.schema = pa.ipc.read_schema(arrow)
                     continue

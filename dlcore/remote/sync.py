@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dlcore._blocking import Blocking, iterate
 from dlcore._portal import Portal, shared_portal
-from dlcore.remote import reading
+from dlcore._sync_staging import StagedAppend, StagingWriter
+from dlcore.log.entries.batches import batch_of
+from dlcore.log.writing.transmit import checked_payload
+from dlcore.remote import reading, writing
+from dlcore.remote.outbox import MESSAGE_BYTES
 from dlcore.remote.reading import PATIENCE_S, LogInfo, RemoteRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from datetime import datetime
 
     import pyarrow as pa
 
     from dlcore.ids import DLSN
     from dlcore.log.reading.ranges import Bound
+    from dlcore.log.reading.scan import LogSnapshot, ScanBatch, ScanRange
+    from dlcore.records import LogRecord, NotLessThan, RecordPlace
+    from dlcore.tls import TlsFiles
 
 __all__ = [
     "LogInfo",
@@ -25,14 +32,20 @@ __all__ = [
     "RemoteRange",
     "RemoteReader",
     "RemoteRecord",
+    "RemoteWriter",
     "open_namespace",
 ]
 
+_BUFFERED_RECORD_BYTES = 64
+"""What a buffered record costs beyond its payload."""
 
-def open_namespace(endpoint: str, *, patience_s: float = PATIENCE_S) -> RemoteNamespace:
+
+def open_namespace(
+    endpoint: str, *, patience_s: float = PATIENCE_S, tls: TlsFiles | None = None
+) -> RemoteNamespace:
     """Open the logs that proxies serve.  Arguments and errors: `dlcore.remote.open_namespace`."""
     portal = shared_portal()
-    opening = reading.open_namespace(endpoint, patience_s=patience_s)
+    opening = reading.open_namespace(endpoint, patience_s=patience_s, tls=tls)
     return RemoteNamespace(portal, portal.call(opening))
 
 
@@ -52,6 +65,56 @@ class RemoteNamespace(Blocking):
         Raises: ProxyUnavailableError, MetadataError.
         """
         return self._call(self._namespace.get_logs(prefix))
+
+    def get_snapshots(
+        self,
+        names: Sequence[str],
+        *,
+        fresh: bool = True,  # which they always are
+    ) -> dict[str, LogSnapshot | None]:
+        """Return what each log holds now; None for those that are not there.
+
+        Raises: LedgerReadError, MetadataError, ProxyUnavailableError.
+        """
+        return self._call(self._namespace.get_snapshots(names))
+
+    def get_schemas(self, names: Sequence[str]) -> dict[str, pa.Schema | None]:
+        """Return each existing log's schema, None if of bytes.  Raises: as `get_snapshots`."""
+        return self._call(self._namespace.get_schemas(names))
+
+    def find_places(
+        self, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]
+    ) -> list[RecordPlace]:
+        """Return the place of each first record that is wanted, in its snapshot.
+
+        Raises: LogNotFoundError: a log is gone; and as `get_snapshots`.
+        """
+        return self._call(self._namespace.find_places(wanted))
+
+    def scan(self, part: ScanRange) -> Iterator[ScanBatch]:
+        """Yield the records of a range of a snapshot.
+
+        Raises: AlreadyTruncatedError, LogNotFoundError; and as `get_snapshots`.
+        """
+        return iterate(self._portal, self._namespace.scan(part))
+
+    def create_log(self, name: str, *, schema: pa.Schema | None = None) -> None:
+        """Create a log of bytes, or with a schema a typed one.  Raises: as the async twin."""
+        self._call(self._namespace.create_log(name, schema=schema))
+
+    def merge_schema(self, name: str, schema: pa.Schema) -> None:
+        """Add columns to a typed log, or widen them.  Raises: as the async twin."""
+        self._call(self._namespace.merge_schema(name, schema))
+
+    def begin_append(self, identity: str, version: int, **options: Any) -> StagedAppend:
+        """Begin an atomic append.  Arguments and errors: the async twin's."""
+        append = self._call(self._namespace.begin_append(identity, version, **options))
+        return StagedAppend(self._portal, append)
+
+    def open_staging_writer(self, *, identity: str, shared: bool = False) -> StagingWriter:
+        """Open a writer whose records enter logs when an append commits them."""
+        opening = self._namespace.open_staging_writer(identity=identity, shared=shared)
+        return StagingWriter(self._portal, self._call(opening))
 
     def open_log(self, name: str) -> RemoteLog:
         """Open a log.  Raises: LogNotFoundError, InvalidLogNameError, ProxyUnavailableError."""
@@ -111,6 +174,20 @@ class RemoteLog:
         found = self._portal.call(self._log.read(start, end, columns=columns))
         return RemoteRange(self._portal, found)
 
+    def open_writer(self, *, producer: str | None = None) -> RemoteWriter:
+        """Return a writer, which a proxy has accepted.  Arguments and errors: the async twin's."""
+        writer = self._portal.call(self._log.open_writer(producer=producer))
+        return RemoteWriter(self._portal, writer)
+
+    def append(
+        self, records: Sequence[LogRecord] | pa.RecordBatch, *, expected: DLSN | None
+    ) -> DLSN | None:
+        """Append records, all or none, if the log's last record is the one at `expected`.
+
+        Raises: ConditionFailedError: it is not; else as the async twin.
+        """
+        return self._portal.call(self._log.append(records, expected=expected))
+
     def open_reader(
         self,
         *,
@@ -125,6 +202,104 @@ class RemoteLog:
         """
         reader = self._log.open_reader(dlsn=dlsn, txid=txid, timestamp=timestamp, columns=columns)
         return RemoteReader(self._portal, reader)
+
+
+class RemoteWriter(Blocking):
+    """Appends to one log, together with others; each record is in the log once.  Not thread-safe.
+
+    `write` buffers in the calling thread; `flush`, `commit`, `close` or a full buffer hand records
+    over.  An error of records handed over is raised by a later call.
+    """
+
+    def __init__(self, portal: Portal, writer: writing.RemoteWriter) -> None:
+        super().__init__(portal, writer.aclose)
+        self._writer = writer
+        self._last_txid = -1
+        self._txids: list[int] = []
+        self._payloads: list[bytes] = []
+        self._buffered_bytes = 0
+
+    def __repr__(self) -> str:
+        return repr(self._writer)
+
+    @property
+    def log_name(self) -> str:
+        """The log's name."""
+        return self._writer.log_name
+
+    @property
+    def producer(self) -> str:
+        """The name under which it numbers its records."""
+        return self._writer.producer
+
+    @property
+    def next_sequence(self) -> int:
+        """The number of the next record, among all that its producer wrote to the log, from 0."""
+        return self._writer.next_sequence + len(self._txids)
+
+    def write(self, record: LogRecord) -> None:
+        """Buffer a record; raise at once if its transaction id or size is not acceptable."""
+        payload = checked_payload(record.txid, record.payload, last_txid=self._last_txid)
+        self._last_txid = record.txid
+        self._txids.append(record.txid)
+        self._payloads.append(payload)
+        self._buffered_bytes += len(payload) + _BUFFERED_RECORD_BYTES
+        if self._buffered_bytes >= MESSAGE_BYTES:
+            self._hand_over()
+
+    def write_bulk(self, records: Iterable[LogRecord]) -> int:
+        """Write each of `records`; return how many.  Raises: as `write`."""
+        count = 0
+        for record in records:
+            self.write(record)
+            count += 1
+        return count
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        """Write the rows of a batch; the async twin says which columns it has."""
+        self._hand_over()
+        self._call(self._writer.submit_batch(batch))
+
+    def write_table(self, table: Any) -> None:
+        """Write, as `write_batch`, what is in an Arrow table, a frame, or an Arrow stream."""
+        self._hand_over()
+        self._call(self._writer.submit_table(table))
+
+    def flush(self) -> None:
+        """Send what is buffered and wait until it is durable.  Raises: as the async twin."""
+        self._hand_over()
+        self._call(self._writer.flush())
+
+    def commit(self) -> DLSN | None:
+        """Flush, and wait until readers find all of it; return the last position, if it is known.
+
+        Raises: as `flush`.
+        """
+        self._hand_over()
+        return self._call(self._writer.commit())
+
+    def abort(self) -> None:
+        """Give up without flushing; what was not acknowledged may be in the log or not."""
+        self._closed = True
+        self._take_buffer()
+        self._call(self._writer.abort())
+
+    def close(self) -> None:
+        """Flush and end; harmless when it is closed.  Raises: as `flush`."""
+        try:
+            if not (self._closed or self._portal.is_inherited):
+                self._hand_over()
+        finally:
+            super().close()
+
+    def _hand_over(self) -> None:
+        if self._txids:
+            self._call(self._writer.submit_batch(batch_of(*self._take_buffer())))
+
+    def _take_buffer(self) -> tuple[list[int], list[bytes]]:
+        taken = self._txids, self._payloads
+        self._txids, self._payloads, self._buffered_bytes = [], [], 0
+        return taken
 
 
 class RemoteReader(Blocking):

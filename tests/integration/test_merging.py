@@ -11,6 +11,7 @@ import pytest
 from dlcore import LogConfig, QuorumConfig
 from dlcore.namespace import open_namespace
 from dlcore.scanning import scan
+from tests.fixtures.lengths import amount
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,8 +25,8 @@ pytestmark = pytest.mark.integration
 
 CONFIG = LogConfig(quorum=QuorumConfig(), segment_bytes_max=1_000_000)
 QUICK = ("--upkeep-interval-s=0.1", "--sweep-interval-s=0.3", "--merged-grace-s=0.2")
-APPENDS = 400
-KILLS = 8
+APPENDS = amount(400, sampled=160)
+KILLS = amount(8, sampled=3)
 ROWS = 5
 UNMERGED_MAX = 90
 """A log asks for its upkeep every 64 extents; some lie in the head, some after the last merge."""
@@ -117,7 +118,12 @@ async def run(sandbox: Sandbox) -> None:
         readers = [asyncio.create_task(each) for each in (work.tail(), work.scan_late())]
         await work.append_all(kill)
         extents, ledgers = await work.extents_and_ledgers()
-        while extents > UNMERGED_MAX or ledgers > LEDGERS_MAX or len(work.tailed) < APPENDS * ROWS:
+        while (
+            extents > UNMERGED_MAX
+            or ledgers > LEDGERS_MAX
+            or len(work.tailed) < APPENDS * ROWS
+            or not work.scans
+        ):
             failed = [each for each in readers if each.done()]
             assert not failed, failed[0].exception()
             await asyncio.sleep(0.2)
@@ -127,4 +133,3 @@ async def run(sandbox: Sandbox) -> None:
         await asyncio.gather(*readers, return_exceptions=True)
         assert work.tailed == work.payloads
         assert await work.scan(await log.get_snapshot()) == work.payloads
-        assert work.scans > 0

@@ -143,6 +143,7 @@ def test_a_paused_writer_that_nobody_replaced_goes_on(namespace_uri: str) -> Non
             assert paused.answer() == "durable"
             wait_until(lambda: is_owned(namespace, log), timeout_s=_SESSION_ENDS_S)
             assert paused.write(3) == "durable"
-        assert len(log.get_log_segments()) == 1
-        with log.open_reader() as reader:
-            assert [each.txid for each in reader.read_bulk(100)] == [1, 2, 3]
+            assert len(log.get_log_segments()) == 1
+            with log.open_reader() as reader:
+                # While it lives: it tells readers of its last record once that is durable.
+                assert [each.txid for each in reader.read_bulk(3, timeout_s=60)] == [1, 2, 3]

@@ -13,7 +13,7 @@ import pyarrow.flight as flight
 import pytest
 
 from dlcore.sync import open_namespace
-from tests.fixtures.proxies import act
+from tests.fixtures.proxies import ask, knows
 from tests.fixtures.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -177,17 +177,6 @@ def test_proxies_share_the_logs_and_one_that_is_killed_is_replaced(
     assert knows(proxies[owner].location, {other, proxies[owner].location})
     proxies[owner].terminate()
     wait_until(lambda: not knows(other, {proxies[owner].location}), timeout_s=WAIT_S)
-
-
-def ask(location: str, action: str, **body: object) -> Any:
-    """Perform an action of a proxy."""
-    with flight.connect(location) as client:
-        return act(client, action, **body)
-
-
-def knows(location: str, wanted: set[str]) -> bool:
-    """Return whether a proxy knows all of these."""
-    return wanted <= set(ask(location, "proxies")["locations"])
 
 
 def serving(location: str, log: str) -> str | None:

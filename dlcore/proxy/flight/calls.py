@@ -1,4 +1,4 @@
-"""Messages written to a gRPC call that may end at any moment."""
+"""What both ends of a gRPC call need: it may end at any moment, and be silent for long."""
 
 from __future__ import annotations
 
@@ -11,6 +11,23 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+_SILENCE_MS = 20_000
+KEEPALIVE_OPTIONS = [
+    ("grpc.keepalive_time_ms", _SILENCE_MS),
+    ("grpc.keepalive_timeout_ms", _SILENCE_MS),
+    ("grpc.http2.ping_timeout_ms", _SILENCE_MS),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+"""Of either end: whether the other is still there is asked when it is silent for so long."""
+
+
+def principal_of(context: Context) -> str | None:
+    """Return the common name in the certificate of a call's client, if he has one."""
+    for name in context.auth_context().get("x509_common_name", ()):
+        return name.decode("utf-8", "replace")
+    return None
 
 
 async def send(context: Context, message: Any) -> None:

@@ -7,13 +7,14 @@ lengths, or could become much larger than it is on the wire, is a ConfigurationE
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import pyarrow as pa
 
 from dlcore.errors import ConfigurationError
-from dlcore.ids import validate_log_name
+from dlcore.ids import DLSN, validate_log_name
+from dlcore.log.entries.stamp import Claim
 from dlcore.proto import flight_pb2 as pb
 
 if TYPE_CHECKING:
@@ -30,12 +31,72 @@ _COMPRESSION_OF_BATCH = 3  # in its table RecordBatch
 
 
 class PutTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a stream writes to."""
+    """What a stream writes to, and how.
+
+    `producer` is who numbers its records: a name begins a new incarnation, a claim goes on with one
+    that was begun.  With `expected`, the position of the log's last record (null: it has none), all
+    of the stream is written if that is so, and else nothing; it comes in one message.  `positions`
+    asks to be told where each batch is.
+    """
+
+    log: str
+    producer: str | Claim | None = None
+    expected: str | msgspec.UnsetType | None = msgspec.UNSET
+    positions: bool = False
+
+
+class StagingTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """That a stream stages, under which identity, and whether other streams share its ledgers."""
+
+    staging: str
+    shared: bool = False
+
+
+class Staged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What goes beside a batch that is staged: the log that it is for."""
 
     log: str
 
 
-def parse_target(descriptor: pb.FlightDescriptor) -> PutTarget:
+class Numbered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What goes beside a batch of a producer: the sequence of its first record."""
+
+    sequence: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+
+
+def sequence_of(data: pb.FlightData) -> int | None:
+    """Return the sequence that a message tells, None if it tells none.
+
+    Raises:
+        ConfigurationError: what goes beside its batch is something else.
+    """
+    if not data.app_metadata:
+        return None
+    try:
+        return msgspec.json.decode(data.app_metadata, type=Numbered).sequence
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f'what goes beside a batch: {error}; expected JSON like {{"sequence": 17}}'
+        ) from error
+
+
+def log_of(data: pb.FlightData) -> str:
+    """Return the log that a batch is staged for.
+
+    Raises:
+        ConfigurationError: none is told beside it; InvalidLogNameError: of the log.
+    """
+    try:
+        told = msgspec.json.decode(data.app_metadata, type=Staged)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f'what goes beside a batch that is staged: {error}; expected JSON like {{"log": '
+            '"clicks"}'
+        ) from error
+    return validate_log_name(told.log)
+
+
+def parse_target(descriptor: pb.FlightDescriptor) -> PutTarget | StagingTarget:
     """Return what a descriptor names: a log by its path, or what a command says in JSON.
 
     Raises:
@@ -45,15 +106,28 @@ def parse_target(descriptor: pb.FlightDescriptor) -> PutTarget:
         return PutTarget(validate_log_name("/".join(descriptor.path)))
     if descriptor.type == pb.FlightDescriptor.CMD:
         try:
-            target = msgspec.json.decode(descriptor.cmd, type=PutTarget)
+            told = msgspec.json.decode(descriptor.cmd)
+            if isinstance(told, dict) and "staging" in told:
+                return msgspec.convert(told, StagingTarget)
+            target = msgspec.convert(told, PutTarget)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ConfigurationError(
                 f'the descriptor\'s command: {error}; expected JSON like {{"log": "clicks"}}'
             ) from error
+        if isinstance(target.expected, str):
+            DLSN.parse(target.expected)  # refuses another text
         return msgspec.structs.replace(target, log=validate_log_name(target.log))
     raise ConfigurationError(
         "the first message has no descriptor, expected the path of a log or a command"
     )
+
+
+def parse_schema(message: bytes) -> pa.Schema:
+    """Return the schema of an Arrow message.  Raises: ConfigurationError: it is none."""
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(message))
+    except _UNREADABLE as error:
+        raise ConfigurationError(f"the schema does not parse: {error}") from error
 
 
 class PutDecoder:

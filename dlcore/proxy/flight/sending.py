@@ -35,15 +35,16 @@ class Passed(msgspec.Struct, frozen=True):
 
 def schema_message(schema: pa.Schema) -> bytes:
     """Return the first message of a stream."""
-    return _message(schema.serialize(), b"")
+    return framed(schema.serialize(), b"")
 
 
 def batch_message(batch: pa.RecordBatch, following: DLSN) -> bytes:
     """Return a message with rows, behind which a reader goes on at `following`."""
-    return _message(batch.serialize(), Passed(str(following)).encode())
+    return framed(batch.serialize(), Passed(str(following)).encode())
 
 
-def _message(arrow: pa.Buffer, app_metadata: bytes) -> bytes:
+def framed(arrow: pa.Buffer, app_metadata: bytes) -> bytes:
+    """Return an Arrow message, and what goes beside it, as a message of Flight."""
     view = memoryview(arrow)
     body_at = _PREFIX_BYTES + int.from_bytes(view[4:8], "little")
     header, body = view[_PREFIX_BYTES:body_at], view[body_at:]

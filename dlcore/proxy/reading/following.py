@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dlcore.background import BackgroundTasks
 from dlcore.errors import DLError, EndOfStreamError, UnexpectedError
-from dlcore.proxy.reading.runs import fetched
+from dlcore.proxy.reading.runs import RUN_BYTES, fetched
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dlcore.log.manager import DistributedLogManager
     from dlcore.proxy.reading.ring import Ring, RingBudget
     from dlcore.proxy.reading.rows import RowView
+    from dlcore.proxy.reading.runs import Fetched
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,21 @@ class _ViewRing:
         self.view = view
         self.ring = ring
         self.users = 0
+        self._last: Fetched | None = None
+
+    def append(self, more: Fetched) -> None:
+        """Put entries into the ring: to those of the last run, if they are few and it may grow."""
+        last = self._last
+        if (
+            last is not None
+            and self.ring.may_grow
+            and last.size_bytes + more.size_bytes <= RUN_BYTES
+        ):
+            self._last = last.followed_by(more)
+            self.ring.grow(self._last.run(self.view))
+        else:
+            self._last = more
+            self.ring.append(more.run(self.view))
 
 
 class FollowedLog:
@@ -69,7 +85,7 @@ class FollowedLog:
                 while True:
                     for each in fetched(await reader.take_rows()):
                         for known in self._rings.values():
-                            known.ring.append(each.run(known.view))
+                            known.append(each)
                         self._end = each.end
                     self._tell()
         except EndOfStreamError:

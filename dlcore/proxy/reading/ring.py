@@ -8,6 +8,9 @@ A ring loses its first runs only, so that it never has a gap.  A reader whose ne
 `behind`: its records come from elsewhere, until it joins again.  One that stands still costs others
 nothing but that their readers turn to the bookies sooner.
 
+The last run may grow as long as no reader is past it: so readers that are slower than their log
+find fewer and larger runs, instead of being ever later.
+
 A ring says nothing that its log does not: it hands out what was appended to it, in that order, from
 the position asked for, and only as long as nothing between is missing.
 """
@@ -66,7 +69,6 @@ class RingBudget:
         )
         self.bytes_max = bytes_max
         self.size_bytes = 0
-        self.evicted = 0
         self._kept: OrderedDict[tuple[Ring, int], int] = OrderedDict()
         """Each run kept, in the order in which they leave, and how often it was spared."""
 
@@ -83,7 +85,7 @@ class RingBudget:
                 self._kept[oldest] = skips + 1
                 self._kept.move_to_end(oldest)
             else:
-                self.evicted += oldest[0]._drop_through(oldest[1])
+                oldest[0]._drop_through(oldest[1])
 
     def _forget(self, ring: Ring, index: int, size_bytes: int) -> None:
         del self._kept[ring, index]
@@ -104,7 +106,6 @@ class Ring:
         self._lowest = 0  # no reader's index is below it, but of those that are behind
         self._waiting: dict[int, int] = {}  # how many readers have that index, which is not behind
         self._is_closed = False
-        self.reader_count = 0
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -116,6 +117,25 @@ class Ring:
                 f"a ring that ends at {self.end} got a run from {run.start} to {run.end}"
             )
         index, self._next = self._next, self._next + 1
+        self._runs[index] = run
+        self.end = run.end
+        self._budget._keep(self, index, run.size_bytes)
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether the last run may still be replaced by a longer one."""
+        return self._next > self._first and self._next not in self._waiting
+
+    def grow(self, run: Run) -> None:
+        """Replace the last run, which may grow, by one that begins with its records."""
+        last = self._runs[self._next - 1] if self.may_grow else None
+        if last is None or run.start != last.start or not last.end <= run.end:
+            raise UnexpectedError(
+                f"the last run of a ring that ends at {self.end} cannot become one from "
+                f"{run.start} to {run.end}"
+            )
+        index = self._next - 1
+        self._budget._forget(self, index, last.size_bytes)
         self._runs[index] = run
         self.end = run.end
         self._budget._keep(self, index, run.size_bytes)
@@ -146,18 +166,15 @@ class Ring:
             self._lowest += 1
         return self._lowest <= index
 
-    def _drop_through(self, index: int) -> int:
-        """Drop the runs up to and with one; return how many."""
-        count = 0
+    def _drop_through(self, index: int) -> None:
+        """Drop the runs up to and with one."""
         while self._first <= index:
             run = self._runs.pop(self._first)
             self._budget._forget(self, self._first, run.size_bytes)
             self._waiting.pop(self._first, None)
             self.begin = run.end
             self._first += 1
-            count += 1
         self._lowest = max(self._lowest, self._first)
-        return count
 
     def _enter(self, index: int) -> None:
         self._waiting[index] = self._waiting.get(index, 0) + 1
@@ -181,7 +198,6 @@ class RingReader:
         self.position = position
         """It has all records before it, or does not want them."""
         ring._enter(index)
-        ring.reader_count += 1
 
     @property
     def is_behind(self) -> bool:
@@ -211,4 +227,3 @@ class RingReader:
     def leave(self) -> None:
         """Stop reading; once."""
         self._ring._leave(self._index)
-        self._ring.reader_count -= 1

@@ -7,29 +7,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from dlcore.errors import SchemaMismatchError
-from dlcore.log.entries.batches import typed_read_fields
 from dlcore.log.reading.ranges import RangeView
+from dlcore.schemas import byte_row_schema
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dlcore.log.typed.schema import LogSchema
-
-_TIMESTAMP = pa.timestamp("us", tz="UTC")
-
-
-def byte_row_schema() -> pa.Schema:
-    """Return the columns that rows of a log of bytes have."""
-    return pa.schema(
-        [
-            ("log", pa.string()),
-            ("dlsn", typed_read_fields()[0].type),
-            ("txid", pa.int64()),
-            ("sequence_id", pa.int64()),
-            ("timestamp", _TIMESTAMP),
-            ("value", pa.binary()),
-        ]
-    )
 
 
 class RowView:
@@ -79,10 +63,10 @@ class RowView:
             case "log":
                 return pa.repeat(pa.scalar(self._log), batch.num_rows)
             case "dlsn":
-                parts = batch.columns[:3]
-                return pa.StructArray.from_arrays(parts, fields=list(typed_read_fields()[0].type))
+                fields = list(self.schema.field(name).type)
+                return pa.StructArray.from_arrays(batch.columns[:3], fields=fields)
             case "timestamp":
-                return batch.column(name).cast(_TIMESTAMP)
+                return batch.column(name).cast(self.schema.field(name).type)
             case "value":
                 return batch.column("payload")
             case _:

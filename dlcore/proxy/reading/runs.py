@@ -29,13 +29,25 @@ class Fetched:
     end: DLSN
     firsts: tuple[tuple[DLSN, int], ...]
     batches: Sequence[pa.RecordBatch]
+    size_bytes: int
 
     @classmethod
     def of(cls, taken: Sequence[EntryRows]) -> Fetched:
         """Take what entries hold."""
         firsts = tuple((rows.position, rows.rows_left) for rows in taken)
         batches = [rows.take_batch() for rows in taken]
-        return cls(firsts[0][0], taken[-1].place.end, firsts, batches)
+        size_bytes = sum(rows.size_bytes for rows in taken)
+        return cls(firsts[0][0], taken[-1].place.end, firsts, batches, size_bytes)
+
+    def followed_by(self, later: Fetched) -> Fetched:
+        """Return both together."""
+        return Fetched(
+            self.start,
+            later.end,
+            (*self.firsts, *later.firsts),
+            (*self.batches, *later.batches),
+            self.size_bytes + later.size_bytes,
+        )
 
     def run(self, view: RowView) -> Run:
         """Return it with the columns of a view."""

@@ -15,7 +15,6 @@ from dlcore.errors import AlreadyTruncatedError, ConfigurationError, LogNotFound
 from dlcore.ids import DLSN
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.flight.sending import schema_message
-from dlcore.proxy.membership import location_of
 from dlcore.proxy.reading.delivery import Deliveries, Reading
 from dlcore.proxy.reading.following import FollowedLogs
 from dlcore.proxy.reading.parts import Part, parts_of
@@ -116,7 +115,10 @@ class ReadPath:
         # A call of its own: what is known of a log's segments is not kept while it is followed.
         asked = await self._asked(Ticket.decode(data))
         await send(schema_message(asked.reading.view.schema))  # clients wait for it
-        return await self._awaited(asked)
+        reading = await self._awaited(asked)
+        if reading.follow:
+            return reading
+        return replace(reading, end=lowest(asked.snapshot, reading.end))
 
     async def get_flight_info(self, descriptor: pb.FlightDescriptor) -> pb.FlightInfo:
         """Return what a range holds, and the tickets of its parts.  Raises: as `do_get`."""
@@ -216,7 +218,6 @@ class ReadPath:
             wanted = NotLessThan(RecordField.SEQUENCE_ID, stop.sequence_id - 1)
             (place,) = await self._namespace.find_places([(snapshot, wanted)])
             last = str(place.dlsn)
-        owner = self._membership.preferred(snapshot.log)
         return InfoMetadata(
             log_id=snapshot.log_id,
             first=str(first.dlsn) if count else None,
@@ -225,7 +226,7 @@ class ReadPath:
             records=count,
             size_bytes=size_bytes,
             sealed=snapshot.sealed,
-            owner=None if owner is None else location_of(owner),
+            owner=self._membership.preferred(snapshot.log),
         )
 
     def _endpoint(self, asked: _Asked, part: Part) -> pb.FlightEndpoint:
@@ -236,10 +237,10 @@ class ReadPath:
             end = ticket.end
             if part.start == asked.snapshot.end and ticket.start is not None:
                 start = ticket.start  # which may name a record to come
-        addresses: Iterable[str] = self._membership.live
+        locations: Iterable[str] = self._membership.live
         if part.is_tail:  # whoever follows it does so at one proxy
             owner = self._membership.preferred(asked.snapshot.log)
-            addresses = [] if owner is None else [owner]
+            locations = [] if owner is None else [owner]
         place = Ticket(
             log=asked.snapshot.log,
             log_id=asked.snapshot.log_id,
@@ -257,7 +258,7 @@ class ReadPath:
         )
         return pb.FlightEndpoint(
             ticket=pb.Ticket(ticket=place.encode()),
-            location=[pb.Location(uri=location_of(each)) for each in sorted(addresses)],
+            location=[pb.Location(uri=each) for each in sorted(locations)],
             app_metadata=msgspec.json.encode(known),
         )
 
@@ -272,6 +273,20 @@ def _ticket_of(descriptor: pb.FlightDescriptor) -> Ticket:
         "a descriptor without a type: expected a path, which names a log, or a command, which is a "
         "ticket"
     )
+
+
+def lowest(snapshot: LogSnapshot, end: DLSN) -> DLSN:
+    """Return the lowest position that has the same records before it.
+
+    Who has read up to it has all of them, and asks for nothing that may be truncated by then.
+    """
+    found = snapshot.first
+    for segment in snapshot.segments:
+        if segment.lssn < end.lssn and segment.entry_count:
+            found = DLSN(segment.lssn, segment.entry_count, 0)
+        elif segment.lssn == end.lssn and end.entry_id + end.slot_id:
+            found = end
+    return max(found, snapshot.first)
 
 
 def _listed(name: str, schema: pa.Schema | None) -> pb.FlightInfo:

@@ -21,20 +21,39 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Ack:
-    """So many records of the stream are durable, the last one at this position."""
+class BatchEnd:
+    """A batch that ends with this record of the stream, which is at this position.
+
+    The last `together` records of it are side by side in one entry; None: the position is not known
+    any more, for the batch was durable when it came again.
+    """
 
     records: int
-    dlsn: DLSN
+    dlsn: DLSN | None
+    together: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """So many records of the stream are durable, the last one at this position, if it is known.
+
+    `ends` has each batch since the last acknowledgement, if the client wants it.
+    """
+
+    records: int
+    dlsn: DLSN | None
+    ends: tuple[BatchEnd, ...] = ()
 
 
 class StreamAcks:
     """The books of one stream."""
 
-    def __init__(self, *, window_records: int, window_bytes: int) -> None:
+    def __init__(self, *, window_records: int, window_bytes: int, positions: bool = False) -> None:
         self._window_records = window_records
         self._window_bytes = window_bytes
-        self._pending: deque[tuple[int, int]] = deque()  # of each batch its records and bytes
+        # Of each batch its records, how many of them are written anew, and its bytes.
+        self._pending: deque[tuple[int, int, int]] = deque()
+        self._ends: list[BatchEnd] | None = [] if positions else None  # not told
         self._pending_records = 0
         self._pending_bytes = 0
         self._durable: Ack | None = None
@@ -57,20 +76,23 @@ class StreamAcks:
         """Whether all that was accepted is durable, and told."""
         return not self._pending and (self._durable is None or self._durable.records == self._told)
 
-    def accepted(self, records: int, size_bytes: int) -> None:
-        """Note a batch that was handed over to be written."""
+    def accepted(self, records: int, size_bytes: int, *, fresh: int | None = None) -> None:
+        """Note a batch that was handed over to be written, of which the last `fresh` are new."""
         assert records > 0
-        self._pending.append((records, size_bytes))
+        self._pending.append((records, records if fresh is None else fresh, size_bytes))
         self._pending_records += records
         self._pending_bytes += size_bytes
 
-    def durable(self, dlsn: DLSN) -> None:
+    def durable(self, dlsn: DLSN | None) -> None:
         """Note that the oldest batch is durable, its last record at this position."""
-        records, size_bytes = self._pending.popleft()
+        records, fresh, size_bytes = self._pending.popleft()
         self._pending_records -= records
         self._pending_bytes -= size_bytes
         before = 0 if self._durable is None else self._durable.records
         self._durable = Ack(before + records, dlsn)
+        if self._ends is not None:
+            together = 0 if dlsn is None else min(fresh, dlsn.slot_id + 1)
+            self._ends.append(BatchEnd(before + records, dlsn, together))
 
     def next_ack(self) -> Ack | None:
         """Return what to tell the client now; None if it knows all there is."""
@@ -78,4 +100,7 @@ class StreamAcks:
         if ack is None or ack.records == self._told:
             return None
         self._told = ack.records
-        return ack
+        if self._ends is None:
+            return ack
+        ends, self._ends = tuple(self._ends), []
+        return Ack(ack.records, ack.dlsn, ends)

@@ -17,11 +17,6 @@ class ByteBudget:
         self._taken = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    @property
-    def taken_bytes(self) -> int:
-        """What is taken now."""
-        return self._taken
-
     async def take(self, size_bytes: int) -> None:
         """Take so much; wait until it is free, behind those who waited before."""
         if not self._waiting and self._fits(size_bytes):

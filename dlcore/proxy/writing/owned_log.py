@@ -6,15 +6,22 @@ What waits goes into the next entry, whoever sent it: that is the writer's own w
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import hashlib
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from dlcore.errors import ConfigurationError, SchemaMismatchError
-from dlcore.ids import TXID_MAX
+from dlcore.errors import (
+    ConditionFailedError,
+    ConfigurationError,
+    LogNotReadyError,
+)
 from dlcore.log.entries.batches import byte_log_batch
-from dlcore.log.entries.body import with_txid
+from dlcore.log.entries.body import with_present_txid
+from dlcore.log.entries.stamp import TOKEN_BYTES, Claim
+from dlcore.log.writing.producers import Durable, Fresh, InFlight, Mark, Producers
 from dlcore.log.writing.typed import AsyncTypedLogWriter
 
 if TYPE_CHECKING:
@@ -35,6 +42,17 @@ _PAYLOAD_KINDS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A batch: the future of its last position, and how many of its last rows are written anew.
+
+    The position is None if they were all durable before, and it is not known any more.
+    """
+
+    future: asyncio.Future[DLSN] | asyncio.Future[DLSN | None]
+    fresh: int
+
+
 class OwnedLog:
     """One log, from its acquisition until it is let go of.
 
@@ -42,11 +60,18 @@ class OwnedLog:
     is so; with `is_lost` nothing more is acknowledged either.
     """
 
-    def __init__(self, writer: AsyncLogWriter, clock: Clock) -> None:
+    def __init__(
+        self,
+        writer: AsyncLogWriter,
+        clock: Clock,
+        producers: Producers[asyncio.Future[DLSN]],
+    ) -> None:
         self.writer = writer
         self._clock = clock
+        self._producers = producers
+        self._conditional = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
-        self._streams: set[Callable[[], None]] = set()
+        self._streams: dict[Callable[[], None], None] = {}  # a set that keeps its order
         self._empty = asyncio.Event()
         self._empty.set()
         self.idle_since_s = self._loop.time()
@@ -62,12 +87,12 @@ class OwnedLog:
 
     def join(self, wake: Callable[[], None]) -> None:
         """Let a stream write, which is woken when the log is let go of."""
-        self._streams.add(wake)
+        self._streams[wake] = None
         self._empty.clear()
 
     def leave(self, wake: Callable[[], None]) -> None:
         """Forget a stream that has ended."""
-        self._streams.discard(wake)
+        self._streams.pop(wake, None)
         self.idle_since_s = self._loop.time()
         if not self._streams:
             self._empty.set()
@@ -112,32 +137,135 @@ class OwnedLog:
                 f"log {name!r}: column txid has type {schema.field(_TXID).type}, expected int64"
             )
 
-    async def accept(self, batch: pa.RecordBatch) -> asyncio.Future[DLSN]:
-        """Hand a batch with rows to the writer; return the future of its last position.
+    async def begin(self, producer: str | Claim) -> tuple[Claim, int]:
+        """Begin an incarnation of a producer, by its name, or let one go on.
 
-        Rows without transaction ids get the time, or the last id, if that is higher.
+        Returns: its claim, and the last sequence of the producer that is durable, -1 if none is.
+
+        Raises:
+            ProducerFencedError: a later incarnation writes, or this one is forgotten.
+            ConfigurationError, OverCapacityError: of the name, or of too many of them.
+            WriteError, AlreadyClosedError: the log is lost.
+        """
+        now_ms = self._clock.now_ms()
+        if isinstance(producer, Claim):
+            return producer, self._producers.continue_with(producer, now_ms=now_ms)
+        identity = self._clock.new_token().encode()
+        token = hashlib.blake2b(identity, digest_size=TOKEN_BYTES).digest()
+        claim = self._producers.grant(producer, token, now_ms=now_ms)
+        await self.writer.flush()  # of what earlier incarnations wrote
+        return claim, claim.base - 1
+
+    async def accept(self, batch: pa.RecordBatch, mark: Mark | None = None) -> Accepted:
+        """Hand a batch with rows to the writer.
+
+        Rows without transaction ids get the time, or the last id, if that is higher.  Of those that
+        have the sequences of a `mark`, what was accepted before is not written again.
 
         Raises: what refuses the batch, or ends the log here.
         """
-        rows = await self._fitted(batch)
-        if self.ending is not None:
-            raise self.ending
-        return self.writer.write_fitted(rows)
+        known = 0
+        while True:
+            if mark is not None:
+                found = self._producers.look_at(mark.claim, mark.first, batch.num_rows)
+                if not isinstance(found, Fresh):
+                    return _known(found)
+                known = found.known
+            rows = await self._fitted(batch.slice(known))
+            if self.ending is not None:
+                raise self.ending
+            try:
+                if mark is None:
+                    return Accepted(self.writer.write_fitted(rows), batch.num_rows)
+                # Another stream of the producer may have brought some of them meanwhile.
+                if self._producers.look_at(mark.claim, mark.first, batch.num_rows) == found:
+                    fresh = Mark(mark.claim, mark.first + known)
+                    return self._write(rows, fresh, batch.num_rows - known)
+            except LogNotReadyError:
+                # Aside for an append; the rows' transaction ids are to follow those of the append.
+                await self.writer.wait_for_capacity()
+
+    def _write(self, rows: Any, mark: Mark, count: int, *, whole: bool = False) -> Accepted:
+        future = self.writer.write_fitted(rows, mark=mark, whole=whole)
+        self._producers.accepted(mark, count, future, now_ms=self._clock.now_ms())
+        future.add_done_callback(partial(self._settled, mark, count))
+        return Accepted(future, count)
+
+    def _settled(self, mark: Mark, count: int, future: asyncio.Future[DLSN]) -> None:
+        if future.exception() is None:  # else the log is lost
+            self._producers.durable(mark, count, future.result())
+
+    async def accept_if(
+        self, batch: pa.RecordBatch, expected: DLSN | None, mark: Mark | None = None
+    ) -> Accepted:
+        """Hand a batch to the writer, all in one entry, if the log's last record is at `expected`.
+
+        None: if the log holds no record.
+
+        Raises:
+            ConditionFailedError: it is not; else as `accept`.
+        """
+        async with self._conditional:
+            while True:
+                rows = await self._fitted(batch)
+                last = await self.writer.find_last()
+                if mark is not None:
+                    found = self._producers.look_at(mark.claim, mark.first, batch.num_rows)
+                    if not isinstance(found, Fresh):
+                        return _known(found)
+                    if found.known:
+                        raise ConfigurationError(
+                            f"producer {mark.claim.name!r} has written {found.known} of these, "
+                            "which are to be written all or none"
+                        )
+                if self.ending is not None:
+                    raise self.ending
+                if last != expected:
+                    raise ConditionFailedError(
+                        f"log {self.writer.log_name!r}: expected its last record at "
+                        f"{expected or 'no position'}, it is at {last or 'no position'}",
+                        last=None if last is None else str(last),
+                    )
+                if self.writer.unwritten is not None:
+                    continue  # it was handed over meanwhile
+                try:
+                    if mark is not None:
+                        return self._write(rows, mark, batch.num_rows, whole=True)
+                    return Accepted(self.writer.write_fitted(rows, whole=True), batch.num_rows)
+                except LogNotReadyError:
+                    await self.writer.wait_for_capacity()
 
     async def _fitted(self, batch: pa.RecordBatch) -> Any:
         writer = self.writer
         if not isinstance(writer, AsyncTypedLogWriter):
             return self._fitted_bytes(batch)
-        with contextlib.suppress(SchemaMismatchError):
-            return writer.fitted(batch, last_txid=writer.last_txid)
-        # It knows the latest version of the schema then; others may have written meanwhile.
-        await writer.fitted_latest(batch, last_txid=writer.last_txid)
-        return writer.fitted(batch, last_txid=writer.last_txid)
+        return await writer.fitted_latest(batch)
 
     def _fitted_bytes(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         names = ["payload" if name == "value" else name for name in batch.schema.names]
         batch = pa.RecordBatch.from_arrays(batch.columns, names=names)
         if _TXID in names:
             return byte_log_batch(batch)
-        txid = min(max(self._clock.now_ms(), self.writer.last_txid, 0), TXID_MAX)
-        return with_txid(byte_log_batch(batch, txid_required=False), txid)
+        return with_present_txid(
+            byte_log_batch(batch, txid_required=False),
+            now_ms=self._clock.now_ms(),
+            last_txid=self.writer.last_txid,
+        )
+
+
+def _known(found: InFlight[asyncio.Future[DLSN]] | Durable) -> Accepted:
+    """Return a batch that was accepted before, by its verdict."""
+    answer: asyncio.Future[DLSN | None] = asyncio.get_running_loop().create_future()
+    if isinstance(found, Durable):
+        answer.set_result(found.dlsn)
+        return Accepted(answer, 1)
+
+    def answered(future: asyncio.Future[DLSN]) -> None:
+        error = future.exception()
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(future.result() if found.is_last else None)
+
+    found.ticket.add_done_callback(answered)
+    return Accepted(answer, 1)

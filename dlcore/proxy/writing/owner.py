@@ -17,14 +17,15 @@ from dlcore.errors import (
     OverCapacityError,
     OwnershipAcquireFailedError,
 )
+from dlcore.log.writing.producers import Producers
 from dlcore.metadata.port import SessionState
-from dlcore.proxy.membership import location_of
 from dlcore.proxy.writing.owned_log import OwnedLog
 from dlcore.proxy.writing.ownership import Elsewhere, Ownership, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterator
 
+    from dlcore.ids import DLSN
     from dlcore.log.manager import DistributedLogManager
     from dlcore.log.writing.writer import AsyncLogWriter
     from dlcore.namespace import Namespace
@@ -47,7 +48,7 @@ class LogOwner:
         context = namespace.log_context
         self._clock = context.clock
         self._log_config = replace(context.config, lock_timeout_s=config.lock_timeout_s)
-        self._ownership = Ownership(membership.address, logs_max=config.logs_max)
+        self._ownership = Ownership(membership.location, logs_max=config.logs_max)
         self._logs: dict[str, OwnedLog] = {}
         self._changes: dict[str, asyncio.Future[None]] = {}  # ends when a log's state has changed
         self._tasks = BackgroundTasks(_told)
@@ -114,6 +115,8 @@ class LogOwner:
             for name in self._ownership.owned():
                 self._ownership.release(name)
                 self._change(name, self._close)
+            if not self._changes:
+                break  # a change broke, which was told as the defect that it is
             await asyncio.wait(list(self._changes.values()))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_S):
@@ -140,11 +143,15 @@ class LogOwner:
             config = replace(config, lock_timeout_s=lock_timeout_s)
         return await self._namespace.open_log(name, config=config)
 
-    def redirect(self, name: str, error: OwnershipAcquireFailedError) -> None:
-        """Raise `LogElsewhereError` if the owner that was met is another live proxy."""
-        for address in self._membership.live - {self._membership.address}:
-            if error.owner == location_of(address):
-                raise elsewhere(name, Elsewhere(address)) from error
+    @contextlib.contextmanager
+    def redirecting(self, name: str) -> Iterator[None]:
+        """Raise `LogElsewhereError` where the owner that is met is another live proxy."""
+        try:
+            yield
+        except OwnershipAcquireFailedError as error:
+            if error.owner in self._membership.live - {self._membership.location}:
+                raise elsewhere(name, Elsewhere(error.owner)) from error
+            raise
 
     def _change(
         self, name: str, work: Callable[[str], Coroutine[Any, Any, None]]
@@ -160,23 +167,24 @@ class LogOwner:
 
     async def _acquire(self, name: str) -> None:
         try:
-            writer = await self._open_writer(name)
+            producers: Producers[asyncio.Future[DLSN]] = Producers()
+            writer = await self._open_writer(name, producers)
         except BaseException:
             self._ownership.gone(name)
             raise
-        self._logs[name] = OwnedLog(writer, self._clock)
+        self._logs[name] = OwnedLog(writer, self._clock, producers)
         self._ownership.acquired(name)
         logger.info("log=%s is owned", name)
 
-    async def _open_writer(self, name: str) -> AsyncLogWriter:
+    async def _open_writer(
+        self, name: str, producers: Producers[asyncio.Future[DLSN]]
+    ) -> AsyncLogWriter:
         log = await self.open(name, lock_timeout_s=0.0)
-        try:
-            return await log.open_writer()
-        except OwnershipAcquireFailedError as error:
-            self.redirect(name, error)
+        with contextlib.suppress(OwnershipAcquireFailedError), self.redirecting(name):
+            return await log.open_writer(producers=producers)
         # Of one that is gone, or about to let go: that is soon over.
         log = await self.open(name)
-        return await log.open_writer()
+        return await log.open_writer(producers=producers)
 
     async def _close(self, name: str) -> None:
         log = self._logs[name]
@@ -228,8 +236,7 @@ def _told(error: BaseException) -> None:
 
 def elsewhere(name: str, owner: Elsewhere) -> LogElsewhereError:
     """Return the error that sends a client to the proxy that serves a log."""
-    location = location_of(owner.address)
-    return LogElsewhereError(f"log {name!r} is served by {location}", location=location)
+    return LogElsewhereError(f"log {name!r} is served by {owner.location}", location=owner.location)
 
 
 def not_here(name: str) -> LogNotReadyError:

@@ -51,42 +51,38 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """The proxy at this address serves the log, or should."""
+    """The proxy at this location serves the log, or should."""
 
-    address: str
+    location: str
 
 
 Decision: TypeAlias = Verdict | Elsewhere
 
 
 class Ownership:
-    """The logs of the proxy at `address`, at most `logs_max` at once."""
+    """The logs of the proxy at `location`, at most `logs_max` at once."""
 
-    def __init__(self, address: str, *, logs_max: int) -> None:
-        self._address = address
+    def __init__(self, location: str, *, logs_max: int) -> None:
+        self._location = location
         self._logs_max = logs_max
         self._logs: dict[str, LogState] = {}
 
     def __len__(self) -> int:
         return len(self._logs)
 
-    def state_of(self, log: str) -> LogState | None:
-        """Return where a log is; None if the proxy has nothing to do with it."""
-        return self._logs.get(log)
-
     def owned(self) -> list[str]:
         """Return the sorted names of the logs that it owns."""
         return sorted(name for name, state in self._logs.items() if state is LogState.OWNED)
 
     def ask(self, log: str, live: Collection[str]) -> Decision:
-        """Decide who serves a log, by the addresses of the live proxies."""
+        """Decide who serves a log, by the locations of the live proxies."""
         state = self._logs.get(log)
         if state is not None:
             return Verdict.SERVE if state is LogState.OWNED else Verdict.WAIT
         preferred = preferred_owner(log, live)
         if preferred is None:
             return Verdict.NOBODY
-        if preferred != self._address:
+        if preferred != self._location:
             return Elsewhere(preferred)
         if len(self._logs) >= self._logs_max:
             return Verdict.FULL
@@ -96,7 +92,7 @@ class Ownership:
     def successor(self, log: str, live: Collection[str]) -> Elsewhere | None:
         """Return who should serve a log that is let go of; None: this proxy again, or nobody."""
         preferred = preferred_owner(log, live)
-        return None if preferred in (None, self._address) else Elsewhere(str(preferred))
+        return None if preferred in (None, self._location) else Elsewhere(str(preferred))
 
     def acquired(self, log: str) -> None:
         """Note that the log's writer is open."""

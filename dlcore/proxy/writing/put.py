@@ -8,17 +8,30 @@ before it ends a stream of a log that it lets go of.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from dlcore.errors import AlreadyClosedError, DLError, LogElsewhereError, WriteError
+from dlcore.errors import (
+    AlreadyClosedError,
+    ConfigurationError,
+    DLError,
+    LogElsewhereError,
+    SequenceGapError,
+    WriteError,
+)
+from dlcore.ids import DLSN
+from dlcore.log.writing.producers import Mark
 from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy.flight.calls import send
-from dlcore.proxy.flight.put import PutDecoder, parse_target
-from dlcore.proxy.writing.acks import StreamAcks
+from dlcore.proxy.flight.calls import principal_of, send
+from dlcore.proxy.flight.put import PutDecoder, StagingTarget, parse_target, sequence_of
+from dlcore.proxy.writing.acks import Ack, StreamAcks
 from dlcore.proxy.writing.budget import ByteBudget
+from dlcore.proxy.writing.rates import Rate, Rates
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,23 +39,45 @@ if TYPE_CHECKING:
     import grpc
     import pyarrow as pa
 
-    from dlcore.ids import DLSN
+    from dlcore.log.entries.stamp import Claim
     from dlcore.proxy.config import ProxyConfig
     from dlcore.proxy.writing.owned_log import OwnedLog
     from dlcore.proxy.writing.owner import LogOwner
+    from dlcore.proxy.writing.rates import StreamRates
+    from dlcore.proxy.writing.staging import Stagings
 
 _PARTING_S = 1.0
 
 Context: TypeAlias = "grpc.aio.ServicerContext[pb.FlightData, pb.PutResult]"
 
 
+@dataclass(frozen=True, slots=True)
+class _Condition:
+    """Where the log's last record is to be; None: nowhere, it holds none."""
+
+    last: DLSN | None
+
+
 class PutService:
     """Serves the streams of one proxy."""
 
-    def __init__(self, owner: LogOwner, config: ProxyConfig) -> None:
+    def __init__(self, owner: LogOwner, stagings: Stagings, config: ProxyConfig) -> None:
         self._owner = owner
+        self._stagings = stagings
         self._config = config
         self._budget = ByteBudget(config.pending_bytes_max)
+
+        def rate(scope: str) -> Rate:
+            per_s = (getattr(config, f"{scope}{unit}_per_s") for unit in ("records", "bytes"))
+            return Rate(records_per_s=next(per_s), bytes_per_s=next(per_s))
+
+        self._rates = Rates(
+            stream=rate("stream_"),
+            log=rate("log_"),
+            principal=rate("principal_"),
+            proxy=rate(""),
+            wait_max_s=config.throttle_max_s,
+        )
 
     async def serve(self, context: Context) -> None:
         """Serve one stream to its end.
@@ -55,23 +90,45 @@ class PutService:
         if first is None:
             return
         target = parse_target(first.flight_descriptor)
+        if isinstance(target, StagingTarget):
+            await self._stagings.serve(context, first, target, self._rates)
+            return
         decoder = PutDecoder(first)
         log = await self._owner.get(target.log)
         log.check(decoder.schema)
         config = self._config
-        ready = {
+        ready: dict[str, object] = {
             "log": target.log,
             "window_records": config.window_records,
             "window_bytes": config.window_bytes,
         }
-        acks = StreamAcks(window_records=config.window_records, window_bytes=config.window_bytes)
-        stream = _Stream(context, log, acks, self._budget, partial(self._lost, target.log, log))
+        acks = StreamAcks(
+            window_records=config.window_records,
+            window_bytes=config.window_bytes,
+            positions=target.positions,
+        )
+        rates = self._rates.join(target.log, principal_of(context))
+        limits = _Limits(acks, self._budget, rates)
+        stream = _Stream(context, log, limits, partial(self._lost, target.log, log))
         log.join(stream.rouse)
         try:
+            if target.producer is not None:
+                claim, last = await self.begin(target.log, log, target.producer)
+                ready |= {"producer": claim, "sequence": last}
+                stream.number(claim, last + 1)
+            if not isinstance(target.expected, msgspec.UnsetType):
+                stream.expect(None if target.expected is None else DLSN.parse(target.expected))
             await _send(context, ready=ready)
             await stream.exchange(decoder)
         finally:
             log.leave(stream.rouse)
+
+    async def begin(self, name: str, log: OwnedLog, producer: str | Claim) -> tuple[Claim, int]:
+        """Begin an incarnation of a producer of a log, or let one go on; as `OwnedLog.begin`."""
+        try:
+            return await log.begin(producer)
+        except (WriteError, AlreadyClosedError) as error:
+            raise log.ending or self._lost(name, log, error) from error
 
     def _lost(self, name: str, log: OwnedLog, error: DLError) -> DLError:
         """Let go of a log that cannot be written to any more; return what to tell of it."""
@@ -83,6 +140,15 @@ class PutService:
         return told
 
 
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """What bounds one stream: its window, the memory of all, and rates."""
+
+    acks: StreamAcks
+    budget: ByteBudget
+    rates: StreamRates
+
+
 class _Stream:
     """One client's stream to a log that the proxy owns."""
 
@@ -90,19 +156,32 @@ class _Stream:
         self,
         context: Context,
         log: OwnedLog,
-        acks: StreamAcks,
-        budget: ByteBudget,
+        limits: _Limits,
         lost: Callable[[DLError], DLError],
     ) -> None:
         self._context = context
         self._log = log
-        self._acks = acks
-        self._budget = budget
+        self._acks = limits.acks
+        self._budget = limits.budget
+        self._rates = limits.rates
+        self._throttled_s = 0.0  # and not told
         self._lost = lost
         self._room = asyncio.Event()
         self._wake = asyncio.Event()
         self._failure: DLError | None = None
         self._has_dropped = False  # messages that came when the log was let go of
+        self._claim: Claim | None = None
+        self._sequence = 0  # of the next record, with a claim
+        self._has_numbered = False
+        self._condition: _Condition | None = None
+
+    def number(self, claim: Claim, first: int) -> None:
+        """Take its records as a producer's, from this sequence on unless it tells another."""
+        self._claim, self._sequence = claim, first
+
+    def expect(self, last: DLSN | None) -> None:
+        """Write its batch only if this is the log's last position."""
+        self._condition = _Condition(last)
 
     def rouse(self) -> None:
         """Look at what has changed."""
@@ -133,32 +212,70 @@ class _Stream:
             batch = decoder.decode(data)
             if not batch.num_rows:
                 continue
+            mark = self._mark_of(data, batch.num_rows)
+            if self._condition is not None and await _read(self._context) is not None:
+                raise ConfigurationError(
+                    "what is written all or none comes in one message, and this is another one"
+                )
+            await self._wait_for_rate(batch.num_rows, len(data.data_body))
             try:
-                await self._accept(batch, len(data.data_body))
+                await self._accept(batch, len(data.data_body), mark)
             except DLError as error:
                 if error is not self._log.ending:
                     raise
                 self._has_dropped = True
+
+    def _mark_of(self, data: pb.FlightData, count: int) -> Mark | None:
+        """Return the sequences of a batch, which follow those of the batch before."""
+        if self._claim is None:
+            return None
+        told = sequence_of(data)
+        if told is not None and told != self._sequence and self._has_numbered:
+            raise SequenceGapError(
+                f"producer {self._claim.name!r}: sequence {told} does not follow in this stream, "
+                f"expected {self._sequence}",
+                expected=self._sequence,
+            )
+        mark = Mark(self._claim, self._sequence if told is None else told)
+        self._sequence = mark.first + count
+        self._has_numbered = True
+        return mark
 
     async def _wait_for_room(self) -> None:
         while not (self._acks.has_room or self._log.ending):
             self._room.clear()
             await self._room.wait()
 
-    async def _accept(self, batch: pa.RecordBatch, size_bytes: int) -> None:
+    async def _wait_for_rate(self, records: int, size_bytes: int) -> None:
+        """Delay a batch that comes too soon, and tell of it; once the log is let go of, go on."""
+        clock = asyncio.get_running_loop().time
+        begun_s = clock()
+        until_s = begun_s + self._rates.take(records, size_bytes, now_s=begun_s)
+        while not self._log.ending and (left_s := until_s - clock()) > 0:
+            self._room.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._room.wait()
+        if until_s > begun_s:
+            self._throttled_s += clock() - begun_s
+
+    async def _accept(self, batch: pa.RecordBatch, size_bytes: int, mark: Mark | None) -> None:
         await self._budget.take(size_bytes)
         try:
             await self._log.writer.wait_for_capacity()
-            future = await self._log.accept(batch)
+            if self._condition is None:
+                accepted = await self._log.accept(batch, mark)
+            else:
+                accepted = await self._log.accept_if(batch, self._condition.last, mark)
         except BaseException as error:
             self._budget.give(size_bytes)
             if isinstance(error, (WriteError, AlreadyClosedError)):
                 raise self._lost(error) from error
             raise
-        self._acks.accepted(batch.num_rows, size_bytes)
-        future.add_done_callback(partial(self._answered, size_bytes))
+        self._acks.accepted(batch.num_rows, size_bytes, fresh=accepted.fresh)
+        accepted.future.add_done_callback(partial(self._answered, size_bytes))
 
-    def _answered(self, size_bytes: int, future: asyncio.Future[DLSN]) -> None:
+    def _answered(self, size_bytes: int, future: asyncio.Future[Any]) -> None:
         """Note that a batch is durable, or failed; also when the client has gone meanwhile."""
         self._budget.give(size_bytes)
         error = future.exception()
@@ -180,7 +297,7 @@ class _Stream:
                 break
             ack = self._acks.next_ack()
             if ack is not None:
-                await _send(self._context, acked=ack.records, dlsn=str(ack.dlsn))
+                await self._acknowledge(ack)
             elif self._acks.is_settled and (taking.done() or log.ending is not None):
                 break
             else:
@@ -192,6 +309,15 @@ class _Stream:
         if log.ending is not None and (log.is_lost or self._has_dropped or not taking.done()):
             raise log.ending
 
+    async def _acknowledge(self, ack: Ack) -> None:
+        told: dict[str, object] = {"acked": ack.records, "dlsn": _text(ack.dlsn)}
+        if ack.ends:
+            told["ends"] = [(each.records, _text(each.dlsn), each.together) for each in ack.ends]
+        if self._throttled_s:
+            told["throttled_ms"] = math.ceil(self._throttled_s * 1000)
+            self._throttled_s = 0.0
+        await _send(self._context, **told)
+
     async def _part(self, taking: asyncio.Task[None]) -> None:
         """Tell a client that its log is let go of, and let it end the stream, for a while.
 
@@ -201,6 +327,10 @@ class _Stream:
         location = ending.location if isinstance(ending, LogElsewhereError) else None
         await _send(self._context, draining={"location": location})
         await asyncio.wait([taking], timeout=_PARTING_S)
+
+
+def _text(dlsn: DLSN | None) -> str | None:
+    return None if dlsn is None else str(dlsn)
 
 
 async def _read(context: Context) -> pb.FlightData | None:

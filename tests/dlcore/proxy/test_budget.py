@@ -33,7 +33,7 @@ def test_who_finds_it_full_waits_in_turn() -> None:
         budget.give(500)
         await turns()
         assert small.done()
-        assert budget.taken_bytes == 1
+        assert budget._taken == 1
 
     run(scenario())
 
@@ -53,7 +53,7 @@ def test_one_that_is_cancelled_holds_nothing() -> None:
         await turns()
         assert second.cancelled()
         assert third.done()
-        assert budget.taken_bytes == 10
+        assert budget._taken == 10
         budget.give(10)
 
     run(scenario())
@@ -69,7 +69,7 @@ def test_any_order_keeps_within_the_limit() -> None:
         async def use(size_bytes: int) -> None:
             await budget.take(size_bytes)
             try:
-                assert budget.taken_bytes <= 100
+                assert budget._taken <= 100
                 for _ in range(rng.randrange(4)):
                     await asyncio.sleep(0)
             finally:
@@ -81,6 +81,6 @@ def test_any_order_keeps_within_the_limit() -> None:
                 rng.choice(tasks).cancel()
             await asyncio.sleep(0)
         await asyncio.gather(*tasks, return_exceptions=True)
-        assert budget.taken_bytes == 0
+        assert budget._taken == 0
 
     run(scenario())

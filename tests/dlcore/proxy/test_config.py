@@ -37,3 +37,12 @@ def test_a_value_that_cannot_be_is_refused(key: str, value: object) -> None:
 def test_a_proxy_that_listens_everywhere_says_where_it_is() -> None:
     """Else others would send clients to no address."""
     assert ProxyConfig(host="0.0.0.0", advertised_host="a.example").advertised_port == 0
+
+
+def test_locations() -> None:
+    """What clients connect to: another host or port where told so, with brackets around IPv6."""
+    assert ProxyConfig(port=4190).location(4190) == "grpc://127.0.0.1:4190"
+    assert ProxyConfig(host="::1").location(5) == "grpc://[::1]:5"
+    assert ProxyConfig(host="[::1]", port=7).address == "[::1]:7"
+    everywhere = ProxyConfig(host="::", advertised_host="fd00::1", advertised_port=8)
+    assert everywhere.location(5) == "grpc://[fd00::1]:8"

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from dlcore.proxy.rendezvous import preferred_owner
-from dlcore.proxy.writing.ownership import Elsewhere, LogState, Ownership, Verdict
+from dlcore.proxy.writing.ownership import Elsewhere, Ownership, Verdict
 
 ME, OTHER = "a:1", "b:1"
 
@@ -28,7 +28,6 @@ def ownership() -> Ownership:
 def test_a_log_goes_through_its_states(ownership: Ownership) -> None:
     """Who asks meanwhile waits."""
     live = (ME,)
-    assert ownership.state_of("x") is None
     assert ownership.ask("x", live) is Verdict.ACQUIRE
     assert ownership.ask("x", live) is Verdict.WAIT
     assert ownership.owned() == []
@@ -38,7 +37,6 @@ def test_a_log_goes_through_its_states(ownership: Ownership) -> None:
     assert ownership.owned() == ["x"]
     assert ownership.release("x")
     assert not ownership.release("x"), "that is under way"
-    assert ownership.state_of("x") is LogState.RELEASING
     assert ownership.ask("x", live) is Verdict.WAIT
     ownership.gone("x")
     ownership.gone("x")

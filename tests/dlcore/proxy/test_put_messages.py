@@ -10,7 +10,7 @@ import pytest
 
 from dlcore.errors import ConfigurationError, InvalidLogNameError
 from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy.flight.put import ROWS_MAX, PutDecoder, parse_target
+from dlcore.proxy.flight.put import ROWS_MAX, PutDecoder, PutTarget, StagingTarget, parse_target
 from tests.fixtures.served_proxies import data_of
 
 BATCH = pa.record_batch({"payload": [b"one", b"two", b""], "txid": [1, 2, 3]})
@@ -33,9 +33,10 @@ def command(text: bytes) -> pb.FlightDescriptor:
 
 def test_a_path_or_a_command_names_the_log() -> None:
     """A path may come in parts."""
-    assert parse_target(path("a/b")).log == "a/b"
-    assert parse_target(path("a", "b")).log == "a/b"
-    assert parse_target(command(b'{"log": "/a/b"}')).log == "a/b"
+    for descriptor in (path("a/b"), path("a", "b"), command(b'{"log": "/a/b"}')):
+        assert parse_target(descriptor) == PutTarget("a/b")
+    staged = parse_target(command(b'{"staging": "job", "shared": true}'))
+    assert staged == StagingTarget("job", shared=True)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from dlcore.errors import ConfigurationError, UnexpectedError
 from dlcore.ids import DLSN
 from dlcore.proxy.reading.ring import SKIPS_MAX, Ring, RingBudget, RingReader, Run
+from tests.fixtures.lengths import amount
 
 BUDGET = 40
 
@@ -155,13 +156,14 @@ class Rings(RuleBasedStateMachine):
         for log in self.logs:
             assert log.ring.begin == self.begin_of(log)
             assert len(log.ring) == sum(each[0] is log for each in self.order)
-            assert log.ring.reader_count == len(log.readers)
             on_time = [reader for reader, _ in log.readers if not reader.is_behind]
             assert sum(log.ring._waiting.values()) == len(on_time), "who is behind leaves nothing"
 
 
 TestRings = Rings.TestCase
-TestRings.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestRings.settings = settings(
+    max_examples=amount(60, sampled=20), stateful_step_count=30, deadline=None
+)
 
 
 def test_readers_share_runs_and_hold_positions() -> None:
@@ -247,3 +249,48 @@ def test_a_budget_has_room() -> None:
     """None would keep nothing."""
     with pytest.raises(ConfigurationError, match="bytes_max=0"):
         RingBudget(0)
+
+
+def test_the_last_run_grows_until_a_reader_is_past_it() -> None:
+    """Those before it get the longer one, and the budget counts that alone."""
+    budget = RingBudget(BUDGET)
+    ring = budget.open_ring(DLSN(1, 0, 0))
+    assert not ring.may_grow, "there is none"
+    reader = ring.join(DLSN(1, 0, 0))
+    assert reader is not None
+    ring.append(run_of(0))
+    ring.append(run_of(1, size=10))
+    ring.grow(run_of(1, 2, size=15))
+    assert (len(ring), ring.end, budget.size_bytes) == (2, DLSN(1, 3, 0), 25)
+    assert taken(reader) == [("1:0", 0), ("1:1", 0)]
+    assert not ring.may_grow
+    with pytest.raises(UnexpectedError, match="cannot become one from 1:1:0 to 1:4:0"):
+        ring.grow(run_of(1, 3))
+    ring.append(run_of(3))
+    for wrong in (run_of(2, 3), run_of(4, 1)):
+        with pytest.raises(UnexpectedError, match="the last run of a ring that ends at 1:4:0"):
+            ring.grow(wrong)
+    ring.grow(run_of(3, 2))
+    assert taken(reader) == [("1:3", 0)]
+
+
+def test_a_reader_in_the_midst_of_a_run_that_grows_wants_its_later_part() -> None:
+    """As of a run that was as long from the beginning."""
+    ring = RingBudget(BUDGET).open_ring(DLSN(1, 0, 0))
+    ring.append(run_of(0, 2))
+    reader = ring.join(DLSN(1, 1, 0))
+    ring.grow(run_of(0, 3))
+    assert reader is not None
+    assert taken(reader) == [("1:0", 2)]
+
+
+def test_a_run_that_grows_above_the_budget_leaves() -> None:
+    """Its reader is behind, as with any run that is too large."""
+    budget = RingBudget(BUDGET)
+    ring = budget.open_ring(DLSN(1, 0, 0))
+    ring.append(run_of(0))
+    reader = ring.join(DLSN(1, 0, 0))
+    ring.grow(run_of(0, 2, size=BUDGET + 1))
+    assert reader is not None
+    assert reader.is_behind
+    assert (len(ring), ring.begin, budget.size_bytes) == (0, DLSN(1, 2, 0), 0)

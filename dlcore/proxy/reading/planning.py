@@ -1,0 +1,172 @@
+"""What a remote planner of reads asks of a proxy: snapshots of logs, their schemas, and places.
+
+Whoever plans with these reads by tickets: of the ledgers that a snapshot names he needs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from dlcore.errors import LogNotFoundError, LogNotReadyError
+from dlcore.ids import DLSN
+from dlcore.log.reading.scan import LogSnapshot
+from dlcore.proxy.reading.tickets import Latest, Place
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dlcore.namespace import Namespace
+
+_LOOKS_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
+"""After so long each a proxy looks again for records that another one knew to be readable."""
+
+
+class LogsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Logs by name."""
+
+    logs: list[str]
+
+
+class KnownLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A log of which a planner has a snapshot: the segments below `lssn` are as he knows them."""
+
+    log_id: str
+    lssn: int
+
+
+class SnapshotsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Logs by name; of those in `known` only later segments are asked for."""
+
+    logs: list[str]
+    known: dict[str, KnownLog] = {}
+
+
+class Search(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The first record of a log that is not below `at`, of those before `end`."""
+
+    log: str
+    log_id: str
+    end: str
+    at: Place
+
+
+class PlacesRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Several searches."""
+
+    searches: list[Search]
+
+
+class FoundPlace(msgspec.Struct, frozen=True):
+    """Where a record is, how many are before it, and when it was written."""
+
+    dlsn: str
+    sequence_id: int
+    timestamp_ms: int
+
+
+def pack_snapshots(snapshots: Sequence[LogSnapshot]) -> bytes:
+    """Return snapshots as bytes for a client of this release."""
+    return zlib.compress(msgspec.msgpack.encode(snapshots), level=1)
+
+
+def unpack_snapshots(packed: bytes) -> list[LogSnapshot]:
+    """Return what `pack_snapshots` packed."""
+    return msgspec.msgpack.decode(zlib.decompress(packed), type=list[LogSnapshot])
+
+
+class Planning:
+    """Answers planners, for one proxy."""
+
+    def __init__(self, namespace: Namespace) -> None:
+        self._namespace = namespace
+
+    async def snapshots(self, request: SnapshotsRequest) -> dict[str, object]:
+        """Return what the logs hold now, without those that do not exist.
+
+        So what a planner asks for again and again does not grow with what a log holds.
+
+        Raises: InvalidLogNameError, LedgerReadError, MetadataError.
+        """
+        found = await self._namespace.get_snapshots(request.logs, fresh=True)
+        told = []
+        for name, snapshot in found.items():
+            known = request.known.get(name)
+            if snapshot is not None and known is not None and known.log_id == snapshot.log_id:
+                later = tuple(each for each in snapshot.segments if each.lssn >= known.lssn)
+                told.append(replace(snapshot, segments=later))
+            elif snapshot is not None:
+                told.append(snapshot)
+        return {"snapshots": pack_snapshots(told)}
+
+    async def schemas(self, request: LogsRequest) -> dict[str, object]:
+        """Return by name the schema of each log that exists; None if it is one of bytes.
+
+        Raises: InvalidLogNameError, MetadataError.
+        """
+        found = await self._namespace.get_schemas(request.logs)
+        return {
+            "schemas": {
+                name: None if schema is None else schema.serialize().to_pybytes()
+                for name, schema in found.items()
+            }
+        }
+
+    async def places(self, request: PlacesRequest) -> dict[str, object]:
+        """Return the place of each record that is searched for.
+
+        Raises:
+            LogNotFoundError: a log is gone, or is another one.
+            LogNotReadyError: some of its records are not known here to be readable yet.
+        """
+        ends = [DLSN.parse(search.end) for search in request.searches]
+        snapshots = await self._reached(request.searches, ends)
+        wanted = [(snapshots[each.log], each.at.wanted) for each in request.searches]
+        places = await self._namespace.find_places(
+            [(at, at.end if isinstance(what, Latest) else what) for at, what in wanted]
+        )
+        # What is found in records that the client does not know yet is the end of those that it
+        # knows.
+        beyond = [index for index, place in enumerate(places) if place.dlsn > ends[index]]
+        found = await self._namespace.find_places(
+            [(wanted[index][0], ends[index]) for index in beyond]
+        )
+        for index, place in zip(beyond, found, strict=True):
+            places[index] = place
+        return {
+            "places": [
+                FoundPlace(str(place.dlsn), place.sequence_id, place.timestamp_ms)
+                for place in places
+            ]
+        }
+
+    async def _reached(
+        self, searches: Sequence[Search], ends: Sequence[DLSN]
+    ) -> dict[str, LogSnapshot]:
+        names = sorted({each.log for each in searches})
+        for delay_s in _LOOKS_S:
+            await asyncio.sleep(delay_s)
+            found = await self._namespace.get_snapshots(names, fresh=True)
+            known: dict[str, LogSnapshot] = {}
+            for each in searches:
+                snapshot = found[each.log]
+                if snapshot is None or snapshot.log_id != each.log_id:
+                    raise LogNotFoundError(
+                        f"log {each.log!r} with the id {each.log_id} is gone, or has another name"
+                    )
+                known[each.log] = snapshot
+            late = [
+                each.log
+                for each, end in zip(searches, ends, strict=True)
+                if known[each.log].end < end
+            ]
+            if not late:
+                return known
+        raise LogNotReadyError(
+            f"log {late[0]!r}: records that another proxy told of are not known here to be "
+            "readable: try again"
+        )

@@ -1,0 +1,70 @@
+"""Atomic appends that a proxy performs for who has no way to the metadata.
+
+An append is performed as the core's `StagedAppend`, at whichever proxy is asked.  Its token is the
+client's, over all its attempts: one whose answer was lost is known by it at any other proxy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from dlcore.errors import ConfigurationError
+from dlcore.log.metadata.commits import AppendRun, SharedStaging
+from dlcore.log.reading.scan import StagedExtent
+
+if TYPE_CHECKING:
+    from dlcore.log.staging.append import StagedAppend
+    from dlcore.namespace import Namespace
+
+
+class AppendRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """An append, as `Namespace.begin_append` takes it, and what was staged for it."""
+
+    identity: str
+    version: int
+    token: str
+    extents: list[StagedExtent] = []
+    shared: SharedStaging | None = None
+    run: AppendRun | None = None
+    lock_timeout_s: float | None = None
+    strict: bool = False
+    after: int | None = None
+    replaces: list[str] = []
+
+
+class Appends:
+    """Performs appends, for one proxy."""
+
+    def __init__(self, namespace: Namespace) -> None:
+        self._namespace = namespace
+
+    async def commit(self, request: AppendRequest) -> dict[str, object]:
+        """Append what was staged to its logs: all or nothing, once.
+
+        Raises: as `StagedAppend.commit`.
+        """
+        async with await self._begin(request) as append:
+            result = await append.commit(request.extents, replaces=request.replaces)
+        return {"already_committed": result.already_committed}
+
+    async def abort(self, request: AppendRequest) -> dict[str, object]:
+        """Drop what was staged, unless it was committed.  Raises: MetadataError."""
+        async with await self._begin(request) as append:
+            await append.abort(request.extents)
+        return {}
+
+    async def _begin(self, request: AppendRequest) -> StagedAppend:
+        if not request.token:
+            raise ConfigurationError("token='': expected a text that is unique to the append")
+        return await self._namespace.begin_append(
+            request.identity,
+            request.version,
+            shared=request.shared,
+            run=request.run,
+            lock_timeout_s=request.lock_timeout_s,
+            strict=request.strict,
+            after=request.after,
+            token=request.token,
+        )

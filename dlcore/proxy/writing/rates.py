@@ -1,0 +1,168 @@
+"""How fast streams may write: token buckets of streams, logs, principals and the proxy.  No clock.
+
+Theory of operation.  Who writes takes from each bucket that concerns him, also more than there is:
+what is missing is a debt, which the rate pays off.  A batch waits until the debts that it finds are
+paid, and adds its own, so that those who share a bucket take turns in the order in which they came,
+and a batch of any size passes.  One that would wait too long is refused, takes nothing, and is told
+when to come again.
+
+Invariants: over any time that begins and ends without debts, what passes is at most the rate times
+that time, and a burst; nobody waits for more than `wait_max_s`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlcore.errors import OverCapacityError
+
+BURST_S = 1.0
+"""An idle bucket gathers what this time gives."""
+KEPT_MAX = 1000
+"""Above so many logs and principals the buckets that are full go."""
+
+
+class TokenBucket:
+    """At most `rate` units a second, and a burst."""
+
+    def __init__(self, rate: float) -> None:
+        assert rate > 0
+        self.rate = rate
+        self._level = rate * BURST_S
+        self._at_s = float("-inf")
+
+    def delay_s(self, now_s: float) -> float:
+        """Return how long it takes to pay what is owed now."""
+        if self._at_s < now_s:
+            gained = (now_s - self._at_s) * self.rate
+            self._level = min(self.rate * BURST_S, self._level + gained)
+            self._at_s = now_s
+        return max(0.0, -self._level / self.rate)
+
+    def take(self, amount: float) -> None:
+        """Take so much, as of the time that was told last."""
+        self._level -= amount
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing of it is remembered, as of the time that was told last."""
+        return self._level >= self.rate * BURST_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """Records and bytes a second; 0: as many as come."""
+
+    records_per_s: float = 0.0
+    bytes_per_s: float = 0.0
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is a limit."""
+        return bool(self.records_per_s or self.bytes_per_s)
+
+
+class _Scope:
+    """The buckets of one stream, log or principal, or of the proxy."""
+
+    def __init__(self, what: str, rate: Rate) -> None:
+        self.what = what
+        self._records = TokenBucket(rate.records_per_s) if rate.records_per_s else None
+        self._bytes = TokenBucket(rate.bytes_per_s) if rate.bytes_per_s else None
+
+    def delay_s(self, now_s: float) -> float:
+        buckets = (self._records, self._bytes)
+        return max(each.delay_s(now_s) for each in buckets if each is not None)
+
+    def take(self, records: int, size_bytes: int) -> None:
+        if self._records is not None:
+            self._records.take(records)
+        if self._bytes is not None:
+            self._bytes.take(size_bytes)
+
+    def is_idle(self, now_s: float) -> bool:
+        self.delay_s(now_s)
+        return all(each is None or each.is_full for each in (self._records, self._bytes))
+
+
+class Rates:
+    """The rates of one proxy's streams, of which a batch waits for `wait_max_s` at most."""
+
+    def __init__(
+        self,
+        *,
+        stream: Rate | None = None,
+        log: Rate | None = None,
+        principal: Rate | None = None,
+        proxy: Rate | None = None,
+        wait_max_s: float,
+    ) -> None:
+        self._stream = stream or Rate()
+        self._log = log or Rate()
+        self._principal = principal or Rate()
+        self._proxy = proxy or Rate()
+        self._wait_max_s = wait_max_s
+        self._shared: dict[str, _Scope] = {}
+        self._prunes_at = KEPT_MAX
+
+    def __len__(self) -> int:
+        return len(self._shared)
+
+    def join(self, log: str, principal: str | None) -> StreamRates:
+        """Return the rates of a stream of a principal, if he is known, to a log."""
+        shared = [(f"log {log!r}", self._log), ("this proxy", self._proxy)]
+        if principal is not None:
+            shared.append((f"principal {principal!r}", self._principal))
+        own = [_Scope("this stream", self._stream)] if self._stream.is_limited else []
+        limited = [(what, rate) for what, rate in shared if rate.is_limited]
+        return StreamRates(self, own, limited)
+
+    def _take(
+        self,
+        own: list[_Scope],
+        shared: list[tuple[str, Rate]],
+        records: int,
+        size_bytes: int,
+        now_s: float,
+    ) -> float:
+        scopes = [*own, *(self._scope(what, rate, now_s) for what, rate in shared)]
+        found = [(each.delay_s(now_s), each.what) for each in scopes]
+        delay_s, slowest = max(found, default=(0.0, ""))
+        if delay_s > self._wait_max_s:
+            raise OverCapacityError(
+                f"the rate of {slowest} is used up for {delay_s:.3f} s, and nothing waits for "
+                f"longer than {self._wait_max_s:g} s: write again then",
+                retry_after_s=delay_s,
+            )
+        for each in scopes:
+            each.take(records, size_bytes)
+        return delay_s
+
+    def _scope(self, what: str, rate: Rate, now_s: float) -> _Scope:
+        scope = self._shared.get(what)
+        if scope is None:
+            if len(self._shared) >= self._prunes_at:
+                # One that is full is as good as a new one.
+                idle = [key for key, each in self._shared.items() if each.is_idle(now_s)]
+                for key in idle:
+                    del self._shared[key]
+                self._prunes_at = max(KEPT_MAX, 2 * len(self._shared))
+            scope = self._shared[what] = _Scope(what, rate)
+        return scope
+
+
+class StreamRates:
+    """What concerns one stream.  Use `Rates.join`."""
+
+    def __init__(self, rates: Rates, own: list[_Scope], shared: list[tuple[str, Rate]]) -> None:
+        self._rates = rates
+        self._own = own
+        self._shared = shared
+
+    def take(self, records: int, size_bytes: int, *, now_s: float) -> float:
+        """Take for a batch; return how many seconds it has to wait first.
+
+        Raises:
+            OverCapacityError: that is too long; nothing was taken.
+        """
+        return self._rates._take(self._own, self._shared, records, size_bytes, now_s)

@@ -1,0 +1,180 @@
+"""DoPut of a task of an atomic append: its records become durable extents that no log holds yet.
+
+What was staged is told in the last message, and enters logs when an append that is given it
+commits (`appends.py`), which may happen at another proxy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import grpc
+import msgspec
+
+from dlcore.errors import DLError, OverCapacityError
+from dlcore.proto import flight_pb2 as pb
+from dlcore.proxy.flight.calls import principal_of, send
+from dlcore.proxy.flight.put import PutDecoder, log_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Coroutine
+
+    from dlcore.log.staging.writer import StagingWriter
+    from dlcore.namespace import Namespace
+    from dlcore.proxy.config import ProxyConfig
+    from dlcore.proxy.flight.calls import Context
+    from dlcore.proxy.flight.put import StagingTarget
+    from dlcore.proxy.writing.rates import Rates, StreamRates
+
+logger = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+SILENCE_S = 300.0
+"""A stream that sends nothing for so long is ended, so that another one gets its turn."""
+_PARTING_S = 1.0
+KEPT_MAX = 64
+KEPT_S = 600.0
+"""So many writers wait for the next stream of their identity, each for so long at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    identity: str
+    writer: StagingWriter
+    since_s: float
+
+
+class Stagings:
+    """Serves the streams of one proxy that stage.
+
+    Each takes the memory of a staging writer, so `staging_max` are served at once; others wait in
+    turn.  The writer of an identity that is shared stays open for the next stream of it, so that
+    the number of ledgers does not grow with streams.
+    """
+
+    def __init__(self, namespace: Namespace, config: ProxyConfig) -> None:
+        self._namespace = namespace
+        self._turns = asyncio.Semaphore(config.staging_max)
+        self._kept: list[_Kept] = []  # those that wait for longest first
+        self._clock = asyncio.get_running_loop().time
+
+    async def serve(
+        self, context: Context, first: pb.FlightData, target: StagingTarget, rates: Rates
+    ) -> None:
+        """Serve one stream to its end.
+
+        Raises:
+            DLError: what refused it; nothing of it can be committed.
+        """
+        decoder = PutDecoder(first)
+        limits: dict[str, StreamRates] = {}
+        async with self._turns:
+            async with self._lend(target) as writer:
+                await _send(context, ready={"staging": target.staging})
+                try:
+                    while (data := await _read(context)) is not None:
+                        batch, log = decoder.decode(data), log_of(data)
+                        if log not in limits:
+                            limits[log] = rates.join(log, principal_of(context))
+                        records, size_bytes = batch.num_rows, len(data.data_body)
+                        now_s = self._clock()
+                        await asyncio.sleep(limits[log].take(records, size_bytes, now_s=now_s))
+                        await _to_its_end(writer.write_batch(log, batch))
+                    staged = await _to_its_end(writer.stage())
+                except DLError:
+                    await _part(context)
+                    raise
+            await _send(context, staged=staged)
+
+    @contextlib.asynccontextmanager
+    async def _lend(self, target: StagingTarget) -> AsyncIterator[StagingWriter]:
+        writer = self._take(target) or await self._namespace.open_staging_writer(
+            identity=target.staging
+        )
+        try:
+            yield writer
+        except BaseException:
+            await self._give_up(target, writer)
+            raise
+        if target.shared:
+            await self._put_back(target, writer)
+        else:
+            await writer.aclose()
+
+    def _take(self, target: StagingTarget) -> StagingWriter | None:
+        found = [each for each in self._kept if target.shared and each.identity == target.staging]
+        if not found:
+            return None
+        self._kept.remove(found[-1])
+        return found[-1].writer
+
+    async def _give_up(self, target: StagingTarget, writer: StagingWriter) -> None:
+        if not target.shared:
+            await _close_quietly(writer, delete=True)
+            return
+        # Earlier streams may have staged what is not committed yet in this ledger.
+        try:
+            await writer.discard()
+        except DLError:
+            await _close_quietly(writer)
+        else:
+            await self._put_back(target, writer)
+
+    async def _put_back(self, target: StagingTarget, writer: StagingWriter) -> None:
+        now_s = self._clock()
+        self._kept.append(_Kept(target.staging, writer, now_s))
+        while self._kept and (len(self._kept) > KEPT_MAX or now_s - self._kept[0].since_s > KEPT_S):
+            await _close_quietly(self._kept.pop(0).writer)
+
+    async def aclose(self) -> None:
+        """Close the writers that wait; what was staged can still be committed."""
+        while self._kept:
+            await _close_quietly(self._kept.pop().writer)
+
+
+async def _to_its_end(call: Coroutine[Any, Any, _Result]) -> _Result:
+    """Return what a writer's call gives; a client that is gone does not leave it half done."""
+    task = asyncio.create_task(call, name="staging")
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.gather(task, return_exceptions=True)
+        raise
+
+
+async def _close_quietly(writer: StagingWriter, *, delete: bool = False) -> None:
+    try:
+        await writer.aclose(delete=delete)
+    except DLError as error:
+        logger.info("%r: what it leaves is settled with other leftovers: %s", writer, error)
+
+
+async def _read(context: Context) -> pb.FlightData | None:
+    try:
+        async with asyncio.timeout(SILENCE_S):
+            message: Any = await context.read()
+    except TimeoutError as error:
+        raise OverCapacityError(
+            f"a stream that stages sent nothing for {SILENCE_S:g} s, and others wait for its turn: "
+            "stage again, and send what is there at once"
+        ) from error
+    return message if isinstance(message, pb.FlightData) else None
+
+
+async def _part(context: Context) -> None:
+    """Tell a client that it is refused, and let it end the stream, for a while.
+
+    Ended at once, some clients would lose the status among what they are sending.
+    """
+    await _send(context, refused=True)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_PARTING_S):
+            while await context.read() is not grpc.aio.EOF:
+                pass
+
+
+async def _send(context: Context, **message: object) -> None:
+    await send(context, pb.PutResult(app_metadata=msgspec.json.encode(message)))

@@ -1,0 +1,217 @@
+"""Reads planned and performed through proxies, with the values that the core's face has."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from dlcore.backoff import Backoff
+from dlcore.errors import LedgerReadError
+from dlcore.ids import DLSN
+from dlcore.log.reading.scan import ScanBatch
+from dlcore.proto import flight_pb2 as pb
+from dlcore.proxy.flight.sending import Passed
+from dlcore.proxy.reading.planning import (
+    FoundPlace,
+    KnownLog,
+    LogsRequest,
+    PlacesRequest,
+    Search,
+    SnapshotsRequest,
+    unpack_snapshots,
+)
+from dlcore.proxy.reading.tickets import Place, Ticket
+from dlcore.records import RecordField, RecordPlace
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator, Sequence
+
+    from dlcore.log.reading.scan import LogSnapshot, ScanRange
+    from dlcore.records import NotLessThan
+    from dlcore.remote.endpoint import Endpoint
+
+_FIRST_PAUSE_S, _PAUSE_MAX_S = 0.05, 1.0
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_PREFIX = struct.Struct("<iI")
+"""Of an Arrow message: a marker, and the length of its header."""
+_MS = pa.timestamp("ms", "UTC")
+_POSITIONS = ("dlsn", "txid", "sequence_id", "timestamp")
+
+
+def arrow_of(message: pb.FlightData) -> pa.Buffer:
+    """Return the Arrow message in one of Flight."""
+    prefix = _PREFIX.pack(-1, len(message.data_header))
+    return pa.py_buffer(prefix + message.data_header + message.data_body)
+
+
+async def act(calls: Endpoint, action: str, request: Any, answer: Any) -> Any:
+    """Perform an action of a proxy; return its answer, decoded."""
+    message = pb.Action(type=action, body=msgspec.json.encode(request))
+    async with calls.stream("DoAction", lambda: message) as results:
+        async for data in results:
+            return msgspec.json.decode(pb.Result.FromString(data).body, type=answer)
+    raise AssertionError("a proxy answers each action once")
+
+
+class RemoteSnapshots:
+    """Takes snapshots; of a log that was looked at before, asks for what came since."""
+
+    def __init__(self, calls: Endpoint) -> None:
+        self._calls = calls
+        self._known: dict[str, LogSnapshot] = {}
+
+    async def take(self, names: Sequence[str]) -> dict[str, LogSnapshot | None]:
+        """Return what each log holds now; None for those that do not exist."""
+        known = {name: self._known[name] for name in names if name in self._known}
+        request = SnapshotsRequest(
+            list(names),
+            {
+                name: KnownLog(each.log_id, each.segments[-1].lssn)
+                for name, each in known.items()
+                if each.segments
+            },
+        )
+        answer = await act(self._calls, "snapshots", request, dict[str, bytes])
+        found = {each.log: each for each in unpack_snapshots(answer["snapshots"])}
+        for name in names:
+            before, now = known.get(name), found.get(name)
+            if now is None:
+                self._known.pop(name, None)
+            elif before is not None and before.log_id == now.log_id and before.segments:
+                self._known[name] = found[name] = _continued(before, now)
+            else:
+                self._known[name] = now
+        return {name: found.get(name) for name in names}
+
+
+def _continued(before: LogSnapshot, now: LogSnapshot) -> LogSnapshot:
+    """Return `now`, which begins with the last segment of `before`, with what is left of those."""
+    last = before.segments[-1].lssn
+    kept = (each for each in before.segments if now.first.lssn <= each.lssn < last)
+    return replace(now, segments=(*kept, *now.segments))
+
+
+async def get_schemas(calls: Endpoint, names: Sequence[str]) -> dict[str, Any]:
+    """Return each existing log's schema; None if it is one of bytes."""
+    answer = await act(
+        calls, "schemas", LogsRequest(list(names)), dict[str, dict[str, bytes | None]]
+    )
+    return {
+        name: None if schema is None else pa.ipc.read_schema(pa.py_buffer(schema))
+        for name, schema in answer["schemas"].items()
+    }
+
+
+async def find_places(
+    calls: Endpoint, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]
+) -> list[RecordPlace]:
+    """Return the place of each first record that is wanted, in its snapshot."""
+    searches = [Search(at.log, at.log_id, str(at.end), _place_of(what)) for at, what in wanted]
+    answer = await act(calls, "places", PlacesRequest(searches), dict[str, list[FoundPlace]])
+    return [
+        RecordPlace(DLSN.parse(each.dlsn), each.sequence_id, each.timestamp_ms)
+        for each in answer["places"]
+    ]
+
+
+def _place_of(what: DLSN | NotLessThan) -> Place:
+    if isinstance(what, DLSN):
+        return Place(dlsn=str(what))
+    if what.field is RecordField.TXID:
+        return Place(txid=what.value)
+    if what.field is RecordField.SEQUENCE_ID:
+        return Place(sequence_id=what.value)
+    return Place(time=_EPOCH + timedelta(milliseconds=what.value))
+
+
+async def scan(
+    calls: Endpoint, part: ScanRange, *, patience_s: float
+) -> AsyncGenerator[ScanBatch, None]:
+    """Yield the records of a range, which were readable when it was planned, entry by entry.
+
+    A proxy that does not know yet that they are is asked again.
+
+    Raises:
+        AlreadyTruncatedError: records were truncated after the range was planned.
+        LogNotFoundError: the log was deleted meanwhile.
+        LedgerReadError: no proxy came to know of them for `patience_s`.
+        ProxyUnavailableError: none answered for as long as the namespace waits.
+    """
+    position, clock = part.start, asyncio.get_running_loop().time
+    backoff, advanced_s = Backoff(_FIRST_PAUSE_S, _PAUSE_MAX_S), clock()
+    columns = _columns_of(part)
+
+    def ticket() -> pb.Ticket:
+        asked = Ticket(
+            log=part.log,
+            log_id=part.log_id,
+            start=Place(dlsn=str(position)),
+            end=Place(dlsn=str(part.end)),
+            columns=columns,
+        )
+        return pb.Ticket(ticket=asked.encode())
+
+    while position < part.end:
+        before, schema = position, None
+        async with calls.stream("DoGet", ticket) as messages:
+            async for data in messages:
+                message = pb.FlightData.FromString(data)
+                if not message.app_metadata:
+                    schema = pa.ipc.read_schema(arrow_of(message))
+                    continue
+                position = DLSN.parse(msgspec.json.decode(message.app_metadata, type=Passed).next)
+                for each in _entries_of(pa.ipc.read_record_batch(arrow_of(message), schema)):
+                    yield each
+        if position > before:
+            backoff, advanced_s = Backoff(_FIRST_PAUSE_S, _PAUSE_MAX_S), clock()
+        elif clock() - advanced_s > patience_s:
+            raise LedgerReadError(
+                f"log {part.log!r}: records up to {part.end} were readable when they were asked "
+                f"for, and for {patience_s:g} s proxies know of none after {position}"
+            )
+        else:
+            await asyncio.sleep(backoff.failed(clock()))
+
+
+def _columns_of(part: ScanRange) -> list[str]:
+    """Return what to ask for: where records are, and the columns of the log that are wanted."""
+    if part.schema is None:
+        wanted = part.columns is None or "payload" in part.columns
+        return [*_POSITIONS, *(["value"] if wanted else [])]
+    names = [column.name for column in part.schema.latest]
+    wanted_names = [name for name in names if part.columns is None or name in part.columns]
+    return [*(f"_{name}" for name in _POSITIONS), *wanted_names]
+
+
+def _entries_of(batch: pa.RecordBatch) -> Iterator[ScanBatch]:
+    """Yield the rows of a message, those of each entry by themselves, none of them copied."""
+    dlsns, txids, sequence_ids, timestamps = batch.columns[: len(_POSITIONS)]
+    lssns, entries, slots = (_numbers(each) for each in dlsns.flatten())
+    sequence, times_ms = _numbers(sequence_ids), _numbers(timestamps.cast(_MS).cast(pa.int64()))
+    names = batch.schema.names
+    data = ["payload" if name == "value" else name for name in names[len(_POSITIONS) :]]
+    txid_name = names[1]
+    rows = pa.RecordBatch.from_arrays(
+        [txids, *batch.columns[len(_POSITIONS) :]], [txid_name, *data]
+    )
+    starts = [0, *(np.flatnonzero(np.diff(entries) | np.diff(lssns)) + 1).tolist()]
+    for start, end in zip(starts, [*starts[1:], batch.num_rows], strict=True):
+        yield ScanBatch(
+            batch=rows.slice(start, end - start),
+            lssn=int(lssns[start]),
+            entry_id=int(entries[start]),
+            first_slot=int(slots[start]),
+            sequence_id=int(sequence[start]),
+            timestamp_ms=int(times_ms[start]),
+        )
+
+
+def _numbers(array: pa.Array) -> Any:
+    return np.frombuffer(array.buffers()[1], np.int64)[array.offset : array.offset + len(array)]

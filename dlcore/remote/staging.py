@@ -1,0 +1,292 @@
+"""Atomic appends through proxies: what is staged, and committed, at whichever of them answers.
+
+A proxy that is lost is no harm to what it staged: that is durable, and another one commits it.
+What was sent and not staged yet is sent again, as long as it is little enough to be kept for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import msgspec
+
+from dlcore.clock import SystemClock
+from dlcore.errors import ConfigurationError, WriteError
+from dlcore.log.reading.scan import CommitResult, StagedExtent
+from dlcore.proto import flight_pb2 as pb
+from dlcore.proxy.flight.put import ROWS_MAX, Staged, StagingTarget
+from dlcore.proxy.flight.sending import framed
+from dlcore.proxy.writing.appends import AppendRequest
+from dlcore.remote.outbox import MESSAGE_BYTES
+from dlcore.remote.planning import act
+from dlcore.remote.writing import Attempts, EndedError, ended, first_message, write
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    import pyarrow as pa
+
+    from dlcore.log.metadata.commits import AppendRun, SharedStaging
+    from dlcore.remote.endpoint import Endpoint
+
+KEPT_BYTES_MAX = 8 * 1024 * 1024
+"""So much is gathered before a proxy is asked to stage it, and sent again if it is lost."""
+
+
+class _Answer(msgspec.Struct):
+    """What a proxy tells of what it is sent: what it staged; None: the status will say why not."""
+
+    staged: list[StagedExtent] | None = None
+
+
+class RemoteStagingWriter:
+    """Stages records through proxies, as `dlcore.log.staging.writer.StagingWriter` does."""
+
+    def __init__(self, calls: Endpoint, identity: str, *, shared: bool, patience_s: float) -> None:
+        self._calls = calls
+        self._target = StagingTarget(identity, shared)
+        self._patience_s = patience_s
+        self._forget()
+
+    def _forget(self) -> None:
+        self._call: Any = None
+        self._answer: asyncio.Task[list[StagedExtent]] | None = None
+        self._schema: pa.Schema | None = None
+        self._kept: list[bytes] = []
+        self._kept_bytes = 0
+        self._is_all_kept = True
+        self._attempts = Attempts(self._calls, self._target.staging, self._patience_s)
+
+    async def write_batches(self, parts: Sequence[tuple[str, pa.RecordBatch]]) -> None:
+        """Write rows for several logs, all of the same columns until they are staged.
+
+        What a proxy refuses of them is raised here, or by what is called next.
+        Raises: as `StagingWriter.write_batch`; and ProxyUnavailableError.
+        """
+        for log, batch in parts:
+            await self.write_batch(log, batch)
+
+    async def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
+        """Write rows for a log.  Raises: as `write_batches`."""
+        schema = batch.schema.remove_metadata()
+        if self._schema is None:
+            self._schema = schema
+        elif self._schema != schema:
+            raise ConfigurationError(
+                f"staged together, batches have the same columns: {schema.names} came after "
+                f"{self._schema.names}, and a column of transaction ids is null in all rows or "
+                "filled in every row"
+            )
+        beside = msgspec.json.encode(Staged(log))
+        for piece in _pieces(batch):
+            await self._send(framed(piece.serialize(), beside))
+
+    async def _send(self, message: bytes) -> None:
+        if not self._is_all_kept:
+            try:
+                await self._write(message)
+            except EndedError as end:
+                raise await self._lost(end) from end
+            return
+        self._kept.append(message)
+        self._kept_bytes += len(message)
+        if self._kept_bytes > KEPT_BYTES_MAX:
+            await self._send_kept()
+            self._is_all_kept = False
+            self._kept = []
+
+    async def _send_kept(self) -> None:
+        """Open a stream and send what is kept, until one takes it."""
+        while self._call is None:
+            self._call = call = self._calls.put(self._target.staging)
+            try:
+                await write(call, first_message(self._target, self._schema))
+                await _read(call)
+                self._answer = asyncio.create_task(_hear(call), name="hearing of what is staged")
+                for message in self._kept:
+                    await self._write(message)
+            except EndedError as end:
+                await self._end_call()
+                await self._attempts.failed(end)
+
+    async def _write(self, message: bytes) -> None:
+        if self._heard().done():
+            self._heard().result()
+        await write(self._call, message)
+
+    def _heard(self) -> asyncio.Task[list[StagedExtent]]:
+        if self._answer is None:
+            raise WriteError("what was written before is lost: discard it, and write all again")
+        return self._answer
+
+    async def _end_call(self) -> None:
+        call, answer = self._call, self._answer
+        self._call = self._answer = None
+        if call is not None:
+            call.cancel()
+        if answer is not None:
+            await asyncio.gather(answer, return_exceptions=True)
+
+    async def stage(self) -> list[StagedExtent]:
+        """Wait until all that was written is durable; return it, log by log.
+
+        Raises: as `write_batches`; WriteError: the proxy that staged is lost.
+        """
+        if self._schema is None:
+            return []
+        while True:
+            if self._is_all_kept:
+                await self._send_kept()
+            try:
+                if not self._heard().done():
+                    await self._call.done_writing()
+                staged = await self._heard()
+            except EndedError as end:
+                if not self._is_all_kept:
+                    raise await self._lost(end) from end
+                await self._end_call()
+                await self._attempts.failed(end)
+            else:
+                self._forget()
+                return staged
+
+    async def _lost(self, end: EndedError) -> Exception:
+        await self._end_call()
+        if not end.again:
+            return end.error
+        return WriteError(
+            f"the stream that staged {self._kept_bytes >> 20} MiB or more was lost: {end.error}"
+        )
+
+    async def discard(self) -> None:
+        """Forget what was written since the last `stage`."""
+        await self._end_call()
+        self._forget()
+
+    async def aclose(self, *, delete: bool = False) -> None:  # a proxy does
+        """Close it; what was staged stays until it is committed, or is settled."""
+        await self.discard()
+
+
+def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield the rows in batches that fit a message, as far as a row does."""
+    rows = batch.num_rows
+    if rows <= 1 or (batch.nbytes <= MESSAGE_BYTES and rows <= ROWS_MAX):
+        if rows:
+            yield batch
+        return
+    yield from _pieces(batch.slice(0, rows // 2))
+    yield from _pieces(batch.slice(rows // 2))
+
+
+async def _read(call: Any) -> bytes:
+    try:
+        data = await call.read()
+    except grpc.aio.AioRpcError as error:
+        raise await ended(call) from error
+    if data is grpc.aio.EOF:
+        raise await ended(call)
+    return bytes(pb.PutResult.FromString(data).app_metadata)
+
+
+async def _hear(call: Any) -> list[StagedExtent]:
+    """Return what was staged.  Raises: EndedError."""
+    staged = msgspec.json.decode(await _read(call), type=_Answer).staged
+    if staged is None:
+        # It takes nothing more.  While something is sent the status could be lost.
+        await call.done_writing()
+        await _read(call)
+        raise AssertionError("a proxy that refuses says why")
+    return staged
+
+
+class RemoteStagedAppend:
+    """One atomic append to any number of logs, as `dlcore.log.staging.append.StagedAppend`.
+
+    Whatever breaks, it is tried again under one token until a proxy tells what has become of it.
+    """
+
+    def __init__(self, calls: Endpoint, request: AppendRequest, *, patience_s: float) -> None:
+        self._calls = calls
+        self._request = request
+        shared = request.shared
+        self._writer = RemoteStagingWriter(
+            calls,
+            request.identity if shared is None else shared.identity,
+            shared=shared is not None,
+            patience_s=patience_s,
+        )
+        self._staged: list[StagedExtent] = []
+
+    def __repr__(self) -> str:
+        return f"<RemoteStagedAppend {self._request.identity!r} v{self._request.version}>"
+
+    @classmethod
+    def begin(
+        cls,
+        calls: Endpoint,
+        identity: str,
+        version: int,
+        *,
+        shared: SharedStaging | None,
+        run: AppendRun | None,
+        lock_timeout_s: float | None,
+        strict: bool,
+        patience_s: float,
+    ) -> RemoteStagedAppend:
+        """Begin an append."""
+        request = AppendRequest(
+            identity=identity,
+            version=version,
+            token=SystemClock().new_token(),
+            shared=shared,
+            run=run,
+            lock_timeout_s=lock_timeout_s,
+            strict=strict,
+        )
+        return cls(calls, request, patience_s=patience_s)
+
+    async def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
+        """Stage rows for a log; `commit` without extents takes all of them.
+
+        Raises: as `RemoteStagingWriter.write_batch`.
+        """
+        await self._writer.write_batch(log, batch)
+
+    async def stage(self) -> list[StagedExtent]:
+        """Make durable what was written here, and return it.  Raises: as the writer's."""
+        self._staged += await self._writer.stage()
+        return list(self._staged)
+
+    async def commit(
+        self, extents: Sequence[StagedExtent] | None = None, *, replaces: Collection[str] = ()
+    ) -> CommitResult:
+        """Append `extents` to their logs: all or nothing, once; where they are is not told.
+
+        Raises: as the core's; ProxyUnavailableError: whether it was committed is unknown.
+        """
+        if extents is None:
+            extents = await self.stage()
+        asked = msgspec.structs.replace(
+            self._request, extents=list(extents), replaces=sorted(replaces)
+        )
+        if asked.run is not None:
+            run = replace(asked.run, commits_ns=time.monotonic_ns())
+            asked = msgspec.structs.replace(asked, run=run)
+        answer = await act(self._calls, "commit_append", asked, dict[str, bool])
+        is_done = answer["already_committed"]
+        return CommitResult(committed=not is_done, already_committed=is_done)
+
+    async def abort(self, extents: Sequence[StagedExtent] | None = None) -> None:
+        """Drop what was staged.  Raises: MetadataError, ProxyUnavailableError."""
+        await self.aclose()
+        asked = msgspec.structs.replace(self._request, extents=list(extents or self._staged))
+        await act(self._calls, "abort_append", asked, dict[str, Any])
+
+    async def aclose(self) -> None:
+        """Forget what was written and not staged."""
+        await self._writer.aclose()

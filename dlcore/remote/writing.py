@@ -1,0 +1,558 @@
+"""The writer of a log over an endpoint: what it accepts is in the log once, whatever breaks.
+
+It numbers its records as a producer of the log.  One task keeps a stream to the proxy that owns the
+log, sends what waits in the `Outbox`, and takes out what is acknowledged.  When the stream ends, or
+is silent, it opens the next one, where it is sent to or at another proxy, and sends the rest again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import msgspec
+
+from dlcore.background import refuse
+from dlcore.backoff import Backoff
+from dlcore.clock import SystemClock
+from dlcore.closing import AsyncClosing
+from dlcore.errors import (
+    AlreadyClosedError,
+    ConditionFailedError,
+    ConfigurationError,
+    DLError,
+    OverCapacityError,
+    ProxyUnavailableError,
+    SequenceGapError,
+    UnexpectedError,
+    WriteCancelledError,
+    WriteError,
+)
+from dlcore.ids import DLSN
+from dlcore.log.entries.batches import batches_from
+from dlcore.log.entries.body import byte_log_schema
+from dlcore.log.entries.stamp import GENERATED_PREFIX, Claim
+from dlcore.log.writing.left_open import left_open
+from dlcore.log.writing.transmit import checked_payload
+from dlcore.proto import flight_pb2 as pb
+from dlcore.proxy.flight.put import Numbered, PutTarget, StagingTarget
+from dlcore.proxy.flight.sending import framed
+from dlcore.proxy.flight.statuses import EXPECTED_KEY, LAST_KEY, LOCATION_KEY, RETRY_KEY
+from dlcore.remote.endpoint import error_of, path_of
+from dlcore.remote.outbox import End, Outbox
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import pyarrow as pa
+
+    from dlcore.records import LogRecord
+    from dlcore.remote.endpoint import Endpoint
+
+logger = logging.getLogger(__name__)
+
+PENDING_BYTES_MAX = 32 * 1024 * 1024
+SILENCE_S = 15.0
+"""A proxy that says nothing for so long, though something is to be acknowledged, is left."""
+_FIRST_PAUSE_S, _PAUSE_MAX_S = 0.01, 1.0
+_VISIBLE_LOOKS_EVERY_S = 0.005
+_AGAIN = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "UNKNOWN", "ABORTED")
+"""Statuses after which the same may succeed, which costs nothing: records are taken once."""
+_BROKEN = "Internal error from Core"
+"""What gRPC says of a call that ended while a message was sent."""
+
+
+class _Ready(msgspec.Struct):
+    window_records: int
+    window_bytes: int
+    producer: Claim | None = None
+    sequence: int = -1
+
+
+class _Draining(msgspec.Struct):
+    location: str | None = None
+
+
+class LogEnd(msgspec.Struct):
+    """The position after a log's last readable record."""
+
+    end: str
+
+
+class _Told(msgspec.Struct):
+    """A message of a proxy: one of its fields is there."""
+
+    ready: _Ready | None = None
+    acked: int | None = None
+    dlsn: str | None = None
+    ends: list[End] = []
+    draining: _Draining | None = None
+
+
+_decode = msgspec.json.Decoder(_Told).decode
+
+
+@dataclass(eq=False)
+class EndedError(Exception):
+    """A stream has ended: with an error or in order.
+
+    It may have said where the log is served, or when to come again.
+    """
+
+    error: DLError
+    again: bool
+    location: str | None = None
+    retry_after_s: float = 0.0
+
+
+async def ended(call: Any) -> EndedError:
+    """Return why a call ended that has ended."""
+    code, details = await call.code(), await call.details() or ""
+    told = dict(await call.trailing_metadata() or ())
+    location = told.get(LOCATION_KEY)
+    if code is grpc.StatusCode.OK:
+        error: DLError = ProxyUnavailableError("the proxy ended the stream")
+        return EndedError(error, again=True, location=location)
+    error = error_of(code, details)
+    if isinstance(error, SequenceGapError):
+        error.expected = int(told.get(EXPECTED_KEY, -1))
+    if isinstance(error, ConditionFailedError):
+        last = told.get(LAST_KEY, "none")
+        error.last = None if last == "none" else last
+    again = code.name in _AGAIN or details == _BROKEN or isinstance(error, OverCapacityError)
+    return EndedError(error, again, location, int(told.get(RETRY_KEY, 0)) / 1000)
+
+
+async def read(call: Any) -> _Told:
+    """Return the next message of a proxy.  Raises: EndedError."""
+    try:
+        data = await call.read()
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+        raise await ended(call) from error
+    if data is grpc.aio.EOF:
+        raise await ended(call)
+    return _decode(pb.PutResult.FromString(data).app_metadata)
+
+
+async def write(call: Any, data: bytes) -> None:
+    """Send a message to a proxy.  Raises: EndedError."""
+    try:
+        await call.write(data)
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+        raise await ended(call) from error
+
+
+def _new_name() -> str:
+    return f"{GENERATED_PREFIX}{SystemClock().new_token()}"
+
+
+class Attempts:
+    """When and where a log is written to again, after a stream to it has ended."""
+
+    def __init__(self, calls: Endpoint, log: str, patience_s: float) -> None:
+        self._calls = calls
+        self._log = log
+        self._patience_s = patience_s
+        self._clock = asyncio.get_running_loop().time
+        self.succeeded()
+
+    def succeeded(self) -> None:
+        """Forget all failures."""
+        self._backoff = Backoff(_FIRST_PAUSE_S, _PAUSE_MAX_S)
+        self._asked: set[str] = set()  # where we were sent to
+        self._failing_since: float | None = None
+
+    async def failed(self, end: EndedError) -> None:
+        """Wait until it is to be tried again.  Raises: what ended it for good."""
+        now = self._clock()
+        self._failing_since = now if self._failing_since is None else self._failing_since
+        if not end.again or now - self._failing_since >= self._patience_s:
+            raise end.error from end
+        logger.info("log=%s: its stream ended: %s", self._log, end.error)
+        if isinstance(end.error, OverCapacityError):
+            pass  # it is the one who serves the log
+        elif end.location is None:
+            self._calls.failed(self._log)
+        else:
+            self._calls.is_owned_by(self._log, end.location)
+        if end.location is None or end.location in self._asked:
+            pause_s = self._backoff.failed(now)
+            await asyncio.sleep(end.retry_after_s + random.uniform(pause_s / 2, pause_s))
+        else:
+            self._asked.add(end.location)
+
+
+def first_message(target: PutTarget | StagingTarget, schema: pa.Schema) -> bytes:
+    """Return what opens a stream for batches of a schema."""
+    command = msgspec.json.encode(target)
+    descriptor = pb.FlightDescriptor(type=pb.FlightDescriptor.CMD, cmd=command)
+    data = pb.FlightData.FromString(framed(schema.serialize(), b""))
+    data.flight_descriptor.CopyFrom(descriptor)
+    return data.SerializeToString()
+
+
+class RemoteWriter(AsyncClosing):
+    """Appends to one log through the proxies of an endpoint.  Use `RemoteLog.open_writer`.
+
+    Any number of writers may be open to a log; their records share its order.  Positions follow the
+    order of the calls.  The methods that return futures may be called from any coroutine of one
+    loop; a future gives the record's position, or None: it is in the log, and where was not told.
+    """
+
+    def __init__(self, calls: Endpoint, name: str, producer: str | None, patience_s: float) -> None:
+        self.log_name = name
+        self.producer = _new_name() if producer is None else producer
+        """The name under which it numbers its records."""
+        self._calls = calls
+        self._loop = asyncio.get_running_loop()
+        self._outbox: Outbox[asyncio.Future[DLSN | None]] = Outbox(bytes_max=PENDING_BYTES_MAX)
+        self._claim: Claim | None = None
+        self._last_txid = -1
+        self.last_dlsn: DLSN | None = None
+        """Position of the last record that it knows to be durable, and where."""
+        self._opened: asyncio.Future[None] = self._loop.create_future()
+        self._wake = asyncio.Event()
+        self._capacity = asyncio.Event()
+        self._error: DLError | None = None
+        self._is_closing = self._is_told = False
+        self._attempts = Attempts(calls, name, patience_s)
+        self._heard_at = 0.0
+        self._stream_first = 0  # the sequence of the first record of the stream
+        self._drained_to: str | None = None
+        self._is_drained = False
+        self._task = asyncio.create_task(self._run(), name=f"remote-writer-{name}")
+        left_open.add(self)
+
+    def __repr__(self) -> str:
+        return f"<RemoteWriter {self.log_name!r} {self._outbox!r}>"
+
+    async def open(self) -> None:
+        """Wait until a proxy accepts the writer.
+
+        Raises: LogNotFoundError, ConfigurationError, EndOfStreamError, ProxyUnavailableError.
+        """
+        try:
+            await asyncio.shield(self._opened)
+        except BaseException:
+            await self.abort()
+            raise
+
+    @property
+    def next_sequence(self) -> int:
+        """The number of the next record, among all that its producer wrote to the log, from 0."""
+        return self._outbox.next_sequence
+
+    # Accepting
+
+    def write(self, record: LogRecord) -> asyncio.Future[DLSN | None]:
+        """Accept a record; return the future of its position.
+
+        Raises (nothing is written, the writer stays usable):
+            TransactionIdOutOfOrderError: the transaction id is lower than one written before.
+            LogRecordTooLongError: the record exceeds RECORD_SIZE_BYTES_MAX.
+            OverCapacityError: too much is pending; `wait_for_capacity` first.
+        Raises (nothing more can be written): WriteError, AlreadyClosedError.
+        """
+        self._require_open()
+        payload = checked_payload(record.txid, record.payload, last_txid=self._last_txid)
+        future: asyncio.Future[DLSN | None] = self._loop.create_future()
+        self._outbox.add_record(record.txid, payload, future)
+        self._last_txid = record.txid
+        self._wake.set()
+        return future
+
+    def write_bulk(self, records: Iterable[LogRecord]) -> list[asyncio.Future[DLSN | None]]:
+        """Write `records`; those after one that is refused are cancelled.  Raises: by futures."""
+        futures: list[asyncio.Future[DLSN | None]] = []
+        refusal: DLError | None = None
+        for record in records:
+            try:
+                if refusal is not None:
+                    raise WriteCancelledError(f"an earlier record of the bulk failed: {refusal}")
+                futures.append(self.write(record))
+            except DLError as error:
+                refusal = refusal or error
+                futures.append(self._loop.create_future())
+                refuse(futures[-1], error)
+        return futures
+
+    def write_batch(self, batch: pa.RecordBatch) -> asyncio.Future[DLSN | None]:
+        """Accept the rows of a batch; return the future of its last position.
+
+        It has the columns of a typed log, or `payload`; and `_txid` or `txid` where rows have their
+        own transaction ids, which are the time otherwise.  A proxy tells what does not fit, which
+        ends the writer.
+
+        Raises: ConfigurationError: it has no rows; else as `write`.
+        """
+        if batch.num_rows == 0:
+            raise ConfigurationError("a batch without rows has no position")
+        self._require_open()
+        future: asyncio.Future[DLSN | None] = self._loop.create_future()
+        self._outbox.add_batch(batch, future)
+        self._wake.set()
+        return future
+
+    async def submit_table(self, table: Any) -> None:
+        """Write what an Arrow table, a frame or a stream holds.  Raises: as `submit_batch`."""
+        for batch in batches_from(table):
+            await self.submit_batch(batch)
+
+    async def submit_batch(self, batch: pa.RecordBatch) -> None:
+        """Wait for capacity and write `batch`; later calls tell if that failed.
+
+        Raises: as `write_batch`.
+        """
+        if batch.num_rows:
+            await self.wait_for_capacity()
+            refused_later = self.write_batch(batch)
+            refused_later.add_done_callback(_leave_to_later_calls)
+
+    async def wait_for_capacity(self) -> None:
+        """Wait until a quarter or less is pending of what may be, or it failed.  Raises nothing."""
+        while not self._outbox.has_room and self._error is None:
+            self._capacity.clear()
+            await self._capacity.wait()
+
+    def _require_open(self) -> None:
+        if self._is_closing:
+            raise AlreadyClosedError(f"the writer of log {self.log_name!r} is closed")
+        if self._error is not None:
+            self._is_told = True
+            raise WriteError(
+                f"the writer of log {self.log_name!r} failed and takes no more records: "
+                f"{type(self._error).__name__}: {self._error}"
+            ) from self._error
+
+    # Waiting
+
+    async def flush(self) -> DLSN | None:
+        """Wait until all that was accepted is durable; return the last position known, if any.
+
+        Raises: WriteError, AlreadyClosedError; ProducerFencedError, ProxyUnavailableError and what
+            else ended it.
+        """
+        self._require_open()
+        barrier: asyncio.Future[DLSN | None] = self._loop.create_future()
+        if self._outbox.add_barrier(barrier):
+            self._wake.set()
+            try:
+                await barrier
+            except DLError:
+                self._is_told = True
+                raise
+        return self.last_dlsn
+
+    async def commit(self) -> DLSN | None:
+        """Flush, and wait until readers that open the log find all of it.
+
+        Returns: as `flush`.  Raises: as `flush`; LogNotFoundError.
+        """
+        last = await self.flush()
+        end = last
+        while last is not None and end is not None and end <= last:
+            found = await self._calls.ask("GetFlightInfo", path_of(self.log_name), pb.FlightInfo)
+            end = DLSN.parse(msgspec.json.decode(found.app_metadata, type=LogEnd).end)
+            await asyncio.sleep(_VISIBLE_LOOKS_EVERY_S if end <= last else 0)
+        return last
+
+    async def aclose(self) -> None:
+        """Flush and end; harmless when it is closed.
+
+        Raises: as `flush`; what was acknowledged is durable.
+        """
+        if self._is_closing:
+            return
+        try:
+            if self._error is None or not self._is_told:
+                await self.flush()
+        finally:
+            self._is_closing = True
+            self._wake.set()
+            if self._error is None:
+                await asyncio.wait([self._task], timeout=SILENCE_S)
+            await self.abort()
+
+    async def abort(self) -> None:
+        """Give up at once: what was not acknowledged may be in the log or not."""
+        self._is_closing = True
+        left_open.discard(self)
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._fail(WriteCancelledError(f"log {self.log_name!r}: the writer was aborted"))
+
+    def report_unwritten(self, reason: str) -> None:
+        """Log as an error what is not known to be written by one that was not closed."""
+        left_open.discard(self)
+        if len(self._outbox):
+            told = f"{len(self._outbox)} records: the writer was not closed, and {reason}"
+            logger.error("log %r: not written: %s", self.log_name, told)
+
+    # The stream
+
+    async def _run(self) -> None:
+        try:
+            while not (self._is_closing and not len(self._outbox)):
+                try:
+                    await self._exchange()
+                except EndedError as end:
+                    await self._attempts.failed(end)
+                await self._wait_for_work()
+        except DLError as error:
+            self._fail(error)
+        except Exception as error:  # noqa: BLE001  # who waits must not wait for ever
+            self._fail(UnexpectedError(f"the writer of log {self.log_name!r} broke: {error!r}"))
+
+    async def _wait_for_work(self) -> None:
+        """Wait until a stream is needed."""
+        while self._opened.done() and not (len(self._outbox) or self._is_closing):
+            self._attempts.succeeded()
+            self._wake.clear()
+            await self._wake.wait()
+
+    async def _exchange(self) -> None:
+        """Send and hear, until all is acknowledged and nothing follows, or EndedError."""
+        message = self._outbox.look() if self._opened.done() else None
+        schema = byte_log_schema() if message is None else message.batch.schema
+        self._outbox.begin_again()
+        self._drained_to, self._is_drained = None, False
+        call = self._calls.put(self.log_name)
+        try:
+            async with asyncio.timeout(SILENCE_S):
+                target = PutTarget(self.log_name, self._claim or self.producer, positions=True)
+                await write(call, first_message(target, schema))
+                ready = (await read(call)).ready
+            if ready is None or ready.producer is None:
+                raise UnexpectedError("a proxy did not say that it is ready")
+            self._take_up(ready.producer, ready.sequence)
+            hearing = asyncio.create_task(self._hear(call), name="hearing a proxy")
+            hearing.add_done_callback(lambda _: self._wake.set())
+            try:
+                await self._send(call, schema, ready, hearing)
+            finally:
+                hearing.cancel()
+                await asyncio.gather(hearing, return_exceptions=True)
+        except EndedError as end:
+            end.location = end.location or self._drained_to
+            raise
+        except TimeoutError as error:
+            silence = ProxyUnavailableError(f"a proxy said nothing for {SILENCE_S:g} s")
+            raise EndedError(silence, again=True) from error
+        finally:
+            call.cancel()
+
+    def _take_up(self, claim: Claim, last: int) -> None:
+        """Go on behind what is durable by what a new stream says."""
+        if self._claim is None:
+            self._claim = claim
+            self._outbox.begin(claim.base)
+            self._opened.set_result(None)
+        self._tell(self._outbox.durable_before(last))
+        self._stream_first = self._outbox.begin_again()
+        self._heard_at = self._loop.time()
+
+    async def _send(
+        self, call: Any, schema: pa.Schema, ready: _Ready, hearing: asyncio.Task[None]
+    ) -> None:
+        outbox = self._outbox
+        while not hearing.done():
+            self._wake.clear()
+            message = None if self._is_drained else outbox.look()
+            is_last = message is None and self._is_closing and not len(outbox)
+            if message is not None and message.batch.schema != schema:
+                if not outbox.has_in_flight:
+                    return  # the next stream has its columns
+            elif message is not None and outbox.sent_bytes < ready.window_bytes:
+                beside = msgspec.json.encode(Numbered(message.first))
+                outbox.sent()
+                async with asyncio.timeout(SILENCE_S):
+                    await write(call, framed(message.batch.serialize(), beside))
+                continue
+            elif is_last:
+                await call.done_writing()
+                await asyncio.wait([hearing], timeout=SILENCE_S)
+                return
+            await self._wait_for_news()
+        hearing.result()
+
+    async def _wait_for_news(self) -> None:
+        if not self._outbox.has_in_flight:
+            await self._wake.wait()
+            self._heard_at = self._loop.time()
+            return
+        async with asyncio.timeout_at(self._heard_at + SILENCE_S):
+            await self._wake.wait()
+
+    async def _hear(self, call: Any) -> None:
+        """Take what the proxy tells until it ends the stream, which is an EndedError."""
+        while True:
+            told = await read(call)
+            self._heard_at = self._loop.time()
+            if told.acked is not None:
+                first = self._stream_first
+                ends = [(first + end.records - 1, end) for end in told.ends]
+                self._tell(self._outbox.acknowledged(first + told.acked - 1, ends))
+                self._attempts.succeeded()
+                self._wake.set()
+            elif told.draining is not None:
+                # It has acknowledged all that it accepted, and takes nothing more.
+                self._drained_to, self._is_drained = told.draining.location, True
+                await call.done_writing()
+
+    def _tell(self, told: Iterable[tuple[asyncio.Future[DLSN | None], DLSN | None]]) -> None:
+        for future, dlsn in told:
+            self.last_dlsn = dlsn or self.last_dlsn
+            if not future.done():
+                future.set_result(dlsn)
+        self._capacity.set()
+
+    def _fail(self, error: DLError) -> None:
+        if self._error is None:
+            self._error = error
+            if not self._opened.done():
+                refuse(self._opened, error)
+            for future in self._outbox.drain():
+                refuse(future, error)
+            self._capacity.set()
+
+
+def _leave_to_later_calls(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()  # else asyncio would log it as never retrieved
+
+
+async def append_if(
+    calls: Endpoint, log: str, batch: pa.RecordBatch, expected: DLSN | None, patience_s: float
+) -> DLSN | None:
+    """Append a batch if the log's last record is at `expected`; return its own last position."""
+    attempts = Attempts(calls, log, patience_s)
+    condition = None if expected is None else str(expected)
+    producer: str | Claim = _new_name()
+    while True:
+        call = calls.put(log)
+        try:
+            async with asyncio.timeout(SILENCE_S):
+                target = PutTarget(log, producer, expected=condition)
+                await write(call, first_message(target, batch.schema))
+                ready = (await read(call)).ready
+                assert ready is not None
+                assert ready.producer is not None
+                producer = ready.producer
+                beside = msgspec.json.encode(Numbered(producer.base))
+                await write(call, framed(batch.serialize(), beside))
+                await call.done_writing()
+                told = await read(call)
+                while told.acked is None:
+                    told = await read(call)
+                return None if told.dlsn is None else DLSN.parse(told.dlsn)
+        except EndedError as end:
+            await attempts.failed(end)
+        except TimeoutError:
+            silence = ProxyUnavailableError(f"a proxy said nothing for {SILENCE_S:g} s")
+            await attempts.failed(EndedError(silence, again=True))
+        finally:
+            call.cancel()

@@ -1,0 +1,125 @@
+"""What is sent to many readers goes together where they are slower than it comes."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+from dlcore.ids import DLSN
+from dlcore.proxy.reading.delivery import Deliveries, Reading
+from dlcore.proxy.reading.following import FollowedLogs
+from dlcore.proxy.reading.ring import RingBudget
+from dlcore.proxy.reading.rows import RowView
+from dlcore.proxy.reading.runs import RUN_BYTES
+from tests.dlcore.proxy.test_runs import entry, values
+
+if TYPE_CHECKING:
+    from dlcore.log.reading.rows import EntryRows
+
+VIEW = RowView("a", None, ["dlsn", "value"])
+BEGIN = DLSN(1, 0, 0)
+WAIT_S = 30
+
+
+class GrowingLog:
+    """A log whose reader takes all entries that have come."""
+
+    name = log_id = "a"
+
+    def __init__(self) -> None:
+        self.entries: list[EntryRows] = []
+        self.more = asyncio.Event()
+
+    def grow(self, number: int, *, size: int = 100) -> None:
+        """Let an entry with one record come."""
+        self.entries.append(entry(number, 1, size=size))
+        self.more.set()
+
+    async def get_snapshot(self) -> Any:
+        """Tell that nothing is there yet."""
+        return SimpleNamespace(end=BEGIN)
+
+    async def open_reader(self, *, dlsn: DLSN) -> GrowingLog:
+        """Read from the beginning."""
+        assert dlsn == BEGIN
+        return self
+
+    async def take_rows(self) -> list[EntryRows]:
+        """Wait for entries."""
+        await self.more.wait()
+        self.more.clear()
+        taken, self.entries = self.entries, []
+        return taken
+
+    async def __aenter__(self) -> GrowingLog:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+
+class Client:
+    """What one follower gets; it takes a message when it is let."""
+
+    def __init__(self) -> None:
+        self.got: list[list[bytes]] = []
+        self.came = asyncio.Event()
+        self.may_take = asyncio.Event()
+
+    async def send(self, message: bytes) -> None:
+        """Take it."""
+        self.got.append(values(message))
+        self.came.set()
+        await self.may_take.wait()
+
+    async def wait_for(self, count: int) -> list[list[bytes]]:
+        """Wait for so many messages."""
+        async with asyncio.timeout(WAIT_S):
+            while len(self.got) < count:
+                self.came.clear()
+                await self.came.wait()
+        return self.got
+
+
+def _readers_of(followed: FollowedLogs) -> int:
+    return sum(
+        sum(known.ring._waiting.values()) for log in followed for known in log._rings.values()
+    )
+
+
+async def _followed(clients: int, end: int) -> tuple[GrowingLog, list[Client], asyncio.Future[Any]]:
+    """Let clients follow a log until they have the entries before `end`."""
+    log = GrowingLog()
+    followed = FollowedLogs(RingBudget(1 << 20))
+    deliveries = Deliveries(followed, catching_up_max=1)
+    reading = Reading(
+        log=cast("Any", log), view=VIEW, start=BEGIN, end=DLSN(1, end, 0), follow=True
+    )
+    followers = [Client() for _ in range(clients)]
+    all_done = asyncio.gather(*(deliveries.deliver(reading, each.send) for each in followers))
+    async with asyncio.timeout(WAIT_S):
+        while _readers_of(followed) < clients:  # noqa: ASYNC110  # nothing tells it
+            await asyncio.sleep(0)
+    return log, followers, all_done
+
+
+def test_what_comes_while_readers_are_sent_something_goes_together() -> None:
+    """One message with all of it follows, instead of one each, up to what one may have."""
+
+    async def follow() -> None:
+        log, (first, second), all_done = await _followed(2, end=6)
+        log.grow(0)
+        for each in (first, second):
+            await each.wait_for(1)
+        for number, size in ((1, 100), (2, 100), (3, 100), (4, RUN_BYTES), (5, 100)):
+            log.grow(number, size=size)
+            while log.entries:  # noqa: ASYNC110  # nothing tells it
+                await asyncio.sleep(0)
+        for each in (first, second):
+            each.may_take.set()
+        await asyncio.wait_for(all_done, WAIT_S)
+        for each in (first, second):
+            assert each.got == [[b"0:0"], [b"1:0", b"2:0", b"3:0"], [b"4:0"], [b"5:0"]]
+
+    asyncio.run(follow())

@@ -1,0 +1,71 @@
+"""What planners of reads are told: places by any kind of position, errors for what is gone."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import grpc
+import pytest
+
+from dlcore.proxy.reading import planning
+from dlcore.proxy.reading.planning import unpack_snapshots
+from tests.fixtures.memory_namespace import record
+from tests.fixtures.served_proxies import Proxies, with_proxies
+
+
+async def fill(served: Proxies) -> tuple[str, Any]:
+    """Write three records to log a; return its id and a client of a proxy."""
+    client = await served.start()
+    log = await served.cluster.namespaces[0].open_log("a")
+    async with await log.open_writer() as writer:
+        for txid in (10, 20, 30):
+            await writer.write(record(txid))
+    return log.log_id, client
+
+
+def test_places_by_any_position() -> None:
+    """None is beyond the end that the planner knows."""
+
+    async def scenario(served: Proxies) -> None:
+        log_id, client = await fill(served)
+        known = {"log": "a", "log_id": log_id, "end": "1:2:0"}
+        found = await client.act(
+            "places",
+            searches=[
+                {**known, "at": at}
+                for at in ({"txid": 15}, {"latest": True}, {"dlsn": "1:0:0"}, {"sequence_id": 2})
+            ],
+        )
+        assert [(each["dlsn"], each["sequence_id"]) for each in found["places"]] == [
+            ("1:1:0", 1),
+            ("1:2:0", 2),
+            ("1:0:0", 0),
+            ("1:2:0", 2),
+        ]
+        packed = (await client.act("snapshots", logs=["a", "none"]))["snapshots"]
+        (snapshot,) = unpack_snapshots(base64.b64decode(packed))
+        assert (snapshot.log, str(snapshot.end)) == ("a", "1:3:0")
+        assert await client.act("schemas", logs=["a", "none"]) == {"schemas": {"a": None}}
+
+    with_proxies("a")(scenario)
+
+
+def test_what_is_gone_and_what_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log of another id is not searched; records to come are waited for, for a while."""
+    monkeypatch.setattr(planning, "_LOOKS_S", (0.0, 0.01))
+
+    async def scenario(served: Proxies) -> None:
+        log_id, client = await fill(served)
+        for wrong, code, told in (
+            ({"log_id": "other"}, grpc.StatusCode.NOT_FOUND, "is gone, or has another name"),
+            ({"log": "none"}, grpc.StatusCode.NOT_FOUND, "is gone, or has another name"),
+            ({"end": "5:0:0"}, grpc.StatusCode.UNAVAILABLE, "try again"),
+            ({"end": "x"}, grpc.StatusCode.INVALID_ARGUMENT, "x"),
+        ):
+            search = {"log": "a", "log_id": log_id, "end": "1:3:0", "at": {"txid": 1}} | wrong
+            with pytest.raises(grpc.aio.AioRpcError, match=told) as caught:
+                await client.act("places", searches=[search])
+            assert caught.value.code() is code
+
+    with_proxies("a")(scenario)

@@ -1,0 +1,102 @@
+"""Rates: what passes, who waits how long, and who is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from dlcore.errors import OverCapacityError
+from dlcore.proxy.writing import rates as module
+from dlcore.proxy.writing.rates import BURST_S, Rate, Rates, TokenBucket
+
+
+def test_a_bucket_gives_a_burst_and_then_its_rate() -> None:
+    """What is taken beyond is a debt, which time pays; idle time gathers a burst at most."""
+    bucket = TokenBucket(10)
+    assert bucket.delay_s(0) == 0
+    bucket.take(10)
+    assert bucket.delay_s(0) == 0
+    bucket.take(20)
+    assert bucket.delay_s(0) == pytest.approx(2)
+    assert bucket.delay_s(1.5) == pytest.approx(0.5)
+    was_full = bucket.is_full
+    assert bucket.delay_s(1000) == 0
+    assert (was_full, bucket.is_full) == (False, True)
+    bucket.take(15)
+    assert bucket.delay_s(1000) == pytest.approx(0.5)
+
+
+def test_without_limits_nobody_waits() -> None:
+    """Nor is anything kept of anybody."""
+    rates = Rates(wait_max_s=0)
+    assert rates.join("a", "me").take(10**9, 10**12, now_s=0) == 0
+    assert len(rates) == 0
+
+
+@pytest.mark.parametrize("scope", ["stream", "log", "principal", "proxy"])
+@pytest.mark.parametrize("unit", ["records_per_s", "bytes_per_s"])
+def test_each_scope_counts_what_it_should(scope: str, unit: str) -> None:
+    """Streams of another log, or principal, have rates of their own, unless it is the proxy's."""
+    given: dict[str, Any] = {scope: Rate(**{unit: 100.0})}
+    rates = Rates(**given, wait_max_s=10)
+    first = rates.join("a", "me")
+    assert first.take(100, 100, now_s=0) == 0
+    assert first.take(100, 100, now_s=0) == 0
+    assert first.take(100, 100, now_s=0) == pytest.approx(1)
+    shares = {"stream": [0, 0, 0], "log": [2, 0, 3], "principal": [2, 3, 0], "proxy": [2, 3, 4]}
+    others = [rates.join("a", "me"), rates.join("b", "me"), rates.join("a", None)]
+    waits = [each.take(100, 100, now_s=0) for each in others]
+    assert waits == pytest.approx(shares[scope])
+
+
+def test_who_would_wait_too_long_is_refused_and_told_when_to_come() -> None:
+    """He takes nothing: whoever waits has the debt of those before him only."""
+    rates = Rates(log=Rate(records_per_s=10), stream=Rate(bytes_per_s=1), wait_max_s=2)
+    stream = rates.join("a", None)
+    assert stream.take(1000, 0, now_s=0) == 0  # of any size, when nothing is owed
+    for _ in range(2):
+        with pytest.raises(OverCapacityError, match="rate of log 'a' is used up for 99") as caught:
+            stream.take(1, 0, now_s=0)
+        assert caught.value.retry_after_s == pytest.approx(99)
+    assert stream.take(1, 0, now_s=98) == pytest.approx(1)
+
+
+def test_what_is_kept_is_bounded_by_who_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buckets that are full go; one that owes stays, also if nobody writes to its log now."""
+    monkeypatch.setattr(module, "KEPT_MAX", 10)
+    rates = Rates(log=Rate(records_per_s=10), wait_max_s=100)
+    rates._prunes_at = 10
+    rates.join("busy", None).take(10_000, 0, now_s=0)
+    for number in range(200):
+        rates.join(f"log {number}", None).take(1, 0, now_s=number)
+    assert len(rates) <= 20
+    assert rates.join("busy", None).take(1, 0, now_s=950) == pytest.approx(49, abs=0.2)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 50), st.floats(0, 3), st.integers(0, 2)), min_size=1, max_size=40
+    )
+)
+def test_what_passes_keeps_to_the_rate(batches: list[tuple[int, float, int]]) -> None:
+    """Over any time: the rate, a burst, and the one batch that passed while nothing was owed."""
+    rates = Rates(log=Rate(records_per_s=10), wait_max_s=5)
+    streams = [rates.join("a", None) for _ in range(3)]
+    now_s, passed, refused = 0.0, [], []
+    for records, pause_s, stream in batches:
+        now_s += pause_s
+        try:
+            delay_s = streams[stream].take(records, 0, now_s=now_s)
+        except OverCapacityError as error:
+            refused.append(error.retry_after_s)
+        else:
+            assert 0 <= delay_s <= 5
+            passed.append((now_s + delay_s, records))
+    assert all(after_s > 5 for after_s in refused)
+    assert passed == sorted(passed, key=lambda each: each[0])  # in turn, whoever it was
+    for index, (begin_s, _) in enumerate(passed):
+        for end, (end_s, last) in enumerate(passed[index:], index):
+            total = sum(records for _, records in passed[index : end + 1])
+            assert total <= 10 * (end_s - begin_s) + 10 * BURST_S + last + 1e-6

@@ -1,0 +1,134 @@
+"""Streams that stage at a proxy: whose writers are kept, what bounds them, and what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from dlcore.proto import flight_pb2 as pb
+from dlcore.proxy.writing import staging
+from tests.fixtures.memory_namespace import read_all
+from tests.fixtures.served_proxies import PAYLOADS, Client, Proxies, data_of, with_proxies
+from tests.fixtures.staged_records import ledgers, staged_nodes
+
+if TYPE_CHECKING:
+    import pytest
+
+    from tests.fixtures.served_proxies import Stream
+
+
+async def opened(client: Client, identity: str, *, shared: bool = False) -> Stream:
+    """Begin to stage."""
+    stream = client.put()
+    first = data_of(PAYLOADS.serialize())
+    first.flight_descriptor.type = pb.FlightDescriptor.CMD
+    first.flight_descriptor.cmd = json.dumps({"staging": identity, "shared": shared}).encode()
+    await stream.call.write(first)
+    return stream
+
+
+async def send(stream: Stream, *payloads: bytes, log: str = "a") -> None:
+    """Send a batch for a log."""
+    data = data_of(pa.record_batch([pa.array(payloads, pa.binary())], schema=PAYLOADS).serialize())
+    data.app_metadata = json.dumps({"log": log}).encode()
+    await stream.call.write(data)
+
+
+async def staged(client: Client, identity: str, payload: bytes, *, shared: bool = True) -> Any:
+    """Stage one record; return what is told of it."""
+    stream = await opened(client, identity, shared=shared)
+    assert await stream.told() == {"ready": {"staging": identity}}
+    await send(stream, payload)
+    told = await stream.told_all()
+    assert told is not None, await stream.status()
+    return told["staged"]
+
+
+async def refused(stream: Stream, log: str) -> tuple[str, str, dict[str, str]]:
+    """Send what cannot be staged; return the status."""
+    assert await stream.told() is not None
+    await send(stream, b"x")
+    await send(stream, b"x", log=log)
+    assert await stream.told_all() == {"refused": True}
+    return await stream.status()
+
+
+def test_streams_of_one_identity_share_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If they say so; also after one was refused, until the writer was idle for long."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start()
+        first = await staged(client, "query", b"1")
+        code, details, _ = await refused(await opened(client, "query", shared=True), "none")
+        assert (code, "none" in details) == ("NOT_FOUND", True)
+        second = await staged(client, "query", b"2")
+        assert len(ledgers(served.cluster)) == 1
+        await staged(client, "write", b"never", shared=False)
+        await refused(await opened(client, "failed"), "none")
+        assert len(ledgers(served.cluster)) == 2  # of what was refused nothing is left
+        for number in range(2):
+            answer = await client.act(
+                "commit_append",
+                identity="query>a",
+                version=1,
+                token="t",
+                shared={"identity": "query", "round": "1"},
+                extents=[*first, *second],
+            )
+            assert answer == {"already_committed": number == 1}
+        log = await served.cluster.namespaces[0].open_log("a")
+        assert [bytes(each.payload) for each in await read_all(log)] == [b"1", b"2"]
+        monkeypatch.setattr(staging, "KEPT_S", 0.0)
+        await staged(client, "another", b"3")
+        await staged(client, "query", b"4")
+        assert len(staged_nodes(served.cluster)) == 4
+
+    with_proxies("a")(scenario)
+
+
+def test_streams_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is silent loses it, and is told; a client that is gone gives it back."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start(staging_max=1)
+        gone = await opened(client, "gone")
+        assert await gone.told() is not None
+        waiting = await opened(client, "waiting")
+        reading = asyncio.create_task(waiting.told())
+        await asyncio.sleep(0.05)
+        assert not reading.done()
+        gone.call.cancel()
+        assert await reading == {"ready": {"staging": "waiting"}}
+        waiting.call.cancel()
+        monkeypatch.setattr(staging, "SILENCE_S", 0.05)
+        silent = await opened(client, "silent")
+        assert await silent.told() is not None
+        assert await silent.told() == {"refused": True}
+        await silent.call.done_writing()
+        assert await silent.told() is None
+        code, details, _ = await silent.status()
+        assert code == "RESOURCE_EXHAUSTED"
+        assert "sent nothing for 0.05 s" in details
+
+    with_proxies("a")(scenario)
+
+
+def test_kept_writers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that waits for longest is closed; what it staged can be committed."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start()
+        monkeypatch.setattr(staging, "KEPT_MAX", 1)
+        first = await staged(client, "first", b"1")
+        await staged(client, "second", b"2")
+        again = await staged(client, "first", b"3")
+        answer = await client.act(
+            "commit_append", identity="first", version=1, token="t", extents=[*first, *again]
+        )
+        assert answer == {"already_committed": False}
+        assert len(ledgers(served.cluster)) == 3
+
+    with_proxies("a")(scenario)

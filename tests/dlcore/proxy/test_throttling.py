@@ -1,0 +1,81 @@
+"""Streams above their rates: delayed, told so, refused where the delay would be too long."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.fixtures.memory_namespace import read_all
+from tests.fixtures.served_proxies import Proxies, with_proxies
+
+
+def test_delays_are_told_and_nothing_is_lost() -> None:
+    """The log's rate is shared by its streams; another log's are not touched."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start(log_records_per_s=100.0)
+        streams = [await client.opened("a") for _ in range(2)]
+        free = await client.opened("b")
+        clock = asyncio.get_running_loop().time
+        begun_s = clock()
+        for stream in streams:
+            await stream.send(*[b"x"] * 100)
+            await stream.send(*[b"y"] * 10)
+        await free.send(*[b"z"] * 100)
+        told = await free.told()
+        assert told is not None
+        assert "throttled_ms" not in told
+        throttled = 0
+        for stream in streams:
+            acked = 0
+            while acked < 110:
+                message = await stream.told()
+                assert message is not None
+                acked = message["acked"]
+                throttled += message.get("throttled_ms", 0)
+            assert await stream.told_all() is None
+        # 220 records of which 100 passed at once, and the last batch waited for those before it.
+        assert clock() - begun_s >= 1.0
+        assert throttled >= 1000
+        assert len(await read_all(await served.cluster.namespaces[0].open_log("a"))) == 220
+        await free.told_all()
+
+    with_proxies("a", "b")(scenario)
+
+
+def test_who_would_wait_too_long_is_refused_after_what_was_accepted() -> None:
+    """With the time after which it goes on."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start(stream_bytes_per_s=1.0, throttle_max_s=3.0)
+        stream = await client.opened("a")
+        await stream.send(b"x")
+        await stream.send(b"y")
+        last = await stream.told_all()
+        assert last is not None
+        assert last["acked"] == 1
+        code, message, metadata = await stream.status()
+        assert code == "RESOURCE_EXHAUSTED"
+        assert "the rate of this stream is used up" in message
+        assert int(metadata["dlog-retry-after-ms"]) > 3000
+        assert len(await read_all(await served.cluster.namespaces[0].open_log("a"))) == 1
+
+    with_proxies("a")(scenario)
+
+
+def test_a_delayed_stream_does_not_hold_up_a_release() -> None:
+    """What it was about to send is dropped, and it is told that the log is let go of."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start(log_records_per_s=1.0, throttle_max_s=1000.0)
+        stream = await client.opened("a")
+        await stream.send(*[b"x"] * 100)
+        await stream.acked(100)
+        await stream.send(b"y")
+        assert (await client.act("release", log="a"))["released"]
+        message = await stream.told()
+        assert message is not None
+        assert "draining" in message
+        assert await stream.told_all() is None
+        assert (await stream.status())[0] == "UNAVAILABLE"
+
+    with_proxies("a")(scenario)

@@ -1,0 +1,144 @@
+"""What a remote writer keeps until it is acknowledged: sequences, messages, positions, limits."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from dlcore.errors import OverCapacityError, UnexpectedError
+from dlcore.ids import DLSN
+from dlcore.remote.outbox import MESSAGE_BYTES, End, Outbox
+
+
+def rows(count: int, size: int = 1) -> pa.RecordBatch:
+    """Return a batch."""
+    return pa.record_batch({"payload": [bytes(size)] * count})
+
+
+def outbox(bytes_max: int = 2**30, first: int = 0) -> Outbox[str]:
+    """Return an empty one."""
+    made: Outbox[str] = Outbox(bytes_max=bytes_max)
+    made.begin(first)
+    return made
+
+
+def sizes(box: Outbox[str]) -> list[tuple[int, int]]:
+    """Send all there is; return of each message its first sequence and its records."""
+    found = []
+    while (message := box.look()) is not None:
+        found.append((message.first, message.batch.num_rows))
+        box.sent()
+    return found
+
+
+def test_records_wait_for_others_up_to_a_message() -> None:
+    """And batches are messages of their own, cut where they are large."""
+    box = outbox(first=5)
+    for number in range(3):
+        box.add_record(number, b"", str(number))
+    assert (len(box), box.next_sequence, box.has_in_flight) == (3, 8, False)
+    box.add_batch(rows(2))
+    box.add_record(3, bytes(MESSAGE_BYTES), "large")
+    box.add_record(4, b"", "next")
+    box.add_batch(rows(8, 10**6), "cut")
+    assert box.next_sequence == 20
+    assert sizes(box) == [(5, 3), (8, 2), (10, 1), (11, 1), *((12 + 2 * n, 2) for n in range(4))]
+    assert box.has_in_flight
+    assert repr(box) == "<Outbox 15 records, 8 messages in flight>"
+
+
+def test_positions_of_what_is_side_by_side() -> None:
+    """Of the others it is only known that they are there."""
+    box = outbox()
+    for number in range(4):
+        box.add_record(number, b"", str(number))
+    assert sizes(box) == [(0, 4)]
+    told = box.acknowledged(3, [(3, End(4, "2:5:9", 2))])
+    assert told == [("0", None), ("1", None), ("2", DLSN(2, 5, 8)), ("3", DLSN(2, 5, 9))]
+    assert not box.add_barrier("nothing is pending")
+    box.add_batch(rows(2), "a")
+    box.add_batch(rows(1), "b")
+    assert box.add_barrier("c")
+    sizes(box)
+    assert box.acknowledged(4) == []
+    assert box.acknowledged(6, [(5, End(2, None, 0))]) == [("a", None), ("b", None), ("c", None)]
+    assert box.acknowledged(6) == []
+    assert len(box) == 0
+    assert not box.has_in_flight
+
+
+def test_what_was_never_sent_cannot_be_acknowledged() -> None:
+    """A proxy that says so is not believed."""
+    box = outbox()
+    with pytest.raises(UnexpectedError, match="up to sequence 0, sent are those up to -1"):
+        box.acknowledged(0)
+    box.add_batch(rows(2))
+    box.add_batch(rows(2))
+    box.look()
+    box.sent()
+    with pytest.raises(UnexpectedError, match="up to sequence 2, sent are those up to 1"):
+        box.acknowledged(2)
+
+
+def test_a_new_stream_begins_with_what_is_not_durable() -> None:
+    """What it is told to be durable is not sent again."""
+    box = outbox()
+    for name in "abc":
+        box.add_batch(rows(2), name)
+    sizes(box)
+    assert box.begin_again() == 0
+    assert box.sent_bytes == 0
+    assert box.durable_before(4) == [("a", None), ("b", None)]
+    assert sizes(box) == [(4, 2)]
+    assert box.drain() == ["c"]
+    assert (len(box), box.look()) == (0, None)
+    box.add_record(1, b"", "open")
+    assert box.drain() == ["open"]
+
+
+def test_so_much_may_be_pending() -> None:
+    """Then nothing is taken, until a quarter is left."""
+    box = outbox(bytes_max=4000)
+    box.add_batch(rows(1, 5000))
+    with pytest.raises(OverCapacityError, match="await wait_for_capacity"):
+        box.add_record(0, b"", "")
+    with pytest.raises(OverCapacityError, match="bytes in 1 records are not"):
+        box.add_batch(rows(1))
+    assert not box.has_room
+    sizes(box)
+    box.acknowledged(0)
+    assert box.has_room
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(deadline=None, max_examples=50)
+def test_each_record_is_told_once_and_in_order(seed: int) -> None:
+    """Whatever is sent again, and acknowledged by whichever stream."""
+    chance = random.Random(seed)
+    box, added, told, taken = outbox(), 0, [], 0
+    while added < 200 or len(box):
+        match chance.randrange(4):
+            case 0 if added < 200:
+                box.add_record(added, b"x", str(added))
+                added += 1
+            case 1 if added < 200:
+                box.add_batch(rows(3), str(added + 2))
+                added += 3
+            case 2 if (message := box.look()) is not None:
+                assert message.first >= taken
+                box.sent()
+            case 3 if chance.random() < 0.2:
+                assert box.begin_again() == added - len(box)
+            case 3 if box.has_in_flight:
+                first = added - len(box)
+                taken = max(taken, chance.randrange(first, max(first + 12, added)))
+                with contextlib.suppress(UnexpectedError):  # it was not sent so far
+                    told += box.acknowledged(taken)
+                taken = added - len(box)
+    names = [int(name) for name, _ in told]
+    assert names == sorted(set(names))
+    assert not len(box)

@@ -1,0 +1,364 @@
+"""Writers over an endpoint, to proxies on this loop: each record is in the log once, in order."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from dlcore.errors import (
+    AlreadyClosedError,
+    ConditionFailedError,
+    ConfigurationError,
+    LogNotFoundError,
+    OverCapacityError,
+    ProducerFencedError,
+    ProxyUnavailableError,
+    SchemaMismatchError,
+    TransactionIdOutOfOrderError,
+    WriteCancelledError,
+    WriteError,
+)
+from dlcore.ids import DLSN
+from dlcore.metadata.memory import MemoryStore
+from dlcore.proxy.writing import put
+from dlcore.records import LogRecord
+from dlcore.remote import open_namespace, writing
+from tests.dlcore.proxy.test_put import records
+from tests.fixtures.ports import free_ports
+from tests.fixtures.served_proxies import Proxies, with_proxies
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from dlcore.remote import RemoteLog, RemoteWriter
+
+
+async def remote(served: Proxies, *, patience_s: float = 60.0) -> RemoteLog:
+    """Return the log over all proxies that were started."""
+    hosts = [each.location.removeprefix("grpc://") for each in served.servers]
+    namespace = await open_namespace(f"grpc://{','.join(hosts)}", patience_s=patience_s)
+    served.steps.push_async_callback(namespace.aclose)
+    return await namespace.open_log("clicks")
+
+
+def numbered(first: int, count: int) -> list[LogRecord]:
+    """Return records whose payloads and transaction ids are their numbers."""
+    return [LogRecord(number, b"%d" % number) for number in range(first, first + count)]
+
+
+async def payloads(served: Proxies) -> list[bytes]:
+    """Return what is in the log."""
+    return [each.payload for each in await records(served)]
+
+
+def test_positions_are_those_of_the_records() -> None:
+    """One by one, in bulk, as batches, and as a table; with columns that change."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        log = await remote(served)
+        async with await log.open_writer() as writer:
+            assert await writer.flush() is None
+            futures = writer.write_bulk(numbered(0, 50))
+            await writer.flush()
+            futures.append(writer.write_batch(pa.record_batch({"payload": [b"50", b"51"]})))
+            futures += writer.write_bulk([LogRecord(2**60, b"52")])
+            await writer.submit_table(pa.table({"value": ["53"]}))
+            await writer.submit_batch(pa.record_batch({"value": pa.array([], pa.string())}))
+            last = await writer.commit()
+            found = await records(served)
+            assert [each.payload for each in found] == [b"%d" % number for number in range(54)]
+            dlsns = [each.dlsn for each in found]
+            assert [await each for each in futures] == [*dlsns[:50], dlsns[51], dlsns[52]]
+            assert last == dlsns[53] == writer.last_dlsn
+            assert writer.next_sequence == 54
+            assert "'clicks' <Outbox 0 records, 0 messages" in repr(writer)
+        await writer.aclose()
+        with pytest.raises(AlreadyClosedError):
+            writer.write(LogRecord(2**60, b""))
+
+    with_proxies("clicks")(scenario)
+
+
+def test_what_cannot_follow_is_refused_at_once() -> None:
+    """The writer stays usable; a bulk is cancelled from there on."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        log = await remote(served)
+        async with await log.open_writer() as writer:
+            futures = writer.write_bulk([*numbered(7, 1), *numbered(3, 2)])
+            assert await futures[0] == DLSN.INITIAL
+            with pytest.raises(TransactionIdOutOfOrderError):
+                await futures[1]
+            with pytest.raises(WriteCancelledError):
+                await futures[2]
+            with pytest.raises(ConfigurationError, match="no position"):
+                writer.write_batch(pa.record_batch({"payload": pa.array([], pa.binary())}))
+            large = pa.record_batch({"payload": [bytes(1000 * 1000)] * 40})
+            writer.write_batch(large).cancel()
+            with pytest.raises(OverCapacityError, match="are not acknowledged"):
+                writer.write(LogRecord(8, b""))
+            await writer.wait_for_capacity()
+            writer.write_batch(large.slice(0, 1))
+        assert len(await records(served)) == 42
+
+    with_proxies("clicks")(scenario)
+
+
+def test_what_the_proxy_refuses_ends_the_writer() -> None:
+    """Everybody who waits is told, and so are later calls."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        log = await remote(served)
+        writer = await log.open_writer()
+        waiting = writer.write_batch(pa.record_batch({"speed": [1]}))
+        with pytest.raises(ConfigurationError, match="is of bytes"):
+            await waiting
+        with pytest.raises(WriteError, match="failed and takes no more records: Configuration"):
+            await writer.flush()
+        await writer.wait_for_capacity()
+        await writer.aclose()
+        untold = await log.open_writer()
+        await untold.submit_batch(pa.record_batch({"speed": [1]}))
+        await untold.wait_for_capacity()
+        await asyncio.wait([untold._task])
+        with pytest.raises(WriteError, match="is of bytes"):
+            await untold.aclose()
+        gone = await remote(served)
+        gone.name = "none"
+        with pytest.raises(LogNotFoundError):
+            await gone.open_writer()
+        with pytest.raises(ConfigurationError, match="expected a name of 1 to 100 bytes"):
+            await log.open_writer(producer="")
+
+    with_proxies("clicks")(scenario)
+
+
+def test_a_named_producer_goes_on_where_it_was() -> None:
+    """The one before it may write no more."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        log = await remote(served)
+        old = await log.open_writer(producer="meter")
+        await asyncio.gather(*old.write_bulk(numbered(0, 10)))
+        async with await log.open_writer(producer="meter") as new:
+            assert (new.producer, new.next_sequence) == ("meter", 10)
+            await asyncio.gather(*new.write_bulk(numbered(10, 10)))
+            with pytest.raises(ProducerFencedError, match="superseded"):
+                await old.write(LogRecord(99, b"zombie"))
+        with pytest.raises(WriteError):
+            await old.aclose()
+        assert await payloads(served) == [b"%d" % number for number in range(20)]
+
+    with_proxies("clicks")(scenario)
+
+
+async def _written(writer: RemoteWriter, count: int) -> AsyncIterator[int]:
+    """Write records one after the other, a few at once; yield how many are acknowledged."""
+    waiting: list[asyncio.Future[DLSN | None]] = []
+    for record in numbered(0, count):
+        waiting.append(writer.write(record))
+        if len(waiting) == 5:
+            await waiting.pop(0)
+            yield record.txid
+    await writer.flush()
+
+
+def test_a_log_moves_under_its_writer() -> None:
+    """It is released, and released again, and its proxies leave: the writer follows."""
+
+    async def scenario(served: Proxies) -> None:
+        clients = [await served.start() for _ in range(3)]
+        log = await remote(served)
+        async with await log.open_writer() as writer:
+            async for done in _written(writer, 300):
+                if done % 50 == 20:
+                    for client in clients:
+                        await client.act("release", log="clicks")
+                if done in (100, 200):
+                    await clients.pop(0).act("drain")
+        assert await payloads(served) == [b"%d" % number for number in range(300)]
+
+    with_proxies("clicks")(scenario)
+
+
+def test_a_session_is_lost_under_a_writer() -> None:
+    """What was in flight is sent again, and written once."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        await served.start()
+        log = await remote(served)
+        async with await log.open_writer(producer="meter") as writer:
+            async for done in _written(writer, 200):
+                if done % 40 == 10:
+                    for namespace in served.namespaces:
+                        store = namespace.log_context.store
+                        assert isinstance(store, MemoryStore)
+                        store.expire()
+        assert await payloads(served) == [b"%d" % number for number in range(200)]
+
+    with_proxies("clicks")(scenario)
+
+
+def test_a_silent_proxy_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what it was sent is sent again."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        log = await remote(served, patience_s=0.5)
+        monkeypatch.setattr(writing, "SILENCE_S", 0.1)
+
+        async def silent(*_: object) -> None:
+            await asyncio.sleep(3600)
+
+        async with await log.open_writer() as writer:
+            with monkeypatch.context() as patched:
+                patched.setattr(put._Stream, "_acknowledge", silent)
+                assert await writer.write(LogRecord(0, b"0")) is None  # it is there, and where ...
+            assert await writer.write(LogRecord(1, b"1")) is not None
+        assert await payloads(served) == [b"0", b"1"]
+        monkeypatch.setattr(writing, "read", silent)
+        with pytest.raises(ProxyUnavailableError, match="said nothing for"):
+            await log.open_writer()
+        with pytest.raises(ProxyUnavailableError, match="said nothing for"):
+            await log.append(numbered(2, 1), expected=None)
+
+    with_proxies("clicks")(scenario)
+
+
+def test_nobody_answers() -> None:
+    """That is told after the time that one is willing to wait."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        log = await remote(served, patience_s=0.3)
+        log._calls = (await open_namespace(f"grpc://127.0.0.1:{free_ports(1)}"))._calls
+        log._calls.patience_s = 0.3
+        served.steps.push_async_callback(log._calls.aclose)
+        with pytest.raises(ProxyUnavailableError, match="no proxy answers"):
+            await log.open_writer()
+
+    with_proxies("clicks")(scenario)
+
+
+def test_a_writer_that_nobody_closes_says_what_is_not_written(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As that of the core does."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        log = await remote(served)
+        writer = await log.open_writer()
+        writer.report_unwritten("nothing is")
+        assert not caplog.records
+        lost = writer.write(LogRecord(0, b"0"))
+        writer.report_unwritten("the process ended")
+        assert "not written: 1 records: the writer was not closed, and the" in caplog.text
+        await writer.abort()
+        with pytest.raises(WriteCancelledError, match="was aborted"):
+            await lost
+
+    with_proxies("clicks")(scenario)
+
+
+def test_an_append_on_a_condition() -> None:
+    """All of it or nothing, and the error tells where the log ends."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        await served.start()
+        log = await remote(served)
+        first = await log.append(numbered(0, 3), expected=None)
+        assert first == DLSN(1, 0, 2)
+        with pytest.raises(ConditionFailedError) as failed:
+            await log.append(numbered(9, 1), expected=None)
+        assert failed.value.last == "1:0:2"
+        batch = pa.record_batch({"payload": [b"3"]})
+        assert await log.append(batch, expected=first) == DLSN(1, 1, 0)
+        with pytest.raises(ConfigurationError, match="expected records"):
+            await log.append([], expected=None)
+        assert await payloads(served) == [b"0", b"1", b"2", b"3"]
+
+    with_proxies("clicks")(scenario)
+
+
+def test_a_typed_log() -> None:
+    """It takes its columns, and no records of bytes."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.cluster.namespaces[0].create_log("trips", schema=pa.schema({"km": pa.int32()}))
+        await served.start()
+        log = await remote(served)
+        log.name = "trips"
+        async with await log.open_writer() as writer:
+            await writer.write_batch(pa.record_batch({"km": pa.array([1, 2], pa.int32())}))
+        refused = await log.open_writer()
+        with pytest.raises(SchemaMismatchError):
+            await refused.write(LogRecord(2**60, b"bytes"))
+        await refused.abort()
+        reader = served.cluster.namespaces[0]
+        table = await (await (await reader.open_log("trips")).read()).to_arrow()
+        assert table.column("km").to_pylist() == [1, 2]
+
+    with_proxies("clicks")(scenario)
+
+
+def test_a_rate_is_kept_to() -> None:
+    """Who is refused comes again when he is told to."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start(log_records_per_s=200.0, throttle_max_s=0.05)
+        log = await remote(served)
+        async with await log.open_writer() as writer:
+            for first in range(0, 400, 40):
+                writer.write_batch(pa.record_batch({"value": [str(first + n) for n in range(40)]}))
+        assert await payloads(served) == [b"%d" % number for number in range(400)]
+
+    with_proxies("clicks")(scenario)
+
+
+def test_two_streams_of_one_producer_write_once() -> None:
+    """As of a client that comes again while its old stream is not known to be gone."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start()
+        stream, ready = await client.opened_with("clicks", producer="meter")
+        other, _ = await client.opened_with("clicks", producer=ready["producer"], positions=True)
+        for number in range(100):
+            await stream.send(b"%d" % number, sequence=number)
+            await other.send(b"%d" % number, sequence=number)
+        await asyncio.gather(stream.acked(100), other.acked(100))
+        assert await payloads(served) == [b"%d" % number for number in range(100)]
+
+    with_proxies("clicks")(scenario)
+
+
+def test_appends_on_a_condition_that_race() -> None:
+    """One of each round comes first; all that are refused write nothing."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        log = await remote(served)
+        expected: DLSN | None = None
+        for number in range(10):
+            answers = await asyncio.gather(
+                *(
+                    log.append(pa.record_batch({"value": [f"{number}"] * 2}), expected=expected)
+                    for _ in range(4)
+                ),
+                return_exceptions=True,
+            )
+            (expected,) = [each for each in answers if isinstance(each, DLSN)]
+            assert sum(isinstance(each, ConditionFailedError) for each in answers) == 3
+        found = await payloads(served)
+        assert found == [b"%d" % number for number in range(10) for _ in range(2)]
+
+    with_proxies("clicks")(scenario)

@@ -1,0 +1,117 @@
+"""Atomic appends, as of Spark's sink, to logs that proxies are writing meanwhile."""
+
+from __future__ import annotations
+
+import json
+import threading
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+
+from dlcore.errors import LogModeError
+from dlcore.sync import open_namespace
+from tests.fixtures.proxies import act, proxy_process
+
+if TYPE_CHECKING:
+    from dlcore.sandbox.cluster import Sandbox
+    from tests.fixtures.proxies import ProxyProcess
+
+pytestmark = pytest.mark.integration
+
+WAIT_S = 90
+PRODUCERS = 4
+VERSIONS = 15
+SCHEMA = pa.schema([("payload", pa.binary())])
+
+
+def produce(location: str, log: str, name: str, stop: threading.Event, sent: list[bytes]) -> None:
+    """Write on one stream, each batch once, until told to stop; wait for all acknowledgements."""
+    with flight.connect(location) as client:
+        writer, reader = client.do_put(flight.FlightDescriptor.for_path(log), SCHEMA)
+        with writer:
+            reader.read()  # ready
+            while not stop.is_set():
+                rows = [f"{name}:{len(sent) + n}".encode() for n in range(3)]
+                writer.write_batch(pa.record_batch([pa.array(rows, pa.binary())], schema=SCHEMA))
+                sent += rows
+                while json.loads(reader.read().to_pybytes())["acked"] < len(sent):
+                    pass
+            writer.done_writing()
+
+
+def test_producers_and_appends_over_logs_of_two_proxies(sandbox: Sandbox) -> None:
+    """All records are there once and in order, no stream is broken, and each append is whole."""
+    uri, home = sandbox.uri, f"turns/{uuid4().hex}"
+    logs = [f"{home}/{number}" for number in range(4)]
+    with ExitStack() as steps:
+        proxies = [steps.enter_context(proxy_process(uri)) for _ in range(2)]
+        namespace = steps.enter_context(open_namespace(uri))
+        for log in logs:
+            namespace.create_log(log)
+        owners = {log: proxies[0].act("owner", log=log)["location"] for log in logs}
+        assert set(owners.values()) == {each.location for each in proxies} or len(logs) < 4
+        stop = threading.Event()
+        sent: dict[tuple[str, str], list[bytes]] = {
+            (log, f"p{number}"): [] for log in logs for number in range(PRODUCERS // 2)
+        }
+        threads = [
+            threading.Thread(target=produce, args=(owners[log], log, name, stop, rows))
+            for (log, name), rows in sent.items()
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            for version in range(VERSIONS):
+                appending = namespace.begin_append(home, version)
+                for log in logs:
+                    rows = [f"s:{2 * version}".encode(), f"s:{2 * version + 1}".encode()]
+                    appending.write_batch(log, pa.record_batch({"payload": rows}))
+                assert appending.commit().committed
+                assert namespace.begin_append(home, version).commit([]).already_committed
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join(WAIT_S)
+        for log in logs:
+            table = namespace.open_log(log).read().to_arrow()
+            found = [bytes(each) for each in table["payload"].to_pylist()]
+            txids = table["txid"].to_pylist()
+            assert txids == sorted(txids)
+            staged = [f"s:{number}".encode() for number in range(2 * VERSIONS)]
+            assert [each for each in found if each.startswith(b"s:")] == staged
+            for (written, name), rows in sent.items():
+                if written == log:
+                    mine = [each for each in found if each.startswith(f"{name}:".encode())]
+                    assert mine == rows
+                    assert rows
+
+
+def test_a_mode_keeps_proxies_or_all_others_out(proxy: ProxyProcess, namespace_uri: str) -> None:
+    """Who may not write is told why, at once, though somebody holds the log."""
+    log = f"modes/{uuid4().hex}"
+    batch = pa.record_batch([pa.array([b"one"], pa.binary())], schema=SCHEMA)
+    with open_namespace(namespace_uri) as namespace, proxy.client() as client:
+        namespace.create_log(log)
+        manager = namespace.open_log(log)
+        manager.update_settings(mode="proxied")
+        writer, reader = client.do_put(flight.FlightDescriptor.for_path(log), SCHEMA)
+        with writer:
+            reader.read()
+            writer.write_batch(batch)
+            assert json.loads(reader.read().to_pybytes())["acked"] == 1
+            with pytest.raises(LogModeError, match="written through proxies"):
+                manager.open_writer()
+            writer.done_writing()
+        act(client, "release", log=log)
+        manager.update_settings(mode="direct")
+        refused, answers = client.do_put(flight.FlightDescriptor.for_path(log), SCHEMA)
+        assert answers.read() is None
+        with pytest.raises(pa.ArrowException, match="not written through proxies"):
+            refused.close()
+        with manager.open_writer() as direct:
+            direct.write_batch(pa.record_batch({"txid": [direct.last_txid], "payload": [b"two"]}))
+        assert manager.get_log_record_count() == 2

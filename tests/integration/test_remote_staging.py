@@ -1,0 +1,291 @@
+"""Atomic appends through proxies alone: by plain Flight, and by `dlcore.remote`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import msgspec
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+
+from dlcore import AppendRun, SharedStaging
+from dlcore.errors import (
+    AppendAbortedError,
+    AppendMismatchError,
+    ConfigurationError,
+    LogExistsError,
+    LogNotFoundError,
+    LogRecordTooLongError,
+    OwnershipAcquireFailedError,
+    SchemaMismatchError,
+    TransactionIdOutOfOrderError,
+    TransactionTooLargeError,
+    WriteError,
+)
+from dlcore.remote.staging import KEPT_BYTES_MAX
+from dlcore.remote.sync import open_namespace as open_remote
+from dlcore.sync import StagedExtent, open_namespace
+from tests.fixtures.proxies import ask, proxy_process
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dlcore.remote.sync import RemoteNamespace
+    from dlcore.sync import Namespace
+    from tests.fixtures.proxies import ProxyProcess
+
+pytestmark = pytest.mark.integration
+SCHEMA = pa.schema([("payload", pa.binary())])
+COLUMNS = pa.schema([("fare", pa.float64()), ("city", pa.string())])
+
+
+@pytest.fixture
+def direct(namespace_uri: str) -> Iterator[Namespace]:
+    """A client that reaches bookies."""
+    with open_namespace(namespace_uri) as namespace:
+        yield namespace
+
+
+@pytest.fixture
+def remote(proxy: ProxyProcess) -> Iterator[RemoteNamespace]:
+    """One that reaches the proxy only."""
+    with open_remote(proxy.location, patience_s=5.0) as namespace:
+        yield namespace
+
+
+@pytest.fixture
+def logs(direct: Namespace) -> list[str]:
+    """Two logs of bytes."""
+    names = [f"{uuid4().hex}/{name}" for name in "ab"]
+    for name in names:
+        direct.create_log(name)
+    return names
+
+
+def rows(*payloads: str) -> pa.RecordBatch:
+    """Return records without transaction ids."""
+    return pa.record_batch([pa.array([each.encode() for each in payloads])], schema=SCHEMA)
+
+
+def held(direct: Namespace, log: str) -> list[str]:
+    """Return the payloads that a log holds."""
+    payloads = direct.open_log(log).read().to_arrow()["payload"].to_pylist()
+    return [bytes(each).decode() for each in payloads]
+
+
+def stage(
+    remote: RemoteNamespace, identity: str, *parts: tuple[str, pa.RecordBatch], shared: bool = False
+) -> list[StagedExtent]:
+    """Stage as a task does."""
+    with remote.open_staging_writer(identity=identity, shared=shared) as writer:
+        writer.write_batches(parts)
+        return writer.stage()
+
+
+def put(
+    location: str, command: dict[str, Any], *parts: tuple[dict[str, Any], pa.RecordBatch]
+) -> Any:
+    """Stage by Arrow's own client; return the last message."""
+    descriptor = flight.FlightDescriptor.for_command(json.dumps(command))
+    with flight.connect(location) as client:
+        writer, reader = client.do_put(descriptor, parts[0][1].schema)
+        with writer:
+            assert "ready" in json.loads(reader.read().to_pybytes())
+            for beside, batch in parts:
+                writer.write_with_metadata(batch, json.dumps(beside).encode())
+            writer.done_writing()
+            return json.loads(reader.read().to_pybytes())
+
+
+def test_plain_flight(direct: Namespace, proxy: ProxyProcess, logs: list[str]) -> None:
+    """Two tasks stage for two logs, which hold nothing until an action commits, once."""
+    identity = uuid4().hex
+    extents = []
+    for task in range(2):
+        parts = [({"log": log}, rows(f"{task}.{n}", f"{task}:{n}")) for n, log in enumerate(logs)]
+        extents += put(proxy.location, {"staging": identity}, *parts)["staged"]
+    assert [held(direct, log) for log in logs] == [[], []]
+    append = {"identity": identity, "version": 7, "extents": extents}
+    for token, is_done in (("one", False), ("one", True), ("another", True)):
+        answer = proxy.act("commit_append", **append, token=token)
+        assert answer == {"already_committed": is_done}
+    assert [held(direct, log) for log in logs] == [
+        [f"{task}{sign}{n}" for task in range(2) for sign in ".:"] for n in range(2)
+    ]
+    assert proxy.act("abort_append", **append, token="one") == {}
+    assert len(held(direct, logs[0])) == 4
+
+
+def test_what_is_wrong_is_refused(direct: Namespace, proxy: ProxyProcess, logs: list[str]) -> None:
+    """With a clear status, and nothing of it is kept."""
+    identity, good = uuid4().hex, ({"log": logs[0]}, rows("x"))
+    for command, beside, told in (
+        ({"staging": ""}, good[0], "identity=''"),
+        ({"staging": "x" * 201}, good[0], "1 … 200 bytes"),
+        ({"staging": identity, "log": "x"}, good[0], "unknown field `log`"),
+        ({"staging": 3}, good[0], "Expected `str`"),
+        ({"staging": identity}, {}, "missing required field `log`"),
+        ({"staging": identity}, {"log": "a//b"}, "a//b"),
+    ):
+        with pytest.raises(pa.ArrowInvalid, match=told):
+            put(proxy.location, command, (beside, good[1]))
+    with pytest.raises(KeyError, match="no/such/log"):
+        put(proxy.location, {"staging": identity}, good, ({"log": "no/such/log"}, good[1]))
+    wrong = pa.record_batch({"city": ["x"]})
+    with pytest.raises(pa.ArrowInvalid, match="needs a column payload"):
+        put(proxy.location, {"staging": identity}, ({"log": logs[0]}, wrong))
+    staged = put(proxy.location, {"staging": identity}, good)["staged"]
+    append = {"identity": identity, "version": 1, "token": "t", "extents": staged}
+    (extent,) = msgspec.convert(staged, list[StagedExtent])
+    forged = [msgspec.to_builtins(msgspec.structs.replace(extent, identity="other"))]
+    unknown = [msgspec.to_builtins(msgspec.structs.replace(extent, ledger_id=10**12))]
+    for changes, told in (
+        ({"identity": "other"}, "staged as"),
+        ({"identity": "other", "extents": forged}, "cannot be committed by an append"),
+        ({"extents": staged * 2}, "the same entries are given twice"),
+        ({"extents": [{}]}, "Expected `array`"),
+        ({"token": ""}, "token=''"),
+        ({"version": -1}, "version=-1"),
+    ):
+        with pytest.raises(pa.ArrowInvalid, match=told):
+            proxy.act("commit_append", **append | changes)
+    with pytest.raises(pa.ArrowInvalid, match="is gone"):
+        proxy.act("commit_append", **append | {"extents": unknown})
+    assert held(direct, logs[0]) == []
+    assert proxy.act("commit_append", **append) == {"already_committed": False}
+    assert held(direct, logs[0]) == ["x"]
+    assert direct.list_commits()  # and none of a staging that was refused is left:
+    assert all(each.staged.identity != "other" for each in _staged(direct))
+
+
+def _staged(direct: Namespace) -> list[Any]:
+    return direct._call(direct._namespace.list_staged())
+
+
+def test_the_names_of_the_core(direct: Namespace, remote: RemoteNamespace, logs: list[str]) -> None:
+    """A batch larger than a message, typed logs, replacing, aborting, and the core's errors."""
+    name, typed = uuid4().hex, f"{logs[0]}/typed"
+    with remote.begin_append(name, 1) as append:
+        append.write_batch(logs[0], rows(*(f"{n:01000}" for n in range(20_000))))
+        append.write_batch(logs[1], rows("b"))
+        assert append.commit().committed
+    assert held(direct, logs[0]) == [f"{n:01000}" for n in range(20_000)]
+    assert 2 * KEPT_BYTES_MAX < 20_000 * 1000
+    with remote.begin_append(name, 2) as append:
+        extents = stage(remote, name, (logs[0], rows("new")))
+        assert append.commit(extents, replaces=[logs[0]]).committed
+    assert held(direct, logs[0]) == ["new"]
+    remote.create_log(typed, schema=COLUMNS)
+    with pytest.raises(LogExistsError):
+        remote.create_log(typed)
+    remote.merge_schema(typed, pa.schema([("fare", pa.float64()), ("tip", pa.int64())]))
+    assert direct.get_schemas([typed])[typed].names == ["fare", "city", "tip"]  # type: ignore[union-attr]
+    with pytest.raises(SchemaMismatchError):
+        remote.merge_schema(typed, pa.schema([("city", pa.int64())]))
+    with remote.begin_append(name, 3) as append:
+        append.write_batch(typed, pa.record_batch({"fare": [1.5], "tip": [2]}))
+        append.commit()
+    assert direct.open_log(typed).read().to_arrow()["tip"].to_pylist() == [2]
+    with remote.begin_append(name, 4) as append:
+        append.write_batch(logs[1], rows("never"))
+        extents = append.stage()
+        append.abort()
+    with (
+        remote.begin_append(name, 4) as append,
+        pytest.raises(AppendAbortedError, match="is gone"),
+    ):
+        append.commit(extents)
+    with remote.begin_append(name, 2, strict=True) as append, pytest.raises(AppendMismatchError):
+        append.commit([])
+    with remote.open_staging_writer(identity=name) as writer:
+        assert writer.stage() == []
+        writer.write_batch("no/such/log", rows("x"))
+        with pytest.raises(LogNotFoundError, match="no/such/log"):
+            writer.stage()
+        writer.discard()
+        writer.write_batch(logs[1], rows("x" * (1 << 21)))
+        with pytest.raises(LogRecordTooLongError):
+            writer.stage()
+        writer.discard()
+        writer.write_batch(logs[1], pa.record_batch({"txid": [2, 1], "payload": [b"x", b"y"]}))
+        with pytest.raises(TransactionIdOutOfOrderError):
+            writer.stage()
+        with pytest.raises(ConfigurationError, match="the same columns"):
+            writer.write_batch(logs[1], rows("x"))
+        writer.discard()
+        writer.write_batches([(f"{logs[0]}/{n}", rows("x")) for n in range(1001)])
+        with pytest.raises((TransactionTooLargeError, LogNotFoundError)):
+            writer.stage()
+    with (
+        direct.open_log(logs[1]).open_writer(),
+        remote.begin_append(name, 9, lock_timeout_s=0.1) as append,
+    ):
+        append.write_batch(logs[1], rows("held"))
+        with pytest.raises(OwnershipAcquireFailedError, match=logs[1]):
+            append.commit()
+    assert held(direct, logs[1]) == ["b"]
+
+
+def test_runs_that_count_their_appends(
+    direct: Namespace, remote: RemoteNamespace, logs: list[str]
+) -> None:
+    """A repetition of two appends of a version skips both, and appends a third one."""
+    name = uuid4().hex
+    shared = SharedStaging(identity=f"s{name}", round="1")
+    for run, count in (("first", 2), ("second", 3)):
+        for number in range(count):
+            at = AppendRun(token=run, begun_ns=0 if number == 0 else _now_ns())
+            with remote.begin_append(name, 1, run=at, shared=shared, strict=True) as append:
+                append.write_batch(logs[0], rows(str(number)))
+                done = append.commit().already_committed
+            assert done == (run == "second" and number < 2)
+    assert held(direct, logs[0]) == ["0", "1", "2"]
+    ledgers = {each.staged.ledger_id for each in _staged(direct) if each.staged.identity[0] == "s"}
+    assert len([each for each in _staged(direct) if each.staged.identity == f"s{name}"]) == 1
+    assert ledgers
+
+
+def _now_ns() -> int:
+    import time
+
+    return time.monotonic_ns()
+
+
+def test_proxies_that_die(direct: Namespace, namespace_uri: str, logs: list[str]) -> None:
+    """What a killed one staged is committed by another; what it had not staged is sent again."""
+    name = uuid4().hex
+    with proxy_process(namespace_uri) as first, proxy_process(namespace_uri) as second:
+        there = second.location.partition("://")[2]
+        with open_remote(f"{first.location},{there}", patience_s=20.0) as remote:
+            shared = SharedStaging(identity=name, round="1")
+            extents = stage(remote, name, (logs[0], rows("a")), shared=True)
+            with remote.open_staging_writer(identity=name, shared=True) as writer:
+                writer.write_batch(logs[0], rows("b"))
+                first.kill()
+                extents += writer.stage()
+            with remote.begin_append(f"{name}>x", 1, shared=shared) as append:
+                assert append.commit(extents).committed
+                assert append.commit(extents).already_committed
+            answer = ask(
+                second.location,
+                "commit_append",
+                identity=f"{name}>x",
+                version=1,
+                token="later",
+                shared={"identity": name, "round": "1"},
+            )
+            assert answer == {"already_committed": True}
+            with remote.open_staging_writer(identity=name) as writer:
+                for _ in range(2):  # more than is kept to be sent again
+                    writer.write_batch(logs[0], rows(*["x" * 10_000] * 1_000))
+                second.kill()
+                with pytest.raises(WriteError, match="the stream that staged"):
+                    writer.stage()
+                with pytest.raises(WriteError, match="write all again"):
+                    writer.stage()
+                with pytest.raises(WriteError, match="write all again"):
+                    writer.write_batch(logs[0], rows("x"))
+    assert held(direct, logs[0]) == ["a", "b"]

@@ -1,0 +1,172 @@
+"""Writers over an endpoint while proxies, as processes, are killed, stand still, and leave."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections import defaultdict
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pyarrow as pa
+import pytest
+
+from dlcore.errors import ConditionFailedError, TransactionIdOutOfOrderError
+from dlcore.records import LogRecord
+from dlcore.remote import writing
+from dlcore.remote.outbox import MESSAGE_BYTES
+from dlcore.remote.sync import open_namespace as open_remote
+from dlcore.sync import open_namespace
+from tests.fixtures.proxies import ProxyProcess, proxy_process, proxy_thread
+from tests.fixtures.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dlcore.sandbox.cluster import Sandbox
+
+pytestmark = pytest.mark.integration
+
+WAIT_S = 90
+LOG = "written"
+
+
+class Load:
+    """Some writers of one log, each of which sends numbers until it is told to stop."""
+
+    def __init__(self, endpoint: str, writers: int) -> None:
+        self.sent: dict[str, int] = {}
+        self.errors: list[BaseException] = []
+        self._endpoint = endpoint
+        self._stopped = threading.Event()
+        names = [f"writer-{number}" for number in range(writers)]
+        self._threads = [threading.Thread(target=self._write, args=(each,)) for each in names]
+
+    def _write(self, name: str) -> None:
+        try:
+            with (
+                open_remote(self._endpoint) as namespace,
+                namespace.open_log(LOG).open_writer(producer=name) as writer,
+            ):
+                while not self._stopped.is_set():
+                    for number in range(writer.next_sequence, writer.next_sequence + 10):
+                        writer.write(LogRecord(0, b"%s/%d" % (name.encode(), number)))
+                    writer.flush()
+                    self.sent[name] = writer.next_sequence
+        except BaseException as error:  # noqa: BLE001  # the test tells
+            self.errors.append(error)
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        for thread in self._threads:
+            thread.join(WAIT_S)
+
+    def goes_on(self) -> None:
+        """Wait until every writer has written more, and some."""
+        before = dict(self.sent)
+
+        def all_did() -> bool:
+            assert not self.errors, self.errors
+            more = [self.sent.get(f"writer-{n}", 0) for n in range(len(self._threads))]
+            return all(count >= before.get(f"writer-{n}", 0) + 50 for n, count in enumerate(more))
+
+        wait_until(all_did, timeout_s=WAIT_S)
+
+
+def owner_of(proxies: list[ProxyProcess]) -> ProxyProcess:
+    """Return which of these owns the log."""
+    found: list[ProxyProcess] = []
+
+    def is_there() -> bool:
+        found[:] = [each for each in proxies if LOG in each.act("logs")["logs"]]
+        return bool(found)
+
+    wait_until(is_there, timeout_s=WAIT_S)
+    return found[0]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _silence() -> Iterator[None]:
+    """Be less patient with a proxy that stands still."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(writing, "SILENCE_S", 3.0)
+        yield
+
+
+def test_owners_are_killed_stand_still_and_leave(fresh_sandbox: Callable[..., Sandbox]) -> None:
+    """Nothing is lost, doubled, or out of the order of who sent it."""
+    sandbox = fresh_sandbox(proxies=0)
+    with open_namespace(sandbox.uri) as namespace:
+        namespace.create_log(LOG)
+        with ExitStack() as steps:
+            proxies = [steps.enter_context(proxy_process(sandbox.uri)) for _ in range(3)]
+            hosts = [each.location.removeprefix("grpc://") for each in proxies]
+            with Load(f"grpc://{','.join(hosts)}", 3) as load:
+                load.goes_on()
+                released = owner_of(proxies)
+                released.act("release", log=LOG)
+                load.goes_on()
+                killed = owner_of(proxies)
+                killed.kill()
+                proxies.remove(killed)
+                load.goes_on()
+                paused = owner_of(proxies)
+                paused.process.send_signal(signal.SIGSTOP)
+                load.goes_on()
+                paused.process.send_signal(signal.SIGCONT)
+                load.goes_on()
+                leaving = owner_of(proxies)
+                assert leaving.stop() == 0
+                proxies.remove(leaving)
+                load.goes_on()
+        assert not load.errors, load.errors
+        found: dict[str, list[int]] = defaultdict(list)
+        for record in namespace.open_log(LOG).open_reader().records():
+            name, _, number = record.payload.decode().partition("/")
+            found[name].append(int(number))
+        assert set(found) == set(load.sent)
+        for name, numbers in found.items():
+            assert numbers == list(range(load.sent[name]))
+
+
+def test_the_blocking_writer(sandbox: Sandbox) -> None:
+    """It has the core's names; what it refuses at once leaves it usable."""
+    with (
+        proxy_thread(sandbox.uri) as proxy,
+        open_namespace(sandbox.uri) as namespace,
+        open_remote(proxy.server.location) as remote,
+    ):
+        direct = namespace.open_log(f"remote/{uuid4().hex}", create_if_missing=True)
+        log = remote.open_log(direct.name)
+        first = log.append([LogRecord(0, b"0"), LogRecord(1, b"1")], expected=None)
+        with pytest.raises(ConditionFailedError) as failed:
+            log.append([LogRecord(1, b"no")], expected=None)
+        assert failed.value.last == str(first) == str(direct.get_last_dlsn())
+        with log.open_writer(producer="blocking") as writer:
+            assert (writer.log_name, writer.producer, writer.next_sequence) == (
+                direct.name,
+                "blocking",
+                0,
+            )
+            assert writer.write_bulk(LogRecord(n, b"%d" % n) for n in range(2, 50)) == 48
+            with pytest.raises(TransactionIdOutOfOrderError):
+                writer.write(LogRecord(1, b"low"))
+            assert writer.next_sequence == 48
+            writer.flush()
+            writer.write_batch(pa.record_batch({"value": ["50"]}))
+            writer.write_table(pa.table({"payload": [b"51", b"52"]}))
+            assert writer.commit() == direct.get_last_dlsn()
+            writer.write(LogRecord(2**60, bytes(MESSAGE_BYTES)))
+            assert direct.name in repr(writer)
+        writer.close()
+        left = log.open_writer()
+        left.write(LogRecord(2**60, b"left"))
+        left.abort()
+        found = [record.payload for record in direct.open_reader().records()]
+        assert found[:-1] == [b"%d" % number for number in range(53)]
