@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dlcore.errors import ConfigurationError, SchemaMismatchError
+from dlcore.schemas import byte_row_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,19 +27,10 @@ COUNTED_ROWS_PER_BATCH = 1024 * 1024
 """Rows of some bytes each, which nobody has to wait for."""
 BYTES_PER_BATCH = 8 * 1024 * 1024
 _INT64 = pa.int64()
-_TIMESTAMP = pa.timestamp("us", tz="UTC")
-_DLSN = pa.struct([("lssn", pa.int64()), ("entry", pa.int64()), ("slot", pa.int64())])
-ROW_SCHEMA = pa.schema(
-    [
-        ("log", pa.string()),
-        ("dlsn", _DLSN),
-        ("txid", pa.int64()),
-        ("sequence_id", pa.int64()),
-        ("timestamp", _TIMESTAMP),
-        ("value", pa.binary()),
-    ]
-)
-"""`dlspark.schema.READ_SCHEMA` in Arrow; Spark requires equality to the letter."""
+ROW_SCHEMA = byte_row_schema()
+"""`dlspark.schema.READ_SCHEMA` in Arrow."""
+_TIMESTAMP = ROW_SCHEMA.field("timestamp").type
+_DLSN = ROW_SCHEMA.field("dlsn").type
 
 WRITE_SCHEMA = pa.schema([("payload", pa.binary())])
 WRITE_SCHEMA_WITH_TXID = pa.schema([("txid", pa.int64()), ("payload", pa.binary())])

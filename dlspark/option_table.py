@@ -55,7 +55,15 @@ OPTIONS = (
         uses=_ALL,
         values="`distributedlog://host:port[,host:port]/path`",
         default="required",
-        meaning="The namespace.",
+        meaning="The namespace; or give `endpoint`.",
+    ),
+    Option(
+        name="endpoint",
+        uses=(*_READS, *_WRITES),
+        values="`grpc://host:port[,host:port]`, with TLS `grpc+tls://…`",
+        default="",
+        meaning="Proxies to read and write through, in place of `uri`: then neither the driver nor "
+        "executors need a way to ZooKeeper or bookies. `metadata` needs `uri`.",
     ),
     Option(
         name="log",

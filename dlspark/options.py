@@ -70,6 +70,7 @@ _WORDS = {
 }
 READ_COLUMNS = ("log", "dlsn", "txid", "sequence_id", "timestamp", "value")
 """The columns of a byte log's records."""
+_ENDPOINT_RULE = "expected grpc://host:port[,host:port], or with TLS grpc+tls://…"
 _URI_RULE = "expected distributedlog://host:port[,host:port]/path"
 _APP_ID_BYTES_MAX = 128
 _T = TypeVar("_T")
@@ -88,7 +89,13 @@ class Address:
     """Where a namespace is, and how its bookies are talked to; pickled: of TLS only paths."""
 
     uri: str
+    """Or an endpoint of proxies."""
     tls: TlsFiles | None = None
+
+    @property
+    def is_endpoint(self) -> bool:
+        """Whether proxies are to be talked to."""
+        return self.uri.startswith("grpc")
 
     def __str__(self) -> str:
         return self.uri
@@ -146,6 +153,7 @@ class MetadataOptions:
         names = {key.lower().removeprefix(CATALOG_PREFIX) for key in options}
         if "metadata" not in names:
             return None
+        _refuse_endpoint(options, "what stands in ZooKeeper is read with the option uri")
         table = _Table(options, Use.METADATA)
         return cls(
             address=_parse_address(table),
@@ -368,10 +376,27 @@ def _parse_address(table: _Table) -> Address:
     return Address(uri=_parse_uri(table), tls=tls)
 
 
+def _refuse_endpoint(options: Mapping[str, str], why: str) -> None:
+    for key, value in options.items():
+        if key.lower() == "endpoint":
+            raise ConfigurationError(f"option endpoint={value!r} is not allowed here: {why}")
+
+
 def _parse_uri(table: _Table) -> str:
-    uri = table.get("uri")
+    uri, endpoint = table.get("uri"), table.get("endpoint")
+    if endpoint is not None:
+        if uri is not None:
+            raise ConfigurationError(
+                f"options uri={uri!r} and endpoint={endpoint!r}: exactly one says where logs are"
+            )
+        if re.match(r"grpc(\+tls)?://[^/]+$", endpoint.strip()) is None:
+            raise ConfigurationError(f"option endpoint={endpoint!r}: {_ENDPOINT_RULE}")
+        return endpoint.strip()
     if uri is None:
-        raise ConfigurationError(f"option uri is missing: {_URI_RULE}. {_CATALOG_ADVICE}")
+        raise ConfigurationError(
+            f"option uri is missing: {_URI_RULE}; or, to reach it through proxies alone, endpoint. "
+            f"{_CATALOG_ADVICE}"
+        )
     if not re.match(r"distributedlog(-bk)?://[^/]+/.", uri.strip(), re.IGNORECASE):
         raise ConfigurationError(f"option uri={uri!r}: {_URI_RULE}")
     return uri.strip()

@@ -26,7 +26,7 @@ from dlspark.planning import (
     plan_partitions,
 )
 from dlspark.positions import Bound, Edge, PositionsByLog, TimestampBound, TxidBound
-from dlspark.sessions import describe_missing, open_shared_namespace
+from dlspark.sessions import describe_missing, open_shared_logs, scan_range
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -51,7 +51,7 @@ def list_selected(address: Address, selection: LogSelection) -> list[str]:
     """Return the names of the selected logs; for a pattern, of those that exist."""
     if selection.pattern is None:
         return list(selection.names)
-    return [log for log in open_shared_namespace(address).get_logs() if selection.matches(log)]
+    return [log for log in open_shared_logs(address).get_logs() if selection.matches(log)]
 
 
 def find_schema(options: ReadOptions) -> pa.Schema | None:
@@ -63,7 +63,7 @@ def find_schema(options: ReadOptions) -> pa.Schema | None:
     from dlcore.schemas import merge_schemas
 
     names = list_selected(options.address, options.logs)
-    return merge_schemas(open_shared_namespace(options.address).get_schemas(names))
+    return merge_schemas(open_shared_logs(options.address).get_schemas(names))
 
 
 class LogSnapshots:
@@ -74,11 +74,11 @@ class LogSnapshots:
 
     def take(self, logs: Iterable[str]) -> dict[str, LogSnapshot | None]:
         """Return what each log holds now; None for those that do not exist."""
-        return open_shared_namespace(self._address).get_snapshots(list(logs), fresh=True)
+        return open_shared_logs(self._address).get_snapshots(list(logs), fresh=True)
 
     def find(self, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]) -> list[RecordPlace]:
         """Return where the first record is that each asks for; bookies are asked for entries."""
-        return open_shared_namespace(self._address).find_places(wanted) if wanted else []
+        return open_shared_logs(self._address).find_places(wanted) if wanted else []
 
 
 def require_all(
@@ -255,11 +255,9 @@ def read_rows(partition: InputPartition | None, options: ReadOptions) -> Iterato
 
 def _scan(parts: Iterable[ScanRange], address: Address, *, fail: bool) -> Iterator[ScanBatch]:
     """Scan ranges of one log; of those with a loss what was there, unless `fail`."""
-    from dlcore.sync import scan
-
     for part in parts:
         try:
-            yield from scan([part], uri=address.uri, tls=address.tls)
+            yield from scan_range(address, part)
         except (AlreadyTruncatedError, LogNotFoundError) as error:
             if fail:
                 raise type(error)(f"{error}. {_ADVICE_ON_LOSS}") from error

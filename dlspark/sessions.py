@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from dlcore.errors import DLError, LogExistsError, LogNotFoundError
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dlcore.sync import Namespace, StagingWriter
+    from dlcore.remote.sync import RemoteNamespace
+    from dlcore.sync import Namespace, ScanBatch, ScanRange, StagingWriter
     from dlspark.commit import AppendIdentity
     from dlspark.options import Address
 
@@ -38,6 +39,7 @@ class _Kept:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.namespaces: dict[Address, Namespace] = {}
+        self.endpoints: dict[Address, RemoteNamespace] = {}
         self.writers: dict[tuple[Address, str], tuple[StagingWriter, int]] = {}
         """By namespace and staging identity: a writer that nobody uses now, and since when."""
         self.known_logs: dict[tuple[Address, str], bool] = {}
@@ -58,18 +60,39 @@ os.register_at_fork(after_in_child=_start_afresh)
 
 def open_shared_namespace(address: Address) -> Namespace:
     """Return this process's namespace at `address`, opened at the first call."""
-    from dlcore.sync import open_namespace
-
     with _kept.lock:
         if address not in _kept.namespaces:
+            from dlcore.sync import open_namespace
+
             _kept.namespaces[address] = open_namespace(address.uri, tls=address.tls)
         return _kept.namespaces[address]
+
+
+def open_shared_logs(address: Address) -> Namespace | RemoteNamespace:
+    """Return where this process reads: its namespace, or proxies at an endpoint."""
+    if not address.is_endpoint:
+        return open_shared_namespace(address)
+    with _kept.lock:
+        if address not in _kept.endpoints:
+            from dlcore.remote.sync import open_namespace
+
+            _kept.endpoints[address] = open_namespace(address.uri, tls=address.tls)
+        return _kept.endpoints[address]
+
+
+def scan_range(address: Address, part: ScanRange) -> Iterator[ScanBatch]:
+    """Return the records of a range, read from bookies or through proxies."""
+    if address.is_endpoint:
+        return cast("RemoteNamespace", open_shared_logs(address)).scan(part)
+    from dlcore.sync import scan
+
+    return scan([part], uri=address.uri, tls=address.tls)
 
 
 def close_shared_namespace(address: Address) -> None:
     """Close this process's namespace at `address`, if it is open."""
     with _kept.lock:
-        namespace = _kept.namespaces.pop(address, None)
+        namespace = _kept.namespaces.pop(address, None) or _kept.endpoints.pop(address, None)
         writers = [_kept.writers.pop(key)[0] for key in list(_kept.writers) if key[0] == address]
     for writer in writers:
         _close_quietly(writer)
@@ -83,7 +106,7 @@ def is_typed(address: Address, log: str) -> bool | None:
     A log once found is not looked up again.
     """
     if (address, log) not in _kept.known_logs:
-        found = open_shared_namespace(address).get_schemas([log])
+        found = open_shared_logs(address).get_schemas([log])
         if log not in found:
             return None
         _kept.known_logs[address, log] = found[log] is not None
@@ -102,7 +125,7 @@ def require_log(
     if not create:
         raise LogNotFoundError(describe_missing(log, address))
     with contextlib.suppress(LogExistsError):  # another was quicker
-        open_shared_namespace(address).create_log(log, schema=schema)
+        open_shared_logs(address).create_log(log, schema=schema)
         logger.info("log=%s created, for the option createLog is true", log)
 
 
@@ -119,6 +142,23 @@ def describe_missing(log: str, address: Address) -> str:
     )
 
 
+def log_id_of(address: Address, log: str) -> str:
+    """Return the id of a log.  Raises: LogNotFoundError."""
+    if address.is_endpoint:
+        return cast("RemoteNamespace", open_shared_logs(address)).open_log(log).get_info().log_id
+    with open_shared_namespace(address).open_log(log) as manager:
+        return manager.log_id
+
+
+def merge_schema(address: Address, log: str, schema: pa.Schema) -> None:
+    """Add columns to a typed log, or widen them.  Raises: SchemaMismatchError."""
+    if address.is_endpoint:
+        cast("RemoteNamespace", open_shared_logs(address)).merge_schema(log, schema)
+        return
+    with open_shared_namespace(address).open_log(log) as manager:
+        manager.update_schema(schema, merge=True)
+
+
 @contextlib.contextmanager
 def staging_writer(address: Address, append: AppendIdentity) -> Iterator[StagingWriter]:
     """Lend a staging writer for any logs; what an interrupted use did not stage is dropped.
@@ -131,7 +171,7 @@ def staging_writer(address: Address, append: AppendIdentity) -> Iterator[Staging
     with _kept.lock:
         writer, _ = _kept.writers.pop(key, (None, 0))
     if writer is None:
-        writer = open_shared_namespace(address).open_staging_writer(identity=append.staged_as)
+        writer = _open_staging_writer(address, append)
     try:
         yield writer
     except BaseException:
@@ -141,6 +181,13 @@ def staging_writer(address: Address, append: AppendIdentity) -> Iterator[Staging
         _put_back(key, writer)
     else:
         writer.close()
+
+
+def _open_staging_writer(address: Address, append: AppendIdentity) -> StagingWriter:
+    if not address.is_endpoint:
+        return open_shared_namespace(address).open_staging_writer(identity=append.staged_as)
+    remote = cast("RemoteNamespace", open_shared_logs(address))
+    return remote.open_staging_writer(identity=append.staged_as, shared=append.shared is not None)
 
 
 def _give_up(key: tuple[Address, str], writer: StagingWriter, *, keep: bool) -> None:

@@ -23,7 +23,8 @@ from dlspark.arrow import batches_by_log
 from dlspark.commit import AppendIdentity, StagedTask, join_messages
 from dlspark.sessions import (
     forget_log,
-    open_shared_namespace,
+    log_id_of,
+    open_shared_logs,
     require_log,
     staging_writer,
 )
@@ -58,20 +59,23 @@ def stage_rows(
         TransactionIdOutOfOrderError: transaction ids decrease within the task.
     """
     schema = None if columns.typed is None else log_schema_of(columns.typed)
-    with staging_writer(options.address, append) as writer, _advice_on_txids():
-        for batch in batches:
-            parts = list(batches_by_log(batch, columns, log=options.log))
-            if options.create_log:
-                for log, _ in parts:
-                    require_log(options.address, log, create=True, schema=schema)
-            try:
+    logs: set[str] = set()
+    try:
+        with staging_writer(options.address, append) as writer, _advice_on_txids():
+            for batch in batches:
+                parts = list(batches_by_log(batch, columns, log=options.log))
+                new = {log for log, _ in parts} - logs
+                if options.create_log:
+                    for log in sorted(new):
+                        require_log(options.address, log, create=True, schema=schema)
+                logs |= new
                 writer.write_batches(parts)
-            except LogNotFoundError:
-                for log, _ in parts:
-                    forget_log(options.address, log)
-                    require_log(options.address, log)  # tells how to create the missing one
-                raise
-        return StagedTask(append=append, partition_id=partition_id, extents=writer.stage())
+            return StagedTask(append=append, partition_id=partition_id, extents=writer.stage())
+    except LogNotFoundError:
+        for log in sorted(logs):
+            forget_log(options.address, log)
+            require_log(options.address, log)  # tells how to create the missing one
+        raise
 
 
 def commit_staged(
@@ -118,7 +122,7 @@ def commit_staged(
         _advice_on_duplicates(append),
         _advice_on_checkpoints(append),
         _advice_on_locks(),
-        open_shared_namespace(options.address).begin_append(
+        open_shared_logs(options.address).begin_append(
             identity,
             append.version,
             shared=append.shared,
@@ -149,8 +153,7 @@ def _committed_as(
     if extents:
         return append.committed_as(extents[0].log_id)
     assert options.log is not None, "what appends to one log names it"
-    with open_shared_namespace(options.address).open_log(options.log) as log:
-        return append.committed_as(log.log_id)
+    return append.committed_as(log_id_of(options.address, options.log))
 
 
 def abort_staged(
@@ -169,7 +172,7 @@ def abort_staged(
         append, extents = joined
     if append is None:
         return
-    namespace = open_shared_namespace(address)
+    namespace = open_shared_logs(address)
     with namespace.begin_append(append.identity, append.version, shared=append.shared) as staged:
         staged.abort(extents)
     logger.info("append=%s version=%d aborted", append.identity, append.version)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dlcore.errors import ConfigurationError, SchemaMismatchError
 from dlspark.schema import WriteColumns
-from dlspark.sessions import is_typed, open_shared_namespace, require_log
+from dlspark.sessions import is_typed, merge_schema, open_shared_logs, require_log
 from dlspark.typed import log_schema_of
 
 if TYPE_CHECKING:
@@ -68,12 +68,10 @@ def prepare_typed(options: WriteOptions, schema: StructType) -> WriteColumns:
 
 
 def _fit_log(options: WriteOptions, log: str, wanted: pa.Schema) -> None:
-    namespace = open_shared_namespace(options.address)
     if options.merge_schema:
-        with namespace.open_log(log) as manager:
-            manager.update_schema(wanted, merge=True)
+        merge_schema(options.address, log, wanted)
         return
-    known = namespace.get_schemas([log])[log]
+    known = open_shared_logs(options.address).get_schemas([log])[log]
     missing = [] if known is None else [n for n in wanted.names if known.get_field_index(n) < 0]
     if known is not None and missing:
         raise SchemaMismatchError(

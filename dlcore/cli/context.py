@@ -20,12 +20,15 @@ from dlcore.settings import Option, configuration_file, read_settings
 
 if TYPE_CHECKING:
     from dlcore.namespace import Namespace as AsyncNamespace
+    from dlcore.remote.reading import RemoteNamespace
+    from dlcore.remote.sync import RemoteNamespace as RemoteLogs
     from dlcore.sync import Namespace
     from dlcore.tls import TlsFiles
 
 DEBUG_KEY = "debug"
 JSON_KEY = "json"
 NAMESPACE_KEY = "uri"
+ENDPOINT_KEY = "endpoint"
 _PATIENCE_KEY = "patience"
 CONFIG_KEY = "config"
 _PATIENCE_S = 60.0
@@ -68,6 +71,14 @@ def common_options(command: _Command) -> _Command:
             envvar="DLOG_URI",
             help="Namespace, like distributedlog://127.0.0.1:2181/dlog; default: $DLOG_URI.",
         ),
+        click.option(
+            "--endpoint",
+            metavar="GRPC",
+            expose_value=False,
+            callback=_remember(ENDPOINT_KEY),
+            envvar="DLOG_ENDPOINT",
+            help="Ask proxies, as at grpc://host:port, and nobody else; default: $DLOG_ENDPOINT.",
+        ),
         _tls_option("ca", "Certificates to trust: connections to bookies use TLS"),
         _tls_option("cert", "Our certificate, where bookies ask for one"),
         _tls_option("key", "Its private key"),
@@ -106,6 +117,7 @@ def _remember_debug(context: click.Context, _: click.Parameter, value: bool) -> 
 
 DLOG_OPTIONS = {
     "uri": Option(str, None, "The namespace, like distributedlog://127.0.0.1:2181/dlog."),
+    "endpoint": Option(str, None, "Proxies to ask and nobody else, like grpc://127.0.0.1:4190."),
     "patience": Option(float, _PATIENCE_S, "Seconds that a question to the cluster may take."),
     "tls_ca": Option(str, None, "PEM file of the certificates to trust: bookies are asked by TLS."),
     "tls_cert": Option(str, None, "PEM file of our certificate, where bookies ask for one."),
@@ -119,6 +131,8 @@ def use_settings(config_file: str | None) -> None:
     given = click.get_current_context().obj
     given[CONFIG_KEY] = config_file
     found = read_settings("dlog", DLOG_OPTIONS, file=config_file, environment={})
+    if given.get(NAMESPACE_KEY):
+        found.pop(ENDPOINT_KEY, None)  # which would come first
     for key, value in found.items():
         given.setdefault(key, value)
 
@@ -144,13 +158,25 @@ def namespace_uri() -> str:
     """Return the namespace that --uri or DLOG_URI names.
 
     Raises:
-        click.UsageError: neither is given.
+        click.UsageError: neither is given, or an endpoint, which cannot do what the command does.
     """
     context = click.get_current_context()
+    if namespace_endpoint() is not None:
+        raise click.UsageError(
+            f"{context.command_path} needs ZooKeeper and bookies: give --uri and no --endpoint; "
+            "proxies answer log list, show, count, position, tail, dump and write",
+            context,
+        )
     uri = context.obj.get(NAMESPACE_KEY)
     if not uri:
         raise click.UsageError("no namespace: give --uri or set DLOG_URI", context)
     return str(uri)
+
+
+def namespace_endpoint() -> str | None:
+    """Return the proxies that --endpoint or DLOG_ENDPOINT names, if it is given."""
+    endpoint = click.get_current_context().obj.get(ENDPOINT_KEY)
+    return str(endpoint) if endpoint else None
 
 
 def namespace_tls() -> TlsFiles | None:
@@ -202,18 +228,31 @@ def ask(what: str, *, yes: bool) -> None:
 
 
 def run_async(
-    work: Callable[[AsyncNamespace], Coroutine[Any, Any, _Result]], *, is_long: bool = False
+    work: Callable[[AsyncNamespace], Coroutine[Any, Any, _Result]],
+    *,
+    remote: Callable[[RemoteNamespace], Coroutine[Any, Any, _Result]] | None = None,
+    is_long: bool = False,
 ) -> _Result:
     """Run `work` with that namespace, open for its time, on an event loop of its own.
 
-    Unless it `is_long`, and prints or tells how far it is, it may take the time of --patience.
+    With an endpoint `remote` is run, or refused if there is none.  Unless it `is_long`, and prints
+    or tells how far it is, it may take the time of --patience.
 
     Raises:
         DLError: whatever `work` raises, or that it took too long.
     """
+    endpoint, tls = namespace_endpoint(), namespace_tls()
+    if endpoint is not None and remote is not None:
+        from dlcore.remote.reading import open_namespace as open_remote
+
+        async def ask_proxies() -> _Result:
+            async with await open_remote(endpoint, patience_s=patience(), tls=tls) as namespace:
+                return await remote(namespace)
+
+        return asyncio.run(ask_proxies() if is_long else in_time(ask_proxies(), endpoint))
     from dlcore.namespace import open_namespace
 
-    uri, tls = namespace_uri(), namespace_tls()
+    uri = namespace_uri()
 
     async def run() -> _Result:
         async with await open_namespace(uri, tls=tls) as namespace:
@@ -222,10 +261,16 @@ def run_async(
     return asyncio.run(run() if is_long else in_time(run()))
 
 
-def in_time(work: Coroutine[Any, Any, _Result]) -> Coroutine[Any, Any, _Result]:
+def patience() -> float:
+    """Return for how many seconds a question may go on."""
+    return float(click.get_current_context().obj.get(_PATIENCE_KEY) or _PATIENCE_S)
+
+
+def in_time(
+    work: Coroutine[Any, Any, _Result], asked: str | None = None
+) -> Coroutine[Any, Any, _Result]:
     """Return `work` bounded by the time of --patience, with an error that says so."""
-    uri = namespace_uri()
-    patience_s = float(click.get_current_context().obj.get(_PATIENCE_KEY) or _PATIENCE_S)
+    uri, patience_s = asked or namespace_uri(), patience()
 
     async def run() -> _Result:
         limit = asyncio.timeout(patience_s)
@@ -246,4 +291,15 @@ def connect() -> Iterator[Namespace]:
     from dlcore.sync import open_namespace
 
     with open_namespace(namespace_uri(), tls=namespace_tls()) as namespace:
+        yield namespace
+
+
+@contextmanager
+def connect_proxies() -> Iterator[RemoteLogs]:
+    """Open the logs at the endpoint, which is given."""
+    from dlcore.remote.sync import open_namespace
+
+    endpoint = namespace_endpoint()
+    assert endpoint is not None
+    with open_namespace(endpoint, patience_s=patience(), tls=namespace_tls()) as namespace:
         yield namespace

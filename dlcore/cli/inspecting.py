@@ -180,7 +180,11 @@ def _group(name: str, pattern: re.Pattern[str] | None) -> str:
 
 def _space_of(snapshot: LogSnapshot) -> tuple[int, int, int, int, int]:
     extents = [extent for segment in snapshot.segments for extent in segment.extents]
-    stored = sum(e.size_bytes * e.ledger.quorum.write_quorum_size for e in extents)
+    stored = sum(
+        extent.size_bytes * segment.ledgers[extent.ledger_id].quorum.write_quorum_size
+        for segment in snapshot.segments
+        for extent in segment.extents
+    )
     records = snapshot.count_records(snapshot.first, snapshot.end)
     return 1, len(snapshot.segments), records, sum(e.size_bytes for e in extents), stored
 

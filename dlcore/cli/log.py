@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from dlcore.cli.context import ask, common_options, confirmed, require_consent, 
 from dlcore.cli.inspecting import inspect_logs, repair_log, show_lag, show_space
 from dlcore.cli.output import bytes_text, show_done, show_fields, show_rows, telling_time, time_text
 from dlcore.cli.reading import dump_log, tail_log
+from dlcore.cli.remote import remote_count, remote_position, remote_status
 from dlcore.cli.times import AGE_S, EPOCH_MS, age_text
 from dlcore.cli.watching import watch_log
 from dlcore.cli.writing import write_log
@@ -25,6 +27,7 @@ from dlcore.clock import SystemClock
 from dlcore.config import LogConfig, LogSettings, QuorumConfig
 from dlcore.errors import ConfigurationError, CorruptMetadataError
 from dlcore.ids import DLSN
+from dlcore.records import NotLessThan, RecordField
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -133,7 +136,12 @@ def _quorum(
 @common_options
 def list_logs(prefix: str | None) -> None:
     """List the names of the logs, or of those that start with PREFIX."""
-    names = sorted(run_async(lambda namespace: namespace.get_logs(prefix)))
+    names = sorted(
+        run_async(
+            lambda namespace: namespace.get_logs(prefix),
+            remote=lambda namespace: namespace.get_logs(prefix),
+        )
+    )
     show_rows([{"log": name} for name in names], columns=("log",), empty="no logs")
 
 
@@ -143,32 +151,33 @@ def list_logs(prefix: str | None) -> None:
 def show_log(log: str) -> None:
     """Show one log: its first and last record, size, quorums, writer, and what lacks replicas."""
 
-    async def read(namespace: Namespace) -> tuple[LogStatus, pa.Schema | None]:
+    async def read(namespace: Namespace) -> dict[str, object]:
         async with await namespace.open_log(log) as manager:
-            return await manager.status(), await manager.get_schema()
+            return _fields_of(await manager.status(), await manager.get_schema())
 
+    show_fields(run_async(read, remote=partial(remote_status, log=log)))
+
+
+def _fields_of(status: LogStatus, schema: pa.Schema | None) -> dict[str, object]:
     from dlcore.schemas import describe_schema
 
-    status, schema = run_async(read)
-    show_fields(
-        {
-            "log": status.name,
-            "schema": None if schema is None else describe_schema(schema),
-            "segments": status.segment_count,
-            "records": status.record_count,
-            "bytes": status.size_bytes,
-            "sealed": status.sealed,
-            "created": time_text(status.created_ms),
-            "first_dlsn": None if status.first is None else str(status.first),
-            "last_dlsn": None if status.last is None else str(status.last),
-            "last_txid": status.last_txid,
-            "idle_s": status.idle_s,
-            "quorum": str(status.quorum),
-            "ledgers": status.ledger_count,
-            "under_replicated": status.under_replicated_ledgers,
-            "writer": status.writer,
-        }
-    )
+    return {
+        "log": status.name,
+        "schema": None if schema is None else describe_schema(schema),
+        "segments": status.segment_count,
+        "records": status.record_count,
+        "bytes": status.size_bytes,
+        "sealed": status.sealed,
+        "created": time_text(status.created_ms),
+        "first_dlsn": None if status.first is None else str(status.first),
+        "last_dlsn": None if status.last is None else str(status.last),
+        "last_txid": status.last_txid,
+        "idle_s": status.idle_s,
+        "quorum": str(status.quorum),
+        "ledgers": status.ledger_count,
+        "under_replicated": status.under_replicated_ledgers,
+        "writer": status.writer,
+    }
 
 
 @log_group.command("count", epilog="Example: dlog log count clicks 1:0:0 3:17:0")
@@ -188,7 +197,7 @@ def count_records(log: str, start: str | None, end: str | None) -> None:
         async with await namespace.open_log(log) as manager:
             return await manager.get_log_record_count(first, last)
 
-    count = run_async(read)
+    count = run_async(read, remote=partial(remote_count, log=log, start=first, end=last))
     show_done(str(count), {"log": log, "records": count})
 
 
@@ -220,7 +229,11 @@ def find_position(log: str, txid: int | None, timestamp_ms: int | None) -> None:
                 found = await manager.get_dlsn_not_less_than_timestamp(timestamp_ms)
             return found, (await manager.get_snapshot()).end
 
-    position, end = run_async(find)
+    wanted = NotLessThan(
+        RecordField.TXID if txid is not None else RecordField.TIMESTAMP_MS,
+        max(0, txid if txid is not None else timestamp_ms or 0),
+    )
+    position, end = run_async(find, remote=partial(remote_position, log=log, wanted=wanted))
     fields = {"log": log, "dlsn": str(position), "is_end": position >= end}
     show_done(str(position), fields)
 

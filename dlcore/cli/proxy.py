@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dlcore.namespace import Namespace
     from dlcore.tls import TlsFiles
 
+_SERVING = "serve_"
 _Command = TypeVar("_Command", bound="Callable[..., Any]")
 
 
@@ -30,8 +31,10 @@ def proxy_group() -> None:
 
 def _settings(command: _Command) -> _Command:
     for key, option in reversed(proxy_options().items()):
+        # --tls-… are the files for bookies, of every command.
+        flag = f"{_SERVING}{key}" if key.startswith("tls_") else key
         command = click.option(
-            f"--{key.replace('_', '-')}",
+            f"--{flag.replace('_', '-')}",
             type=option.kind,
             default=option.default,
             show_default=True,
@@ -56,11 +59,12 @@ def run_proxy(**options: object) -> None:
 
     context = click.get_current_context()
     by_hand = {
-        key: value
+        key.removeprefix(_SERVING): value
         for key, value in options.items()
         if context.get_parameter_source(key) is not click.core.ParameterSource.DEFAULT
     }
-    config = ProxyConfig(**(options | settings_below("proxy", proxy_options()) | by_hand))  # type: ignore[arg-type]
+    defaults = {key.removeprefix(_SERVING): value for key, value in options.items()}
+    config = ProxyConfig(**(defaults | settings_below("proxy", proxy_options()) | by_hand))  # type: ignore[arg-type]
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger().setLevel(config.log_level.upper())
     uvloop.run(_serve(namespace_uri(), config, namespace_tls()))
@@ -71,7 +75,9 @@ async def _serve(uri: str, config: ProxyConfig, tls: TlsFiles | None) -> None:
     from dlcore.proxy.server import ProxyServer
 
     async def open_as(client_id: str) -> Namespace:
-        return await open_namespace(uri, client_id=client_id, tls=tls)
+        return await open_namespace(
+            uri, client_id=client_id, tls=tls, session_timeout_s=config.session_timeout_s
+        )
 
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

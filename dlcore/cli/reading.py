@@ -8,6 +8,7 @@ import sys
 from collections import deque
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import click
@@ -15,6 +16,7 @@ import click
 from dlcore.cli.context import common_options, run_async, wants_json
 from dlcore.cli.framing import DELIMITER, framed as frame_of
 from dlcore.cli.output import Progress, payload_json, payload_text, show_bytes, show_json, time_text
+from dlcore.cli.remote import show_records, snapshot_of
 from dlcore.cli.times import EPOCH_MS
 from dlcore.config import LogConfig
 from dlcore.errors import EndOfStreamError
@@ -26,16 +28,18 @@ if TYPE_CHECKING:
 
     from dlcore.log.manager import DistributedLogManager
     from dlcore.log.reading.reader import AsyncLogReader
-    from dlcore.log.reading.scan import ExtentView, LogSnapshot
+    from dlcore.log.reading.scan import ExtentView, LogSnapshot, ScanRange
     from dlcore.namespace import Namespace
     from dlcore.records import LogRecordWithDLSN
+    from dlcore.remote.reading import RemoteNamespace, RemoteRecord
 
     _Command = TypeVar("_Command", bound=Callable[..., Any])
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _BULK_RECORDS = 1000
 _TAIL_RECORDS = 10
 _ENTRY_LINE = "{:<14} {:>14} {:>8} {:>9}  {}  {}"
-_FIELDS: dict[str, Callable[[LogRecordWithDLSN], object]] = {
+_FIELDS: dict[str, Callable[[LogRecordWithDLSN | RemoteRecord], object]] = {
     "dlsn": lambda record: record.dlsn,
     "txid": lambda record: record.txid,
     "sequence_id": lambda record: record.sequence_id,
@@ -77,7 +81,7 @@ class RecordPrinter:
             is_framed=framed,
         )
 
-    def show(self, records: Iterable[LogRecordWithDLSN]) -> None:
+    def show(self, records: Iterable[LogRecordWithDLSN | RemoteRecord]) -> None:
         """Print records; what was read must not wait in a pipe for more."""
         if self.delimiter is not None or self.is_framed:
             show_bytes(b"".join(self._bytes_of(record.payload) for record in records))
@@ -90,7 +94,7 @@ class RecordPrinter:
     def _bytes_of(self, payload: bytes) -> bytes:
         return frame_of(payload) if self.delimiter is None else payload + self.delimiter
 
-    def _show_one(self, record: LogRecordWithDLSN) -> None:
+    def _show_one(self, record: LogRecordWithDLSN | RemoteRecord) -> None:
         if self.template is not None:
             click.echo(self.template.format(**{name: of(record) for name, of in _FIELDS.items()}))
         elif wants_json():
@@ -206,7 +210,7 @@ def tail_log(
         timestamp_ms=from_timestamp,
         printer=RecordPrinter.of(template=template, raw=raw, delimiter=delimiter, framed=framed),
     )
-    run_async(tail.run, is_long=True)
+    run_async(tail.run, remote=tail.run_remote, is_long=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,6 +236,29 @@ class _Tail:
                         dlsn=self.dlsn, txid=self.txid, timestamp_ms=self.timestamp_ms
                     ) as reader:
                         await self._show_on(reader, self.count)
+
+    async def run_remote(self, namespace: RemoteNamespace) -> None:
+        """Show it through proxies."""
+        log = await namespace.open_log(self.log)
+        if self.dlsn is None and self.txid is None and self.timestamp_ms is None:
+            count = _TAIL_RECORDS if self.count is None else self.count
+            snapshot = await snapshot_of(namespace, self.log)
+            start = start_of_tail(snapshot, count)
+            last: deque[Any] = deque(maxlen=count)
+            reader = log.open_reader(dlsn=start)
+            async for record in reader.records():
+                last.append(record)
+            self.printer.show(last)
+            if self.follow:
+                await show_records(reader, self.printer, follow=True)
+            return
+        at = (
+            None
+            if self.timestamp_ms is None
+            else _EPOCH + timedelta(milliseconds=self.timestamp_ms)
+        )
+        reader = log.open_reader(dlsn=self.dlsn, txid=self.txid, timestamp=at)
+        await show_records(reader, self.printer, count=self.count, follow=self.follow)
 
     async def _show_end(self, manager: DistributedLogManager) -> None:
         count = _TAIL_RECORDS if self.count is None else self.count
@@ -309,7 +336,15 @@ def dump_log(
             else:
                 await _dump_records(manager, printer, start, end)
 
-    run_async(dump, is_long=True)
+    async def dump_remote(namespace: RemoteNamespace) -> None:
+        if entries:
+            raise click.UsageError("--entries is told by bookies: give --uri and no --endpoint")
+        snapshot = await snapshot_of(namespace, log)
+        reader = (await namespace.open_log(log)).open_reader(dlsn=start)
+        until = snapshot.end if end is None else min(end, snapshot.end)
+        await show_records(reader, printer, end=until)
+
+    run_async(dump, remote=dump_remote, is_long=True)
 
 
 async def _dump_records(
@@ -337,7 +372,7 @@ async def _dump_entries(
     with Progress(beside=sys.stdout) as progress:
         for part in snapshot.scans(start or snapshot.first, end or snapshot.end):
             for extent in part.extents:
-                async with aclosing(_entries_of(namespace, part.lssn, extent)) as rows:
+                async with aclosing(_entries_of(namespace, part, extent)) as rows:
                     async for row in rows:
                         if as_json:
                             show_json(row)
@@ -358,18 +393,18 @@ def _entry_line(row: dict[str, Any]) -> str:
 
 
 async def _entries_of(
-    namespace: Namespace, lssn: int, extent: ExtentView
+    namespace: Namespace, part: ScanRange, extent: ExtentView
 ) -> AsyncGenerator[dict[str, Any], None]:
     from dlcore.log.entries.body import decode_entry_header
 
-    reader = namespace.ledgers.open_ledger_of(extent.ledger)
+    reader = namespace.ledgers.open_ledger_of(part.ledgers[extent.ledger_id])
     async with aclosing(reader.read(extent.first_entry_id, extent.last_entry_id)) as chunks:
         async for frames in chunks:
             for frame in frames:
                 header = decode_entry_header(frame.body)
                 assigned = extent.assigned_txid
                 yield {
-                    "dlsn": str(DLSN(lssn, extent.in_segment(frame.entry_id), 0)),
+                    "dlsn": str(DLSN(part.lssn, extent.in_segment(frame.entry_id), 0)),
                     "ledger": extent.ledger_id,
                     "entry": frame.entry_id,
                     "records": header.record_count,

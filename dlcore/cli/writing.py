@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import os
 import select
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from dlcore.cli.context import common_options, connect
+from dlcore.cli.context import common_options, connect, connect_proxies, namespace_endpoint
 from dlcore.cli.framing import DELIMITER, Delimited, Framed, Splitter, Whole
 from dlcore.cli.output import Progress, show_done
 from dlcore.clock import SystemClock
 from dlcore.records import LogRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from dlcore.ids import DLSN
-    from dlcore.sync import LogWriter
 
 _CHUNK_BYTES = 1 << 20
 
@@ -78,15 +78,14 @@ def write_log(
         _write_stream(log, path)
         return
     splitter = Framed() if framed else Whole() if whole else Delimited(delimiter or b"\n")
+    opened = _open_writer if namespace_endpoint() is None else _open_remote_writer
     with (
         click.open_file(str(path) if path else "-", "rb") as source,
-        connect() as namespace,
-        namespace.open_log(log) as manager,
-        manager.open_writer() as writer,
+        opened(log, numbered=txid != "now") as writer,
         Progress(beside=source) as progress,
     ):
         chunks = _read_records(source.fileno(), splitter)
-        count, last = _write_chunks(writer, chunks, progress, numbered=txid != "now")
+        count, last = _write_chunks(writer, chunks, progress)
     fields = {"log": log, "records": count, "last_dlsn": None if last is None else str(last)}
     place = "" if last is None else f", the last one at {last}"
     show_done(f"wrote {count} records to log {log}{place}", fields)
@@ -124,25 +123,64 @@ def _read_records(descriptor: int, splitter: Splitter) -> Iterator[tuple[list[by
         yield rest, False
 
 
+class _Writer(NamedTuple):
+    """How records are written that follow so many, and made durable."""
+
+    write: Callable[[list[bytes], int], object]
+    commit: Callable[[], DLSN | None]
+
+
+def _numbered(records: list[bytes], count: int) -> list[LogRecord]:
+    return [
+        LogRecord(txid=count + index, payload=record)
+        for index, record in enumerate(records, start=1)
+    ]
+
+
+@contextmanager
+def _open_writer(log: str, *, numbered: bool) -> Iterator[_Writer]:
+    with (
+        connect() as namespace,
+        namespace.open_log(log) as manager,
+        manager.open_writer() as writer,
+    ):
+        clock, txid_floor = SystemClock(), 0  # the clock may step back, transaction ids may not
+
+        def write_now(records: list[bytes], _: int) -> None:
+            nonlocal txid_floor
+            txid_floor = max(txid_floor, clock.now_ms())
+            writer.write_bulk(LogRecord(txid=txid_floor, payload=record) for record in records)
+
+        def write_numbered(records: list[bytes], count: int) -> None:
+            writer.write_bulk(_numbered(records, count))
+
+        yield _Writer(write_numbered if numbered else write_now, writer.commit)
+
+
+@contextmanager
+def _open_remote_writer(log: str, *, numbered: bool) -> Iterator[_Writer]:
+    """Write through proxies, beside whoever else does; they give the time as transaction ids."""
+    import pyarrow as pa
+
+    with connect_proxies() as namespace, namespace.open_log(log).open_writer() as writer:
+
+        def write_now(records: list[bytes], _: int) -> None:
+            if records:
+                writer.write_batch(pa.record_batch({"payload": records}))
+
+        def write_numbered(records: list[bytes], count: int) -> None:
+            writer.write_bulk(_numbered(records, count))
+
+        yield _Writer(write_numbered if numbered else write_now, writer.commit)
+
+
 def _write_chunks(
-    writer: LogWriter,
-    chunks: Iterable[tuple[list[bytes], bool]],
-    progress: Progress,
-    *,
-    numbered: bool,
+    writer: _Writer, chunks: Iterable[tuple[list[bytes], bool]], progress: Progress
 ) -> tuple[int, DLSN | None]:
-    clock = SystemClock()
     count = 0
-    txid_floor = 0  # the clock may step back, transaction ids may not
     last: DLSN | None = None
     for records, more_is_waiting in chunks:
-        txid_floor = max(txid_floor, clock.now_ms())
-        writer.write_bulk(
-            [
-                LogRecord(txid=count + index if numbered else txid_floor, payload=record)
-                for index, record in enumerate(records, start=1)
-            ]
-        )
+        writer.write(records, count)
         count += len(records)
         if not more_is_waiting:
             last = writer.commit()

@@ -25,14 +25,16 @@ SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 TESTS_S = 500
 CORE_SAMPLE = 3
 CORE = (
+    "test_errors.py::test_wrong_read_option_at_load",
     "test_errors.py",
     "test_progress.py",
     "test_sql.py::test_insert_overwrite",
+    "test_batch_write.py::test_rows_go_in_order_of_partitions",
     "test_limited_streams.py::test_columns_of_a_batch",
     "test_batch_read.py::test_lists_and_patterns",
-    "test_batch_write.py::test_rows_go_in_order_of_partitions",
     "test_stream_write.py::test_stream_over_restarts",
 )
+"""Of refused options, batches and streams there is one in each sample."""
 
 
 def test_the_core_against_a_connect_server(tmp_path: Path) -> None:

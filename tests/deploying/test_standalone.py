@@ -26,6 +26,7 @@ from tests.fixtures.deployment import (
     running,
     submit,
 )
+from tests.fixtures.java import archive_of_spark
 from tests.fixtures.lengths import amount
 from tests.fixtures.spark import OF_FEW_ROWS, ROOT
 
@@ -85,6 +86,7 @@ class Standalone:
             "spark.driver.memory": "512m",
             "spark.executor.memory": "512m",
             "spark.executor.cores": "1",
+            "spark.executor.extraJavaOptions": archive_of_spark(),
             "spark.sql.shuffle.partitions": "2",
             "spark.scheduler.minRegisteredResourcesRatio": "1",
             "spark.sql.warehouse.dir": str(place / "warehouse"),
@@ -106,6 +108,8 @@ def standalone(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> It
     """A master and workers with one core each, on ports of their own."""
     folder = tmp_path_factory.mktemp("standalone")
     environment = deployed_environment(folder)
+    del environment["SPARK_CONF_DIR"]  # is in the class path, by which an archive fits or not
+    environment["SPARK_DAEMON_JAVA_OPTS"] = archive_of_spark()
     program = str(SPARK_HOME / "bin" / "spark-class")
     deploy = "org.apache.spark.deploy"
     where = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]

@@ -28,6 +28,7 @@ from dlspark.arrow import (
 )
 from dlspark.options import READ_COLUMNS
 from dlspark.schema import WriteColumns
+from tests.fixtures.lengths import amount
 
 BYTES = RowShape.of_bytes(READ_COLUMNS)
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -69,7 +70,7 @@ def expected_rows(log: str, part: ScanBatch) -> list[dict[str, Any]]:
     ]
 
 
-@settings(max_examples=100)
+@settings(max_examples=amount(100, sampled=40))
 @given(
     st.lists(
         st.tuples(

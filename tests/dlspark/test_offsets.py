@@ -287,7 +287,6 @@ def snapshot(first: DLSN, end: DLSN, *segments: tuple[int, int, int, int]) -> Lo
     views = []
     for lssn, start, entries, records in segments:
         extent = ExtentView(
-            ledger=metadata_of((0, "ABC")),
             ledger_id=1,
             first_entry_id=0,
             last_entry_id=entries - 1,
@@ -298,7 +297,10 @@ def snapshot(first: DLSN, end: DLSN, *segments: tuple[int, int, int, int]) -> Lo
             first_txid=0,
             last_txid=0,
         )
-        views.append(SegmentView(lssn=lssn, start_sequence_id=start, extents=(extent,)))
+        ledgers = {1: metadata_of((0, "ABC"))}
+        views.append(
+            SegmentView(lssn=lssn, start_sequence_id=start, extents=(extent,), ledgers=ledgers)
+        )
     return LogSnapshot(log="clicks", log_id="i", first=first, end=end, segments=tuple(views))
 
 

@@ -238,7 +238,7 @@ def test_write_options() -> None:
         ({"txnAppId": "a", "txnVersion": "1"}, Mode.STREAM, ["txnAppId", "batch id"]),
         ({"lockTimeoutMs": "5s"}, Mode.STREAM, ["lockTimeoutMs='5s'", ">= 0"]),
         ({"startingOffsets": "latest"}, Mode.BATCH, ["startingOffsets", "for reading"]),
-        ({"topicc": "latest"}, Mode.BATCH, ["unknown option topicc", "uri, log"]),
+        ({"topicc": "latest"}, Mode.BATCH, ["unknown option topicc", "uri, endpoint, log"]),
         ({"path": "views"}, Mode.BATCH, ["no path"]),
     ],
 )
@@ -446,3 +446,22 @@ def test_every_option_of_the_table_is_known_to_the_parser() -> None:
                 assert "unknown option" not in words, words
                 assert "not allowed here" not in words, words
                 assert option.name in words or "exactly one" in words, words
+
+
+def test_an_endpoint_takes_the_place_of_the_uri() -> None:
+    """For reads of records and for writes; tables about the system say what works instead."""
+    endpoint = {"endpoint": " grpc://a:1,b:2 ", "log": "clicks"}
+    address = ReadOptions.parse(endpoint, Mode.STREAM).address
+    assert (address, address.is_endpoint) == (Address(uri="grpc://a:1,b:2"), True)
+    assert not parse().address.is_endpoint
+    secure = {"endpoint": "grpc+tls://a:1", "tlsCa": "ca.pem", "log": "clicks"}
+    assert ReadOptions.parse(secure, Mode.BATCH).address.tls == TlsFiles(ca="ca.pem")
+    for wrong, told in (
+        (endpoint | {"uri": URI}, "exactly one says where logs are"),
+        ({"endpoint": "a:1", "log": "b"}, "option endpoint='a:1': expected grpc://"),
+    ):
+        with pytest.raises(ConfigurationError, match=told):
+            ReadOptions.parse(wrong, Mode.BATCH)
+    assert WriteOptions.parse(endpoint, Mode.BATCH).address == address
+    with pytest.raises(ConfigurationError, match="read with the option uri"):
+        MetadataOptions.parse(endpoint | {"metadata": "logs"})

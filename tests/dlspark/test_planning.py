@@ -22,6 +22,7 @@ from dlspark.planning import (
     plan_counts,
     plan_partitions,
 )
+from tests.fixtures.lengths import amount
 from tests.fixtures.snapshots import snapshot_of
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def test_partitions_are_picklable_and_readable() -> None:
     assert len(pickle.dumps(many)) < 50_000, "extents and their ledgers travel packed"
 
 
-@settings(max_examples=150)
+@settings(max_examples=amount(150, sampled=50))
 @given(
     segments=st.lists(st.lists(st.integers(1, 40), max_size=4).map(tuple), min_size=1, max_size=90),
     least=st.none() | st.integers(1, 120),

@@ -18,6 +18,7 @@ from dlspark.batch import comparison_of
 from dlspark.planning import Stretch
 from dlspark.pruning import Comparison, Interval, Wanted
 from dlspark.reading import LogSnapshots, narrow
+from tests.fixtures.lengths import amount
 from tests.fixtures.snapshots import place_in, snapshot_of
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ COMPARISONS: dict[str, Any] = {
 }
 
 
-@settings(max_examples=300)
+@settings(max_examples=amount(300, sampled=100))
 @given(
     st.lists(
         st.tuples(

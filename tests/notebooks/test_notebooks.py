@@ -17,7 +17,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 PUBLIC_MODULES = {"dlcore", "dlcore.sync", "dlcore.sandbox", "dlspark", "pyspark.sql"}
 CELL_TIMEOUT_S = 280
-SAMPLE = 2
+SAMPLE = 1
 
 
 def load(path: Path) -> nbformat.NotebookNode:

@@ -160,6 +160,7 @@ def test_missing_log(spark: SparkSession, logs: LogBench) -> None:
     assert logs.payloads(log) == []
 
 
+@pytest.mark.prove  # typed logs have it in small
 def test_users_own_transaction_is_written_once(spark: SparkSession, logs: LogBench) -> None:
     """A version not above the last one is skipped; another application or log is another matter."""
     log, second = logs.create(), logs.create()
@@ -247,6 +248,7 @@ def test_failed_write_leaves_nothing(spark: SparkSession, logs: LogBench, tmp_pa
     assert logs.payloads(log) == as_bytes(20)
 
 
+@pytest.mark.prove  # `test_failed_commit_is_retried_once` has it of a stream
 def test_abort_after_a_commit_undoes_nothing(
     spark: SparkSession, logs: LogBench, tmp_path: Path
 ) -> None:

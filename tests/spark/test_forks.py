@@ -115,6 +115,7 @@ def work_of(sandbox: Sandbox, folder: Path, *, namespace_first: bool, is_busy: b
     return f"import json; work = json.loads({json.dumps(work)!r})"
 
 
+@pytest.mark.prove  # tests/integration/test_fork.py has forks without Spark
 @pytest.mark.parametrize(
     ("namespace_first", "is_busy"), sample(product((True, False), repeat=2), 1)
 )

@@ -96,7 +96,7 @@ def test_a_batch_written_to_a_hundred_logs(logs: LogBench, tmp_path: Path) -> No
 @pytest.mark.timeout(600)
 def test_rows_that_choose_among_a_thousand_logs(logs: LogBench, tmp_path: Path) -> None:
     """A batch with a row for each of them is one append."""
-    source, targets = logs.create("in"), create_many(logs, amount(1000, sampled=50))
+    source, targets = logs.create("in"), create_many(logs, amount(1000, sampled=20))
     prefix = targets[0][:-4]
     number = F.explode(F.sequence(F.lit(0), F.lit(len(targets) - 1)))
     rows = logs.stream(log=source, startingOffsets="earliest").select("value", number.alias("n"))

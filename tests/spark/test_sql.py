@@ -115,6 +115,7 @@ def test_create_table_as_select(spark: SparkSession, logs: LogBench) -> None:
     assert logs.payloads(log) == []
 
 
+@pytest.mark.prove  # the tests before it make both by SQL
 def test_catalog_create_table_and_temporary_view(spark: SparkSession, logs: LogBench) -> None:
     """A table by the catalog's own face, with options for reading; a view for this session."""
     log = logs.create("sql")

@@ -233,6 +233,7 @@ def test_deleted_log(logs: LogBench, sink: Sink) -> None:
     assert [n for log, n in sink.rows if log == gone] == [0, 1, 2, 70, 71]
 
 
+@pytest.mark.prove  # tests/dlspark has it without a session
 def test_truncated_log(logs: LogBench, sink: Sink) -> None:
     """Records that were not read yet are lost: the query stops, or goes on after them."""
     log = logs.create()
@@ -254,6 +255,7 @@ def test_truncated_log(logs: LogBench, sink: Sink) -> None:
     assert sink.numbers == [*range(5), *range(7, 15)]
 
 
+@pytest.mark.prove  # tests/dlspark has it without a session
 def test_truncating_what_was_read_is_no_loss(logs: LogBench, sink: Sink) -> None:
     """A log that is cleaned up behind its reader goes on, though the position's segment is gone."""
     log = logs.create()

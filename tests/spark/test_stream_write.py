@@ -137,6 +137,7 @@ def test_values_as_strings_to_several_logs(logs: LogBench, tmp_path: Path) -> No
     assert logs.payloads(names[1]) == [b"n%d" % n for n in range(15, 20)]
 
 
+@pytest.mark.prove  # tests/dlspark has it without a session
 def test_wrong_sinks_stop_the_query(logs: LogBench, tmp_path: Path) -> None:
     """A missing log, a wrong column, an option that is not for streams."""
     source = logs.create("in")
@@ -197,7 +198,7 @@ class FlakyStreamDataSource(DistributedLogDataSource):
         return FlakyStreamWriter(inner, folder, plan)
 
 
-@pytest.mark.parametrize("plan", ["before", "after"])
+@pytest.mark.parametrize("plan", sample(["after", "before"], 1))
 def test_failed_commit_is_retried_once(
     spark: SparkSession, logs: LogBench, tmp_path: Path, plan: str
 ) -> None:
@@ -263,8 +264,13 @@ def test_foreach_batch_writes_once(logs: LogBench, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("survived", sample([3, 1], 1))
-def test_writes_to_one_log_in_a_batch(logs: LogBench, tmp_path: Path, survived: int) -> None:
-    """All are kept, once, wherever the batch failed; a write to another log does not count."""
+def test_writes_to_one_log_in_a_batch(
+    spark: Any, logs: LogBench, tmp_path: Path, survived: int
+) -> None:
+    """All are kept, once, wherever the batch failed; a write to another log does not count.
+
+    Whether they are in a job group of the user's, or in none, changes nothing.
+    """
     source, target, other = logs.create("in"), logs.create("out"), logs.create("other")
     append(logs, source, range(10))
     frame = logs.stream(log=source, startingOffsets="earliest")
@@ -278,10 +284,12 @@ def test_writes_to_one_log_in_a_batch(logs: LogBench, tmp_path: Path, survived: 
             (rows.filter("false"), target),
             (rows.withColumn("value", F.lit(f"b{batch_id}")), target),
         ]
+        spark.sparkContext.setJobGroup("mine", "the same in each run")
         for number, (frame, log) in enumerate(writes):
             if failures and number == survived:
                 raise RuntimeError(failures.pop())
             logs.save(frame, log=log)
+            spark.sparkContext._jsc.sc().clearJobGroup()
 
     assert f"after {survived} writes" in message_of_failure(start_each(frame, take, tmp_path))
     assert len(logs.payloads(target)) == 10
@@ -293,6 +301,7 @@ def test_writes_to_one_log_in_a_batch(logs: LogBench, tmp_path: Path, survived: 
     assert logs.payloads(other) == as_bytes(range(12))
 
 
+@pytest.mark.prove  # the test before it has a group of the user's, too
 def test_job_groups_of_the_user_change_nothing(spark: Any, logs: LogBench, tmp_path: Path) -> None:
     """Neither a group of his own nor none: the replay after a crash is recognised."""
     source, target = logs.create("in"), logs.create("out")
@@ -319,6 +328,7 @@ def test_job_groups_of_the_user_change_nothing(spark: Any, logs: LogBench, tmp_p
     assert logs.payloads(target) == as_bytes(range(10)) * 2 + as_bytes(range(10, 15)) * 2
 
 
+@pytest.mark.prove  # tests/dlspark has it without a session
 def test_a_copied_checkpoint_with_another_target(logs: LogBench, tmp_path: Path) -> None:
     """What a batch wrote to one log says nothing of another."""
     source, first, second = logs.create("in"), logs.create("out"), logs.create("other")
@@ -398,6 +408,7 @@ signal.pause()
 """
 
 
+@pytest.mark.prove  # tests/dlspark has it without a session
 def test_a_sink_outlasts_a_killed_writer(logs: LogBench, tmp_path: Path) -> None:
     """By its default it waits longer than a dead writer's session lasts."""
     source, target = logs.create("in"), logs.create("out")
@@ -441,6 +452,7 @@ def test_threads_write_to_logs_of_their_own(logs: LogBench, tmp_path: Path) -> N
         assert logs.payloads(target) == as_bytes(range(20))
 
 
+@pytest.mark.prove  # tests/dlcore/log/test_staging.py has it without a session
 @pytest.mark.parametrize("threads", sample([2, 1], 1))
 def test_threads_that_write_to_one_log(logs: LogBench, tmp_path: Path, threads: int) -> None:
     """Their writes have no order: the query fails, and so does each repetition of the batch.

@@ -201,6 +201,7 @@ def test_columns_are_added_and_widened(typed: Typed) -> None:
     assert "cannot become id string" in message_of(lambda: typed.save(text, mergeSchema="true"))
 
 
+@pytest.mark.prove  # tests/dlspark has it without a session
 def test_several_logs_in_one_read(typed: Typed, logs: LogBench) -> None:
     """Their columns together; what no columns hold is refused with both shown."""
     base = typed.log
@@ -222,6 +223,7 @@ def test_several_logs_in_one_read(typed: Typed, logs: LogBench) -> None:
     )
 
 
+@pytest.mark.prove  # tests/dlspark has it without a session
 def test_rows_choose_their_typed_log(typed: Typed) -> None:
     """By the column _log; one commit for all of them."""
     frame = typed.spark.range(20).selectExpr(
@@ -234,6 +236,7 @@ def test_rows_choose_their_typed_log(typed: Typed) -> None:
         assert found[0].asDict().keys() == {"id", "fare"}
 
 
+@pytest.mark.prove  # tests/dlspark has it without a session
 def test_what_kind_of_log_is_created(typed: Typed, logs: LogBench) -> None:
     """A column value makes it one of bytes, unless the option typed says otherwise."""
     values = typed.spark.range(3).selectExpr("cast(id as string) as value")
@@ -273,6 +276,7 @@ def test_overwriting_and_exactly_once(typed: Typed) -> None:
     assert typed.load().orderBy("id").collect() == [(0, 0), (1, 2), (2, 4)]
 
 
+@pytest.mark.prove  # tests/dlspark has it without a session
 def test_logs_that_python_wrote(typed: Typed, logs: LogBench) -> None:
     """Types that Spark does not have become those that hold their values, or are named."""
     schema = pa.schema(
@@ -308,6 +312,7 @@ def test_logs_that_python_wrote(typed: Typed, logs: LogBench) -> None:
     assert typed.load(columns="u8").count() == 2
 
 
+@pytest.mark.prove  # tests/dlspark has it without a session
 def test_a_schema_that_a_user_gives(typed: Typed) -> None:
     """It is that of the log, or refused; tables of the catalog keep theirs."""
     typed.save(typed.spark.range(3).selectExpr("id", "'x' as name"))

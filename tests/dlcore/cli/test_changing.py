@@ -45,7 +45,9 @@ def test_a_log_is_renamed(shell: Shell, log: str, two_records: str) -> None:
 
 def test_settings_are_shown_and_changed(shell: Shell, log: str) -> None:
     """What is wrong is named, and what could be there instead."""
-    assert set(shell.json("log", "settings", log).values()) == {None, False}
+    settings = shell.json("log", "settings", log)
+    assert settings.pop("mode") == "any"
+    assert set(settings.values()) == {None, False}
     changed = shell.json(
         "log", "settings", log, "--set", "compression=zstd", "--set", "segment_bytes_max=1000000"
     )
