@@ -14,10 +14,12 @@ from dlcore import DLError, LogConfig, QuorumConfig, open_namespace
 from dlcore.clock import SystemClock
 from dlcore.errors import LedgerNotFoundError
 from dlcore.ledger.metadata.store import LedgerStore
+from dlcore.log.metadata.values import LockHolder, LogMetadata
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.paths import NamespacePaths
+from dlcore.metadata.stored import decode
 from dlcore.metadata.zookeeper import ZooKeeperStore
-from dlcore.sandbox.process import HOST, Warden
+from dlcore.sandbox.process import HOST, PortReservation, Warden
 from dlcore.sandbox.zookeeper import EmbeddedZooKeeper
 from tests.chaos import disks
 from tests.chaos.client import CLIENT_CONFIG, LOG_CONFIG, Work
@@ -25,7 +27,8 @@ from tests.chaos.history import DAMAGED, Found, History
 from tests.chaos.links import Network
 from tests.chaos.payloads import identity_of
 from tests.chaos.plan import BOOKIE_SESSION_S, ZOOKEEPER
-from tests.chaos.services import BookieService, Deadline, Service, client_may_end
+from tests.chaos.producers import Production
+from tests.chaos.services import BookieService, Deadline, Service, client_may_end, proxy_may_end
 from tests.chaos.threads import in_thread
 
 if TYPE_CHECKING:
@@ -38,13 +41,18 @@ WRITERS = ("writer-1", "writer-2")
 READER = "reader"
 RECOVERER = "recoverer"
 REPAIRERS = ("auto-recovery-1", "auto-recovery-2")
-CLIENTS = (*WRITERS, READER, RECOVERER, *REPAIRERS)
-"""All processes that talk to bookies."""
+PRODUCERS = "producers"
+PROXIES = ("proxy-1", "proxy-2", "proxy-3")
+CLIENTS = (*WRITERS, READER, RECOVERER, *REPAIRERS, PRODUCERS, *PROXIES)
+"""All processes that talk to bookies, and the producers, who talk to proxies."""
 LOCKED, CONTENDED, SOLO = "chaos/locked", "chaos/contended", "chaos/solo"
 STAGED = ("chaos/staged-1", "chaos/staged-2")
 SCRATCH = "chaos/scratch"
-LOGS = (LOCKED, CONTENDED, SOLO, *STAGED)
+PROXIED = "chaos/proxied"
+LOGS = (LOCKED, CONTENDED, SOLO, *STAGED, PROXIED)
 START_TIMEOUT_S = 120.0
+_PRODUCERS_PER_S = 1 / 6
+_PRODUCERS_MAX = 100
 _SMALL_DISKS = 2
 _RACKS = 3
 _SMALL_DISK_BYTES_MIN = 96 * 1024 * 1024
@@ -94,6 +102,7 @@ class Cluster:
         self.zookeeper_turn = asyncio.Lock()
         self.network = Network(self._process_ids)
         self.syncs = disks.SyncFaults(folder, self._warden)
+        self._proxy_ports = {name: PortReservation(0) for name in PROXIES}
 
     def _process_ids(self) -> dict[str, int]:
         services = (*self.bookies.values(), *self.clients.values())
@@ -120,6 +129,8 @@ class Cluster:
         for name in self.bookies:
             await self.syncs.end(name)
             self.bookies[name].release()
+        for reservation in self._proxy_ports.values():
+            reservation.release()
         await self._resources.aclose()
         await self.network.aclose()
         await in_thread(self.zookeeper.stop)
@@ -196,6 +207,10 @@ class Cluster:
 
     def _add_client(self, name: str) -> None:
         def command(life: int) -> Sequence[str]:
+            if name in PROXIES:
+                return self._proxy_command(name)
+            if name == PRODUCERS:
+                return self._producers_command(life)
             if name in REPAIRERS:
                 return [sys.executable, "-m", "tests.chaos.autorecovery", name, self.uri]
             work = self._work_of(name, life)
@@ -211,11 +226,48 @@ class Cluster:
             command,
             log_path=self.folder / f"{name}.log",
             warden=self._warden,
-            may_end=client_may_end,
+            may_end=proxy_may_end if name in PROXIES else client_may_end,
         )
         self.clients[name] = service
         service.start()
         self._keepers.append(asyncio.create_task(service.keep_running()))
+
+    def _proxy_command(self, name: str) -> Sequence[str]:
+        port = str(self._proxy_ports[name].port)
+        return [
+            *(sys.executable, "-m", "dlcore.cli", "proxy", "run"),
+            *("--uri", self.uri, "--port", port),
+        ]
+
+    def _producers_command(self, life: int) -> Sequence[str]:
+        addresses = ",".join(f"{HOST}:{each.port}" for each in self._proxy_ports.values())
+        work = Production(
+            name=PRODUCERS,
+            life=life,
+            endpoint=f"grpc://{addresses}",
+            log=PROXIED,
+            producers=min(_PRODUCERS_MAX, max(4, round(self._seconds * _PRODUCERS_PER_S))),
+            seed=self._seed,
+            folder=str(self.folder),
+        )
+        options = json.dumps(dataclasses.asdict(work))
+        return [sys.executable, "-m", "tests.chaos.producers", options]
+
+    async def find_owner(self) -> str | None:
+        """Return which proxy owns the log of the producers; None if none does, or nobody knows."""
+        try:
+            names = await self.store.get(self.paths.log(PROXIED))
+            if names is None:
+                return None
+            log_id = decode(LogMetadata, names.value, source=PROXIED).log_id
+            lock = await self.store.get(self.paths.log_of(log_id).lock)
+        except DLError:
+            return None
+        if lock is None:
+            return None
+        holder = decode(LockHolder, lock.value, source=PROXIED).owner
+        ports = {f"grpc://{HOST}:{each.port}": name for name, each in self._proxy_ports.items()}
+        return ports.get(holder)
 
     def _work_of(self, name: str, life: int) -> Work:
         work = Work(name=name, life=life, uri=self.uri, seed=self._seed, folder=str(self.folder))

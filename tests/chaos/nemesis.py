@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING
 
 from dlcore import DLError
 from tests.chaos import disks
-from tests.chaos.cluster import FULL_DISK_BYTES, READ_ONLY_DISK_BYTES, persistently
+from tests.chaos.cluster import (
+    FULL_DISK_BYTES,
+    PROXIES,
+    READ_ONLY_DISK_BYTES,
+    persistently,
+)
 from tests.chaos.links import Rule
 from tests.chaos.plan import KINDS, LINK_KINDS, Fault
 from tests.chaos.services import Deadline
@@ -61,6 +66,9 @@ class Nemesis:
             "restart ZooKeeper": self._restart_zookeeper,
             "pause ZooKeeper": self._pause_zookeeper,
             "wipe bookie": self._wipe,
+            "kill owner": lambda fault: self._to_owner(self._kill, fault),
+            "pause owner": lambda fault: self._to_owner(self._pause, fault),
+            "restart proxies": self._restart_proxies,
             **dict.fromkeys(LINK_KINDS, self._break_links),
         }
         assert self._handlers.keys() == set(KINDS)
@@ -111,6 +119,31 @@ class Nemesis:
                 await asyncio.sleep(fault.lasts_s)
             finally:
                 service.resume()
+
+    async def _to_owner(
+        self, strike: Callable[[Service, Fault], Awaitable[None]], fault: Fault
+    ) -> bool:
+        """Do something to the proxy that owns the producers' log; False if none comes to."""
+        owner: str | None = None
+
+        async def is_owned() -> bool:
+            nonlocal owner
+            owner = await self._cluster.find_owner()
+            return owner is not None
+
+        if not await Deadline(_PATIENCE_S).wait(is_owned) or owner is None:
+            return False
+        await strike(self._cluster.clients[owner], fault)
+        return True
+
+    async def _restart_proxies(self, fault: Fault) -> None:
+        """One after the other, in good order, as for an upgrade."""
+        for name in PROXIES:
+            proxy = self._cluster.clients[name]
+            async with proxy.turn:
+                await proxy.stop()
+                proxy.start()
+            await asyncio.sleep(fault.lasts_s)
 
     async def _restart_zookeeper(self, fault: Fault) -> None:
         zookeeper = self._cluster.zookeeper

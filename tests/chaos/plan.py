@@ -18,6 +18,10 @@ BOOKIE_SESSION_S = 4.0
 CLIENT_SESSION_S = 10.0
 """What `open_namespace` takes."""
 
+PROXY_SESSION_S = 4.0
+"""What a proxy takes by itself."""
+OWNER_DIES_EVERY_S = 10.0
+
 KINDS = (
     "kill bookie",
     "pause bookie",
@@ -34,6 +38,9 @@ KINDS = (
     "restart ZooKeeper",
     "pause ZooKeeper",
     "wipe bookie",
+    "kill owner",
+    "pause owner",
+    "restart proxies",
 )
 LINK_KINDS = frozenset(kind for kind in KINDS if kind.endswith(" links"))
 ZOOKEEPER = "zookeeper"
@@ -58,6 +65,9 @@ _LASTS_S = {
     "restart ZooKeeper": (0.0, 6.0),
     "pause ZooKeeper": (2.0, 9.0),
     "wipe bookie": (0.2, 2.0),
+    "kill owner": (0.2, 4.0),
+    "pause owner": (PROXY_SESSION_S + 1.5, PROXY_SESSION_S + 4),
+    "restart proxies": (0.2, 1.0),
 }
 
 
@@ -94,6 +104,8 @@ def make_plan(
 ) -> list[Fault]:
     """Return faults over `seconds`, in order of time: each of `kinds` once, and then at random.
 
+    The owner of the producers' log is killed every ten seconds beside.
+
     `small_disks` are the bookies whose disk can be filled.
     """
     rng = random.Random(f"chaos {seed}")
@@ -108,7 +120,11 @@ def make_plan(
         kind = first_round.pop() if first_round else rng.choice(list(kinds))
         faults.append(_make_fault(rng, kind, at_s, bookies, clients, small_disks))
         at_s += gap_s if first_round else rng.uniform(0.3, 1.7) * gap_s
-    return faults
+    if "kill owner" in kinds:
+        for number in range(1, int(seconds / OWNER_DIES_EVERY_S)):
+            at_s = number * OWNER_DIES_EVERY_S
+            faults.append(_make_fault(rng, "kill owner", at_s, bookies, clients, small_disks))
+    return sorted(faults, key=lambda fault: fault.at_s)
 
 
 def _make_fault(
@@ -126,6 +142,8 @@ def _make_fault(
         return Fault(kind, at_s, lasts_s, sources=sources, endpoints=endpoints, strength=strength)
     if kind.endswith("ZooKeeper"):
         target = ZOOKEEPER
+    elif kind.endswith(("owner", "proxies")):
+        target = "proxies"
     elif kind == "fill disk":
         target = rng.choice(list(small_disks))
     else:

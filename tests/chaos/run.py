@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlcore import DLError
-from tests.chaos.cluster import BOOKIES, CLIENTS, LOGS, READER, Cluster
+from tests.chaos.cluster import BOOKIES, CLIENTS, LOGS, PROXIES, READER, Cluster
 from tests.chaos.disks import can_mount
 from tests.chaos.history import Verdict, judge, longest_gap_s
 from tests.chaos.nemesis import Nemesis, NemesisError
@@ -210,7 +210,13 @@ class _Run:
         )
 
     async def _stop_writers(self) -> None:
-        clients = [service for name, service in self._cluster.clients.items() if name != READER]
+        """Stop them in good order, the proxies when the producers have ended."""
+        names = [name for name in self._cluster.clients if name != READER]
+        await self._stop([name for name in names if name not in PROXIES])
+        await self._stop(PROXIES)
+
+    async def _stop(self, names: Sequence[str]) -> None:
+        clients = [self._cluster.clients[name] for name in names]
         for service, is_orderly in zip(
             clients, await asyncio.gather(*(each.stop() for each in clients)), strict=True
         ):

@@ -203,6 +203,11 @@ def client_may_end(_status: int, _output: str) -> bool:
     return False
 
 
+def proxy_may_end(status: int, output: str) -> bool:
+    """Whether a proxy ended as it should: it did not reach the metadata store when it started."""
+    return status != 0 and "Traceback" not in output and "error: " in output.lower()
+
+
 @dataclass(frozen=True, slots=True)
 class Deadline:
     """A bound on waiting: generous, since the machine may be busy."""

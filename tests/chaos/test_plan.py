@@ -46,7 +46,7 @@ def test_every_kind_comes_once_at_least(seed: int) -> None:
     for fault in plan:
         ends = {*fault.sources, *fault.endpoints} if fault.kind in LINK_KINDS else {fault.target}
         assert ends
-        assert ends <= {*BOOKIES, *CLIENTS, "zookeeper"}
+        assert ends <= {*BOOKIES, *CLIENTS, "zookeeper", "proxies"}
         assert fault.kind != "fill disk" or fault.target == BOOKIES[0]
 
 

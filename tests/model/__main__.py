@@ -6,6 +6,7 @@ import argparse
 import logging
 import sys
 
+from tests.model import producers
 from tests.model.scopes import LARGE, SMALL
 from tests.model.search import search
 from tests.model.system import Protocol
@@ -26,6 +27,11 @@ def main() -> int:
             result = search(Protocol(scope), states_max=arguments.states)
             is_broken |= bool(result.violation)
             print(f"{name}: {result}", flush=True)
+    for name, each in (producers.SMALL | producers.LARGE).items():
+        if arguments.only in name:
+            found = producers.search(producers.Model(each), states_max=arguments.states)
+            is_broken |= bool(found.violation)
+            print(f"producers, {name}: {found}", flush=True)
     return int(is_broken)
 
 

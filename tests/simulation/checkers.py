@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from dlcore.metadata.port import Delete
 from tests.simulation.log_checkers import LOG_INVARIANTS
+from tests.simulation.proxy_checkers import PROXY_INVARIANTS
 from tests.simulation.stored_ledger import CLOSED, IN_RECOVERY, STATES, StoredLedger, read_ledger
 from tests.simulation.truth import BookieRecord, InvariantViolatedError
 
@@ -51,6 +52,7 @@ INVARIANTS = (
     BOUNDED,
     LAC_SEEN,
     *LOG_INVARIANTS,
+    *PROXY_INVARIANTS,
 )
 
 

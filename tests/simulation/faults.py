@@ -107,6 +107,8 @@ class Chaos:
 
     def _some_client(self) -> SimClient | None:
         alive = [each for each in self._world.clients if each.is_alive]
+        if self._world.callers and self._rng.random() < 0.5:
+            alive = [each for each in alive if each.name.startswith("proxy-")]
         return self._rng.choice(alive) if alive else None
 
     # Processes
@@ -150,6 +152,13 @@ class Chaos:
             client.crash()
 
     async def _client_pauses(self) -> None:
+        callers = self._world.callers
+        if callers and self._rng.random() < 0.3:
+            network, caller = self._world.network, self._rng.choice(callers)
+            self._note("client pauses", caller, "paused")
+            network.pause(caller)
+            self._later(2.0, lambda: network.resume(caller))
+            return
         client = self._some_client()
         if client is not None:
             self._note("client pauses", client.name, "paused")
@@ -222,6 +231,9 @@ class Chaos:
     def _some_link(self) -> tuple[str, str]:
         client = self._rng.choice(self._world.clients).name
         bookie = self._some_bookie().name
+        if self._world.callers and self._rng.random() < 0.5:
+            live = [each.name for each in self._world.clients if each.is_alive]
+            bookie, client = self._rng.choice(live), self._rng.choice(self._world.callers)
         return (client, bookie) if self._rng.random() < 0.6 else (bookie, client)
 
     async def _partition(self) -> None:

@@ -109,7 +109,7 @@ class LogCheckers:
             tree=tree,
             paths=paths,
             known=self._known,
-            truncated=lambda log_id: self._log(log_id, "").truncated,
+            truncated=self.truncated,
             on_cut=lambda log_id, dlsn: self.on_truncate(log_id, "", dlsn),
         )
 
@@ -177,11 +177,21 @@ class LogCheckers:
         """Return the positions that somebody read, ascending."""
         return sorted(self._logs[log_id].payloads) if log_id in self._logs else []
 
+    def known(self, log_id: str) -> Mapping[bytes, tuple[DLSN, int, int, int]]:
+        """Return where the payloads are that somebody read, with all that was read of them."""
+        return self._log(log_id, "").places
+
+    def truncated(self, log_id: str) -> DLSN:
+        """Return the highest position that somebody began to truncate at."""
+        return self._log(log_id, "").truncated
+
     # What is read
 
-    def new_reading(self, log_id: str, name: str, start: DLSN = DLSN.INITIAL) -> Reading:
-        """Begin to judge what one reader gets from a position on."""
-        return Reading(self, self._log(log_id, name), start)
+    def new_reading(
+        self, log_id: str, name: str, start: DLSN = DLSN.INITIAL, *, promise: str = ONCE
+    ) -> Reading:
+        """Begin to judge what one reader gets from a position on, by a promise made to it."""
+        return Reading(self, self._log(log_id, name), start, promise)
 
     def check_record(self, log: _Log, payload: bytes, place: tuple[DLSN, int, int, int]) -> None:
         """L1: it was appended to this log, and lies where it always lay."""
@@ -390,10 +400,11 @@ class LogCheckers:
 class Reading:
     """What one reader got of a log, record by record."""
 
-    def __init__(self, checkers: LogCheckers, log: _Log, start: DLSN) -> None:
+    def __init__(self, checkers: LogCheckers, log: _Log, start: DLSN, promise: str) -> None:
         self._checkers = checkers
         self._log = log
-        self._start = start
+        self._promise = promise
+        self.start = start
         self._last: tuple[DLSN, int] | None = None  # and its sequence id
         self._floors = (-1, 0)  # no lower transaction id and timestamp may follow
         self.payloads: list[bytes] = []
@@ -407,7 +418,7 @@ class Reading:
     def next_dlsn(self) -> DLSN:
         """Where to go on."""
         if self._last is None:
-            return self._start
+            return self.start
         last = self._last[0]
         return DLSN(last.lssn, last.entry_id, last.slot_id + 1)
 
@@ -422,14 +433,14 @@ class Reading:
         """L1: it follows the one before, nothing is left out, and it is where it always was."""
         if self._last is not None:
             require(
-                ONCE,
+                self._promise,
                 holds=dlsn > self._last[0]
                 and (sequence_id == self._last[1] + 1 or self._may_pass_over_to(dlsn)),
                 message=f"log {self._log.name}: {dlsn} with sequence id {sequence_id} was read "
                 f"after {self._last}",
             )
         require(
-            ONCE,
+            self._promise,
             holds=txid >= self._floors[0] and timestamp_ms >= self._floors[1],
             message=f"log {self._log.name}: {dlsn} has transaction id {txid} and timestamp "
             f"{timestamp_ms}, after {self._floors}",
@@ -443,7 +454,7 @@ class Reading:
         """Return whether it began at the start, and may leave out what is truncated by now."""
         truncated = self._log.truncated
         return (
-            self._start == DLSN.INITIAL
+            self.start == DLSN.INITIAL
             and self.next_dlsn < truncated
             and not any(truncated <= each < dlsn for each in self._log.payloads)
         )

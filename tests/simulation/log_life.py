@@ -28,7 +28,8 @@ from tests.simulation.stored_log import Position
 
 if TYPE_CHECKING:
     from dlcore.log.reading.reader import AsyncLogReader
-    from tests.simulation.logs import LogProcess, Logs
+    from tests.simulation.log_process import LogProcess
+    from tests.simulation.logs import Logs
 
 OTHER_NAMES = ("d", "e")
 """What the logs of a run are called at times."""

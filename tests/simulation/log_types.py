@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from dlcore.log.writing.typed import AsyncTypedLogWriter
     from dlcore.namespace import Namespace
     from tests.simulation.log_checkers import LogCheckers, Reading
-    from tests.simulation.logs import LogProcess, Logs
+    from tests.simulation.log_process import LogProcess
+    from tests.simulation.logs import Logs
 
 TYPED = "t"
 """The name of the log."""

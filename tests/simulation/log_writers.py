@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from dlcore.log.manager import DistributedLogManager
     from dlcore.log.writing.writer import AsyncLogWriter
     from tests.simulation.log_checkers import LogCheckers, Writing
-    from tests.simulation.logs import LogProcess, Logs
+    from tests.simulation.log_process import LogProcess
+    from tests.simulation.logs import Logs
 
 
 WRITTEN = ("a", "b")

@@ -14,24 +14,23 @@ import asyncio
 import contextlib
 import itertools
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
-from dlcore.config import LogConfig
 from dlcore.errors import AlreadyTruncatedError, DLError, EndOfStreamError
 from dlcore.ids import DLSN
 from dlcore.ledger.client import LedgerClient
-from dlcore.log.upkeep.config import MergePolicy, UpkeepConfig
-from dlcore.log.upkeep.merger import LogMerger
+from dlcore.log.upkeep.config import UpkeepConfig
 from dlcore.log.upkeep.worker import ask_for_upkeep
-from dlcore.namespace import Namespace
 from dlcore.scanning import ScanClients, scan
 from tests.simulation.checkers import LIVE
 from tests.simulation.log_checkers import TIDY
 from tests.simulation.log_life import Life, settings_of_new
+from tests.simulation.log_process import MERGE_POLICY, LogProcess
 from tests.simulation.log_types import TYPED, Types
 from tests.simulation.log_writers import Writer, follow
+from tests.simulation.proxies import PROXIED, Proxies
 from tests.simulation.truth import InvariantViolatedError
 from tests.simulation.world import MERGED_GRACE_S
 
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from dlcore.log.metadata.values import LogKey
     from dlcore.log.reading.scan import StagedExtent
     from dlcore.log.staging.writer import StagingWriter
-    from dlcore.metadata.port import MetadataStore
+    from dlcore.namespace import Namespace
     from tests.simulation.log_checkers import AppendId, LogCheckers, Reading, Rows
     from tests.simulation.world import World
 
@@ -51,12 +50,7 @@ _Result = TypeVar("_Result")
 
 LOGS = ("a", "b", "c")
 ROWS_MAX = 6
-_LARGE = (4_000, 20_000)
-_SEGMENT_BYTES = (1_200, *_LARGE)
 _APPENDERS = 2
-_POLICY = MergePolicy(
-    large_weight=30_000, fan_in=3, run_weight_max=90_000, run_extents_max=40, run_ledgers_max=20
-)
 UPKEEP = UpkeepConfig(
     poll_interval_s=1.0,
     sweep_interval_s=2.0,
@@ -65,53 +59,12 @@ UPKEEP = UpkeepConfig(
     merged_grace_s=MERGED_GRACE_S,
     leftovers_age_s=1.0,
     commits_age_s=1e6,
-    policy=_POLICY,
+    policy=MERGE_POLICY,
 )
 _STEPS_TO_LIVE = 150
 _APPENDING_S_MAX = 60.0
 _TIDYING_S_MAX = 90.0
 _SWEEPS_MIN = 4
-
-
-class LogProcess:
-    """A process with a namespace of its own."""
-
-    def __init__(self, world: World, name: str) -> None:
-        self.world = world
-        self.name = name
-        self.client = world.new_client(name)
-        client, rng = self.client, world.rng
-        self.config = LogConfig(
-            quorum=world.plan.quorum,
-            entry_bytes=rng.choice((30, 200, 2000)),
-            segment_bytes_max=rng.choice(_SEGMENT_BYTES if world.plan.log_writers != 0 else _LARGE),
-            lock_timeout_s=1.0,
-            read_ahead_bytes=rng.choice((1, 10_000)),
-            read_unavailable_timeout_s=4.0,
-        )
-        self.namespace = Namespace(
-            uri="simulated",
-            store=cast("MetadataStore", client.store),
-            bookies=client.bookies,
-            paths=world.paths,
-            cluster_id=world.cluster_id,
-            clock=client.clock,
-            rng=client.rng,
-            config=self.config,
-            client_config=client.config,
-            client_id=name,
-            registry=client.registry,
-        )
-        client.parts.append(self.namespace)
-
-    def note(self, what: str) -> None:
-        """Add a line to the trace."""
-        self.world.trace.note(self.name, what)
-
-    def merger(self) -> LogMerger:
-        """Return a merger that asks nobody."""
-        namespace = self.namespace
-        return LogMerger(namespace._context, namespace._owner, policy=_POLICY, bytes_per_s=1e6)
 
 
 class _Scanning(ScanClients):
@@ -147,24 +100,28 @@ class Logs:
         self._rng = world.rng
         self._checkers: LogCheckers = world.log_checkers
         self.is_over = False
-        self.names = LOGS
+        self.names = PROXIED if world.plan.has_proxies else LOGS
         """What appenders and writers ask for."""
         self._pause_s = world.rng.choice((0.1, 0.2, 0.4))
         self.locked_share = world.rng.choice((1.0, 0.7, 0.2))
         """How many writers take the lock; the others are kept apart by fencing alone."""
         self._supervisors: list[asyncio.Task[None]] = []
         self._types = Types(self)
+        self._proxies = Proxies(self) if world.plan.has_proxies else None
 
     @property
     def appended(self) -> tuple[str, ...]:
         """The names of the logs that appenders append to."""
-        return (*LOGS, TYPED) if self._world.plan.has_types else LOGS
+        return (*self.names, TYPED) if self._world.plan.has_types else self.names
 
     async def start(self) -> None:
         """Create the logs, and start all processes."""
         setup = LogProcess(self._world, "setup")
-        for name in LOGS:
+        for name in self.names:
             await self.create_again(setup.namespace, name)
+        if self._proxies is not None:
+            logs = [await setup.namespace.open_log(name) for name in self.names]
+            await self._proxies.start({log.name: log.log_id for log in logs})
         if self._world.plan.has_types:
             await self._types.start(setup.namespace)
         await setup.client.aclose()
@@ -185,18 +142,27 @@ class Logs:
             Life(self).start()
 
     def supervise(
-        self, role: str, work: Callable[[LogProcess], Coroutine[object, object, None]]
+        self,
+        role: str,
+        work: Callable[[LogProcess], Coroutine[object, object, None]],
+        identity: Callable[[int], str | None] = lambda _: None,
     ) -> None:
-        """Let a process work until the run is over, and another one whenever it is dead."""
-        self._supervisors.append(self._world.spawn(self._live(role, work)))
+        """Let a process work until the run is over, and another one whenever it is dead.
+
+        `identity` returns what the n-th of them is known by, if that is not its name.
+        """
+        self._supervisors.append(self._world.spawn(self._live(role, work, identity)))
 
     async def _live(
-        self, role: str, work: Callable[[LogProcess], Coroutine[object, object, None]]
+        self,
+        role: str,
+        work: Callable[[LogProcess], Coroutine[object, object, None]],
+        identity: Callable[[int], str | None],
     ) -> None:
         """Start a process, and another one whenever it is dead."""
         number = 0
         while not self.is_over:
-            process = LogProcess(self._world, f"{role}.{number}")
+            process = LogProcess(self._world, f"{role}.{number}", identity=identity(number))
             if self._rng.random() < 0.7:
                 steps = self._rng.randint(5, _STEPS_TO_LIVE)
                 process.client.store.crash_after(steps, process.client.crash)
@@ -331,7 +297,7 @@ class Logs:
             await ask_for_upkeep(process.namespace._context, {log._log: 1})
         elif choice < 0.9:
             await self._truncate(process, log)
-        elif choice < 0.93:
+        elif choice < 0.93 and self._proxies is None:
             await self.replace_log(process, log)
 
     async def replace_log(self, process: LogProcess, log: DistributedLogManager) -> None:
@@ -425,7 +391,9 @@ class Logs:
         self.is_over = True
         await asyncio.wait(self._supervisors)
         keeper = LogProcess(self._world, "keeper")
-        for name in LOGS:
+        if self._proxies is not None:
+            await self._proxies.finish()
+        for name in self.names:
             await self.create_again(keeper.namespace, name)
         names = await keeper.namespace.get_logs()
         for name in names:
@@ -445,12 +413,14 @@ class Logs:
             scanned = await self._scan_log(keeper, log, pause_s=0.0)
             assert scanned.payloads == reading.payloads
         assert found.keys() == set(self._checkers.life.names.values())
+        if self._proxies is not None:
+            self._proxies.check_whole()
         self._checkers.check_whole(found)
         await keeper.client.aclose()
 
     async def _append_at_last(self, keeper: LogProcess) -> None:
         """I8: now that nothing goes wrong an append goes through."""
-        logs = [await keeper.namespace.open_log(name) for name in LOGS]
+        logs = [await keeper.namespace.open_log(name) for name in self.names]
         rows = {
             log.name: [b"final/0/%s/%d" % (log.name.encode(), row) for row in range(ROWS_MAX)]
             for log in logs

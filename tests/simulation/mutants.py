@@ -24,6 +24,7 @@ from tests.simulation import (
     mutants_life,
     mutants_log_writers,
     mutants_logs,
+    mutants_proxy,
     mutants_quorum,
     mutants_recovery,
     mutants_space,
@@ -33,7 +34,7 @@ from tests.simulation import (
     mutants_wire,
     mutants_writing,
 )
-from tests.simulation.plan import Plan, draw_plan, with_logs
+from tests.simulation.plan import Plan, draw_plan, with_logs, with_proxies
 
 if TYPE_CHECKING:
     import random
@@ -51,6 +52,7 @@ _MODULES = (
     mutants_life,
     mutants_log_writers,
     mutants_logs,
+    mutants_proxy,
     mutants_recovery,
     mutants_space,
     mutants_stale,
@@ -283,6 +285,11 @@ def _typed_logs(plan: Plan) -> Plan:
     return replace(_logs(plan), has_types=True)
 
 
+def _proxies(plan: Plan) -> Plan:
+    """Logs that are written and read through proxies."""
+    return with_proxies(_logs(plan))
+
+
 def _wire(plan: Plan) -> Plan:
     return replace(plan, has_wire=True)
 
@@ -315,6 +322,7 @@ FOCUSES: dict[str, Callable[[Plan], Plan]] = {
     "logs": _logs,
     "lived logs": _lived_logs,
     "merged logs": _merged_logs,
+    "proxies": _proxies,
     "typed logs": _typed_logs,
     "written logs": _written_logs,
     "lonely fences": _lonely_fences,
@@ -400,6 +408,7 @@ _FOCUS_OF = {
     **dict.fromkeys(mutants_life.MUTANTS, "lived logs"),
     **dict.fromkeys(mutants_logs.MUTANTS, "logs"),
     **dict.fromkeys(mutants_log_writers.MUTANTS, "written logs"),
+    **dict.fromkeys(mutants_proxy.MUTANTS, "proxies"),
     **dict.fromkeys(mutants_types.MUTANTS, "typed logs"),
     **dict.fromkeys(mutants_wire.MUTANTS, "wire"),
     mutants_log_writers.runs_of_several_logs_are_one: "logs",
@@ -421,6 +430,7 @@ BUGS_OF_LIVENESS = {
     "files_are_deleted_before_that_is_durable",
     "nothing_is_held_back_from_others",
     "runs_of_several_logs_are_one",
+    "sequences_are_lost_at_the_end_of_a_segment",
     "half_open_connections_are_not_noticed",
     "the_last_batch_is_not_written_again",
     "windows_are_not_given_back",
@@ -435,7 +445,7 @@ def focused(focus: str) -> Iterator[None]:
 
     def draw(rng: random.Random) -> Plan:
         plan = replace(draw_plan(rng), has_wire=False, has_logs=False)
-        plan = replace(plan, has_life=False, has_types=False)
+        plan = replace(plan, has_life=False, has_types=False, has_proxies=False)
         return FOCUSES[focus](plan)
 
     with patch("tests.simulation.workload.draw_plan", draw):

@@ -75,8 +75,8 @@ def batches_are_answered_with_their_first_position() -> Iterator[None]:
     """Who was told the position of a batch goes on in the middle of it."""
     add_batch = Transmitter.add_batch
 
-    def first(self: Transmitter[Any], batch: Any, ticket: Any = None) -> None:
-        add_batch(self, batch, ticket)
+    def first(self: Transmitter[Any], batch: Any, ticket: Any = None, **more: Any) -> None:
+        add_batch(self, batch, ticket, **more)
         if ticket is not None and self._open is not None:
             self._open.slots[-1] -= batch.num_rows - 1
 

@@ -10,10 +10,10 @@ from dlcore.log.metadata.watching import LogWatch
 from dlcore.log.recovery import recover_log
 from dlcore.log.staging.writer import StagingWriter
 from dlcore.log.upkeep import expiry
-from dlcore.log.writing.append import LogAppender, WriterState
+from dlcore.log.writing.append import LogAppender
 from dlcore.log.writing.ownership import Ownership, OwnershipState, TryLock
 from dlcore.log.writing.run import Run
-from dlcore.log.writing.steps import CompleteSegment, StartSegment
+from dlcore.log.writing.steps import CompleteSegment, StartSegment, WriterState
 from dlcore.log.writing.writer import AsyncLogWriter
 from tests.simulation.tested import caught_by
 

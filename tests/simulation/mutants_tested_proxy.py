@@ -9,6 +9,9 @@ from unittest.mock import patch
 from dlcore.ids import DLSN
 from dlcore.log.entries.batches import byte_log_batch
 from dlcore.log.entries.body import with_txid
+from dlcore.log.metadata.values import VersionedHead
+from dlcore.log.staging.turns import HeldLog
+from dlcore.log.writing.append import LogAppender
 from dlcore.proxy.flight import put as put_messages
 from dlcore.proxy.writing.acks import Ack, StreamAcks
 from dlcore.proxy.writing.budget import ByteBudget
@@ -16,6 +19,7 @@ from dlcore.proxy.writing.owned_log import OwnedLog
 from dlcore.proxy.writing.owner import LogOwner, elsewhere, not_here
 from dlcore.proxy.writing.ownership import Decision, Elsewhere, Ownership, Verdict
 from dlcore.proxy.writing.put import _Stream
+from dlcore.proxy.writing.rates import TokenBucket
 from tests.simulation.tested import caught_by
 
 if TYPE_CHECKING:
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _ROOM = "dlcore/proxy"
+_BUSY = "test_records_of_a_busy_proxy_and_of_appends_are_there_once_and_in_order"
 
 
 @caught_by(f"{_ROOM}/test_acks.py::test_nothing_is_told_before_it_is_durable")
@@ -46,7 +51,7 @@ def an_acknowledgement_is_beyond_what_was_sent() -> Iterator[None]:
     durable = StreamAcks.durable
 
     def twice(self: StreamAcks, dlsn: DLSN) -> None:
-        records, _ = self._pending[0]
+        records, *_ = self._pending[0]
         durable(self, dlsn)
         assert self._durable is not None
         self._durable = Ack(self._durable.records + records, dlsn)
@@ -83,7 +88,7 @@ def a_proxy_sends_clients_to_itself() -> Iterator[None]:
 
     def sent_elsewhere(self: Ownership, log: str, live: Collection[str]) -> Decision:
         decision = ask(self, log, live)
-        return Elsewhere(self._address) if decision is Verdict.ACQUIRE else decision
+        return Elsewhere(self._location) if decision is Verdict.ACQUIRE else decision
 
     with patch.object(Ownership, "ask", sent_elsewhere):
         yield
@@ -126,4 +131,55 @@ def the_memory_of_all_streams_is_not_bounded() -> Iterator[None]:
 def a_proxy_inflates_what_it_is_sent() -> Iterator[None]:
     """Four MiB become as much as a client wishes."""
     with patch.object(put_messages, "_is_compressed", lambda header: False):
+        yield
+
+
+@caught_by(f"dlcore/log/test_turns.py::{_BUSY}")
+def an_owner_goes_on_as_if_nobody_had_appended() -> Iterator[None]:
+    """Its next segment starts from its old head, which skips the extents behind it."""
+    step_back = LogAppender.step_back
+
+    def blind(self: LogAppender[Any], at: VersionedHead) -> Any:
+        return step_back(self, VersionedHead(log=at.log, head=self.at.head, version=at.version))
+
+    with patch.object(LogAppender, "step_back", blind):
+        yield
+
+
+@caught_by("dlcore/log/test_turns.py::test_a_turn_is_not_taken_while_the_owner_writes")
+def an_append_enters_beside_an_open_segment() -> Iterator[None]:
+    """It believes the lock's node, and does not look at the head."""
+
+    def gives_turn(self: HeldLog, _: VersionedHead) -> bool:
+        return self.holder.turn == "given"
+
+    with patch.object(HeldLog, "gives_turn_at", gives_turn):
+        yield
+
+
+@caught_by("dlcore/log/test_turns.py::test_an_append_enters_a_log_that_a_proxy_is_writing")
+def an_owner_goes_on_below_the_transaction_ids_of_an_append() -> Iterator[None]:
+    """It remembers only those that it gave itself."""
+    step_back = LogAppender.step_back
+
+    def forgetful(self: LogAppender[Any], at: VersionedHead) -> Any:
+        before = self.last_txid
+        effects = step_back(self, at)
+        self._transmitter.last_txid = before
+        return effects
+
+    with patch.object(LogAppender, "step_back", forgetful):
+        yield
+
+
+@caught_by(f"{_ROOM}/test_rates.py::test_what_passes_keeps_to_the_rate")
+def a_batch_that_waited_for_its_rate_owes_nothing() -> Iterator[None]:
+    """What is taken beyond what there is counts as paid."""
+    take = TokenBucket.take
+
+    def generous(self: TokenBucket, amount: float) -> None:
+        take(self, amount)
+        self._level = max(0.0, self._level)
+
+    with patch.object(TokenBucket, "take", generous):
         yield

@@ -96,6 +96,8 @@ class Plan:
     """Whether logs are renamed, sealed and so on, beside what is written; see `log_life.py`."""
     has_types: bool = False
     """Whether one more log is typed, and its schema changes; see `log_types.py`."""
+    has_proxies: bool = False
+    """Whether logs are written and read through proxies; see `proxies.py`."""
     mergers: int = 1
     """How many processes merge logs without asking who else does."""
     log_writers: int | None = None
@@ -113,6 +115,7 @@ _WIRE_SHARE = 0.5
 _LOGS_SHARE = 0.08
 _LIFE_SHARE = 0.5
 _TYPES_SHARE = 0.5
+_PROXIES_SHARE = 0.4
 _QUICK_SHARES = (0.0, 0.0, 0.9)
 
 
@@ -156,6 +159,8 @@ def draw_plan(rng: random.Random) -> Plan:
             has_life=own.random() < _LIFE_SHARE,
             has_types=own.random() < _TYPES_SHARE,
         )
+        if own.random() < _PROXIES_SHARE:
+            plan = with_proxies(plan)
     return replace(plan, quick_share=fate.choice(_QUICK_SHARES))
 
 
@@ -171,3 +176,8 @@ def with_logs(plan: Plan) -> Plan:
         storage=replace(plan.storage, garbage=garbage),
         faults=tuple(each for each in plan.faults if each != "clock jump"),
     )
+
+
+def with_proxies(plan: Plan) -> Plan:
+    """Return a plan whose logs are written through proxies."""
+    return replace(with_logs(plan), has_proxies=True, has_life=False, has_types=False)

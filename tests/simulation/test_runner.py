@@ -51,7 +51,7 @@ def test_a_failed_seed_is_kept_with_its_story() -> None:
 def test_coverage_watches_only_while_it_is_open() -> None:
     """Machines are as they were afterwards, and what is known but was not seen is listed."""
     method = LedgerAppender.append
-    seen = run_some(range(3)).transitions
+    seen = run_some(range(1)).transitions
     assert LedgerAppender.append is method
     assert any(each.event == "append" for each in seen)
     missed = coverage.Transition("LedgerAppender", "never", "seen", "before")

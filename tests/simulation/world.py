@@ -94,6 +94,8 @@ class World:
         self.clocks: list[SimClock] = []
         self.bookies: list[SimBookie] = []
         self.clients: list[SimClient] = []
+        self.callers: list[str] = []
+        """Who calls proxies, and is known to the network alone."""
         self.cluster_id = ""
         self.faults: Counter[str] = Counter()
         self.failure: BaseException | None = None

@@ -1,0 +1,61 @@
+"""A process that uses logs: a real `Namespace` over the simulated ports."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from dlcore.config import LogConfig
+from dlcore.log.upkeep.config import MergePolicy
+from dlcore.log.upkeep.merger import LogMerger
+from dlcore.namespace import Namespace
+
+if TYPE_CHECKING:
+    from dlcore.metadata.port import MetadataStore
+    from tests.simulation.world import World
+
+_LARGE = (4_000, 20_000)
+_SEGMENT_BYTES = (1_200, *_LARGE)
+MERGE_POLICY = MergePolicy(
+    large_weight=30_000, fan_in=3, run_weight_max=90_000, run_extents_max=40, run_ledgers_max=20
+)
+
+
+class LogProcess:
+    """A process with a namespace of its own, known by `identity` where it owns something."""
+
+    def __init__(self, world: World, name: str, *, identity: str | None = None) -> None:
+        self.world = world
+        self.name = name
+        self.client = world.new_client(name)
+        client, rng = self.client, world.rng
+        self.config = LogConfig(
+            quorum=world.plan.quorum,
+            entry_bytes=rng.choice((30, 200, 2000)),
+            segment_bytes_max=rng.choice(_SEGMENT_BYTES if world.plan.log_writers != 0 else _LARGE),
+            lock_timeout_s=1.0,
+            read_ahead_bytes=rng.choice((1, 10_000)),
+            read_unavailable_timeout_s=4.0,
+        )
+        self.namespace = Namespace(
+            uri="simulated",
+            store=cast("MetadataStore", client.store),
+            bookies=client.bookies,
+            paths=world.paths,
+            cluster_id=world.cluster_id,
+            clock=client.clock,
+            rng=client.rng,
+            config=self.config,
+            client_config=client.config,
+            client_id=identity or name,
+            registry=client.registry,
+        )
+        client.parts.append(self.namespace)
+
+    def note(self, what: str) -> None:
+        """Add a line to the trace."""
+        self.world.trace.note(self.name, what)
+
+    def merger(self) -> LogMerger:
+        """Return a merger that asks nobody."""
+        namespace = self.namespace
+        return LogMerger(namespace._context, namespace._owner, policy=MERGE_POLICY, bytes_per_s=1e6)

@@ -1,0 +1,278 @@
+"""Bugs of proxies, put back on purpose: acknowledgements, ownership, rings, readers, bounds."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from dlcore.ids import DLSN
+from dlcore.log.writing.producers import Producers
+from dlcore.proxy.flight import sending
+from dlcore.proxy.reading import runs
+from dlcore.proxy.reading.following import FollowedLogs
+from dlcore.proxy.reading.ring import Ring, RingBudget, RingReader, Run
+from dlcore.proxy.reading.runs import Fetched
+from dlcore.proxy.writing.acks import Ack, StreamAcks
+from dlcore.proxy.writing.budget import ByteBudget
+from dlcore.proxy.writing.owner import LogOwner
+from dlcore.proxy.writing.ownership import Decision, Elsewhere, Ownership, Verdict
+from dlcore.proxy.writing.put import _Stream
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import AsyncIterator, Collection, Iterator
+
+    import pyarrow as pa
+
+    from dlcore.log.manager import DistributedLogManager
+    from dlcore.proxy.reading.following import FollowedLog
+    from dlcore.proxy.reading.rows import RowView
+
+_SOMEWHERE = DLSN(2**62, 0, 0)
+
+
+# Acknowledgements
+
+
+@contextlib.contextmanager
+def what_was_accepted_is_acknowledged() -> Iterator[None]:
+    """A client is told of its records before they are durable."""
+
+    def early(self: StreamAcks) -> Ack | None:
+        durable = self._durable or Ack(0, DLSN.INITIAL)
+        records = durable.records + self._pending_records
+        if records == self._told:
+            return None
+        self._told = records
+        return durable if records == durable.records else Ack(records, _SOMEWHERE)
+
+    with patch.object(StreamAcks, "next_ack", early):
+        yield
+
+
+@contextlib.contextmanager
+def more_is_acknowledged_than_was_sent() -> Iterator[None]:
+    """Each acknowledgement counts the records that it adds once more."""
+    durable = StreamAcks.durable
+
+    def twice(self: StreamAcks, dlsn: DLSN) -> None:
+        records, *_ = self._pending[0]
+        durable(self, dlsn)
+        assert self._durable is not None
+        self._durable = Ack(self._durable.records + records, dlsn)
+
+    with patch.object(StreamAcks, "durable", twice):
+        yield
+
+
+@contextlib.contextmanager
+def zombies_go_on_to_acknowledge() -> Iterator[None]:
+    """Who lost its session goes on, and what it could not write counts as durable."""
+
+    def answered(self: _Stream, size_bytes: int, future: asyncio.Future[DLSN]) -> None:
+        self._budget.give(size_bytes)
+        failed = future.exception() is not None
+        self._acks.durable(_SOMEWHERE if failed else future.result())
+        self.rouse()
+
+    with (
+        patch.object(_Stream, "_answered", answered),
+        patch.object(LogOwner, "_session_changed", lambda *_: None),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def streams_end_well_without_what_they_dropped() -> Iterator[None]:
+    """Who sent more when the log was let go of is not told that it was dropped."""
+    part = _Stream._part
+
+    async def keep_silent(self: _Stream, taking: asyncio.Task[None]) -> None:
+        await part(self, taking)
+        self._has_dropped = False
+
+    with patch.object(_Stream, "_part", keep_silent):
+        yield
+
+
+# Producers
+
+
+@contextlib.contextmanager
+def tables_of_producers_are_not_rebuilt() -> Iterator[None]:
+    """A new owner knows nobody."""
+    with patch.object(Producers, "restore", lambda *_, **__: None):
+        yield
+
+
+@contextlib.contextmanager
+def sequences_are_lost_at_the_end_of_a_segment() -> Iterator[None]:
+    """A new segment says nothing of those who wrote to the ones before."""
+    snapshot_of = Producers._snapshot_of
+
+    def empty(self: Producers[Any], entry_id: int, now_ms: int) -> tuple[()]:
+        snapshot_of(self, entry_id, now_ms)
+        return ()
+
+    with patch.object(Producers, "_snapshot_of", empty):
+        yield
+
+
+# Ownership
+
+
+@contextlib.contextmanager
+def proxies_send_clients_to_themselves() -> Iterator[None]:
+    """The one that should own a log names itself instead of acquiring it."""
+    ask = Ownership.ask
+
+    def sent_elsewhere(self: Ownership, log: str, live: Collection[str]) -> Decision:
+        decision = ask(self, log, live)
+        return Elsewhere(self._location) if decision is Verdict.ACQUIRE else decision
+
+    with patch.object(Ownership, "ask", sent_elsewhere):
+        yield
+
+
+# Bounds
+
+
+@contextlib.contextmanager
+def windows_of_streams_are_not_bounded() -> Iterator[None]:
+    """A stream takes whatever comes."""
+    with patch.object(StreamAcks, "has_room", new=True):
+        yield
+
+
+@contextlib.contextmanager
+def memory_of_streams_is_not_bounded() -> Iterator[None]:
+    """All streams together take whatever comes."""
+    with patch.object(ByteBudget, "_fits", lambda _, size_bytes: size_bytes >= 0):
+        yield
+
+
+@contextlib.contextmanager
+def rings_evict_nothing() -> Iterator[None]:
+    """What a proxy keeps for its readers only grows."""
+
+    def keep(self: RingBudget, ring: Ring, index: int, size_bytes: int) -> None:
+        self._kept[ring, index] = 0
+        self.size_bytes += size_bytes
+
+    with patch.object(RingBudget, "_keep", keep):
+        yield
+
+
+@contextlib.contextmanager
+def logs_are_followed_for_ever() -> Iterator[None]:
+    """A log that nobody reads any more is followed all the same."""
+
+    @contextlib.asynccontextmanager
+    async def follow(self: FollowedLogs, log: DistributedLogManager) -> AsyncIterator[FollowedLog]:
+        async with kept(self, log) as followed:
+            followed.users += 1
+            yield followed
+
+    kept = FollowedLogs.follow
+    with patch.object(FollowedLogs, "follow", follow):
+        yield
+
+
+# Readers
+
+
+@contextlib.contextmanager
+def eviction_hands_out_another_run() -> Iterator[None]:
+    """Whose next run has left the ring gets the oldest one that is left."""
+    peek = RingReader.peek
+
+    def any_run(self: RingReader) -> tuple[Run, int] | None:
+        if self._index < self._ring._first:
+            self._index = self._ring._first
+            self._ring._enter(self._index)
+        return peek(self)
+
+    with (
+        patch.object(RingReader, "peek", any_run),
+        patch.object(RingReader, "is_behind", new=False),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def readers_join_at_the_end_of_a_ring() -> Iterator[None]:
+    """What a ring holds already is left out."""
+    join = Ring.join
+
+    def late(self: Ring, position: DLSN) -> RingReader | None:
+        return join(self, max(position, self.end)) if position >= self.begin else None
+
+    with patch.object(Ring, "join", late):
+        yield
+
+
+@contextlib.contextmanager
+def whole_runs_are_sent_to_who_wants_a_part() -> Iterator[None]:
+    """Who joins within a run gets what is before its position, too."""
+    with patch.object(Run, "rows_before", lambda *_: 0):
+        yield
+
+
+@contextlib.contextmanager
+def ranges_hold_what_is_behind_their_end() -> Iterator[None]:
+    """The entry at which a range ends is sent as a whole."""
+    part = Fetched.part
+
+    def whole(self: Fetched, view: RowView, end: DLSN) -> bytes | None:
+        return part(self, view, max(end, self.end))
+
+    with patch.object(Fetched, "part", whole):
+        yield
+
+
+@contextlib.contextmanager
+def readers_are_told_to_go_on_at_the_next_segment() -> Iterator[None]:
+    """The position beside a batch is beyond what the reader has."""
+    message = sending.batch_message
+
+    def beyond(batch: pa.RecordBatch, following: DLSN) -> bytes:
+        return message(batch, DLSN(following.lssn, following.entry_id + 1, 0))
+
+    with patch.object(runs, "batch_message", beyond):
+        yield
+
+
+@contextlib.contextmanager
+def rings_join_runs_out_of_order() -> Iterator[None]:
+    """Batches of entries that are sent together change places."""
+    of = Fetched.of.__func__  # type: ignore[attr-defined]
+
+    def turned(cls: type[Fetched], taken: Any) -> Fetched:
+        found: Fetched = of(cls, taken)
+        return replace(found, batches=list(reversed(found.batches)))
+
+    with patch.object(Fetched, "of", classmethod(turned)):
+        yield
+
+
+MUTANTS = (
+    eviction_hands_out_another_run,
+    logs_are_followed_for_ever,
+    memory_of_streams_is_not_bounded,
+    more_is_acknowledged_than_was_sent,
+    proxies_send_clients_to_themselves,
+    ranges_hold_what_is_behind_their_end,
+    readers_are_told_to_go_on_at_the_next_segment,
+    readers_join_at_the_end_of_a_ring,
+    rings_evict_nothing,
+    rings_join_runs_out_of_order,
+    sequences_are_lost_at_the_end_of_a_segment,
+    streams_end_well_without_what_they_dropped,
+    tables_of_producers_are_not_rebuilt,
+    what_was_accepted_is_acknowledged,
+    whole_runs_are_sent_to_who_wants_a_part,
+    windows_of_streams_are_not_bounded,
+    zombies_go_on_to_acknowledge,
+)

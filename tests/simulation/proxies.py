@@ -1,0 +1,263 @@
+"""Proxies in a run, and those who write and read logs through them.
+
+A proxy is all that `dlcore.proxy` has below gRPC, in a process that dies, pauses, loses its session
+or leaves in good order; another one takes its place, at the same address or a new one.  Producers
+send records again that were not acknowledged, to whichever proxy they are sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from dlcore.errors import ProxyUnavailableError
+from dlcore.proxy.actions import Actions
+from dlcore.proxy.config import ProxyConfig
+from dlcore.proxy.membership import Membership
+from dlcore.proxy.reading.serving import ReadPath
+from dlcore.proxy.writing.owner import LogOwner
+from dlcore.proxy.writing.put import PutService
+from dlcore.proxy.writing.staging import Stagings
+from tests.simulation.calls import Call
+from tests.simulation.checkers import BOUNDED, LIVE
+from tests.simulation.life_checkers import require
+from tests.simulation.log_process import LogProcess
+from tests.simulation.proxy_checkers import ProxyCheckers
+from tests.simulation.proxy_clients import Producer, Reader
+from tests.simulation.truth import InvariantViolatedError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from tests.simulation.calls import Context
+    from tests.simulation.logs import Logs
+    from tests.simulation.world import World
+
+PROXIED = ("p", "q")
+"""The logs that are written through proxies in a run that has them."""
+_KNOWN_MAX = 3
+"""Of so many locations clients know, the latest; some are of proxies that are gone."""
+_PRODUCERS = 3
+_READERS = 4
+_STOP_GRACE_S = 0.5
+_LOOK_S = 0.05
+_ENDING_S_MAX = 120.0
+
+
+class Proxy:
+    """One proxy in its process."""
+
+    def __init__(self, world: World, process: LogProcess) -> None:
+        rng = world.rng
+        self._world = world
+        self._process = process
+        self.location = process.namespace.log_context.client_id
+        self.config = ProxyConfig(
+            window_records=rng.choice((4, 16)),
+            window_bytes=rng.choice((100, 10_000)),
+            pending_bytes_max=rng.choice((150, 100_000)),
+            ring_bytes_max=rng.choice((1_500, 3_000, 1 << 20)),
+            catching_up_max=rng.choice((1, 3)),
+            lock_timeout_s=1.0,
+            idle_release_s=rng.choice((0.5, 60.0)),
+        )
+        namespace = process.namespace
+        context = namespace.log_context
+        self._membership = Membership(context.store, context.paths, self.location)
+        self.reads = ReadPath(namespace, self._membership, self.config)
+        self.owner = LogOwner(namespace, self._membership, self.config)
+        self.stagings = Stagings(namespace, self.config)
+        self.puts = PutService(self.owner, self.stagings, self.config)
+        drain = self.owner.drain
+        self._actions = Actions(namespace, self._membership, self.owner, self.puts, drain)
+        self._calls: dict[asyncio.Task[Any], None] = {}
+        self._has_ended = False
+
+    async def start(self) -> None:
+        """Appear among the live ones."""
+        await self._membership.join()
+
+    def call(self, caller: str, ticket: bytes | None) -> Call:
+        """Begin a call of somebody: a put, or a get with a ticket."""
+
+        async def put(context: Context) -> None:
+            context.on_read = self._check_bounds
+            await self._count(partial(self.puts.serve, context))  # type: ignore[arg-type]
+
+        async def get(context: Context) -> None:
+            await self._count(partial(self.reads.do_get, ticket or b"", context.write))
+
+        serve = put if ticket is None else get
+        return Call(self._world, caller, self._process.client, serve)
+
+    async def _count(self, serve: Callable[[], Awaitable[None]]) -> None:
+        call = asyncio.current_task()
+        assert call is not None
+        if self._has_ended:
+            raise ProxyUnavailableError(f"nobody serves at {self.location} any more")
+        self._calls[call] = None
+        try:
+            await serve()
+        finally:
+            del self._calls[call]
+
+    async def act(self, name: str, **body: object) -> None:
+        """Do what an operator asks for."""
+        self._process.note(f"is asked to {name} {body}")
+        await self._actions.perform(name, json.dumps(body).encode())
+
+    def _check_bounds(self) -> None:
+        """I9: what it holds for its clients stays within its limits."""
+        config = self.config
+        for wake in (wake for log in self.owner._logs.values() for wake in log._streams):
+            acks = wake.__self__._acks  # type: ignore[attr-defined]
+            records, _, size_bytes = acks._pending[-1] if acks._pending else (0, 0, 0)
+            require(
+                BOUNDED,
+                holds=acks._pending_records - records < config.window_records
+                and acks._pending_bytes - size_bytes < config.window_bytes,
+                message=f"{self.location}: a stream with {acks} took more than its window",
+            )
+        taken, kept = self.puts._budget._taken, self.reads.followed.budget.size_bytes
+        require(
+            BOUNDED,
+            holds=taken <= config.pending_bytes_max and kept <= config.ring_bytes_max,
+            message=f"{self.location} holds {taken} bytes of streams, and {kept} of rings",
+        )
+
+    async def leave(self) -> None:
+        """Stop in good order, as a proxy does that is told to."""
+        await self.owner.drain()
+        if self._calls:
+            await asyncio.wait(list(self._calls), timeout=_STOP_GRACE_S)
+        self._has_ended = True
+        for call in self._calls:
+            call.cancel()
+        await asyncio.gather(*self._calls, return_exceptions=True)
+        await self.owner.aclose()
+
+    def check_idle(self) -> None:
+        """I9: nothing is left of calls that have ended."""
+        left = {
+            "calls": len(self._calls),
+            "bytes of streams": self.puts._budget._taken,
+            "bytes of rings": self.reads.followed.budget.size_bytes,
+            "followed logs": len(self.reads.followed),
+            "streams": sum(len(log._streams) for log in self.owner._logs.values()),
+        }
+        found = {what: count for what, count in left.items() if count}
+        require(BOUNDED, holds=not found, message=f"{self.location} is left with {found}")
+
+    async def aclose(self) -> None:
+        """End, however far it came; idempotent."""
+        self._has_ended = True
+        self.owner._unsubscribe()
+        self.owner._idle_looks.cancel()
+        await asyncio.gather(self.owner._idle_looks, return_exceptions=True)
+        await self.owner._tasks.aclose()
+        await self.reads.aclose()
+        await self._membership.aclose()
+
+
+class Proxies:
+    """The roles."""
+
+    def __init__(self, logs: Logs) -> None:
+        self._logs = logs
+        self._world = logs.world
+        self.rng = logs.world.rng
+        self.log_checkers = logs.world.log_checkers
+        self.checkers = ProxyCheckers(self.log_checkers)
+        self._at: dict[str, Proxy] = {}  # who serves at a location, or did last
+        self._keeps_locations = self.rng.random() < 0.5
+        self._clients: list[Producer | Reader] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self.is_ending = False
+
+    async def start(self, log_ids: dict[str, str]) -> None:
+        """Start all processes."""
+        for number in range(self.rng.choice((2, 2, 3))):
+            self._logs.supervise(
+                f"proxy-{number}", self._serve, identity=partial(self._location, number)
+            )
+        for number in range(_PRODUCERS):
+            log = self.rng.choice(sorted(log_ids))
+            self._clients.append(Producer(self, f"producer-{number}", log, log_ids[log]))
+        for number in range(_READERS):
+            self._clients.append(Reader(self, f"fetcher-{number}", log_ids))
+        self._world.callers += [each.name for each in self._clients]
+        self._tasks = [self._world.spawn(each.run()) for each in self._clients]
+
+    def _location(self, number: int, life: int) -> str:
+        return f"grpc://proxy-{number}:{0 if self._keeps_locations else life}"
+
+    # Proxies
+
+    async def _serve(self, process: LogProcess) -> None:
+        """Serve for some time, or to the end."""
+        rng, loop = self.rng, self._world.loop
+        async with self._serving(process) as proxy:
+            until = loop.time() + rng.choice((3.0, 60.0)) * rng.random()
+            while not self._logs.is_over and loop.time() < until:
+                await asyncio.sleep(_LOOK_S)
+                if rng.random() < 0.01:
+                    await proxy.act("release", log=rng.choice(PROXIED))
+
+    @asynccontextmanager
+    async def _serving(self, process: LogProcess) -> AsyncIterator[Proxy]:
+        """Run a proxy in a process, which leaves in good order unless the process dies."""
+        proxy = Proxy(self._world, process)
+        location = proxy.location
+        try:
+            await proxy.start()
+            process.note(f"serves at {location}")
+            self._at.pop(location, None)
+            self._at[location] = proxy
+            yield proxy
+            process.note("leaves")
+            self.count("planned move", len(proxy.owner))
+            await proxy.leave()
+            proxy.check_idle()
+        finally:
+            await proxy.aclose()
+
+    # What clients see of them
+
+    def some_location(self) -> str:
+        """Return a location where somebody serves, or served, if there is one."""
+        return self.rng.choice(list(self._at)[-_KNOWN_MAX:] or [""])
+
+    def call(self, location: str, caller: str, ticket: bytes | None = None) -> Call:
+        """Begin a call: a put, or a get with a ticket.  Raises: ProxyUnavailableError."""
+        if location not in self._at:
+            raise ProxyUnavailableError(f"nobody serves at {location}")
+        return self._at[location].call(caller, ticket)
+
+    def note(self, who: str, what: str) -> None:
+        """Add a line to the trace."""
+        self._world.trace.note(who, what)
+
+    def count(self, what: str, times: int = 1) -> None:
+        """Count what happened."""
+        self._world.faults[what] += times
+
+    # The end
+
+    async def finish(self) -> None:
+        """I8: through a proxy that nothing happens to all goes on that waited."""
+        process = LogProcess(self._world, "proxy-last", identity="grpc://proxy-last:0")
+        self._at.clear()
+        async with self._serving(process):
+            self.is_ending = True
+            _, left = await asyncio.wait(self._tasks, timeout=_ENDING_S_MAX)
+            if left:
+                raise InvariantViolatedError(LIVE, f"{len(left)} clients of proxies do not end")
+        await process.client.aclose()
+
+    def check_whole(self) -> None:
+        """Judge what clients were told, once everything that there is was read."""
+        self.checkers.check_whole()
+        self.count("proxied record", self.checkers.delivered_count)

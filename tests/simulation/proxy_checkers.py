@@ -1,0 +1,206 @@
+"""What must hold of proxies, judged by what their clients were told and what the logs hold.
+
+A producer numbers its records, and sends one that was not acknowledged again.  If it does not tell
+proxies the numbers, the bytes say in which stream a record was sent, so that every copy of it is a
+record of its own to the checkers of logs; else they are the same each time, and may be in the log
+once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dlcore.ids import DLSN
+from tests.simulation.life_checkers import require
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from dlcore.errors import SequenceGapError
+    from tests.simulation.log_checkers import LogCheckers, Reading, Writing
+
+ACKNOWLEDGED = "P1 AcknowledgedRecordsAreThereInOrder"
+SENT = "P2 AcksAreOfWhatWasSent"
+AS_IN_THE_LOG = "P3 ProxyReadersSeeTheLog"
+LEADS_ON = "P4 RedirectsLeadOn"
+PROXY_INVARIANTS = (ACKNOWLEDGED, SENT, AS_IN_THE_LOG, LEADS_ON)
+_ANYWHERE = DLSN(2**62, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """A record was acknowledged: its bytes, and a position which it is not above."""
+
+    payload: bytes
+    at_most: DLSN
+
+
+@dataclass(slots=True)
+class Produced:
+    """One producer of one log, and what it was told of its records, by their numbers."""
+
+    log_id: str
+    name: str
+    told: dict[int, _Told] = field(default_factory=dict)
+
+    def on_durable(self, records: Iterable[tuple[int, bytes]]) -> None:
+        """It is told that these are durable, and not where."""
+        for number, payload in records:
+            self.told.setdefault(number, _Told(payload, _ANYWHERE))
+
+    def on_gap(self, error: SequenceGapError) -> None:
+        """P1: it is told that it left something out, and it leaves out what was acknowledged."""
+        require(ACKNOWLEDGED, holds=False, message=f"{self.name} is told of a gap: {error}")
+
+
+class Stream:
+    """One stream of a producer: what it sent, and what it is told of that."""
+
+    def __init__(self, produced: Produced, writing: Writing) -> None:
+        self._produced = produced
+        self._writing = writing
+        self._sent: list[tuple[int, bytes]] = []
+        self.acked = 0
+
+    def on_send(self, records: Sequence[tuple[int, bytes]]) -> None:
+        """It is going to send these."""
+        self._writing.on_write([payload for _, payload in records])
+        self._sent += records
+
+    def on_ack(self, count: int, dlsn: DLSN | None) -> list[int]:
+        """P2: so many of its records are durable; return the numbers of those that were not."""
+        require(
+            SENT,
+            holds=self.acked < count <= len(self._sent),
+            message=f"{self._produced.name} sent {len(self._sent)} records, of which {self.acked} "
+            f"were acknowledged: now {count} are",
+        )
+        news, self.acked = self._sent[self.acked : count], count
+        if dlsn is not None:
+            self._writing.on_acknowledged([news[-1][1]], dlsn)
+        told = dlsn or _ANYWHERE
+        self._produced.told |= {number: _Told(payload, told) for number, payload in news}
+        return [number for number, _ in news]
+
+    def on_good_end(self) -> None:
+        """P2: what a stream took that ended without an error is durable."""
+        require(
+            SENT,
+            holds=self.acked == len(self._sent),
+            message=f"{self._produced.name}: a stream of {len(self._sent)} records ended well, "
+            f"{self.acked} were acknowledged",
+        )
+
+
+@dataclass(slots=True)
+class Delivered:
+    """What one reader gets through proxies: what it asked for, and the positions that it got.
+
+    `txid` or `sequence_id` is what it asked for, if its start was no position; one that
+    `begins_late` does so wherever the log ended.
+    """
+
+    reading: Reading
+    log_id: str
+    txid: int | None
+    sequence_id: int | None
+    begins_late: bool
+    end: DLSN | None
+    next: str | None = None
+    """Where it was told to go on."""
+    got: list[DLSN] = field(default_factory=list)
+
+    def on_record(
+        self, payload: bytes, dlsn: DLSN, sequence_id: int, txid: int, timestamp_ms: int
+    ) -> None:
+        """P3: it gets a record."""
+        self.reading.on_record(payload, dlsn, sequence_id, txid, timestamp_ms)
+        self.got.append(dlsn)
+
+
+class ProxyCheckers:
+    """Records what clients of proxies are told, and judges it when the run is over."""
+
+    def __init__(self, logs: LogCheckers) -> None:
+        self._logs = logs
+        self._produced: list[Produced] = []
+        self._delivered: list[Delivered] = []
+        self.delivered_count = 0
+
+    def new_producer(self, log_id: str, name: str) -> Produced:
+        """Begin to judge what a producer is told."""
+        self._produced.append(Produced(log_id, name))
+        return self._produced[-1]
+
+    def new_stream(self, produced: Produced, log: str) -> Stream:
+        """Begin to judge one of its streams."""
+        return Stream(produced, self._logs.new_writing(produced.log_id, log))
+
+    def new_delivery(self, delivered: Delivered) -> Delivered:
+        """Begin to judge a reader."""
+        self._delivered.append(delivered)
+        return delivered
+
+    def check_whole(self) -> None:
+        """Judge all, once everything that there is was read."""
+        for produced in self._produced:
+            self._check_producer(produced)
+        for delivered in self._delivered:
+            self._check_reader(delivered)
+
+    def _check_producer(self, produced: Produced) -> None:
+        """P1: what was acknowledged is there, in the order of its numbers, unless truncated."""
+        truncated, places = self._logs.truncated(produced.log_id), self._logs.known(produced.log_id)
+        before = (-1, DLSN.INITIAL)
+        for number, told in sorted(produced.told.items()):
+            place = places.get(told.payload)
+            if place is None:
+                lost = told.at_most >= truncated and (
+                    truncated == DLSN.INITIAL or before[1] >= truncated
+                )
+                message = f"{told.payload!r} was acknowledged, and is not in the log"
+                require(ACKNOWLEDGED, holds=not lost, message=f"{produced.name}: {message}")
+                continue
+            dlsn = place[0]
+            require(
+                ACKNOWLEDGED,
+                holds=before[0] < 0 or before[1] < dlsn,
+                message=f"{produced.name}: record {number} is at {dlsn}, and {before[0]} at "
+                f"{before[1]}",
+            )
+            require(
+                ACKNOWLEDGED,
+                holds=dlsn <= told.at_most,
+                message=f"{produced.name}: record {number} is at {dlsn}, and was acknowledged up "
+                f"to {told.at_most}",
+            )
+            before = (number, dlsn)
+
+    def _check_reader(self, delivered: Delivered) -> None:
+        """P3: it got what the log holds from where it began to where it ended, and nothing else."""
+        got, log_id = delivered.got, delivered.log_id
+        self.delivered_count += len(got)
+        if not got:
+            return
+        truncated = self._logs.truncated(log_id)
+        known = sorted(self._logs.known(log_id).values())
+        start = got[0] if delivered.begins_late else delivered.reading.start
+        wanted = [
+            dlsn
+            for dlsn, sequence_id, txid, _ in known
+            if start <= dlsn <= got[-1]
+            and sequence_id >= (delivered.sequence_id or 0)
+            and txid >= (delivered.txid if delivered.txid is not None else txid)
+        ]
+        missed = [dlsn for dlsn in sorted({*wanted} - {*got}) if dlsn >= truncated]
+        others = sorted({*got} - {*wanted})
+        name = f"a reader from {start} (txid {delivered.txid}, sequence id "
+        name += f"{delivered.sequence_id}) to {delivered.end}"
+        require(AS_IN_THE_LOG, holds=not missed, message=f"{name} did not get {missed[:3]}")
+        require(AS_IN_THE_LOG, holds=not others, message=f"{name} got {others[:3]}")
+        require(
+            AS_IN_THE_LOG,
+            holds=delivered.end is None or got[-1] < delivered.end,
+            message=f"{name} got {got[-1]}",
+        )
