@@ -320,7 +320,7 @@ async def _read(client: CountedClient, name: str) -> Read:
         rows=rows,
         size_bytes=sum(extent.size_bytes for extent in extents),
         extents=len(extents),
-        ledgers=len({extent.ledger.ledger_id for extent in extents}),
+        ledgers=len({extent.ledger_id for extent in extents}),
     )
 
 

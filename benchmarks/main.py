@@ -26,6 +26,7 @@ from benchmarks import (
     many_logs,
     old_log,
     plan_many,
+    proxies,
     proxy_transport,
     reading,
     record_write,
@@ -33,6 +34,7 @@ from benchmarks import (
     typed,
     wire,
 )
+from benchmarks.peers import spark as peers_spark
 from dlcore.sandbox.cluster import Sandbox
 
 if TYPE_CHECKING:
@@ -75,8 +77,22 @@ BENCHMARKS: dict[str, Callable[[Sandbox, Path], list[Figure]]] = {
     "sink_history_short": history.sink_history_short,
     "old_log": old_log.old_log,
     "many_logs": many_logs.many_logs,
+    "proxy_write_large": proxies.write_large,
+    "proxy_write_small": proxies.write_small,
+    "proxy_append": proxies.append,
+    "proxy_fan_out": proxies.fan_out,
+    "proxy_handover": proxies.handover,
+    "proxy_read": proxies.read,
     "proxy_transport": proxy_transport.proxy_transport,
+    "peers_read": peers_spark.read,
+    "peers_read_1k": peers_spark.read_1k,
+    "peers_write": peers_spark.write,
+    "peers_write_1k_synced": peers_spark.write_1k_synced,
+    "peers_trigger": peers_spark.trigger,
 }
+PROXIES = {"proxy_handover": 2}
+"""How many run beside the bookies, where that is not one; only benchmarks of proxies have any."""
+PEERS = tuple(name for name in BENCHMARKS if name.startswith("peers_"))
 LONG = (
     "restart_full",
     "memory_full",
@@ -85,17 +101,18 @@ LONG = (
     "old_log",
     "many_logs",
     "proxy_transport",
+    *PEERS,
 )
-"""Run only when named: minutes of work, and up to 15 GB of disk."""
+"""Run only when named: minutes of work, up to 15 GB of disk, or a Kafka that Maven brings."""
 
 
 def main() -> None:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
-    parser.add_argument("--only", choices=sorted(BENCHMARKS), help="run one benchmark")
+    parser.add_argument("--only", choices=["peers", *sorted(BENCHMARKS)], help="run one benchmark")
     parser.add_argument("--data-dir", type=Path, default=Path("artifacts"))
     arguments = parser.parse_args()
-    names = [arguments.only] if arguments.only else [n for n in BENCHMARKS if n not in LONG]
+    names = names_of(arguments.only)
     arguments.data_dir.mkdir(parents=True, exist_ok=True)
     console = Console(highlight=False, soft_wrap=True, width=_TABLE_WIDTH)
     times = Times(arguments.data_dir / "bench-times.json")
@@ -119,6 +136,13 @@ def main() -> None:
         for note in figure.notes:
             console.print(note)
     console.print(f"written to {RESULTS}")
+
+
+def names_of(only: str | None) -> list[str]:
+    """Return what to run: one benchmark, those beside a Kafka, or all that are not `LONG`."""
+    if only == "peers":
+        return list(PEERS)
+    return [only] if only else [name for name in BENCHMARKS if name not in LONG]
 
 
 def _text_of(name: str) -> str:
@@ -174,7 +198,10 @@ def run(name: str, data_dir: Path) -> list[Figure]:
     with (
         tempfile.TemporaryDirectory(prefix="bench-", dir=data_dir) as temporary,
         Sandbox(
-            bookies=BOOKIES, data_dir=Path(temporary) / "cluster", autorecovery=False
+            bookies=BOOKIES,
+            proxies=PROXIES.get(name, 1) if name.startswith("proxy_") else 0,
+            data_dir=Path(temporary) / "cluster",
+            autorecovery=False,
         ) as sandbox,
     ):
         folder = Path(temporary) / "work"

@@ -31,7 +31,7 @@ from dlcore.sync import open_namespace
 from dlspark.arrow import ROW_SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from pyspark.sql import DataFrame
@@ -54,8 +54,8 @@ _POLL_S = 0.05
 
 
 @contextmanager
-def spark_session(folder: Path) -> Iterator[SparkSession]:
-    """Run Spark in this process with two task slots."""
+def spark_session(folder: Path, *, class_path: str = "") -> Iterator[SparkSession]:
+    """Run Spark in this process with two task slots, and with these jars if it is the first one."""
     os.environ["SPARK_LOCAL_DIRS"] = str(folder / "spark")
     os.environ["PYSPARK_PYTHON"] = sys.executable  # else workers are the python3 of the PATH
     builder = SparkSession.Builder().master(f"local[{CORES}]").appName("dlog benchmarks")
@@ -68,6 +68,8 @@ def spark_session(folder: Path) -> Iterator[SparkSession]:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
     }
+    if class_path:
+        settings["spark.driver.extraClassPath"] = class_path
     for key, value in settings.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
@@ -127,21 +129,22 @@ def _batch_read(
         # What suits Spark best depends on the size of rows: the limit is at its own best.
         bare = max(
             (noop.option("batch_rows", batch_rows).load() for batch_rows in _BATCH_ROWS),
-            key=lambda frame: max(_read_rate(frame, rows) for _ in range(_TRIES)),
+            key=lambda frame: max(read_rate(frame, rows) for _ in range(_TRIES)),
         )
         assert ours.count() == rows
         figure = measure(
             name=name,
             unit="records/s",
             target=Target(ratio=ratio, is_rate=True),
-            value=lambda: _read_rate(ours, rows),
-            limit=lambda: _read_rate(bare, rows),
+            value=lambda: read_rate(ours, rows),
+            limit=lambda: read_rate(bare, rows),
         )
     drop_log(sandbox.uri, log)
     return [figure]
 
 
-def _read_rate(frame: DataFrame, rows: int) -> float:
+def read_rate(frame: DataFrame, rows: int) -> float:
+    """Return the rows per second of reading a frame that has so many, all columns of it."""
     started = time.perf_counter()
     frame.write.format("noop").mode("overwrite").save()
     return rows / (time.perf_counter() - started)
@@ -179,51 +182,64 @@ def batch_write(sandbox: Sandbox, folder: Path) -> list[Figure]:
 
 def stream_trigger(sandbox: Sandbox, folder: Path) -> list[Figure]:
     """Triggers with a few new records each, from log to log, beside a no-op source and sink."""
-    with spark_session(folder) as spark, _growing_log(sandbox.uri) as log:
+    with spark_session(folder) as spark, growing_log(sandbox.uri) as (log, copy):
+        ours = spark.readStream.format("dlog").options(uri=sandbox.uri, log=log).load()
+        noop = spark.readStream.format("bench_noop").load()
+        sink = {"uri": sandbox.uri, "log": copy}
         figure = measure(
             name="stream_trigger",
             unit="ms",
             target=Target(ratio=1.15, is_rate=False),
-            value=lambda: _trigger_ms(spark, folder, "dlog", {"uri": sandbox.uri, "log": log}),
-            limit=lambda: _trigger_ms(spark, folder, "bench_noop", {}),
+            value=lambda: trigger_ms(ours, folder, "dlog", sink),
+            limit=lambda: trigger_ms(noop, folder, "bench_noop", {}),
             rounds=_TRIGGER_ROUNDS,
         )
     return [figure]
 
 
 @contextmanager
-def _growing_log(uri: str) -> Iterator[str]:
-    """Append to a new log from a thread, so that every trigger finds something."""
+def growing_log(uri: str) -> Iterator[tuple[str, str]]:
+    """Append to a new log, so that every trigger finds something; yield it and an empty one."""
     name = f"bench/{uuid4().hex}"
-    stopped = threading.Event()
+    copy = name + "/copy"
     with open_namespace(uri) as namespace:
         namespace.create_log(name, config=CONFIG)
-        namespace.create_log(name + "/copy", config=CONFIG)
+        namespace.create_log(copy, config=CONFIG)
+        with namespace.open_log(name) as log, log.open_writer() as writer:
 
-        def grow() -> None:
-            with namespace.open_log(name) as log, log.open_writer() as writer:
-                txid = 0
-                while not stopped.wait(_APPEND_INTERVAL_S):
-                    writer.write(LogRecord(txid, b"x" * VALUE_BYTES))
-                    writer.commit()
-                    txid += 1
+            def write(value: bytes) -> None:
+                writer.write(LogRecord(writer.last_txid + 1, value))
+                writer.commit()
 
-        thread = threading.Thread(target=grow, name="grow")
-        thread.start()
-        try:
-            yield name
-        finally:
-            stopped.set()
-            thread.join()
+            with written_to(write):
+                yield name, copy
 
 
-def _trigger_ms(spark: SparkSession, folder: Path, kind: str, options: dict[str, str]) -> float:
-    source = spark.readStream.format(kind).options(**options).load().select("value")
-    sink_options = options | ({"log": options["log"] + "/copy"} if "log" in options else {})
+@contextmanager
+def written_to(write: Callable[[bytes], object]) -> Iterator[None]:
+    """Write a value every now and then from a thread of its own."""
+    stopped = threading.Event()
+
+    def grow() -> None:
+        while not stopped.wait(_APPEND_INTERVAL_S):
+            write(b"x" * VALUE_BYTES)
+
+    thread = threading.Thread(target=grow, name="grow")
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join()
+
+
+def trigger_ms(source: DataFrame, folder: Path, kind: str, options: Mapping[str, str]) -> float:
+    """Return the median time of triggers that write what is new to a sink of this kind."""
     checkpoint = tempfile.mkdtemp(dir=folder)
     query = (
-        source.writeStream.format(kind)
-        .options(**sink_options)
+        source.select("value")
+        .writeStream.format(kind)
+        .options(**options)
         .option("checkpointLocation", checkpoint)
         .start()
     )
