@@ -12,6 +12,7 @@ WORKERS ?= 4
 SPARK_VERSIONS ?= 4.1 4.2 4.3
 SPARK_VENVS := .venv-spark
 ONLY ?=
+CONNECTOR ?=
 ARGS ?=
 
 JAVA_HINT := install it, for example: apt-get install openjdk-17-jre-headless
@@ -19,7 +20,7 @@ PYTHON_HINT := install it, for example: apt-get install python3 python3-venv
 
 .DEFAULT_GOAL := help
 .SHELLFLAGS := -eu -c
-.PHONY: help install demo test test-spark-matrix coverage prove check lint types layers sim model mutants chaos chaos-spark fuzz bench docs proto proto-check requirements clean
+.PHONY: help install demo test test-spark-matrix coverage prove check lint types layers sim model mutants chaos chaos-spark fuzz bench bench-peers docs proto proto-check requirements clean
 
 ##@ Use
 
@@ -43,8 +44,10 @@ test: $(ARCHIVE) ## Run the tests, of long sweeps a sample, on WORKERS=n. ARGS="
 
 # What a version of PySpark may do otherwise; each has an environment of its own, which keeps the newest
 # release of the version.
-SPARK_CORE = $(addprefix tests/spark/test_,batch_read.py pushdown.py sql.py overwrite.py limited_streams.py \
-	stream_read.py stream_shapes.py many_targets.py progress.py typed_logs.py) tests/dlspark/test_stream.py
+SPARK_CORE = $(addprefix tests/spark/test_,batch_read.py pushdown.py overwrite.py limited_streams.py \
+	stream_read.py stream_shapes.py many_targets.py progress.py) tests/dlspark/test_stream.py
+# At full length: all types, and each kind of table.
+SPARK_WHOLE = $(addprefix tests/spark/test_,sql.py typed_logs.py)
 # PySpark 4.1 tells a source of no limits: it lacks the words in which these tests ask.
 SPARK_LIMITS = tests/dlspark/test_stream_limits.py
 # PySpark 4.1 leaves sockets for the garbage collector to close.
@@ -55,6 +58,7 @@ test-spark-matrix: $(SPARK_VERSIONS:%=$(SPARK_VENVS)/%/.installed) ## Run the co
 		$$python -c 'import pyspark; print("== PySpark", pyspark.__version__)'; \
 		limits=$(SPARK_LIMITS); [ "$$version" != 4.1 ] || limits=; \
 		$$python -m pytest -q -n 0 $(SPARK_WARNINGS) $(SPARK_CORE) $$limits $(ARGS); \
+		$$python -m pytest -q -n 0 --full $(SPARK_WARNINGS) $(SPARK_WHOLE) $(ARGS); \
 	done
 
 coverage: $(ARCHIVE) ## Run all tests at full length; fail unless they ran the pure modules and most else.
@@ -103,6 +107,10 @@ fuzz: $(STAMP) ## Feed both ends of the wire with what atheris finds, for SECOND
 
 bench: $(STAMP) ## Measure each figure beside its limit; ONLY=core_write runs one.
 	@$(BIN)/python -m benchmarks.main $(if $(ONLY),--only $(ONLY)) $(ARGS)
+
+# CONNECTOR=4.2.0 chooses another version of Spark's connector to Kafka than that of PySpark.
+bench-peers: $(STAMP) ## Measure the same work beside a Kafka, which Maven brings; CONNECTOR=4.2.0.
+	@CONNECTOR=$(CONNECTOR) $(BIN)/python -m benchmarks.main --only peers $(ARGS)
 
 ##@ Maintain
 
@@ -163,8 +171,10 @@ $(STAMP): pyproject.toml | requirements
 	@touch $(STAMP)
 
 $(ARCHIVE): $(STAMP)
-	@echo "noting in $@ which classes Spark loads, with which the tests' sessions start faster"
-	@$(BIN)/python -m tests.fixtures.java >$@.log 2>&1 || { cat $@.log; exit 1; }
+	@echo "preparing the tests, once: compiling them, noting which classes Spark and ZooKeeper load"
+	@$(BIN)/python -m pytest --collect-only -q >/dev/null 2>&1 & \
+	$(BIN)/python -m tests.fixtures.java >$@.log 2>&1 || { cat $@.log; exit 1; }; \
+	wait
 
 $(SPARK_VENVS)/%/.installed: pyproject.toml | requirements
 	@[ -x $(@D)/bin/python ] || $(PYTHON) -m venv $(@D)

@@ -5,9 +5,9 @@ from __future__ import annotations
 pytest_plugins = [
     "tests.fixtures.surroundings",  # first: what comes after is compiled once
     "tests.fixtures.cluster",
-    "tests.fixtures.examples",
     "tests.fixtures.java",
     "tests.fixtures.lengths",
+    "tests.fixtures.examples",  # after what it imports
     "tests.fixtures.proxies",
     "tests.fixtures.shell",
     "tests.fixtures.spark",

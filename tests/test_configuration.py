@@ -146,6 +146,6 @@ def test_the_command_takes_its_namespace_from_the_file(
     assert "audit_interval_s=-1.0" in told()
     assert "audit_interval_s=-2.0" in told("--audit-interval-s", "-2")
     file.write_text("[dlog]\nurl = 1\n")
-    assert "url=1: there is no such setting, expected one of patience, tls_ca" in told()
+    assert "url=1: there is no such setting, expected one of endpoint, patience" in told()
     command[:2] = ["--config", str(tmp_path / "none")]
     assert f"{tmp_path}/none" in told()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks.figures import Figure, Target, measure
-from benchmarks.main import Times, others_share
+from benchmarks.main import PEERS, Times, names_of, others_share
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +48,13 @@ def test_one_limit_and_cpu() -> None:
     costs = {"client": 1.0, "bookies": 2.5}
     figure = Figure(name="c", unit="s", value=1, limit=1, target=target, cpu_s_per_gb=costs)
     assert figure.notes == ["c: CPU s/GB client 1.0, bookies 2.5"]
+
+
+def test_no_kafka_is_started_unless_asked_for() -> None:
+    """By name, or by the name of them all."""
+    assert not {*names_of(None)} & {*PEERS}
+    assert names_of("peers") == [*PEERS]
+    assert names_of("peers_read") == ["peers_read"]
 
 
 def test_times_are_expected_as_they_were(tmp_path: Path) -> None:

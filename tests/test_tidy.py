@@ -23,10 +23,11 @@ UNFINISHED = re.compile(
     r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK")) + r")\b"
 )
 ROOMS_WITHOUT_A_SUBJECT = {"utils", "util", "common", "helpers", "misc", "core", "base"}
-# One word for each thing; these are another system's words for ours.
+# One word for each thing; these are another system's words for ours, but where it runs itself.
 FOREIGN_WORDS = re.compile(
     r"\b(" + "|".join(("bro" + "kers?", "to" + "pics?", "sha" + "rds?")) + r")\b", re.I
 )
+RUNS_THE_OTHER = "benchmarks/peers/"
 
 
 def hand_written_files() -> list[Path]:
@@ -99,6 +100,7 @@ def test_words(sources: dict[str, str], unwanted: re.Pattern[str]) -> None:
     assert not [
         f"{name}:{number}: {line.strip()}"
         for name, source in sources.items()
+        if unwanted is UNFINISHED or not name.startswith(RUNS_THE_OTHER)
         for number, line in enumerate(source.splitlines(), start=1)
         if unwanted.search(line)
     ]

@@ -436,7 +436,7 @@ def test_readers_followers_and_writers_notice_nothing() -> None:
                 asyncio.create_task(each(storage, over)) for each in (read_on, follow_on, add_again)
             ]
             compacted = 0
-            for round_number in range(amount(4, sampled=2)):
+            for round_number in range(amount(3, sampled=2)):
                 for entry_id in range(40):
                     await storage.writes.add_entry(
                         make_frame(DOOMED, 1000 * round_number + entry_id)

@@ -16,6 +16,7 @@ from bookie.files.index import (
     read_footer,
 )
 from dlcore.errors import BookieStorageError
+from tests.fixtures.lengths import amount
 
 OWNER = b"o" * 16
 HEADER = decode_file_header(
@@ -47,7 +48,7 @@ def fill(
         index.note_fence(ledger_id)
 
 
-@settings(max_examples=150)
+@settings(max_examples=amount(150, sampled=50))
 @given(
     entries, st.sets(st.integers(0, 6)), st.integers(0, 5), st.integers(0, 40), st.integers(0, 20)
 )

@@ -18,6 +18,7 @@ from dlcore.errors import (
     NoSuchEntryError,
     NoSuchLedgerError,
 )
+from tests.fixtures.lengths import amount
 from tests.fixtures.storage import ManualClock, make_frame, read_all, small_config
 
 LEDGERS = st.integers(0, 2)
@@ -158,7 +159,7 @@ async def compact(storage: LedgerStorage, *, after_deletion: bool) -> None:
     assert not report.files_left_alone
 
 
-@settings(max_examples=150)
+@settings(max_examples=amount(150, sampled=50))
 @given(st.lists(requests, min_size=5, max_size=60), st.sampled_from([300, 900, 2**20]))
 def test_every_answer_is_the_dumb_one(requests: list[tuple[Any, ...]], file_bytes: int) -> None:
     """Goal: no order of requests, rolls and restarts makes a difference to any answer."""
