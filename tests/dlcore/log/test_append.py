@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from dlcore.config import LogConfig
@@ -23,6 +24,8 @@ from dlcore.ids import DLSN
 from dlcore.log.entries.batches import batch_of
 from dlcore.log.metadata.changes import plan_complete, plan_truncate
 from dlcore.log.metadata.values import LogHead, VersionedHead
+from dlcore.log.writing.append import LogAppender
+from dlcore.log.writing.producers import Producers
 from dlcore.log.writing.steps import (
     Acknowledge,
     CloseLedger,
@@ -441,6 +444,20 @@ def test_truncation_beside_the_machine() -> None:
     done = plan_complete(PATHS, theirs, now_ms=6, closing=None, empty_ledger_id=77).after
     idle.head_changed(done)
     assert idle.at == done
+
+
+def test_producers_that_others_changed_end_an_idle_writer_of_theirs() -> None:
+    """Its marks are of before; a writer that keeps none goes on."""
+    head = msgspec.structs.replace(EMPTY.head, producers_lssn=3)
+    theirs = VersionedHead(log=EMPTY.log, head=head, version=1)
+    bare = LogAppender[str](EMPTY, SMALL)
+    assert bare.head_changed(theirs) == []
+    assert bare.at == theirs
+    idle = LogAppender[str](EMPTY, SMALL, producers=Producers())
+    assert idle.head_changed(EMPTY) == []
+    idle.head_changed(theirs)
+    assert isinstance(idle.error, OwnershipAcquireFailedError)
+    assert idle.at == EMPTY
 
 
 def test_whether_the_log_is_as_we_left_it() -> None:

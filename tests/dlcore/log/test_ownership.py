@@ -157,6 +157,7 @@ def test_releasing_ends_it() -> None:
     machine = Ownership(waits=True)
     machine.start()
     machine.attempted("t1", "session")
+    machine.attempted("t1", "session")  # told twice, it is one
     machine.release()
     for event in (LockTaken(), LockChanged(), SessionExpired(), SessionResumed(), LogMoved()):
         assert machine.handle(event) == []

@@ -10,7 +10,15 @@ import pytest
 
 from dlcore.errors import ConfigurationError, InvalidLogNameError
 from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy.flight.put import ROWS_MAX, PutDecoder, PutTarget, StagingTarget, parse_target
+from dlcore.proxy.flight.put import (
+    ROWS_MAX,
+    PutDecoder,
+    PutTarget,
+    StagingTarget,
+    log_of,
+    parse_schema,
+    parse_target,
+)
 from tests.fixtures.served_proxies import data_of
 
 BATCH = pa.record_batch({"payload": [b"one", b"two", b""], "txid": [1, 2, 3]})
@@ -149,6 +157,24 @@ def test_a_schema_that_does_not_parse_is_refused() -> None:
     broken = changed(data, data_header=data.data_header.replace(b"payload", b"pay\xff\xfead"))
     with pytest.raises(ConfigurationError, match="the schema does not parse"):
         PutDecoder(broken)
+
+
+def test_a_schema_of_its_own_is_read_back() -> None:
+    """As an action takes it: the message alone."""
+    assert parse_schema(BATCH.schema.serialize().to_pybytes()) == BATCH.schema
+    with pytest.raises(ConfigurationError, match="the schema does not parse"):
+        parse_schema(b"no schema")
+
+
+def test_a_staged_batch_names_its_log() -> None:
+    """Each for itself: one stream stages for many logs."""
+    data = data_of(BATCH.serialize())
+    assert log_of(changed(data, app_metadata=b'{"log": "/a/b"}')) == "a/b"
+    for beside in (b"", b"\xff", b"{}", b'{"log": 3}'):
+        with pytest.raises(ConfigurationError, match=r'expected JSON like \{"log": "clicks"\}'):
+            log_of(changed(data, app_metadata=beside))
+    with pytest.raises(InvalidLogNameError, match="reserved"):
+        log_of(changed(data, app_metadata=b'{"log": ".a"}'))
 
 
 def test_offsets_that_lead_elsewhere_are_refused() -> None:
