@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pyarrow.compute as pc
 
     from dlcore._portal import Portal
+    from dlcore._sync_buffering import BufferingWriter
     from dlcore.config import LogSettings
     from dlcore.ids import DLSN
     from dlcore.log.manager import DistributedLogManager as AsyncManager
@@ -32,7 +33,7 @@ class DistributedLogManager(Blocking):
     """One log: its writers, its readers, and what is known about it."""
 
     def __init__(
-        self, portal: Portal, manager: AsyncManager, writers: dict[LogWriter, None]
+        self, portal: Portal, manager: AsyncManager, writers: dict[BufferingWriter, None]
     ) -> None:
         super().__init__(portal, manager.aclose)
         self._manager = manager
@@ -61,9 +62,7 @@ class DistributedLogManager(Blocking):
         """
         opened = self._call(self._manager.open_writer(ledger_metadata=ledger_metadata))
         kind = TimedLogWriter if opened.config.flush_interval_s else LogWriter
-        writer = kind(self._portal, opened, self._writers)
-        self._writers[writer] = None
-        return writer
+        return kind(self._portal, opened, self._writers)
 
     def open_reader(
         self,

@@ -13,14 +13,13 @@ the use of what its parent opened is a `ConfigurationError`, and closing it does
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from dlcore._blocking import Blocking, iterate
-from dlcore._portal import Portal, close_at_exit, forget, shared_portal
+from dlcore._blocking import iterate
+from dlcore._portal import Portal, shared_portal
 from dlcore._prefetch import scan
+from dlcore._sync_buffering import WritersNamespace
 from dlcore._sync_manager import DistributedLogManager
 from dlcore._sync_merged import MergedReader
 from dlcore._sync_range import LogRange
@@ -94,9 +93,6 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-_EXIT_CLOSE_S = 10.0
-"""How long at exit a namespace may take, after its writers."""
-
 
 def open_namespace(
     uri: str,
@@ -127,28 +123,12 @@ def open_namespace(
     return Namespace(portal, portal.call(opening))
 
 
-class Namespace(Blocking):
+class Namespace(WritersNamespace):
     """A collection of logs."""
 
     def __init__(self, portal: Portal, namespace: aio.Namespace) -> None:
-        super().__init__(portal, namespace.aclose)
+        super().__init__(portal, namespace)
         self._namespace = namespace
-        self._writers: dict[LogWriter, None] = {}  # those that are open, in order
-        close_at_exit(self, self._finish)
-
-    def close(self) -> None:
-        """Close the writers that are still open, and every connection; readers stop working."""
-        forget(self)
-        with contextlib.ExitStack() as steps:  # from the last to the first, whichever of them fails
-            steps.callback(super().close)
-            for writer in reversed(self._writers):
-                steps.callback(writer.close)
-
-    async def _finish(self) -> None:
-        """Close it, since the process ends and nobody else will."""
-        await asyncio.gather(*(writer.finish() for writer in list(self._writers)))
-        async with asyncio.timeout(_EXIT_CLOSE_S):
-            await self._namespace.aclose()
 
     def __repr__(self) -> str:
         return repr(self._namespace)

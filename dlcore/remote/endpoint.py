@@ -64,6 +64,12 @@ def open_channels(endpoint: str, tls: TlsFiles | None) -> list[grpc.aio.Channel]
     return [grpc.aio.secure_channel(each, credentials, options=_OPTIONS) for each in addresses]
 
 
+def is_cancelled() -> bool:
+    """Return whether a cancellation is this task's, and not one of the call that it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 def path_of(log: str) -> pb.FlightDescriptor:
     """Return what names a log to a proxy."""
     return pb.FlightDescriptor(type=pb.FlightDescriptor.PATH, path=[log])
@@ -123,8 +129,7 @@ class Endpoint(AsyncClosing):
                     backoff, failed_at = Backoff(_FIRST_PAUSE_S, _PAUSE_MAX_S), None
                     yield data
             except asyncio.CancelledError:
-                task = asyncio.current_task()
-                if task is None or not task.cancelling():
+                if not is_cancelled():
                     self._require_open()  # which ended the call
                 raise
             except grpc.aio.AioRpcError as failure:

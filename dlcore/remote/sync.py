@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from dlcore._blocking import Blocking, iterate
 from dlcore._portal import Portal, shared_portal
+from dlcore._sync_buffering import BUFFERED_RECORD_BYTES, BufferingWriter, WritersNamespace
 from dlcore._sync_staging import StagedAppend, StagingWriter
-from dlcore.log.entries.batches import batch_of
 from dlcore.log.writing.transmit import checked_payload
 from dlcore.remote import reading, writing
 from dlcore.remote.outbox import MESSAGE_BYTES
 from dlcore.remote.reading import PATIENCE_S, LogInfo, RemoteRecord
+from dlcore.remote.writing import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from datetime import datetime
 
     import pyarrow as pa
@@ -36,9 +37,6 @@ __all__ = [
     "open_namespace",
 ]
 
-_BUFFERED_RECORD_BYTES = 64
-"""What a buffered record costs beyond its payload."""
-
 
 def open_namespace(
     endpoint: str, *, patience_s: float = PATIENCE_S, tls: TlsFiles | None = None
@@ -49,11 +47,11 @@ def open_namespace(
     return RemoteNamespace(portal, portal.call(opening))
 
 
-class RemoteNamespace(Blocking):
+class RemoteNamespace(WritersNamespace):
     """A collection of logs."""
 
     def __init__(self, portal: Portal, namespace: reading.RemoteNamespace) -> None:
-        super().__init__(portal, namespace.aclose)
+        super().__init__(portal, namespace)
         self._namespace = namespace
 
     def __repr__(self) -> str:
@@ -118,15 +116,18 @@ class RemoteNamespace(Blocking):
 
     def open_log(self, name: str) -> RemoteLog:
         """Open a log.  Raises: LogNotFoundError, InvalidLogNameError, ProxyUnavailableError."""
-        return RemoteLog(self._portal, self._call(self._namespace.open_log(name)))
+        return RemoteLog(self._portal, self._call(self._namespace.open_log(name)), self._writers)
 
 
 class RemoteLog:
     """One log.  Each method is that of the async twin, with its errors."""
 
-    def __init__(self, portal: Portal, log: reading.RemoteLog) -> None:
+    def __init__(
+        self, portal: Portal, log: reading.RemoteLog, writers: dict[BufferingWriter, None]
+    ) -> None:
         self._portal = portal
         self._log = log
+        self._writers = writers
 
     def __repr__(self) -> str:
         return repr(self._log)
@@ -177,7 +178,7 @@ class RemoteLog:
     def open_writer(self, *, producer: str | None = None) -> RemoteWriter:
         """Return a writer, which a proxy has accepted.  Arguments and errors: the async twin's."""
         writer = self._portal.call(self._log.open_writer(producer=producer))
-        return RemoteWriter(self._portal, writer)
+        return RemoteWriter(self._portal, writer, self._writers)
 
     def append(
         self, records: Sequence[LogRecord] | pa.RecordBatch, *, expected: DLSN | None
@@ -204,20 +205,23 @@ class RemoteLog:
         return RemoteReader(self._portal, reader)
 
 
-class RemoteWriter(Blocking):
+class RemoteWriter(BufferingWriter):
     """Appends to one log, together with others; each record is in the log once.  Not thread-safe.
 
     `write` buffers in the calling thread; `flush`, `commit`, `close` or a full buffer hand records
     over.  An error of records handed over is raised by a later call.
+
+    One that is open when its namespace closes, or at exit, is closed then.  What cannot be written
+    at exit within 10 s is logged as an error, and the exit status is 120.
     """
 
-    def __init__(self, portal: Portal, writer: writing.RemoteWriter) -> None:
-        super().__init__(portal, writer.aclose)
-        self._writer = writer
+    _writer: writing.RemoteWriter
+
+    def __init__(
+        self, portal: Portal, writer: writing.RemoteWriter, opened: dict[BufferingWriter, None]
+    ) -> None:
+        super().__init__(portal, writer, opened)
         self._last_txid = -1
-        self._txids: list[int] = []
-        self._payloads: list[bytes] = []
-        self._buffered_bytes = 0
 
     def __repr__(self) -> str:
         return repr(self._writer)
@@ -235,71 +239,37 @@ class RemoteWriter(Blocking):
     @property
     def next_sequence(self) -> int:
         """The number of the next record, among all that its producer wrote to the log, from 0."""
-        return self._writer.next_sequence + len(self._txids)
+        return self._writer.next_sequence + self._waiting
+
+    @property
+    def _waiting(self) -> int:
+        return len(self._txids) + sum(int(each.num_rows) for each in self._outbox)
 
     def write(self, record: LogRecord) -> None:
         """Buffer a record; raise at once if its transaction id or size is not acceptable."""
+        self._portal.check_process()
         payload = checked_payload(record.txid, record.payload, last_txid=self._last_txid)
         self._last_txid = record.txid
         self._txids.append(record.txid)
         self._payloads.append(payload)
-        self._buffered_bytes += len(payload) + _BUFFERED_RECORD_BYTES
+        self._buffered_bytes += len(payload) + BUFFERED_RECORD_BYTES
         if self._buffered_bytes >= MESSAGE_BYTES:
             self._hand_over()
 
-    def write_bulk(self, records: Iterable[LogRecord]) -> int:
-        """Write each of `records`; return how many.  Raises: as `write`."""
-        count = 0
-        for record in records:
-            self.write(record)
-            count += 1
-        return count
-
     def write_batch(self, batch: pa.RecordBatch) -> None:
         """Write the rows of a batch; the async twin says which columns it has."""
+        self._portal.check_process()
+        self._buffer_to_outbox()
+        if batch.num_rows:
+            self._outbox.append(batch)
         self._hand_over()
-        self._call(self._writer.submit_batch(batch))
 
-    def write_table(self, table: Any) -> None:
-        """Write, as `write_batch`, what is in an Arrow table, a frame, or an Arrow stream."""
-        self._hand_over()
-        self._call(self._writer.submit_table(table))
+    def _accept(self, waiting: Any) -> None:
+        self._writer.write_for_later_calls(waiting)
 
-    def flush(self) -> None:
-        """Send what is buffered and wait until it is durable.  Raises: as the async twin."""
-        self._hand_over()
-        self._call(self._writer.flush())
-
-    def commit(self) -> DLSN | None:
-        """Flush, and wait until readers find all of it; return the last position, if it is known.
-
-        Raises: as `flush`.
-        """
-        self._hand_over()
-        return self._call(self._writer.commit())
-
-    def abort(self) -> None:
-        """Give up without flushing; what was not acknowledged may be in the log or not."""
-        self._closed = True
-        self._take_buffer()
-        self._call(self._writer.abort())
-
-    def close(self) -> None:
-        """Flush and end; harmless when it is closed.  Raises: as `flush`."""
-        try:
-            if not (self._closed or self._portal.is_inherited):
-                self._hand_over()
-        finally:
-            super().close()
-
-    def _hand_over(self) -> None:
-        if self._txids:
-            self._call(self._writer.submit_batch(batch_of(*self._take_buffer())))
-
-    def _take_buffer(self) -> tuple[list[int], list[bytes]]:
-        taken = self._txids, self._payloads
-        self._txids, self._payloads, self._buffered_bytes = [], [], 0
-        return taken
+    def _unwritten(self) -> str | None:
+        count = self._writer.lost + self._waiting
+        return counted(count) if count else None
 
 
 class RemoteReader(Blocking):

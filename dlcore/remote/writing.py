@@ -42,7 +42,7 @@ from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.flight.put import Numbered, PutTarget, StagingTarget
 from dlcore.proxy.flight.sending import framed
 from dlcore.proxy.flight.statuses import EXPECTED_KEY, LAST_KEY, LOCATION_KEY, RETRY_KEY
-from dlcore.remote.endpoint import error_of, path_of
+from dlcore.remote.endpoint import error_of, is_cancelled, path_of
 from dlcore.remote.outbox import End, Outbox
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ _FIRST_PAUSE_S, _PAUSE_MAX_S = 0.01, 1.0
 _VISIBLE_LOOKS_EVERY_S = 0.005
 _AGAIN = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "UNKNOWN", "ABORTED")
 """Statuses after which the same may succeed, which costs nothing: records are taken once."""
+_ENDS = (grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError)
+"""What the end of a call raises; a cancellation if its channel was closed."""
 _BROKEN = "Internal error from Core"
 """What gRPC says of a call that ended while a message was sent."""
 
@@ -110,7 +112,9 @@ class EndedError(Exception):
 
 
 async def ended(call: Any) -> EndedError:
-    """Return why a call ended that has ended."""
+    """Return why a call ended that has ended.  Raises: CancelledError: it was this task."""
+    if is_cancelled():
+        raise asyncio.CancelledError
     code, details = await call.code(), await call.details() or ""
     told = dict(await call.trailing_metadata() or ())
     location = told.get(LOCATION_KEY)
@@ -131,7 +135,7 @@ async def read(call: Any) -> _Told:
     """Return the next message of a proxy.  Raises: EndedError."""
     try:
         data = await call.read()
-    except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+    except _ENDS as error:
         raise await ended(call) from error
     if data is grpc.aio.EOF:
         raise await ended(call)
@@ -142,7 +146,7 @@ async def write(call: Any, data: bytes) -> None:
     """Send a message to a proxy.  Raises: EndedError."""
     try:
         await call.write(data)
-    except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+    except _ENDS as error:
         raise await ended(call) from error
 
 
@@ -219,6 +223,7 @@ class RemoteWriter(AsyncClosing):
         self._capacity = asyncio.Event()
         self._error: DLError | None = None
         self._is_closing = self._is_told = False
+        self._failed_with = 0
         self._attempts = Attempts(calls, name, patience_s)
         self._heard_at = 0.0
         self._stream_first = 0  # the sequence of the first record of the stream
@@ -245,6 +250,11 @@ class RemoteWriter(AsyncClosing):
     def next_sequence(self) -> int:
         """The number of the next record, among all that its producer wrote to the log, from 0."""
         return self._outbox.next_sequence
+
+    @property
+    def lost(self) -> int:
+        """How many records it accepted that are not known to be durable."""
+        return self._failed_with + len(self._outbox)
 
     # Accepting
 
@@ -309,8 +319,11 @@ class RemoteWriter(AsyncClosing):
         """
         if batch.num_rows:
             await self.wait_for_capacity()
-            refused_later = self.write_batch(batch)
-            refused_later.add_done_callback(_leave_to_later_calls)
+            self.write_for_later_calls(batch)
+
+    def write_for_later_calls(self, batch: pa.RecordBatch) -> None:
+        """Write `batch`; later calls tell if that failed.  Raises: as `write_batch`."""
+        self.write_batch(batch).add_done_callback(_leave_to_later_calls)
 
     async def wait_for_capacity(self) -> None:
         """Wait until a quarter or less is pending of what may be, or it failed.  Raises nothing."""
@@ -370,11 +383,11 @@ class RemoteWriter(AsyncClosing):
         try:
             if self._error is None or not self._is_told:
                 await self.flush()
-        finally:
             self._is_closing = True
             self._wake.set()
             if self._error is None:
                 await asyncio.wait([self._task], timeout=SILENCE_S)
+        finally:
             await self.abort()
 
     async def abort(self) -> None:
@@ -387,10 +400,10 @@ class RemoteWriter(AsyncClosing):
 
     def report_unwritten(self, reason: str) -> None:
         """Log as an error what is not known to be written by one that was not closed."""
-        left_open.discard(self)
-        if len(self._outbox):
-            told = f"{len(self._outbox)} records: the writer was not closed, and {reason}"
+        if self.lost and not self._is_told and self in left_open:
+            told = f"{counted(self.lost)}: the writer was not closed, and {reason}"
             logger.error("log %r: not written: %s", self.log_name, told)
+            left_open.discard(self)  # it is told once
 
     # The stream
 
@@ -402,6 +415,12 @@ class RemoteWriter(AsyncClosing):
                 except EndedError as end:
                     await self._attempts.failed(end)
                 await self._wait_for_work()
+        except asyncio.CancelledError:
+            self.report_unwritten("its event loop ended")
+            raise
+        except AlreadyClosedError as error:
+            self.report_unwritten("its namespace was closed")
+            self._fail(error)
         except DLError as error:
             self._fail(error)
         except Exception as error:  # noqa: BLE001  # who waits must not wait for ever
@@ -513,11 +532,17 @@ class RemoteWriter(AsyncClosing):
     def _fail(self, error: DLError) -> None:
         if self._error is None:
             self._error = error
+            self._failed_with = len(self._outbox)
             if not self._opened.done():
                 refuse(self._opened, error)
             for future in self._outbox.drain():
                 refuse(future, error)
             self._capacity.set()
+
+
+def counted(records: int) -> str:
+    """Return a number of records, for a message."""
+    return "1 record" if records == 1 else f"{records} records"
 
 
 def _leave_to_later_calls(future: asyncio.Future[Any]) -> None:

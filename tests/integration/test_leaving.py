@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from dlcore.sandbox.cluster import Sandbox
     from dlcore.sync import Namespace
+    from tests.fixtures.proxies import ProxyProcess
 
 pytestmark = pytest.mark.integration
 
@@ -152,6 +153,25 @@ EXITS = {
         "",
     ),
 }
+REMOTE_OPEN = "from dlcore.remote.sync import open_namespace\n" + OPEN
+REMOTE_EXITS = ["end", "sys.exit", "unhandled", "interrupt", "much", "thread that writes on"]
+
+
+@pytest.mark.parametrize("way", sample(REMOTE_EXITS, 4))
+def test_what_was_written_through_a_proxy_is_flushed(
+    way: str, proxy: ProxyProcess, namespace: Namespace, log: str
+) -> None:
+    """By the same mechanism."""
+    code, expected_status, expected_error = EXITS[way]
+    status, errors = end(start(REMOTE_OPEN + textwrap.dedent(code), proxy.location, log))
+    statuses = expected_status if isinstance(expected_status, tuple) else (expected_status,)
+    assert status in statuses, errors
+    assert expected_error in errors
+    assert errors.count("Traceback") == (1 if expected_error else 0), errors
+    assert "dlcore" not in errors
+    assert proxy.act("release", log=log)["released"]
+    expected = {"much": 100_000, "thread that writes on": 6}.get(way, 3)
+    assert txids_of(namespace, log) == list(range(1, expected + 1))
 
 
 @pytest.mark.parametrize("way", sample(EXITS, 6))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
+import subprocess
+import sys
 import threading
+import time
 from collections import defaultdict
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -12,9 +16,14 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 
-from dlcore.errors import ConditionFailedError, TransactionIdOutOfOrderError
+from dlcore import _portal
+from dlcore.errors import (
+    AlreadyClosedError,
+    ConditionFailedError,
+    TransactionIdOutOfOrderError,
+)
 from dlcore.records import LogRecord
-from dlcore.remote import writing
+from dlcore.remote import open_namespace as open_remote_async, writing
 from dlcore.remote.outbox import MESSAGE_BYTES
 from dlcore.remote.sync import open_namespace as open_remote
 from dlcore.sync import open_namespace
@@ -170,3 +179,93 @@ def test_the_blocking_writer(sandbox: Sandbox) -> None:
         left.abort()
         found = [record.payload for record in direct.open_reader().records()]
         assert found[:-1] == [b"%d" % number for number in range(53)]
+
+
+LEAVING = """
+import sys
+from dlcore import LogRecord
+from dlcore.remote.sync import open_namespace
+writer = open_namespace(sys.argv[1]).open_log(sys.argv[2]).open_writer()
+writer.write(LogRecord(1, b"flushed"))
+writer.flush()
+print(flush=True)
+sys.stdin.readline()
+for txid in (2, 3, 4):
+    writer.write(LogRecord(txid, b"x"))
+"""
+
+
+@pytest.mark.prove
+def test_what_no_proxy_takes_any_more_is_counted_at_exit(namespace_uri: str) -> None:
+    """Within a bounded time, and the exit status tells of it."""
+    log = f"{LOG}/{uuid4().hex}"
+    with open_namespace(namespace_uri) as namespace:
+        namespace.create_log(log)
+    with proxy_process(namespace_uri) as proxy:
+        process = subprocess.Popen(
+            [sys.executable, "-c", LEAVING, proxy.location, log],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        proxy.kill()
+        began = time.monotonic()
+        _, errors = process.communicate("\n", timeout=WAIT_S)
+    assert time.monotonic() - began < 40
+    assert process.returncode == 120
+    assert f"log {log!r}: not written: 3 records: the process ended with the writer open" in errors
+    assert "Traceback" not in errors
+
+
+def test_a_namespace_closes_its_writers(
+    namespace_uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """So what they hold is written; and at exit likewise, or it is told how much was not."""
+    log = f"{LOG}/{uuid4().hex}"
+    monkeypatch.setattr(_portal, "_exit_fails", False)
+    with open_namespace(namespace_uri) as namespace, proxy_thread(namespace_uri) as proxy:
+        namespace.create_log(log)
+        for number in range(2):
+            with open_remote(proxy.server.location) as remote:
+                writer = remote.open_log(log).open_writer()
+                writer.write(LogRecord(0, b"x"))
+                writer._buffer_to_outbox()
+                writer.write(LogRecord(0, b"y"))
+                assert writer.next_sequence == 2
+                if number:
+                    writer._call(remote._finish())
+        assert namespace.open_log(log).read().to_arrow().num_rows == 4
+        assert not _portal._exit_fails
+        with open_remote(proxy.server.location) as remote:
+            writer = remote.open_log(log).open_writer()
+            writer.write(LogRecord(0, b"z"))
+            writer._call(writer._writer.abort())
+            writer._call(writer.finish())
+        assert "not written: 1 record: the process ended with the writer open" in caplog.text
+        assert _portal._exit_fails
+
+
+@pytest.mark.parametrize("ends", ["namespace", "loop"])
+def test_the_async_writer_says_what_was_not_written(
+    ends: str, namespace_uri: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody can flush once its loop or its namespace has ended."""
+    log = f"{LOG}/{uuid4().hex}"
+
+    async def leave(location: str) -> None:
+        remote = await open_remote_async(location)
+        writer = await (await remote.open_log(log)).open_writer()
+        lost = writer.write(LogRecord(0, b"x"))
+        if ends == "namespace":
+            await remote.aclose()
+            with pytest.raises(AlreadyClosedError):
+                await lost
+
+    with open_namespace(namespace_uri) as namespace, proxy_thread(namespace_uri) as proxy:
+        namespace.create_log(log)
+        asyncio.run(leave(proxy.server.location))
+    reason = {"namespace": "its namespace was closed", "loop": "its event loop ended"}[ends]
+    assert f"not written: 1 record: the writer was not closed, and {reason}" in caplog.text

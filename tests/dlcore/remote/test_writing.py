@@ -261,7 +261,7 @@ def test_a_writer_that_nobody_closes_says_what_is_not_written(
         assert not caplog.records
         lost = writer.write(LogRecord(0, b"0"))
         writer.report_unwritten("the process ended")
-        assert "not written: 1 records: the writer was not closed, and the" in caplog.text
+        assert "not written: 1 record: the writer was not closed, and the" in caplog.text
         await writer.abort()
         with pytest.raises(WriteCancelledError, match="was aborted"):
             await lost
