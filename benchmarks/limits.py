@@ -215,16 +215,22 @@ async def _read_rate(
     return len(asks) * MIB / 1e6 / seconds
 
 
-async def round_trip_ms(address: str, *, durable: bool, size_bytes: int, count: int) -> float:
-    """Return the median time of `count` calls, one after the other, that carry `size_bytes`."""
+async def round_trip_ms(
+    addresses: Sequence[str], *, durable: bool, size_bytes: int, count: int
+) -> float:
+    """Return the median time of `count` calls, one after the other, that carry `size_bytes`.
+
+    Each goes to all servers at once, and is over when all have answered.
+    """
     payload = os.urandom(size_bytes)
     times = []
-    client = await BareClient.connect(address)
+    clients = [await BareClient.connect(address) for address in addresses]
     kind = Ask.WRITE if durable else Ask.ECHO
-    await client.ask(kind, payload)
-    for _ in range(count):
+    for _ in range(count + 1):
         started = time.perf_counter()
-        await client.ask(kind, payload)
+        for answer in [client.ask(kind, payload) for client in clients]:
+            await answer
         times.append(time.perf_counter() - started)
-    client.close()
-    return statistics.median(times) * 1000
+    for client in clients:
+        client.close()
+    return statistics.median(times[1:]) * 1000
