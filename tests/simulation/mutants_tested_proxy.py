@@ -8,7 +8,6 @@ from unittest.mock import patch
 
 from dlcore.ids import DLSN
 from dlcore.log.entries.batches import byte_log_batch
-from dlcore.log.entries.body import with_txid
 from dlcore.log.metadata.values import VersionedHead
 from dlcore.log.staging.turns import HeldLog
 from dlcore.log.writing.append import LogAppender
@@ -114,7 +113,7 @@ def a_proxy_gives_its_clock_as_transaction_id() -> Iterator[None]:
     def fitted(self: OwnedLog, batch: pa.RecordBatch) -> Any:
         if "txid" in batch.schema.names:
             return byte_log_batch(batch.rename_columns(["payload", "txid"]))
-        return with_txid(byte_log_batch(batch, txid_required=False), self._clock.now_ms())
+        return byte_log_batch(batch, assigned_txid=self._clock.now_ms())
 
     with patch.object(OwnedLog, "_fitted_bytes", fitted):
         yield

@@ -74,12 +74,12 @@ def _ends(payloads: Sequence[bytes]) -> Any:
     return ends
 
 
-def byte_log_batch(batch: pa.RecordBatch, *, txid_required: bool = True) -> pa.RecordBatch:
+def byte_log_batch(batch: pa.RecordBatch, *, assigned_txid: int | None = None) -> pa.RecordBatch:
     """Return `batch` with exactly the columns txid and payload.
 
     Args:
         batch: has a column payload (binary, or a type that is binary inside), and txid (integers).
-        txid_required: otherwise, a batch without txid gets zeros there.
+        assigned_txid: what all rows of a batch without txid have there; None: it needs its own.
 
     Raises:
         ConfigurationError: a column is missing, has another type, or holds nulls.
@@ -92,9 +92,9 @@ def byte_log_batch(batch: pa.RecordBatch, *, txid_required: bool = True) -> pa.R
         )
     txid = _column(batch, "txid")
     if txid is None:
-        if txid_required:
+        if assigned_txid is None:
             raise ConfigurationError(f"a batch needs a column txid, it has {batch.schema.names}")
-        txid = over(np.zeros(batch.num_rows, np.int64), pa.int64())
+        txid = over(np.full(batch.num_rows, assigned_txid, np.int64), pa.int64())
     columns = [_typed("txid", txid, pa.int64()), _typed("payload", payload, pa.binary())]
     return pa.RecordBatch.from_arrays(columns, schema=byte_log_schema())
 

@@ -278,9 +278,9 @@ def with_txid(batch: pa.RecordBatch, txid: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([column, *batch.columns[1:]], schema=batch.schema)
 
 
-def with_present_txid(batch: pa.RecordBatch, *, now_ms: int, last_txid: int) -> pa.RecordBatch:
-    """Return it with the present time as the id of all its records, or `last_txid`, if higher."""
-    return with_txid(batch, min(max(now_ms, last_txid, 0), TXID_MAX))
+def present_txid(*, now_ms: int, last_txid: int) -> int:
+    """Return the present time as a transaction id, or `last_txid`, if that is higher."""
+    return min(max(now_ms, last_txid, 0), TXID_MAX)
 
 
 def over(numbers: np.ndarray[Any, np.dtype[np.int64]] | array[int], kind: pa.DataType) -> pa.Array:

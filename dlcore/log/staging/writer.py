@@ -155,7 +155,7 @@ class StagingWriter(AsyncClosing):
             rows, has_txids = await self._schemas[metadata.log_id].fit_latest(batch)
         else:
             has_txids = batch.schema.get_field_index("txid") >= 0
-            rows = byte_log_batch(batch, txid_required=False)
+            rows = byte_log_batch(batch, assigned_txid=0)
         if batch.num_rows == 0:
             return
         part = self._parts.get(log)

@@ -305,9 +305,20 @@ class Transmitter(Generic[_Ticket]):
         Raises (nothing of it is accepted):
             TransactionIdOutOfOrderError, LogRecordTooLongError, ConfigurationError.
         """
+        if batch.num_rows == 1 and ticket is not None:
+            self._add_row(batch, ticket, mark)
+            return
         check_txids(batch, last_txid=self.last_txid)
         parts = cut(batch, entry_bytes=WHOLE_BYTES_MAX if whole else self.entry_bytes)
         self._add_parts(_whole(parts) if whole else parts, ticket, BYTES_SCHEMA_ID, mark)
+
+    def _add_row(self, batch: pa.RecordBatch, ticket: _Ticket, mark: Mark | None) -> None:
+        """Accept a batch of one row as a record, which costs a small part of what a batch does."""
+        self.add_record(batch.column(0)[0].as_py(), batch.column(1)[0].as_py(), ticket)
+        if mark is not None:
+            self._count()
+            assert self._open is not None
+            self._open.marked.append(MarkedRows(mark, 1, self._open.record_count - 1))
 
     def add_rows(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dlcore.errors import SchemaMismatchError
-from dlcore.log.entries.body import with_present_txid
+from dlcore.log.entries.body import present_txid, with_txid
 from dlcore.log.typed.rows import TypedRows
 from dlcore.log.writing.fitting import FittingSchema
 from dlcore.log.writing.writer import AsyncLogWriter
@@ -71,9 +71,8 @@ class AsyncTypedLogWriter(AsyncLogWriter):
         rows, has_txids = fitted
         if has_txids:
             return rows
-        now_ms = self._context.clock.now_ms()
-        batch = with_present_txid(rows.batch, now_ms=now_ms, last_txid=last_txid)
-        return TypedRows(batch, rows.schema_id, rows.ends)
+        txid = present_txid(now_ms=self._context.clock.now_ms(), last_txid=last_txid)
+        return TypedRows(with_txid(rows.batch, txid), rows.schema_id, rows.ends)
 
     def write_fitted(
         self, rows: TypedRows, *, mark: Mark | None = None, whole: bool = False

@@ -19,7 +19,7 @@ from dlcore.errors import (
     LogNotReadyError,
 )
 from dlcore.log.entries.batches import byte_log_batch
-from dlcore.log.entries.body import with_present_txid
+from dlcore.log.entries.body import present_txid
 from dlcore.log.entries.stamp import TOKEN_BYTES, Claim
 from dlcore.log.writing.producers import Durable, Fresh, InFlight, Mark, Producers
 from dlcore.log.writing.typed import AsyncTypedLogWriter
@@ -242,15 +242,11 @@ class OwnedLog:
         return await writer.fitted_latest(batch)
 
     def _fitted_bytes(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        names = ["payload" if name == "value" else name for name in batch.schema.names]
-        batch = pa.RecordBatch.from_arrays(batch.columns, names=names)
-        if _TXID in names:
-            return byte_log_batch(batch)
-        return with_present_txid(
-            byte_log_batch(batch, txid_required=False),
-            now_ms=self._clock.now_ms(),
-            last_txid=self.writer.last_txid,
-        )
+        names = batch.schema.names
+        if "value" in names:
+            batch = batch.rename_columns(["payload" if name == "value" else name for name in names])
+        now_ms, last_txid = self._clock.now_ms(), self.writer.last_txid
+        return byte_log_batch(batch, assigned_txid=present_txid(now_ms=now_ms, last_txid=last_txid))
 
 
 def _known(found: InFlight[asyncio.Future[DLSN]] | Durable) -> Accepted:

@@ -176,7 +176,7 @@ def test_columns_are_found_by_name_and_cast() -> None:
     assert byte_log_batch(batch).schema == byte_log_schema()
     assert byte_log_batch(batch).to_pydict() == {"txid": [7], "payload": ["é".encode()]}
     without = pa.record_batch({"payload": [b"a", b"b"]})
-    assert byte_log_batch(without, txid_required=False).to_pydict()["txid"] == [0, 0]
+    assert byte_log_batch(without, assigned_txid=7).to_pydict()["txid"] == [7, 7]
 
 
 @pytest.mark.parametrize(

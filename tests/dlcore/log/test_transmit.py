@@ -15,6 +15,8 @@ from dlcore.errors import (
 )
 from dlcore.ids import TXID_MAX
 from dlcore.log.entries.batches import batch_of
+from dlcore.log.entries.stamp import Claim
+from dlcore.log.writing.producers import Mark, MarkedRows
 from dlcore.log.writing.transmit import Group, Transmitter, Unwritten, checked_payload
 
 if TYPE_CHECKING:
@@ -71,6 +73,30 @@ def test_small_batches_are_joined_with_records_in_order() -> None:
         "payload": [b"a", b"b", b"c", b"d"],
     }
     assert (group.slots, group.tickets) == ([0, 2, 3], ["first", "batch", "last"])
+
+
+def test_a_batch_of_one_row_is_a_record() -> None:
+    """Of a producer too, whose rows it marks where they are; refused as a record is."""
+    transmitter: Transmitter[str] = Transmitter(entry_bytes=1000, last_txid=3)
+    claim = Claim("meter", 1, 0, b"12345678")
+    transmitter.add_batch(batch_of([4], [b"a"]), "alone", mark=Mark(claim, 7))
+    first = transmitter.next_group()
+    assert first.lone_record() == (4, b"a")
+    assert (first.slots, first.tickets) == ([0], ["alone"])
+    assert first.marked == [MarkedRows(Mark(claim, 7), 1, 0)]
+    transmitter.add_batch(batch_of([5, 5], [b"b", b"c"]), "two")
+    transmitter.add_batch(batch_of([6], [b"d"]), "row", mark=Mark(claim, 8), whole=True)
+    transmitter.add_batch(batch_of([6], [b"e"]), "another")
+    with pytest.raises(TransactionIdOutOfOrderError, match="5 is lower than 6"):
+        transmitter.add_batch(batch_of([5], [b"x"]), "low")
+    assert transmitter.pending_records == 5
+    transmitter.acknowledged()
+    group = transmitter.next_group()
+    assert group.batch().to_pydict() == {"txid": [5, 5, 6, 6], "payload": [b"b", b"c", b"d", b"e"]}
+    assert (group.slots, group.tickets) == ([1, 2, 3], ["two", "row", "another"])
+    assert group.marked == [MarkedRows(Mark(claim, 8), 1, 2)]
+    transmitter.acknowledged()
+    assert transmitter.pending_bytes == 0
 
 
 def test_a_barrier_waits_for_what_was_accepted_before_it() -> None:
