@@ -100,7 +100,6 @@ class FlightService:
             ),
             "DoPut": grpc.stream_stream_rpc_method_handler(
                 self._do_put,
-                request_deserializer=pb.FlightData.FromString,
                 response_serializer=pb.PutResult.SerializeToString,
             ),
             "ListActions": grpc.unary_stream_rpc_method_handler(

@@ -21,7 +21,7 @@ from dlcore.errors import (
 )
 from dlcore.ids import DLSN
 from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy.flight.put import PutDecoder
+from dlcore.proxy.flight.put import PutDecoder, PutMessage
 from dlcore.proxy.flight.sending import batch_message, schema_message
 from dlcore.proxy.reading.tickets import Place, Ticket
 from tests.simulation.calls import End
@@ -86,7 +86,7 @@ class Producer:
         stream = self._proxies.checkers.new_stream(self._produced, self._log)
         call = self._proxies.call(location, self.name)
         try:
-            call.send(self._first())
+            call.send(self._first().SerializeToString())
             message = await asyncio.wait_for(call.take(), _PATIENCE_S)
             if isinstance(message, End):
                 self._check_end(message, location)
@@ -159,7 +159,7 @@ class Producer:
             if self._tells:
                 message.app_metadata = json.dumps({"sequence": records[0][0]}).encode()
             stream.on_send(records)
-            call.send(message)
+            call.send(message.SerializeToString())
             if pause_s and rng.random() < 0.7:
                 await asyncio.sleep(rng.expovariate(1 / pause_s))
         if self._proxies.is_ending or rng.random() < 0.8:
@@ -275,13 +275,13 @@ class Reader:
                     if message.error is not None:
                         raise message.error
                     return True
-                data = pb.FlightData.FromString(message)
+                data = PutMessage.parse(message)
                 if decoder is None:
                     decoder = PutDecoder(data)
                     continue
                 count -= 1
                 self._on_rows(ticket.log, decoder.decode(data), delivered)
-                delivered.next = json.loads(data.app_metadata)["next"]
+                delivered.next = json.loads(data.told.app_metadata)["next"]
                 if pause_s and rng.random() < 0.3:
                     await asyncio.sleep(rng.uniform(0.0, 2 * pause_s))
         finally:

@@ -6,11 +6,14 @@ lengths, or could become much larger than it is on the wire, is a ConfigurationE
 
 from __future__ import annotations
 
+import contextlib
 import struct
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import pyarrow as pa
+from google.protobuf.message import DecodeError
 
 from dlcore.errors import ConfigurationError
 from dlcore.ids import DLSN, validate_log_name
@@ -26,6 +29,10 @@ _PREFIX = struct.Struct("<Ii")  # of an encapsulated message: a mark, and how lo
 _MARK = 0xFFFFFFFF
 _ALIGNMENT = 8
 _UNREADABLE = (pa.ArrowException, OSError, EOFError, ValueError)
+_BODY_TAG = 1000 << 3 | 2
+_BYTES_KIND = 2  # of a field of protobuf
+_FIELDS_MAX = 4  # that FlightData has
+_NUMBER_BITS = 35  # as many as lengths may have there
 _HEADER_OF_MESSAGE = 2  # in the flatbuffer's table Message
 _COMPRESSION_OF_BATCH = 3  # in its table RecordBatch
 
@@ -64,30 +71,90 @@ class Numbered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sequence: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
-def sequence_of(data: pb.FlightData) -> int | None:
+@dataclass(frozen=True, slots=True)
+class PutMessage:
+    """What a client sends: FlightData of flight.proto without its body, and the body beside it.
+
+    The protobuf library would copy a body three times until it is an Arrow buffer.
+    """
+
+    told: pb.FlightData
+    body: memoryview
+
+    @classmethod
+    def parse(cls, data: bytes) -> PutMessage:
+        """Return a message, whose body is not copied if it comes last, as clients send it.
+
+        Raises:
+            ConfigurationError: it is none.
+        """
+        try:
+            start, body_at = _find_last_body(data)
+            if start < body_at:
+                return cls(pb.FlightData.FromString(data[:start]), memoryview(data)[body_at:])
+            told = pb.FlightData.FromString(data)
+        except DecodeError as error:
+            raise ConfigurationError(f"a message is no FlightData: {error}") from error
+        return cls(told, memoryview(told.data_body))
+
+
+def _find_last_body(data: bytes) -> tuple[int, int]:
+    """Return where the field begins that is a body and ends with the message, and the body itself.
+
+    Both are the same where there is none, or what is in front of it is unusual: the protobuf
+    library knows more about that.
+    """
+    at, size = 0, len(data)
+    with contextlib.suppress(IndexError):
+        for _ in range(_FIELDS_MAX):
+            start = at
+            tag, at = _varint(data, at)
+            length, at = _varint(data, at)
+            if tag == _BODY_TAG and at + length == size:
+                return start, at
+            if tag & 7 != _BYTES_KIND:
+                break
+            at += length
+    return size, size
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return the number at this place, and where it ends.  Raises: IndexError: none ends there."""
+    value = 0
+    for shift in range(0, _NUMBER_BITS, 7):
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise IndexError
+
+
+def sequence_of(message: PutMessage) -> int | None:
     """Return the sequence that a message tells, None if it tells none.
 
     Raises:
         ConfigurationError: what goes beside its batch is something else.
     """
-    if not data.app_metadata:
+    beside = message.told.app_metadata
+    if not beside:
         return None
     try:
-        return msgspec.json.decode(data.app_metadata, type=Numbered).sequence
+        return msgspec.json.decode(beside, type=Numbered).sequence
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigurationError(
             f'what goes beside a batch: {error}; expected JSON like {{"sequence": 17}}'
         ) from error
 
 
-def log_of(data: pb.FlightData) -> str:
+def log_of(message: PutMessage) -> str:
     """Return the log that a batch is staged for.
 
     Raises:
         ConfigurationError: none is told beside it; InvalidLogNameError: of the log.
     """
     try:
-        told = msgspec.json.decode(data.app_metadata, type=Staged)
+        told = msgspec.json.decode(message.told.app_metadata, type=Staged)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigurationError(
             f'what goes beside a batch that is staged: {error}; expected JSON like {{"log": '
@@ -137,8 +204,8 @@ class PutDecoder:
         ConfigurationError: the first message has none, or one that a stream cannot have.
     """
 
-    def __init__(self, first: pb.FlightData) -> None:
-        message = _message_of(first, "schema")
+    def __init__(self, first: PutMessage) -> None:
+        message = _arrow_of(first, "schema")
         try:
             self.schema: pa.Schema = pa.ipc.read_schema(message)
             names = self.schema.names  # which are bytes until they are asked for
@@ -149,17 +216,17 @@ class PutDecoder:
                 if why := _problem_of(each):
                     raise ConfigurationError(f"column {name!r}: {why}")
 
-    def decode(self, data: pb.FlightData) -> pa.RecordBatch:
+    def decode(self, message: PutMessage) -> pa.RecordBatch:
         """Return the batch of a message.
 
         Raises:
             ConfigurationError: it has none that is whole.
         """
-        message = _message_of(data, "record batch")
-        if _is_compressed(data.data_header):
+        arrow = _arrow_of(message, "record batch")
+        if _is_compressed(message.told.data_header):
             raise ConfigurationError("the batch's buffers are compressed: send them as they are")
         try:
-            batch = pa.ipc.read_record_batch(message, self.schema)
+            batch = pa.ipc.read_record_batch(arrow, self.schema)
             if batch.num_rows <= ROWS_MAX:
                 batch.validate(full=True)
         except _UNREADABLE as error:
@@ -169,24 +236,25 @@ class PutDecoder:
         return batch
 
 
-def _message_of(data: pb.FlightData, kind: str) -> pa.ipc.Message:
+def _arrow_of(message: PutMessage, kind: str) -> pa.ipc.Message:
     """Return the Arrow message of this kind that a message of Flight carries in two parts."""
-    header, body = data.data_header, data.data_body
+    header, body = message.told.data_header, message.body
     if not header:
         raise ConfigurationError(f"a message without an Arrow message, expected a {kind}")
     padding = -(_PREFIX.size + len(header)) % _ALIGNMENT
     prefix = _PREFIX.pack(_MARK, len(header) + padding)
     try:
-        message = pa.ipc.read_message(b"".join((prefix, header, bytes(padding), body)))
+        # This copy is needed: bodies may be anywhere in messages, and Arrow's are aligned.
+        arrow = pa.ipc.read_message(b"".join((prefix, header, bytes(padding), body)))
     except _UNREADABLE as error:
         raise ConfigurationError(f"an Arrow message does not parse: {error}") from error
-    if message.type != kind:
-        raise ConfigurationError(f"an Arrow message of kind {message.type}, expected a {kind}")
-    if (message.body.size if message.body is not None else 0) != len(body):
+    if arrow.type != kind:
+        raise ConfigurationError(f"an Arrow message of kind {arrow.type}, expected a {kind}")
+    if (arrow.body.size if arrow.body is not None else 0) != len(body):
         raise ConfigurationError(
-            f"a {kind} says that its body has {message.body.size} bytes, it came with {len(body)}"
+            f"a {kind} says that its body has {arrow.body.size} bytes, it came with {len(body)}"
         )
-    return message
+    return arrow
 
 
 def _is_compressed(header: bytes) -> bool:

@@ -28,7 +28,13 @@ from dlcore.ids import DLSN
 from dlcore.log.writing.producers import Mark
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.flight.calls import principal_of, send
-from dlcore.proxy.flight.put import PutDecoder, StagingTarget, parse_target, sequence_of
+from dlcore.proxy.flight.put import (
+    PutDecoder,
+    PutMessage,
+    StagingTarget,
+    parse_target,
+    sequence_of,
+)
 from dlcore.proxy.writing.acks import Ack, StreamAcks
 from dlcore.proxy.writing.budget import ByteBudget
 from dlcore.proxy.writing.rates import Rate, Rates
@@ -48,7 +54,7 @@ if TYPE_CHECKING:
 
 _PARTING_S = 1.0
 
-Context: TypeAlias = "grpc.aio.ServicerContext[pb.FlightData, pb.PutResult]"
+Context: TypeAlias = "grpc.aio.ServicerContext[bytes, pb.PutResult]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +95,7 @@ class PutService:
         first = await _read(context)
         if first is None:
             return
-        target = parse_target(first.flight_descriptor)
+        target = parse_target(first.told.flight_descriptor)
         if isinstance(target, StagingTarget):
             await self._stagings.serve(context, first, target, self._rates)
             return
@@ -203,33 +209,35 @@ class _Stream:
         log = self._log
         while True:
             await self._wait_for_room()
-            data = await _read(self._context)
-            if data is None:
+            message = await _read(self._context)
+            if message is None:
                 return
             if log.ending is not None:
                 self._has_dropped = True
                 continue
-            batch = decoder.decode(data)
+            batch = decoder.decode(message)
             if not batch.num_rows:
                 continue
-            mark = self._mark_of(data, batch.num_rows)
+            mark = self._mark_of(message, batch.num_rows)
             if self._condition is not None and await _read(self._context) is not None:
                 raise ConfigurationError(
                     "what is written all or none comes in one message, and this is another one"
                 )
-            await self._wait_for_rate(batch.num_rows, len(data.data_body))
+            size_bytes = len(message.body)
+            if self._rates.is_limited:
+                await self._wait_for_rate(batch.num_rows, size_bytes)
             try:
-                await self._accept(batch, len(data.data_body), mark)
+                await self._accept(batch, size_bytes, mark)
             except DLError as error:
                 if error is not self._log.ending:
                     raise
                 self._has_dropped = True
 
-    def _mark_of(self, data: pb.FlightData, count: int) -> Mark | None:
+    def _mark_of(self, message: PutMessage, count: int) -> Mark | None:
         """Return the sequences of a batch, which follow those of the batch before."""
         if self._claim is None:
             return None
-        told = sequence_of(data)
+        told = sequence_of(message)
         if told is not None and told != self._sequence and self._has_numbered:
             raise SequenceGapError(
                 f"producer {self._claim.name!r}: sequence {told} does not follow in this stream, "
@@ -333,10 +341,10 @@ def _text(dlsn: DLSN | None) -> str | None:
     return None if dlsn is None else str(dlsn)
 
 
-async def _read(context: Context) -> pb.FlightData | None:
+async def _read(context: Context) -> PutMessage | None:
     """Return the next message; None if the client has sent all."""
-    message: Any = await context.read()
-    return message if isinstance(message, pb.FlightData) else None
+    data: Any = await context.read()
+    return PutMessage.parse(data) if isinstance(data, bytes) else None
 
 
 async def _send(context: Context, **message: object) -> None:

@@ -159,6 +159,11 @@ class StreamRates:
         self._own = own
         self._shared = shared
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is a limit."""
+        return bool(self._own or self._shared)
+
     def take(self, records: int, size_bytes: int, *, now_s: float) -> float:
         """Take for a batch; return how many seconds it has to wait first.
 

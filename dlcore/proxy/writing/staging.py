@@ -18,7 +18,7 @@ import msgspec
 from dlcore.errors import DLError, OverCapacityError
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.flight.calls import principal_of, send
-from dlcore.proxy.flight.put import PutDecoder, log_of
+from dlcore.proxy.flight.put import PutDecoder, PutMessage, log_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
@@ -62,7 +62,7 @@ class Stagings:
         self._clock = asyncio.get_running_loop().time
 
     async def serve(
-        self, context: Context, first: pb.FlightData, target: StagingTarget, rates: Rates
+        self, context: Context, first: PutMessage, target: StagingTarget, rates: Rates
     ) -> None:
         """Serve one stream to its end.
 
@@ -75,11 +75,11 @@ class Stagings:
             async with self._lend(target) as writer:
                 await _send(context, ready={"staging": target.staging})
                 try:
-                    while (data := await _read(context)) is not None:
-                        batch, log = decoder.decode(data), log_of(data)
+                    while (message := await _read(context)) is not None:
+                        batch, log = decoder.decode(message), log_of(message)
                         if log not in limits:
                             limits[log] = rates.join(log, principal_of(context))
-                        records, size_bytes = batch.num_rows, len(data.data_body)
+                        records, size_bytes = batch.num_rows, len(message.body)
                         now_s = self._clock()
                         await asyncio.sleep(limits[log].take(records, size_bytes, now_s=now_s))
                         await _to_its_end(writer.write_batch(log, batch))
@@ -152,16 +152,16 @@ async def _close_quietly(writer: StagingWriter, *, delete: bool = False) -> None
         logger.info("%r: what it leaves is settled with other leftovers: %s", writer, error)
 
 
-async def _read(context: Context) -> pb.FlightData | None:
+async def _read(context: Context) -> PutMessage | None:
     try:
         async with asyncio.timeout(SILENCE_S):
-            message: Any = await context.read()
+            data: Any = await context.read()
     except TimeoutError as error:
         raise OverCapacityError(
             f"a stream that stages sent nothing for {SILENCE_S:g} s, and others wait for its turn: "
             "stage again, and send what is there at once"
         ) from error
-    return message if isinstance(message, pb.FlightData) else None
+    return PutMessage.parse(data) if isinstance(data, bytes) else None
 
 
 async def _part(context: Context) -> None:

@@ -7,21 +7,36 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from google.protobuf.message import DecodeError
 
 from dlcore.errors import ConfigurationError, InvalidLogNameError
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.flight.put import (
     ROWS_MAX,
     PutDecoder,
+    PutMessage,
     PutTarget,
     StagingTarget,
     log_of,
     parse_schema,
     parse_target,
 )
-from tests.fixtures.served_proxies import data_of
+from tests.fixtures import served_proxies
 
 BATCH = pa.record_batch({"payload": [b"one", b"two", b""], "txid": [1, 2, 3]})
+
+
+def parsed(data: pb.FlightData) -> PutMessage:
+    """Return a message as a proxy takes it."""
+    return PutMessage.parse(data.SerializeToString())
+
+
+def data_of(buffer: pa.Buffer, **fields: Any) -> PutMessage:
+    """Return an Arrow message, with other fields than it has."""
+    data = served_proxies.data_of(buffer)
+    for name, value in fields.items():
+        setattr(data, name, value)
+    return parsed(data)
 
 
 def decoder_of(schema: pa.Schema) -> PutDecoder:
@@ -116,15 +131,6 @@ def test_rows_without_bytes_are_counted() -> None:
         decoder_of(schema).decode(data_of(batch.serialize()))
 
 
-def changed(data: pb.FlightData, **fields: Any) -> pb.FlightData:
-    """Return a message with other fields."""
-    copy = pb.FlightData()
-    copy.CopyFrom(data)
-    for name, value in fields.items():
-        setattr(copy, name, value)
-    return copy
-
-
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
@@ -136,9 +142,8 @@ def changed(data: pb.FlightData, **fields: Any) -> pb.FlightData:
 )
 def test_a_batch_that_is_not_whole_is_refused(fields: dict[str, bytes], problem: str) -> None:
     """Header and body must be each other's."""
-    data = changed(data_of(BATCH.serialize()), **fields)
     with pytest.raises(ConfigurationError, match=problem):
-        decoder_of(BATCH.schema).decode(data)
+        decoder_of(BATCH.schema).decode(data_of(BATCH.serialize(), **fields))
 
 
 def test_messages_of_another_kind_are_refused() -> None:
@@ -148,15 +153,15 @@ def test_messages_of_another_kind_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="kind record batch, expected a schema"):
         PutDecoder(data_of(BATCH.serialize()))
     with pytest.raises(ConfigurationError, match="expected a schema"):
-        PutDecoder(pb.FlightData(flight_descriptor=path("a")))
+        PutDecoder(parsed(pb.FlightData(flight_descriptor=path("a"))))
 
 
 def test_a_schema_that_does_not_parse_is_refused() -> None:
     """Names are text."""
-    data = data_of(BATCH.schema.serialize())
-    broken = changed(data, data_header=data.data_header.replace(b"payload", b"pay\xff\xfead"))
+    schema = BATCH.schema.serialize()
+    header = data_of(schema).told.data_header.replace(b"payload", b"pay\xff\xfead")
     with pytest.raises(ConfigurationError, match="the schema does not parse"):
-        PutDecoder(broken)
+        PutDecoder(data_of(schema, data_header=header))
 
 
 def test_a_schema_of_its_own_is_read_back() -> None:
@@ -168,22 +173,21 @@ def test_a_schema_of_its_own_is_read_back() -> None:
 
 def test_a_staged_batch_names_its_log() -> None:
     """Each for itself: one stream stages for many logs."""
-    data = data_of(BATCH.serialize())
-    assert log_of(changed(data, app_metadata=b'{"log": "/a/b"}')) == "a/b"
+    batch = BATCH.serialize()
+    assert log_of(data_of(batch, app_metadata=b'{"log": "/a/b"}')) == "a/b"
     for beside in (b"", b"\xff", b"{}", b'{"log": 3}'):
         with pytest.raises(ConfigurationError, match=r'expected JSON like \{"log": "clicks"\}'):
-            log_of(changed(data, app_metadata=beside))
+            log_of(data_of(batch, app_metadata=beside))
     with pytest.raises(InvalidLogNameError, match="reserved"):
-        log_of(changed(data, app_metadata=b'{"log": ".a"}'))
+        log_of(data_of(batch, app_metadata=b'{"log": ".a"}'))
 
 
 def test_offsets_that_lead_elsewhere_are_refused() -> None:
     """They would be followed without a look."""
-    data = data_of(BATCH.serialize())
-    body = bytearray(data.data_body)
+    body = bytearray(data_of(BATCH.serialize()).body)
     body[8:12] = (2**30).to_bytes(4, "little")  # the third of four offsets
     with pytest.raises(ConfigurationError, match="the batch does not parse"):
-        decoder_of(BATCH.schema).decode(changed(data, data_body=bytes(body)))
+        decoder_of(BATCH.schema).decode(data_of(BATCH.serialize(), data_body=bytes(body)))
 
 
 def test_random_damage_never_gets_through_as_another_error() -> None:
@@ -192,14 +196,84 @@ def test_random_damage_never_gets_through_as_another_error() -> None:
     schema, data = data_of(BATCH.schema.serialize()), data_of(BATCH.serialize())
     refused = 0
     for _ in range(3000):
-        parts = [bytearray(p) for p in (schema.data_header, data.data_header, data.data_body)]
+        parts = [bytearray(p) for p in (schema.told.data_header, data.told.data_header, data.body)]
         part = rng.choice(parts)
         for _ in range(rng.randrange(1, 4)):
             part[rng.randrange(len(part))] = rng.randrange(256)
         first, header, body = map(bytes, parts)
         try:
-            decoder = PutDecoder(pb.FlightData(data_header=first))
-            decoder.decode(pb.FlightData(data_header=header, data_body=body)).to_pylist()
+            decoder = PutDecoder(parsed(pb.FlightData(data_header=first)))
+            damaged = parsed(pb.FlightData(data_header=header, data_body=body))
+            decoder.decode(damaged).to_pylist()
         except ConfigurationError:
             refused += 1
     assert refused > 1000
+
+
+HEADER, BESIDE, BODY = b"\x12\x02hh", b"\x1a\x01{", b"\xc2\x3e\x03abc"
+"""Fields of FlightData as they travel."""
+
+
+@pytest.mark.parametrize(
+    ("data", "body"),
+    [
+        (HEADER + BESIDE + BODY, b"abc"),
+        (BODY + HEADER + BESIDE, b"abc"),
+        (HEADER + b"\xc2\x3e\x01x" + BESIDE + BODY, b"abc"),  # the last one counts
+        (HEADER + BESIDE, b""),
+        (b"\x20\x07" + HEADER + BESIDE + BODY, b"abc"),  # a number that nobody knows
+        (HEADER + BESIDE * 9 + BODY, b"abc"),
+        (b"\xc2\xbe\x80\x80\x00\x00" + HEADER + BESIDE, b""),  # a long way to say a thousand
+    ],
+)
+def test_a_message_is_what_the_protobuf_library_says_of_it(data: bytes, body: bytes) -> None:
+    """Wherever its body stands, and whatever stands beside it."""
+    message, whole = PutMessage.parse(data), pb.FlightData.FromString(data)
+    assert bytes(message.body) == whole.data_body == body
+    assert message.told.data_header == whole.data_header == b"hh"
+    assert message.told.app_metadata == whole.app_metadata == b"{"
+
+
+def test_a_body_that_comes_last_is_not_copied() -> None:
+    """It is a view into what came."""
+    data = HEADER + BODY
+    assert PutMessage.parse(data).body.obj is data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff" * 4_000_000,
+        b"\x12\xff\xff\xff\xff\x0f",
+        b"\xc2\x3e\x04abc",
+        b"\x12",
+        b"\x0a\x01x" + BODY,
+    ],
+)
+def test_what_is_no_message_is_refused(data: bytes) -> None:
+    """Soon, however long it is."""
+    with pytest.raises(ConfigurationError, match="a message is no FlightData"):
+        PutMessage.parse(data)
+
+
+def test_messages_cut_and_changed_at_random_are_taken_as_the_protobuf_library_takes_them() -> None:
+    """Either both refuse one, or both have the same fields."""
+    rng = random.Random(5)
+    whole = served_proxies.data_of(BATCH.serialize()).SerializeToString()
+    refused = 0
+    for _ in range(3000):
+        data = bytearray(whole[: rng.choice((len(whole), rng.randrange(len(whole))))])
+        for _ in range(rng.randrange(3)):
+            if data:
+                data[rng.randrange(min(len(data), 20))] = rng.randrange(256)
+        try:
+            expected = pb.FlightData.FromString(bytes(data))
+        except DecodeError:
+            refused += 1
+            with pytest.raises(ConfigurationError):
+                PutMessage.parse(bytes(data))
+            continue
+        message = PutMessage.parse(bytes(data))
+        assert bytes(message.body) == expected.data_body
+        assert message.told.data_header == expected.data_header
+    assert refused > 300
