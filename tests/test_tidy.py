@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -50,20 +51,40 @@ def sources() -> dict[str, str]:
     return found
 
 
+@dataclass(frozen=True)
+class Facts:
+    """What is asked of a file's syntax tree, which is too large to keep all of them."""
+
+    opening: str
+    long_functions: list[str]
+    imported: set[str]
+
+    @classmethod
+    def of(cls, name: str, tree: ast.Module) -> Facts:
+        """Walk it once."""
+        nodes = list(ast.walk(tree))
+        return cls(
+            opening=(ast.get_docstring(tree) or "").split("\n\n")[0].rstrip(),
+            long_functions=[
+                f"{name}:{node.lineno} {node.name} has {lines} lines"
+                for node in nodes
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+                if (lines := function_line_count(node)) > FUNCTION_LINES_MAX
+            ],
+            imported=set().union(*map(imported_modules, nodes)),
+        )
+
+
 @pytest.fixture(scope="module")
-def trees(sources: dict[str, str]) -> dict[str, ast.Module]:
-    """The syntax tree of every file by its name."""
-    return {name: ast.parse(source) for name, source in sources.items()}
+def facts(sources: dict[str, str]) -> dict[str, Facts]:
+    """The facts of every file by its name."""
+    return {name: Facts.of(name, ast.parse(source)) for name, source in sources.items()}
 
 
-def test_files_open_with_one_sentence(trees: dict[str, ast.Module]) -> None:
+def test_files_open_with_one_sentence(facts: dict[str, Facts]) -> None:
     """A module says first what lives in it."""
-    opened = {
-        name: (ast.get_docstring(tree) or "").split("\n\n")[0] for name, tree in trees.items()
-    }
-    assert not {
-        name: first for name, first in opened.items() if not first.rstrip().endswith((".", ":"))
-    }
+    opened = {name: each.opening for name, each in facts.items()}
+    assert not {name: first for name, first in opened.items() if not first.endswith((".", ":"))}
 
 
 def test_files_can_be_read_at_once(sources: dict[str, str]) -> None:
@@ -72,16 +93,9 @@ def test_files_can_be_read_at_once(sources: dict[str, str]) -> None:
     assert not {name: lines for name, lines in lengths.items() if lines > FILE_LINES_MAX}
 
 
-def test_functions_fit_on_a_screen(trees: dict[str, ast.Module]) -> None:
+def test_functions_fit_on_a_screen(facts: dict[str, Facts]) -> None:
     """Lines of a function count without its docstring."""
-    too_long = [
-        f"{name}:{node.lineno} {node.name} has {lines} lines"
-        for name, tree in trees.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        if (lines := function_line_count(node)) > FUNCTION_LINES_MAX
-    ]
-    assert not too_long
+    assert not [function for each in facts.values() for function in each.long_functions]
 
 
 def function_line_count(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -114,9 +128,9 @@ def test_every_room_has_a_subject() -> None:
     assert not nameless
 
 
-def test_no_module_is_dead(trees: dict[str, ast.Module]) -> None:
+def test_no_module_is_dead(facts: dict[str, Facts]) -> None:
     """Each module of a package is imported by another file, or is an entry point."""
-    imported = set[str]().union(*map(imported_modules, trees.values()))
+    imported = set[str]().union(*(each.imported for each in facts.values()))
     dead = []
     for path in hand_written_files():
         relative = path.relative_to(ROOT)
@@ -127,22 +141,19 @@ def test_no_module_is_dead(trees: dict[str, ast.Module]) -> None:
     assert not dead
 
 
-def imported_modules(tree: ast.Module) -> set[str]:
-    """Return every dotted name that an import in `tree` may mean."""
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Call) and is_import_module(node):
-            names |= {
-                arg.value
-                for arg in node.args
-                if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
-            }
-    return names
+def imported_modules(node: ast.AST) -> set[str]:
+    """Return every dotted name that `node` may mean, if it is an import."""
+    if isinstance(node, ast.Import):
+        return {alias.name for alias in node.names}
+    if isinstance(node, ast.ImportFrom) and node.module:
+        return {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    if isinstance(node, ast.Call) and is_import_module(node):
+        return {
+            argument.value
+            for argument in node.args
+            if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+        }
+    return set()
 
 
 def is_import_module(node: ast.Call) -> bool:
