@@ -110,6 +110,21 @@ def test_a_long_test_keeps_one_behind_it(start: Start) -> None:
     assert len(second.queue) > 2
 
 
+def test_a_worker_stays_in_a_file(start: Start) -> None:
+    """While there are tests of it; the last worker begins at the end, and who is done helps."""
+    tests = [f"tests/test_{number}.py::test[{each}]" for number in range(6) for each in range(20)]
+    scheduling, workers = start(tests, 3)
+    while able := [worker for worker in workers if worker.can_run]:
+        run_one(scheduling, min(able, key=lambda each: len(each.ran)), duration=5.0)
+    ran = [[tests[index].partition("::")[0][-4] for index in each.ran] for each in workers]
+    visited = [list(dict.fromkeys(files)) for files in ran]
+    assert [files[:2] for files in visited] == [["0", "2"], ["1", "3"], ["5", "4"]]
+    assert all(
+        files == sorted(files, key=visit.index) for files, visit in zip(ran, visited, strict=True)
+    )
+    assert {len(each.ran) for each in workers} == {40}
+
+
 def test_what_a_crashed_worker_had_runs_elsewhere(start: Start) -> None:
     """But for the test that crashed it; another worker then takes those with a session."""
     tests = names_of(10, 20)
