@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from uuid import uuid4
 
 import pyarrow as pa
 import pytest
 
+from dlcore.cli.app import run
 from dlcore.ids import DLSN
 from dlcore.sync import open_namespace
-from tests.fixtures.bookie_process import REPOSITORY
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.fixtures.proxies import ProxyProcess
 
 pytestmark = pytest.mark.integration
@@ -39,19 +39,28 @@ def log(namespace_uri: str) -> str:
     return name
 
 
-def dlog(*arguments: str, environment: dict[str, str], given: bytes = b"") -> tuple[int, str]:
-    """Run a command; return its status and all that it printed."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("DLOG_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "dlcore.cli", *arguments],
-        cwd=REPOSITORY,
-        env=kept | environment,
-        input=given,
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    return done.returncode, (done.stdout + done.stderr).decode()
+class Dlog(Protocol):
+    """Runs a command with these variables; returns its status and all that it printed."""
+
+    def __call__(self, *arguments: str, **variables: str) -> tuple[int, str]:
+        """Run it in this process."""
+
+
+@pytest.fixture
+def dlog(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Dlog:
+    """The command, which no other variable tells a namespace or an endpoint."""
+
+    def run_it(*arguments: str, **variables: str) -> tuple[int, str]:
+        with monkeypatch.context() as environment:
+            for name in [name for name in os.environ if name.startswith("DLOG_")]:
+                environment.delenv(name)
+            for name, value in variables.items():
+                environment.setenv(name, value)
+            capsys.readouterr()
+            code = run(arguments)
+        return code, "".join(capsys.readouterr())
+
+    return run_it
 
 
 @pytest.mark.parametrize(
@@ -72,52 +81,52 @@ def dlog(*arguments: str, environment: dict[str, str], given: bytes = b"") -> tu
     ],
 )
 def test_proxies_answer_as_bookies_do(
-    command: str, log: str, namespace_uri: str, proxy: ProxyProcess
+    command: str, log: str, dlog: Dlog, namespace_uri: str, proxy: ProxyProcess
 ) -> None:
     """To the letter."""
     arguments = ["log", *command.format(log=log).split()]
-    there = dlog(*arguments, environment={"DLOG_URI": namespace_uri})
+    there = dlog(*arguments, DLOG_URI=namespace_uri)
     assert there[0] == 0
-    assert dlog(*arguments, "--endpoint", proxy.location, environment={}) == there
+    assert dlog(*arguments, "--endpoint", proxy.location) == there
     assert there[1]
 
 
-def test_what_is_shown_and_what_is_not(log: str, namespace_uri: str, proxy: ProxyProcess) -> None:
+def test_what_is_shown_and_what_is_not(
+    log: str, dlog: Dlog, namespace_uri: str, proxy: ProxyProcess
+) -> None:
     """Of a log what proxies know; other commands say what they need, and which need it not."""
     endpoint = {"DLOG_ENDPOINT": proxy.location, "DLOG_URI": namespace_uri}
-    code, shown = dlog("log", "show", log, environment=endpoint)
+    code, shown = dlog("log", "show", log, **endpoint)
     assert code == 0
     assert "1:0:2" in shown
     assert "28" in shown
     for command in ("log space", f"log settings {log}", "bookie list", f"log dump {log} --entries"):
-        code, told = dlog(*command.split(), environment=endpoint)
+        code, told = dlog(*command.split(), **endpoint)
         assert code != 0
         assert "give --uri and no --endpoint" in told
-    code, told = dlog("log", "count", "no/such/log", environment=endpoint)
+    code, told = dlog("log", "count", "no/such/log", **endpoint)
     assert (code, "'no/such/log' does not exist" in told) == (1, True)
-    nowhere = dlog(
-        "log", "list", "--patience", "0.3", environment={"DLOG_ENDPOINT": "grpc://127.0.0.1:1"}
-    )
+    nowhere = dlog("log", "list", "--patience", "0.3", DLOG_ENDPOINT="grpc://127.0.0.1:1")
     assert nowhere[0] == 1
 
 
 @pytest.mark.parametrize("options", ["", "--txid line-number", "--framed", "--whole"])
 def test_records_are_written_through_proxies(
-    options: str, namespace_uri: str, proxy: ProxyProcess
+    options: str, dlog: Dlog, namespace_uri: str, proxy: ProxyProcess, tmp_path: Path
 ) -> None:
     """They are there as a writer with a way to bookies would have written them."""
     there, here = (f"remote/{uuid4().hex}" for _ in range(2))
     lines = b"one\ntwo\nthree\n"
-    given = len(lines).to_bytes(4, "big") + lines if "framed" in options else lines
+    given = tmp_path / "given"
+    given.write_bytes(len(lines).to_bytes(4, "big") + lines if "framed" in options else lines)
     with open_namespace(namespace_uri) as namespace:
         for name, environment in (
             (there, {"DLOG_URI": namespace_uri}),
             (here, {"DLOG_ENDPOINT": proxy.location}),
         ):
             namespace.create_log(name)
-            code, told = dlog(
-                *("log", "write", name, *options.split()), environment=environment, given=given
-            )
+            command = ("log", "write", name, "--file", str(given), *options.split())
+            code, told = dlog(*command, **environment)
             assert code == 0, told
             assert f"to log {name}, the last one at " in told
         tables = [namespace.open_log(name).read().to_arrow() for name in (there, here)]
