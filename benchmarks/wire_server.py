@@ -16,11 +16,11 @@ from unittest.mock import patch
 
 import uvloop
 
-from bookie import kept_memory
 from bookie.config import StorageConfig
 from bookie.disks.real import RealDisk
 from bookie.serving.service import BookieService
 from bookie.storage.ledger_storage import LedgerStorage
+from dlcore import kept_memory
 from dlcore.clock import SystemClock
 from dlcore.config import MIB
 from dlcore.ids import BookieId

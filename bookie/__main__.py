@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
-from bookie import kept_memory
 from bookie.server import BookieServer
 from bookie.server_config import BookieConfig, bookie_options
+from dlcore import kept_memory
 from dlcore.background import BackgroundTasks
 from dlcore.clock import SystemClock
 from dlcore.errors import ConfigurationError, DLError

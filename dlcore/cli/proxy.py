@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from dlcore import kept_memory
 from dlcore.cli.context import common_options, namespace_tls, namespace_uri, settings_below
 from dlcore.proxy.config import ProxyConfig, proxy_options
 
@@ -67,6 +68,7 @@ def run_proxy(**options: object) -> None:
     config = ProxyConfig(**(defaults | settings_below("proxy", proxy_options()) | by_hand))  # type: ignore[arg-type]
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger().setLevel(config.log_level.upper())
+    kept_memory.keep_what_is_freed()
     uvloop.run(_serve(namespace_uri(), config, namespace_tls()))
 
 

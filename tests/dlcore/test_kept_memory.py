@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bookie import kept_memory
+from dlcore import kept_memory
 
 if TYPE_CHECKING:
     import pytest
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 CYCLES = """
 import gc, weakref
-from bookie import kept_memory
+from dlcore import kept_memory
 
 class Node:
     pass
@@ -47,7 +47,7 @@ assert gc.callbacks.count(kept_memory._freeze_survivors) == 1
 MESSAGES = """
 import resource
 import numpy as np
-from bookie import kept_memory
+from dlcore import kept_memory
 
 {install}
 for _ in range(100):

@@ -1,8 +1,9 @@
-"""Settings of the C library and of Python for the memory of a bookie: it holds much, and for long.
+"""Settings of the C library and of Python for the memory of a server: it holds much, and for long.
 
 The C library gives back what is free at the heap's end beyond twice the largest block, and maps
 very large ones anew each time.  With messages of half a megabyte that is after each of them, and
-the kernel's work to hand out zeroed pages again is a third of the CPU of an add.
+the kernel's work to hand out zeroed pages again is a third of the CPU of a bookie's add, and a
+quarter of that of what a proxy sends to a reader.
 
 Python's full collection looks at every object that may be in a cycle, and nothing else runs
 meanwhile.  What a bookie holds for long (states of ledgers, indexes) is in no cycle and is freed by
