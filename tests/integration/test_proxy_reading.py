@@ -407,7 +407,7 @@ def test_a_follower_that_breaks_is_no_secret(
     for each in followers:
         each.wait_for(5)  # what was written before they follow would come from the bookies
 
-    def breaks(_: object) -> None:
+    def breaks(*_: object, **__: object) -> None:
         raise ValueError("a defect")
 
     with monkeypatch.context() as patched:

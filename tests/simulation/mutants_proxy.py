@@ -9,10 +9,9 @@ from unittest.mock import patch
 
 from dlcore.ids import DLSN
 from dlcore.log.writing.producers import Producers
-from dlcore.proxy.flight import sending
-from dlcore.proxy.reading import runs
 from dlcore.proxy.reading.following import FollowedLogs
 from dlcore.proxy.reading.ring import Ring, RingBudget, RingReader, Run
+from dlcore.proxy.reading.rows import RowView
 from dlcore.proxy.reading.runs import Fetched
 from dlcore.proxy.writing.acks import Ack, StreamAcks
 from dlcore.proxy.writing.budget import ByteBudget
@@ -22,13 +21,11 @@ from dlcore.proxy.writing.put import _Stream
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import AsyncIterator, Collection, Iterator
-
-    import pyarrow as pa
+    from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 
     from dlcore.log.manager import DistributedLogManager
+    from dlcore.log.reading.rows import StoredRows
     from dlcore.proxy.reading.following import FollowedLog
-    from dlcore.proxy.reading.rows import RowView
 
 _SOMEWHERE = DLSN(2**62, 0, 0)
 
@@ -235,12 +232,12 @@ def ranges_hold_what_is_behind_their_end() -> Iterator[None]:
 @contextlib.contextmanager
 def readers_are_told_to_go_on_at_the_next_segment() -> Iterator[None]:
     """The position beside a batch is beyond what the reader has."""
-    message = sending.batch_message
+    message = RowView.message
 
-    def beyond(batch: pa.RecordBatch, following: DLSN) -> bytes:
-        return message(batch, DLSN(following.lssn, following.entry_id + 1, 0))
+    def beyond(self: RowView, entries: Sequence[StoredRows], following: DLSN) -> bytes:
+        return message(self, entries, DLSN(following.lssn, following.entry_id + 1, 0))
 
-    with patch.object(runs, "batch_message", beyond):
+    with patch.object(RowView, "message", beyond):
         yield
 
 
@@ -249,9 +246,9 @@ def rings_join_runs_out_of_order() -> Iterator[None]:
     """Batches of entries that are sent together change places."""
     of = Fetched.of.__func__  # type: ignore[attr-defined]
 
-    def turned(cls: type[Fetched], taken: Any) -> Fetched:
-        found: Fetched = of(cls, taken)
-        return replace(found, batches=list(reversed(found.batches)))
+    def turned(cls: type[Fetched], *taken: Any) -> Fetched:
+        found: Fetched = of(cls, *taken)
+        return replace(found, rows=list(reversed(found.rows)))
 
     with patch.object(Fetched, "of", classmethod(turned)):
         yield

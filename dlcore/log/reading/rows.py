@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 from operator import length_hint
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dlcore.errors import SchemaMismatchError
 from dlcore.ids import DLSN
@@ -16,6 +16,24 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dlcore.records import EntryPlace, LogRecordWithDLSN
+
+
+class StoredRows(NamedTuple):
+    """Rows of one entry, with the columns that are stored, the first at `first_slot`."""
+
+    batch: pa.RecordBatch
+    place: EntryPlace
+    first_slot: int
+
+    @property
+    def position(self) -> DLSN:
+        """The position of the first of them."""
+        return DLSN(self.place.lssn, self.place.entry_id, self.first_slot)
+
+    def slice(self, first_row: int, count: int) -> StoredRows:
+        """Return some of them, `count` at most."""
+        rows = self.batch.slice(first_row, count)
+        return StoredRows(rows, self.place, self.first_slot + first_row)
 
 
 class EntryRows:
@@ -77,9 +95,14 @@ class EntryRows:
 
     def take_batch(self) -> pa.RecordBatch:
         """Take all that is left, with the columns that the log's batches have."""
+        batch, place, first_slot = self.take_stored()
+        return self._read(batch, place, first_slot=first_slot)
+
+    def take_stored(self) -> StoredRows:
+        """Take all that is left, with the columns that the entry has."""
         first_row = self._row_count - self.rows_left
         self.drop()
-        return self._read(self._slice(first_row), self.place, first_slot=first_row)
+        return StoredRows(self._slice(first_row), self.place, first_row)
 
     _read = staticmethod(read_batch)
 

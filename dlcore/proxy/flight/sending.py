@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pyarrow as pa
 
     from dlcore.ids import DLSN
+    from dlcore.proxy.flight.columns import Columns
+    from dlcore.wire.digest import BytesLike
 
 _HEADER = b"\x12"
 _APP_METADATA = b"\x1a"
@@ -43,16 +47,24 @@ def batch_message(batch: pa.RecordBatch, following: DLSN) -> bytes:
     return framed(batch.serialize(), Passed(str(following)).encode())
 
 
+def columns_message(columns: Columns, following: DLSN) -> bytes:
+    """Return likewise rows that are columns apart."""
+    return _joined(columns.header(), columns.body, Passed(str(following)).encode())
+
+
 def framed(arrow: pa.Buffer, app_metadata: bytes) -> bytes:
     """Return an Arrow message, and what goes beside it, as a message of Flight."""
     view = memoryview(arrow)
     body_at = _PREFIX_BYTES + int.from_bytes(view[4:8], "little")
-    header, body = view[_PREFIX_BYTES:body_at], view[body_at:]
-    parts: list[bytes | memoryview] = [_HEADER, _varint(len(header)), header]
+    return _joined(view[_PREFIX_BYTES:body_at], [view[body_at:]], app_metadata)
+
+
+def _joined(header: BytesLike, body: Sequence[BytesLike], app_metadata: bytes) -> bytes:
+    parts: list[BytesLike] = [_HEADER, _varint(len(header)), header]
     if app_metadata:
         parts += [_APP_METADATA, _varint(len(app_metadata)), app_metadata]
-    if len(body):
-        parts += [_BODY, _varint(len(body)), body]
+    if size_bytes := sum(map(len, body)):
+        parts += [_BODY, _varint(size_bytes), *body]
     return b"".join(parts)
 
 

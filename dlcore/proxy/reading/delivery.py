@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from dlcore.errors import AlreadyTruncatedError, EndOfStreamError
-from dlcore.proxy.reading.runs import fetched
+from dlcore.proxy.reading.runs import PART_BYTES, fetched
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -153,7 +153,7 @@ async def _messages(
                         f"log {reading.log.name!r}: the records before {end} were truncated while "
                         "they were read"
                     )
-                for each in fetched(rows):
+                for each in fetched(rows, log=reading.log.name, bytes_max=PART_BYTES):
                     message = each.part(reading.view, end)
                     position = each.end
                     if message is not None:

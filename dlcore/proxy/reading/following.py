@@ -83,7 +83,8 @@ class FollowedLog:
                 self._end = snapshot.end
                 self._tell()
                 while True:
-                    for each in fetched(await reader.take_rows()):
+                    taken = await reader.take_rows()
+                    for each in fetched(taken, log=self._log.name, bytes_max=RUN_BYTES):
                         for known in self._rings.values():
                             known.append(each)
                         self._end = each.end

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 
 from dlcore.errors import SchemaMismatchError
+from dlcore.log.entries.batches import numbers_of, typed_read_batch
 from dlcore.log.reading.ranges import RangeView
+from dlcore.proxy.flight.columns import Columns
+from dlcore.proxy.flight.sending import batch_message, columns_message
 from dlcore.schemas import byte_row_schema
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dlcore.ids import DLSN
+    from dlcore.log.reading.rows import StoredRows
     from dlcore.log.typed.schema import LogSchema
+    from dlcore.proxy.flight.columns import Ends
+    from dlcore.wire.digest import BytesLike
 
 
 class RowView:
@@ -45,29 +53,64 @@ class RowView:
                 )
         return pa.schema([rows.field(name) for name in names])
 
-    def of(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-        """Return the rows of batches, as a reader of the log returns them, in one."""
-        take = self._of_bytes if self._typed is None else self._typed.of
-        parts = [take(batch) for batch in batches]
-        if len(parts) == 1:
-            return parts[0]
+    def message(self, entries: Sequence[StoredRows], following: DLSN) -> bytes:
+        """Return the rows of entries, behind which a reader goes on at `following`."""
+        if self._typed is None:
+            return columns_message(self._columns_of(entries), following)
+        parts = [
+            self._typed.of(typed_read_batch(each.batch, each.place, first_slot=each.first_slot))
+            for each in entries
+        ]
         (joined,) = pa.Table.from_batches(parts).combine_chunks().to_batches()
-        return joined
+        return batch_message(joined, following)
 
-    def _of_bytes(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        arrays = [self._column(batch, name) for name in self.schema.names]
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+    def _columns_of(self, entries: Sequence[StoredRows]) -> Columns:
+        counts = [each.batch.num_rows for each in entries]
+        places = [_numbers_of(each) for each in entries]
+        lssn, entry_id, slot, sequence_id, timestamp = np.repeat(
+            np.array(places, np.int64).T, counts, axis=1
+        )
+        ahead = np.concatenate([np.arange(count, dtype=np.int64) for count in counts])
+        columns = Columns(sum(counts))
+        for name in self.schema.names:
+            match name:
+                case "log":
+                    text = self._log.encode()
+                    ends = np.arange(columns.row_count + 1, dtype=np.int32) * np.int32(len(text))
+                    columns.add_values(ends, [text * columns.row_count])
+                case "dlsn":
+                    columns.add_struct()
+                    for numbers in (lssn, entry_id, slot + ahead):
+                        columns.add_numbers(numbers)
+                case "txid":
+                    columns.add_numbers(
+                        np.concatenate([numbers_of(each.batch.column(0)) for each in entries])
+                    )
+                case "sequence_id":
+                    columns.add_numbers(sequence_id + ahead)
+                case "timestamp":
+                    columns.add_numbers(timestamp)
+                case _:
+                    columns.add_values(*_values_of([each.batch.column(1) for each in entries]))
+        return columns
 
-    def _column(self, batch: pa.RecordBatch, name: str) -> Any:
-        match name:
-            case "log":
-                return pa.repeat(pa.scalar(self._log), batch.num_rows)
-            case "dlsn":
-                fields = list(self.schema.field(name).type)
-                return pa.StructArray.from_arrays(batch.columns[:3], fields=fields)
-            case "timestamp":
-                return batch.column(name).cast(self.schema.field(name).type)
-            case "value":
-                return batch.column("payload")
-            case _:
-                return batch.column(name)
+
+def _numbers_of(rows: StoredRows) -> tuple[int, int, int, int, int]:
+    """Return what is known of the first of an entry's rows."""
+    place, slot = rows.place, rows.first_slot
+    sequence_id = place.sequence_id + slot
+    return place.lssn, place.entry_id, slot, sequence_id, place.timestamp_ms * 1000
+
+
+def _values_of(arrays: Sequence[pa.Array]) -> tuple[Ends, list[BytesLike]]:
+    """Return where each value of arrays ends in what holds all of them, and that, in parts."""
+    parts: list[BytesLike] = []
+    ends = [np.zeros(1, np.int32)]
+    size_bytes = 0
+    for array in arrays:
+        _, offsets, values = array.buffers()
+        first = np.frombuffer(offsets, np.int32, len(array) + 1, array.offset * 4)
+        parts.append(memoryview(values)[first[0] : first[-1]])
+        ends.append(first[1:] + np.int32(size_bytes - int(first[0])))
+        size_bytes += len(parts[-1])
+    return np.concatenate(ends), parts

@@ -5,39 +5,41 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dlcore.proxy.flight.sending import batch_message
+from dlcore.ids import DLSN
 from dlcore.proxy.reading.ring import Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    import pyarrow as pa
-
-    from dlcore.ids import DLSN
-    from dlcore.log.reading.rows import EntryRows
+    from dlcore.log.reading.rows import EntryRows, StoredRows
     from dlcore.proxy.reading.rows import RowView
 
 RUN_BYTES = 256 * 1024
-"""Entries are put together up to so much: what a message costs is then little beside its bytes."""
+"""Entries that are kept are put together up to so much."""
+PART_BYTES = 1280 * 1024
+"""Likewise those that are sent to one reader: two entries of the size that writers give them, and
+little more.  What a message costs is then nothing beside its bytes."""
+CUT_BYTES = 2 * 1024 * 1024
+"""An entry that would make a larger message is cut: most clients take 4 MiB, by gRPC's default."""
+_ROW_BYTES = 64
+"""What a row takes in a message beside its own columns and the log's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Entries of a log that follow each other, in order, with the batches of their records."""
+    """Records of a log that follow each other, in order: entries, or a part of one."""
 
     start: DLSN
     end: DLSN
     firsts: tuple[tuple[DLSN, int], ...]
-    batches: Sequence[pa.RecordBatch]
+    rows: Sequence[StoredRows]
     size_bytes: int
 
     @classmethod
-    def of(cls, taken: Sequence[EntryRows]) -> Fetched:
-        """Take what entries hold."""
-        firsts = tuple((rows.position, rows.rows_left) for rows in taken)
-        batches = [rows.take_batch() for rows in taken]
-        size_bytes = sum(rows.size_bytes for rows in taken)
-        return cls(firsts[0][0], taken[-1].place.end, firsts, batches, size_bytes)
+    def of(cls, rows: Sequence[StoredRows], end: DLSN, size_bytes: int) -> Fetched:
+        """Take what entries hold, up to `end`."""
+        firsts = tuple((each.position, int(each.batch.num_rows)) for each in rows)
+        return cls(firsts[0][0], end, firsts, rows, size_bytes)
 
     def followed_by(self, later: Fetched) -> Fetched:
         """Return both together."""
@@ -45,32 +47,56 @@ class Fetched:
             self.start,
             later.end,
             (*self.firsts, *later.firsts),
-            (*self.batches, *later.batches),
+            (*self.rows, *later.rows),
             self.size_bytes + later.size_bytes,
         )
 
     def run(self, view: RowView) -> Run:
         """Return it with the columns of a view."""
-        data = batch_message(view.of(self.batches), self.end)
+        data = view.message(self.rows, self.end)
         return Run(self.start, self.end, self.firsts, data, len(data))
 
     def part(self, view: RowView, end: DLSN) -> bytes | None:
         """Return a message with what lies before `end`; None if that is nothing."""
-        batch = view.of(self.batches)
-        if end < self.end:
-            batch = batch.slice(0, Run(self.start, self.end, self.firsts, None, 0).rows_before(end))
-        return batch_message(batch, min(end, self.end)) if batch.num_rows else None
+        if end >= self.end:
+            return view.message(self.rows, self.end)
+        left = Run(self.start, self.end, self.firsts, None, 0).rows_before(end)
+        wanted = []
+        for rows in self.rows:
+            if left > 0:
+                wanted.append(rows.slice(0, left))
+            left -= rows.batch.num_rows
+        return view.message(wanted, end) if wanted else None
 
 
-def fetched(taken: Iterable[EntryRows]) -> Iterator[Fetched]:
-    """Yield entries that were taken from a reader, those that are small together."""
-    together: list[EntryRows] = []
-    size_bytes = 0
-    for rows in taken:
-        if together and size_bytes + rows.size_bytes > RUN_BYTES:
-            yield Fetched.of(together)
-            together, size_bytes = [], 0
-        together.append(rows)
-        size_bytes += rows.size_bytes
+def fetched(taken: Iterable[EntryRows], *, log: str, bytes_max: int) -> Iterator[Fetched]:
+    """Yield entries that were taken from a reader of a log, those that are small together."""
+    together: list[StoredRows] = []
+    end, size_bytes = DLSN.INITIAL, 0
+    for entry in taken:
+        for rows, rows_end, rows_bytes in _cut(entry, _ROW_BYTES + len(log)):
+            if together and size_bytes + rows_bytes > bytes_max:
+                yield Fetched.of(together, end, size_bytes)
+                together, size_bytes = [], 0
+            together.append(rows)
+            end = rows_end
+            size_bytes += rows_bytes
     if together:
-        yield Fetched.of(together)
+        yield Fetched.of(together, end, size_bytes)
+
+
+def _cut(entry: EntryRows, row_bytes: int) -> Iterator[tuple[StoredRows, DLSN, int]]:
+    """Yield the rows of an entry, where they end, and about how many bytes a message has of them.
+
+    They are as they are in memory: entries may be compressed, which messages are not.
+    """
+    rows = entry.take_stored()
+    count = rows.batch.num_rows
+    size_bytes = rows.batch.nbytes + count * row_bytes
+    part_count = -(-size_bytes // CUT_BYTES)
+    step = -(-count // part_count)
+    for first in range(0, count, step):
+        part = rows.slice(first, step)
+        following = rows.slice(first + step, 0)
+        is_last = first + step >= count
+        yield part, entry.place.end if is_last else following.position, size_bytes // part_count

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dlcore.proxy.reading.delivery import Send
     from dlcore.proxy.reading.tickets import Wanted
 
-READ_AHEAD_BYTES = MIB
+READ_AHEAD_BYTES = 2 * MIB
 """Of a reader that is caught up; of one that follows a log likewise."""
 _ENDLESS = DLSN(2**63 - 1, 0, 0)
 

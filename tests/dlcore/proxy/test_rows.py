@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, strategies as st
 
 from dlcore.errors import SchemaMismatchError
-from dlcore.log.entries.batches import batch_of, read_batch, typed_read_batch
+from dlcore.ids import DLSN
+from dlcore.log.entries.batches import batch_of
+from dlcore.log.reading.rows import StoredRows
 from dlcore.log.typed.arrow import columns_of
 from dlcore.log.typed.schema import LogSchema
+from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.reading.rows import RowView
 from dlcore.records import EntryPlace
+from tests.dlcore.proxy.test_sending import arrow_message
 
 PLACES = [EntryPlace(2, 0, 40, 40, 5), EntryPlace(2, 1, 42, 40, 7)]
 
 
+def rows_of(view: RowView, entries: list[StoredRows]) -> list[dict[str, Any]]:
+    """Return what a message with these entries holds, read back by Arrow."""
+    data = pb.FlightData.FromString(view.message(entries, DLSN(2, 7, 0)))
+    assert data.app_metadata == b'{"next":"2:7:0"}'
+    batch = pa.ipc.read_record_batch(arrow_message(data), view.schema)
+    batch.validate(full=True)
+    rows: list[dict[str, Any]] = batch.to_pylist()
+    return rows
+
+
 def test_rows_of_bytes() -> None:
     """All columns, of two entries together; or some, in the order asked for."""
-    batches = [read_batch(batch_of([1, 2], [b"a", b"b"]), p, first_slot=0) for p in PLACES]
-    assert RowView("a/b", None, None).of(batches).to_pylist() == [
+    entries = [StoredRows(batch_of([1, 2], [b"a", b"b"]), place, 0) for place in PLACES]
+    assert rows_of(RowView("a/b", None, None), entries) == [
         {
             "log": "a/b",
             "dlsn": {"lssn": 2, "entry": entry, "slot": slot},
@@ -32,8 +48,25 @@ def test_rows_of_bytes() -> None:
         for entry in range(2)
         for slot in range(2)
     ]
-    some = RowView("a/b", None, ["value", "log"]).of(batches[:1])
-    assert some.to_pylist() == [{"value": b"a", "log": "a/b"}, {"value": b"b", "log": "a/b"}]
+    some = rows_of(RowView("a/b", None, ["value", "log"]), [entries[0].slice(1, 1)])
+    assert some == [{"value": b"b", "log": "a/b"}]
+
+
+@given(st.lists(st.lists(st.binary(max_size=20), min_size=1), min_size=1, max_size=4), st.data())
+def test_any_rows_of_bytes(entries: list[list[bytes]], data: st.DataObject) -> None:
+    """Whatever their payloads, of parts of entries likewise, also of such without a byte."""
+    stored, expected = [], []
+    for number, payloads in enumerate(entries):
+        first = data.draw(st.integers(0, len(payloads) - 1))
+        count = data.draw(st.integers(1, len(payloads) - first))
+        place = EntryPlace(1, number, 0, 0, 0)
+        whole = StoredRows(batch_of(range(len(payloads)), payloads), place, 0)
+        stored.append(whole.slice(first, count))
+        expected += [
+            {"dlsn": {"lssn": 1, "entry": number, "slot": slot}, "txid": slot, "value": value}
+            for slot, value in enumerate(payloads[first : first + count], first)
+        ]
+    assert rows_of(RowView("a", None, ["dlsn", "txid", "value"]), stored) == expected
 
 
 def test_rows_of_a_typed_log() -> None:
@@ -41,13 +74,13 @@ def test_rows_of_a_typed_log() -> None:
     columns = pa.schema([("city", pa.string())])
     schema = LogSchema.first(columns_of(columns))
     rows = pa.record_batch([pa.array([3]), pa.array(["x"]), pa.array([1])], ["txid", "city", "new"])
-    batches = [typed_read_batch(rows, place, first_slot=4) for place in PLACES]
+    entries = [StoredRows(rows, place, 4) for place in PLACES]
     whole = RowView("a", schema, None)
     assert whole.schema.equals(columns)
-    assert whole.of(batches).to_pylist() == [{"city": "x"}, {"city": "x"}]
-    named = RowView("a", schema, ["_log", "_dlsn", "city"]).of(batches[1:])
+    assert rows_of(whole, entries) == [{"city": "x"}, {"city": "x"}]
+    named = rows_of(RowView("a", schema, ["_log", "_dlsn", "city"]), entries[1:])
     dlsn = {"lssn": 2, "entry": 1, "slot": 4}
-    assert named.to_pylist() == [{"_log": "a", "_dlsn": dlsn, "city": "x"}]
+    assert named == [{"_log": "a", "_dlsn": dlsn, "city": "x"}]
 
 
 @pytest.mark.parametrize("columns", [["speed"], ["txid", "txid"], ["payload"]])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-
 import pyarrow as pa
 import pytest
 
@@ -12,41 +10,66 @@ from dlcore.log.entries.batches import batch_of
 from dlcore.log.reading.rows import EntryRows
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.reading.rows import RowView
-from dlcore.proxy.reading.runs import RUN_BYTES, Fetched, fetched
+from dlcore.proxy.reading.runs import CUT_BYTES, RUN_BYTES, Fetched, fetched
 from dlcore.records import EntryPlace
+from tests.dlcore.proxy.test_sending import arrow_message
 
 VIEW = RowView("a", None, ["dlsn", "value"])
 
 
-def entry(entry_id: int, rows: int, *, first_row: int = 0, size: int = 100) -> EntryRows:
-    """Return an entry as a reader gives it."""
-    batch = batch_of(range(rows), [b"%d:%d" % (entry_id, slot) for slot in range(rows)])
-    return EntryRows(batch, EntryPlace(1, entry_id, 0, 0, 5), first_row, size_bytes=size)
+def entry(entry_id: int, rows: int, *, first_row: int = 0, size: int = 0) -> EntryRows:
+    """Return an entry as a reader gives it, whose payloads have at least this size."""
+    payloads = [(b"%d:%d" % (entry_id, slot)).ljust(size) for slot in range(rows)]
+    place = EntryPlace(1, entry_id, 0, 0, 5)
+    return EntryRows(batch_of(range(rows), payloads), place, first_row, size_bytes=rows * size)
 
 
 def values(message: bytes | None) -> list[bytes]:
     """Return the records of a message, which are where they say."""
     assert message is not None
     data = pb.FlightData.FromString(message)
-    buffer = struct.pack("<iI", -1, len(data.data_header)) + data.data_header + data.data_body
-    rows = pa.ipc.read_record_batch(pa.py_buffer(buffer), VIEW.schema).to_pylist()
-    for row in rows:
-        assert row["value"] == b"%d:%d" % (row["dlsn"]["entry"], row["dlsn"]["slot"])
-    return [row["value"] for row in rows]
+    rows = pa.ipc.read_record_batch(arrow_message(data), VIEW.schema).to_pylist()
+    found = [bytes(row["value"]).rstrip() for row in rows]
+    assert found == [b"%d:%d" % (row["dlsn"]["entry"], row["dlsn"]["slot"]) for row in rows]
+    return found
+
+
+def together(entries: list[EntryRows], bytes_max: int = RUN_BYTES) -> list[Fetched]:
+    """Return entries of the log as they go together."""
+    return list(fetched(entries, log="a", bytes_max=bytes_max))
 
 
 def test_small_entries_go_together() -> None:
     """A large one is a run of its own."""
-    sizes = [RUN_BYTES // 2, RUN_BYTES // 2, 10, RUN_BYTES * 2, 10, 10]
-    runs = list(fetched(entry(number, 2, size=size) for number, size in enumerate(sizes)))
+    sizes = [RUN_BYTES // 5, RUN_BYTES // 5, RUN_BYTES // 5, RUN_BYTES, 10, 10]
+    runs = together([entry(number, 2, size=size) for number, size in enumerate(sizes)])
     assert [len(run.firsts) for run in runs] == [2, 1, 1, 2]
     assert [run.start for run in runs[1:]] == [run.end for run in runs[:-1]]
-    assert list(fetched([])) == []
+    assert together([]) == []
+
+
+def test_an_entry_of_many_small_records_is_cut() -> None:
+    """What is known of records counts: none of the messages is above what clients take."""
+    rows = 5 * CUT_BYTES // 200
+    for first_row in (0, 7):
+        parts = together([entry(3, rows, first_row=first_row), entry(4, 1)], 2 * CUT_BYTES)
+        got = [each.part(VIEW, DLSN(1, 5, 0)) for each in parts]
+        assert max(len(each or b"") for each in got) <= CUT_BYTES
+        assert [each for message in got for each in values(message)] == [
+            *(b"3:%d" % slot for slot in range(first_row, rows)),
+            b"4:0",
+        ]
+        assert [each.start for each in parts] == [
+            DLSN(1, 3, first_row),
+            *(each.end for each in parts[:-1]),
+        ]
+        assert parts[-1].end == DLSN(1, 5, 0)
 
 
 def test_a_run_says_where_its_records_are() -> None:
     """Also the first one, of which some were not wanted."""
-    run = Fetched.of([entry(3, 4, first_row=2), entry(4, 1)]).run(VIEW)
+    (whole,) = together([entry(3, 4, first_row=2), entry(4, 1)])
+    run = whole.run(VIEW)
     assert (run.start, run.end, run.row_count) == (DLSN(1, 3, 2), DLSN(1, 5, 0), 3)
     assert values(run.data) == [b"3:2", b"3:3", b"4:0"]
     assert run.size_bytes == len(run.data)
@@ -60,7 +83,8 @@ def test_a_run_says_where_its_records_are() -> None:
 )
 def test_a_part_ends_where_its_range_does(end: tuple[int, int, int], wanted: int) -> None:
     """Nothing of what follows, and no message without records."""
-    part = Fetched.of([entry(3, 4, first_row=2), entry(4, 1)]).part(VIEW, DLSN(*end))
+    (whole,) = together([entry(3, 4, first_row=2), entry(4, 1)])
+    part = whole.part(VIEW, DLSN(*end))
     if not wanted:
         assert part is None
         return
