@@ -417,6 +417,7 @@ class LogAppender(Generic[_Ticket]):
                 entry_id=run.entry_count,
                 size_bytes=group.size_bytes,
                 now_ms=now_ms,
+                is_last=self.is_closing and not self._transmitter.has_sealed,
             )
         return run.encode(group, now_ms=now_ms, options=self._options, stamp=stamp)
 

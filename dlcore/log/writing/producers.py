@@ -14,8 +14,9 @@ is; only what is durable is ever acknowledged.  What comes after a gap is an err
 sequence is expected.
 
 The state is in the log.  Entries say whose records they hold; the first entry of a segment, and
-further ones as it grows, have a snapshot of all producers.  A new owner reads the last segment that
-was stamped, from its newest snapshot on, before it looks at any request (`restore`).
+further ones as it grows, have a snapshot of all producers, as has the last one of an owner that
+closes the log under load.  A new owner reads the last segment that was stamped, from its newest
+snapshot on, before it looks at any request (`restore`).
 
 A claim that was granted and with which nothing was written is in no log.  Whoever owns the log next
 believes it if nothing was written since it was granted: if it begins right behind the last record.
@@ -284,28 +285,41 @@ class Producers(Generic[_Ticket]):
     # The log
 
     def stamp(
-        self, rows: Sequence[MarkedRows], *, lssn: int, entry_id: int, size_bytes: int, now_ms: int
+        self,
+        rows: Sequence[MarkedRows],
+        *,
+        lssn: int,
+        entry_id: int,
+        size_bytes: int,
+        now_ms: int,
+        is_last: bool = False,
     ) -> bytes:
-        """Return the stamp of the next entry of the log, which holds these rows; b"" for none."""
+        """Return the stamp of the next entry of the log, which holds these rows; b"" for none.
+
+        `is_last`: of this owner, the next one of the log is about to read it.
+        """
         if lssn != self._segment:
             self._segment = lssn
             self.has_stamped = False
         if not (self.has_stamped or self._known):
             return b""
-        snapshot = self._snapshot_of(entry_id, now_ms) if self._is_due(entry_id) else None
+        is_due = self._is_due(entry_id, is_last=is_last)
+        snapshot = self._snapshot_of(entry_id, now_ms) if is_due else None
         claims, runs = self._add_rows(rows, lssn, entry_id)
         stamp = Stamp(self._snapshot, snapshot, tuple(claims), tuple(runs)).encode()
         self._bytes_since += size_bytes + len(stamp)
         return stamp
 
-    def _is_due(self, entry_id: int) -> bool:
+    def _is_due(self, entry_id: int, *, is_last: bool) -> bool:
         if not self.has_stamped:
             return True
+        snapshot_bytes = (_ROW_BYTES + PRODUCER_NAME_BYTES_MAX) * len(self._known)
+        if is_last:
+            return self._bytes_since >= snapshot_bytes  # which the next owner would read
         is_much = (
             self._bytes_since >= _SNAPSHOT_BYTES or entry_id - self._snapshot >= _SNAPSHOT_ENTRIES
         )
-        row_bytes = _ROW_BYTES + PRODUCER_NAME_BYTES_MAX
-        return is_much and self._bytes_since >= _SNAPSHOT_SHARE * row_bytes * len(self._known)
+        return is_much and self._bytes_since >= _SNAPSHOT_SHARE * snapshot_bytes
 
     def _snapshot_of(self, entry_id: int, now_ms: int) -> tuple[ProducerRow, ...]:
         self._forget_old(now_ms)

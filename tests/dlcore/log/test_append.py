@@ -22,10 +22,12 @@ from dlcore.errors import (
 )
 from dlcore.ids import DLSN
 from dlcore.log.entries.batches import batch_of
+from dlcore.log.entries.body import decode_entry_header, stamp_of
+from dlcore.log.entries.stamp import decode_stamp
 from dlcore.log.metadata.changes import plan_complete, plan_truncate
 from dlcore.log.metadata.values import LogHead, VersionedHead
 from dlcore.log.writing.append import LogAppender
-from dlcore.log.writing.producers import Producers
+from dlcore.log.writing.producers import Mark, Producers
 from dlcore.log.writing.steps import (
     Acknowledge,
     CloseLedger,
@@ -458,6 +460,34 @@ def test_producers_that_others_changed_end_an_idle_writer_of_theirs() -> None:
     idle.head_changed(theirs)
     assert isinstance(idle.error, OwnershipAcquireFailedError)
     assert idle.at == EMPTY
+
+
+@pytest.mark.parametrize("ending", [Ending.CLOSE, Ending.ASIDE])
+def test_the_last_entry_before_a_close_lists_the_producers(ending: Ending) -> None:
+    """Another owner is to read it; a writer that only steps aside knows them."""
+    producers: Producers[str] = Producers()
+    machine = LogAppender[str](EMPTY, SMALL, producers=producers)
+    claim = producers.grant("meter", bytes(8), now_ms=0)
+
+    def add(sequence: int) -> None:
+        mark = Mark(claim, sequence)
+        machine.add_batch(batch_of([1], [bytes(150)]), "a", mark=mark)
+        producers.accepted(mark, 1, "a", now_ms=0)
+
+    def listed() -> list[int] | None:
+        body = b"".join(machine.next_entry(now_ms=0) or [])
+        rows = decode_stamp(stamp_of(body, decode_entry_header(body))).rows
+        return None if rows is None else [row.last for row in rows]
+
+    add(0)
+    started(machine)
+    assert listed() == []
+    for sequence in (1, 2, 3):
+        add(sequence)
+    assert listed() is None
+    machine.end_with(ending, "end")
+    assert listed() is None
+    assert listed() == ([2] if ending is Ending.CLOSE else None)
 
 
 def test_whether_the_log_is_as_we_left_it() -> None:

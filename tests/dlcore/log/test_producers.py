@@ -67,7 +67,7 @@ class Owner:
         self.producers.accepted(mark, count, ticket, now_ms=self.now_ms)
         return mark
 
-    def entry(self, *rows: MarkedRows, size_bytes: int = 0) -> Stamp | None:
+    def entry(self, *rows: MarkedRows, size_bytes: int = 0, is_last: bool = False) -> Stamp | None:
         """Make an entry of rows; return its stamp."""
         stamp = self.producers.stamp(
             rows,
@@ -75,6 +75,7 @@ class Owner:
             entry_id=len(self.entries),
             size_bytes=size_bytes,
             now_ms=self.now_ms,
+            is_last=is_last,
         )
         self.entries.append((stamp, self.now_ms))
         assert len(stamp) % 8 == 0
@@ -315,6 +316,21 @@ def test_snapshots_come_again() -> None:
     for _ in range(2):
         assert crowd.entry(size_bytes=9 * MIB) == Stamp(0)
     assert crowd.successor().producers.durable_of("1") == -1
+
+
+def test_the_last_entry_of_an_owner_lists_all() -> None:
+    """So that the next one reads no other; not where what it would read is less than the list."""
+    owner = Owner()
+    claim = owner.grant("p")
+    owner.write(claim, 0, 2)
+    little = owner.entry(is_last=True)
+    assert little == Stamp(0)
+    owner.write(claim, 2, 1)
+    owner.entry(MarkedRows(owner.accept(claim, 3, 1), 1, 0), size_bytes=200)
+    last = owner.entry(is_last=True)
+    assert last is not None
+    assert (last.snapshot, [row.last for row in last.rows or ()]) == (4, [3])
+    assert owner.successor().producers.durable_of("p") == 3
 
 
 def test_the_first_entry_of_all_fits() -> None:
