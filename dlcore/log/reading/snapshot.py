@@ -16,7 +16,7 @@ from dlcore.log.entries.batches import first_row_not_less
 from dlcore.log.entries.body import EntryHeader, decode_entry_batch, decode_entry_header
 from dlcore.log.metadata.history import LogHistory
 from dlcore.log.metadata.store import persistently
-from dlcore.log.metadata.values import LogMetadata
+from dlcore.log.metadata.values import LogMetadata, VersionedHead
 from dlcore.log.reading.scan import ExtentView, LogSnapshot, SegmentView
 from dlcore.log.recovery import bounded_extent, read_frame, read_header
 from dlcore.log.typed.arrow import entry_schemas
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dlcore.ledger.reading.reader import LedgerReader
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.segment import Extent, LogSegment
-    from dlcore.log.metadata.values import LogKey, LogState, VersionedHead
+    from dlcore.log.metadata.values import LogKey, LogState
     from dlcore.log.typed.schema import LogSchema
     from dlcore.metadata.port import Unsubscribe
 
@@ -114,6 +114,7 @@ class LogFollower:
         self._history = LogHistory(context.logs, log)
         self._views: dict[int, tuple[LogSegment, SegmentView]] = {}
         self._version = -1
+        self._at: VersionedHead | None = None
         self._snapshot: LogSnapshot | None = None
         self._is_final = False  # the snapshot stays right until the head changes
         self._unwatch: Unsubscribe | None = None
@@ -139,11 +140,16 @@ class LogFollower:
 
     def unchanged(self) -> LogSnapshot | None:
         """Return the last snapshot if nothing was heard of a change since; for watched logs."""
+        return self._snapshot if self._is_final and self._is_current else None
+
+    def head(self) -> VersionedHead | None:
+        """Return the last head likewise; of an open extent only bookies know more."""
+        return self._at if self._is_current else None
+
+    @property
+    def _is_current(self) -> bool:
         is_connected = self._context.store.session_state is SessionState.CONNECTED
-        is_stale = self._covered < self.heard
-        if self._unwatch is None or is_stale or not self._is_final or not is_connected:
-            return None
-        return self._snapshot
+        return self._unwatch is not None and self._covered >= self.heard and is_connected
 
     async def state(self) -> LogState:
         """Return the log's state, read afresh."""
@@ -172,6 +178,7 @@ class LogFollower:
             else:
                 if state.version >= self._version:  # another call may have seen a later head
                     self._snapshot, self._version = snapshot, state.version
+                    self._at = VersionedHead(log=self.log, head=state.head, version=state.version)
                     self._is_final = state.head.open_extent is None
                 self._covered = max(self._covered, heard)
                 return snapshot
@@ -254,7 +261,7 @@ async def _view_of(
         ledger = ledgers[each.ledger_id]
         extent: Extent | None = each
         if each.is_open:
-            reader = await context.ledgers.open_ledger(each.ledger_id)
+            reader = context.ledgers.open_ledger_of(ledgers[each.ledger_id])
             confirmed = await reader.read_last_add_confirmed()
             extent = await bounded_extent(reader, each, last_entry_id=confirmed)
             ledger = replace(reader.metadata, custom={})

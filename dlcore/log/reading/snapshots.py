@@ -98,16 +98,21 @@ class LogFollowers:
         if not names:
             return {}
         followers = [self._followers[name] for name in names]
-        paths = [self._context.logs.paths_of(follower.log).head for follower in followers]
+        known = [follower.head() for follower in followers]
         heard = [follower.heard for follower in followers]
-        heads = await persistently(lambda: self._context.store.get_many(paths, fresh=True))
+        asked = [index for index, head in enumerate(known) if head is None]
+        paths = [self._context.logs.paths_of(followers[index].log).head for index in asked]
+        nodes = await persistently(lambda: self._context.store.get_many(paths, fresh=True))
+        there = dict(zip(asked, nodes, strict=True))
         limit = asyncio.Semaphore(_AT_ONCE)
 
         async def take(name: str, index: int) -> Outcome:
             follower = followers[index]
             try:
                 async with limit:
-                    at = self._context.logs.head_of(follower.log, heads[index])
+                    at = known[index]
+                    if at is None:
+                        at = self._context.logs.head_of(follower.log, there[index])
                     return await follower.take_at(at, heard=heard[index])
             except LogNotFoundError:
                 self._let_go(name, follower)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from dlcore.errors import TransactionTooLargeError
+from dlcore.ids import DLSN
 from dlcore.log.metadata.store import CHANGE_BYTES_MAX
 from dlcore.log.staging.writer import LOGS_PER_APPEND
 from tests.fixtures.lengths import amount
@@ -192,5 +193,34 @@ def test_snapshots() -> None:
         with client.store.record() as requests:
             await client.namespace.get_snapshots(logs, fresh=True)
             assert (requests.count, requests.depth) == (1, 1)
+
+    counting(body)
+
+
+def test_snapshots_of_a_log_that_is_written() -> None:
+    """Its head is not asked for again before a change of it is heard; records are at bookies."""
+
+    async def body(cluster: MemoryCluster, client: Counted) -> None:
+        await client.namespace.create_log("clicks")
+        log = await client.namespace.open_log("clicks")
+
+        async def end() -> DLSN:
+            snapshot = (await client.namespace.get_snapshots(["clicks"], fresh=True))["clicks"]
+            assert snapshot is not None
+            return snapshot.end
+
+        async with await log.open_writer() as writer:
+            for txid in range(5):
+                await writer.write(record(txid))
+                await writer.commit()
+                with client.store.record() as requests:
+                    assert await end() == DLSN(1, txid + 1, 0)
+                await asyncio.sleep(0.01)  # the watch has told what it tells at first
+            assert requests.kinds["sync"] == 1
+            assert requests.kinds["get_many"] == 0
+        await log.mark_end_of_stream()
+        snapshot = (await client.namespace.get_snapshots(["clicks"], fresh=True))["clicks"]
+        assert snapshot is not None
+        assert snapshot.sealed
 
     counting(body)
