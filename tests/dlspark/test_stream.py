@@ -95,6 +95,15 @@ def test_a_run_of_a_query_over_a_growing_log() -> None:
     assert second["seq"] == {LOG: 70}
 
 
+def test_a_reader_is_stopped_before_it_reads() -> None:
+    """Nothing is open then, nor opened in order to be closed; likewise the second time."""
+    given = {"uri": "distributedlog://h:1/p", "log": LOG}
+    reader = DlogStreamReader(ReadOptions.parse(given, Mode.STREAM))
+    reader.stop()
+    reader.stop()
+    assert reader.reportLatestOffset() is None
+
+
 def test_older_spark_names_no_start() -> None:
     """Spark 4.1 passes none; what it mentioned last stands in, also after a restart."""
     source = MadeUpSnapshots(snapshot_of((4,)), snapshot_of((4,)), snapshot_of((6,)))

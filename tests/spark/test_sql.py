@@ -7,6 +7,7 @@ a log, and each statement that a user would try.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import pytest
 
@@ -144,6 +145,28 @@ def test_catalog_create_table_and_temporary_view(spark: SparkSession, logs: LogB
         "metadata 'segments')"
     )
     assert spark.sql("SELECT sum(records) FROM x").first() == (5,)
+
+
+def test_a_table_of_a_typed_log(spark: SparkSession, logs: LogBench) -> None:
+    """It has the columns of the log as they were then, keeps them, and takes rows by a view."""
+    log = f"sql-{uuid4().hex}"
+
+    def save(rows: str) -> None:
+        frame = spark.sql(rows)
+        logs.save(frame, log=log, createLog="true", mergeSchema="true")
+
+    save("SELECT 'Paris' AS city, 12.5D AS fare")
+    where = f"USING dlog OPTIONS (uri '{logs.uri}', log '{log}')"
+    spark.sql(f"CREATE TABLE t_typed {where}")
+    try:
+        spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW into_typed {where}")
+        spark.sql("INSERT INTO into_typed VALUES ('Rome', 9)")
+        save("SELECT 'Oslo' AS city, 30D AS fare, 2.5D AS tip")
+        found = spark.sql("SELECT * FROM t_typed WHERE fare > 9 ORDER BY fare")
+        assert found.dtypes == [("city", "string"), ("fare", "double")]
+        assert found.collect() == [("Paris", 12.5), ("Oslo", 30.0)]
+    finally:
+        spark.sql("DROP TABLE t_typed")
 
 
 def test_wrong_tables_say_what_is_right(spark: SparkSession, logs: LogBench) -> None:
