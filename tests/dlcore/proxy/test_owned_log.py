@@ -1,0 +1,168 @@
+"""A log that a proxy owns, over a writer that does at its calls what other streams bring about."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+import pytest
+
+from dlcore.errors import ConfigurationError, LogNotReadyError, WriteError
+from dlcore.ids import DLSN
+from dlcore.log.writing.producers import Mark, Producers
+from dlcore.proxy.writing.owned_log import OwnedLog
+from tests.fixtures.aio import run
+from tests.fixtures.memory_namespace import ManualClock
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from dlcore.log.writing.writer import AsyncLogWriter
+
+LAST = DLSN(1, 7, 0)
+
+
+def rows(*payloads: bytes) -> pa.RecordBatch:
+    """Return a batch."""
+    return pa.record_batch({"payload": pa.array(payloads, pa.binary())})
+
+
+class Writer:
+    """Takes what it is given, unless it is aside or has `unwritten` records of others."""
+
+    log_name = "clicks"
+
+    def __init__(self) -> None:
+        self.last_txid = 5
+        self.is_aside = False
+        self.left: deque[int] = deque()  # what it has unwritten, at each look
+        self.written: list[tuple[pa.RecordBatch, asyncio.Future[DLSN]]] = []
+
+    def write_fitted(self, batch: pa.RecordBatch, **_: object) -> asyncio.Future[DLSN]:
+        """Accept rows; return the future of their last position."""
+        if self.is_aside:
+            raise LogNotReadyError("aside")
+        future: asyncio.Future[DLSN] = asyncio.get_running_loop().create_future()
+        self.written.append((batch, future))
+        return future
+
+    async def wait_for_capacity(self) -> None:
+        """Come back, behind what an append has written meanwhile."""
+        self.is_aside, self.last_txid = False, 2**60
+
+    async def flush(self) -> None:
+        """Nothing of an earlier incarnation is on its way."""
+
+    async def find_last(self) -> DLSN:
+        """Return the position of the log's last record."""
+        return LAST
+
+    @property
+    def unwritten(self) -> int | None:
+        """What was accepted and is not durable."""
+        return self.left.popleft() if self.left else None
+
+
+def with_log(scenario: Callable[[OwnedLog, Writer], Awaitable[None]]) -> None:
+    """Run a scenario."""
+
+    async def body() -> None:
+        writer = Writer()
+        owned = OwnedLog(cast("AsyncLogWriter", writer), ManualClock("proxy"), Producers())
+        await scenario(owned, writer)
+
+    run(body())
+
+
+@pytest.mark.parametrize("is_conditional", [False, True])
+def test_a_batch_waits_while_its_writer_is_aside(is_conditional: bool) -> None:
+    """Its transaction ids follow those of the append that it waited for."""
+
+    async def scenario(owned: OwnedLog, writer: Writer) -> None:
+        writer.is_aside = True
+        accept = partial(owned.accept_if, expected=LAST) if is_conditional else owned.accept
+        accepted = await accept(rows(b"a", b"b"))
+        ((batch, _),) = writer.written
+        assert batch.to_pydict() == {"txid": [2**60] * 2, "payload": [b"a", b"b"]}
+        assert accepted.fresh == 2
+
+    with_log(scenario)
+
+
+def test_a_condition_looks_again_when_others_have_written_meanwhile() -> None:
+    """Between the look at the last record and the write nothing may be on its way."""
+
+    async def scenario(owned: OwnedLog, writer: Writer) -> None:
+        writer.left.extend([1, 1])
+        await owned.accept_if(rows(b"a"), LAST)
+        assert not writer.left
+        assert len(writer.written) == 1
+
+    with_log(scenario)
+
+
+def test_what_is_sent_again_waits_for_what_is_in_flight() -> None:
+    """Also on a condition, which held when it was sent first; a part of it is not all of it."""
+
+    async def scenario(owned: OwnedLog, writer: Writer) -> None:
+        claim, last = await owned.begin("meter")
+        assert last == -1
+        first = await owned.accept(rows(b"a", b"b"), Mark(claim, 0))
+        again = [
+            await owned.accept(rows(b"a"), Mark(claim, 0)),
+            await owned.accept(rows(b"a", b"b"), Mark(claim, 0)),
+            await owned.accept_if(rows(b"b"), None, Mark(claim, 1)),
+        ]
+        with pytest.raises(ConfigurationError, match="has written 1 of these"):
+            await owned.accept_if(rows(b"b", b"c"), LAST, Mark(claim, 1))
+        ((_, future),) = writer.written
+        future.set_result(DLSN(1, 8, 1))
+        assert await first.future == DLSN(1, 8, 1)
+        assert [await each.future for each in again] == [None, DLSN(1, 8, 1), DLSN(1, 8, 1)]
+        durable = await owned.accept_if(rows(b"b"), None, Mark(claim, 1))
+        assert await durable.future == DLSN(1, 8, 1)
+
+    with_log(scenario)
+
+
+def test_what_is_sent_again_fails_with_what_is_in_flight() -> None:
+    """It is not durable, and nobody is told so."""
+
+    async def scenario(owned: OwnedLog, writer: Writer) -> None:
+        claim, _ = await owned.begin("meter")
+        accepted = [await owned.accept(rows(b"a"), Mark(claim, 0)) for _ in range(2)]
+        ((_, future),) = writer.written
+        future.set_exception(WriteError("lost"))
+        for each in accepted:
+            with pytest.raises(WriteError, match="lost"):
+                await each.future
+        assert (await owned.begin(claim))[1] == -1
+
+    with_log(scenario)
+
+
+def test_two_streams_of_a_producer_write_a_record_once() -> None:
+    """The one that is made to fit for longer finds that the other has brought it."""
+
+    async def scenario(owned: OwnedLog, writer: Writer) -> None:
+        claim, _ = await owned.begin("meter")
+        fitted: list[Any] = []
+
+        async def slowly(batch: pa.RecordBatch) -> pa.RecordBatch:
+            fitted.append(batch)
+            if len(fitted) == 1:  # as where the schema of a typed log is read again
+                await owned.accept(rows(b"a", b"b"), Mark(claim, 0))
+            return batch
+
+        owned._fitted = slowly  # type: ignore[method-assign]
+        accepted = await owned.accept(rows(b"a", b"b", b"c"), Mark(claim, 0))
+        assert [batch["payload"].to_pylist() for batch, _ in writer.written] == [
+            [b"a", b"b"],
+            [b"c"],
+        ]
+        assert accepted.fresh == 1
+
+    with_log(scenario)
