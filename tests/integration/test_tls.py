@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import pytest
 
@@ -26,14 +27,25 @@ pytestmark = pytest.mark.integration
 IMPATIENT = LedgerClientConfig(add_timeout_s=1.0, read_timeout_s=1.0)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster(
-    zookeeper: EmbeddedZooKeeper, zookeeper_root: str, tmp_path: Path
+    zookeeper: EmbeddedZooKeeper, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TlsCluster]:
-    """Start the bookies."""
-    uri = f"distributedlog://{zookeeper.servers}{zookeeper_root}"
-    with tls_cluster(uri, tmp_path) as running:
+    """Bookies that the tests of this module share, each with logs of its own."""
+    uri = f"distributedlog://{zookeeper.servers}/test-{uuid4().hex}"
+    with tls_cluster(uri, tmp_path_factory.mktemp("tls")) as running:
         yield running
+
+
+@pytest.fixture
+def log(cluster: TlsCluster) -> str:
+    """A log of one record."""
+    name = f"log-{uuid4().hex}"
+    with open_namespace(cluster.uri, tls=cluster.client) as namespace:
+        namespace.create_log(name)
+        with namespace.open_log(name) as log, log.open_writer() as writer:
+            writer.write(LogRecord(txid=1, payload=b"x"))
+    return name
 
 
 def dlog(
@@ -90,19 +102,17 @@ def test_commands_reach_bookies_that_speak_tls(cluster: TlsCluster) -> None:
 
 
 @pytest.mark.parametrize("who", ["without TLS", "a stranger", "who trusts another authority"])
-def test_who_is_not_let_in_reads_nothing(cluster: TlsCluster, tmp_path: Path, who: str) -> None:
+def test_who_is_not_let_in_reads_nothing(
+    cluster: TlsCluster, log: str, tmp_path: Path, who: str
+) -> None:
     """A client in plain text, one with a foreign certificate, and one that trusts others fail."""
-    with open_namespace(cluster.uri, tls=cluster.client) as namespace:
-        namespace.create_log("clicks")
-        with namespace.open_log("clicks") as log, log.open_writer() as writer:
-            writer.write(LogRecord(txid=1, payload=b"x"))
     other = Authority(tmp_path / "other")
     tls = {
         "without TLS": None,
         "a stranger": replace(other.issue("client"), ca=cluster.client.ca),
         "who trusts another authority": replace(cluster.client, ca=str(other.ca)),
     }[who]
-    require_unreadable(cluster, "clicks", tls=tls)
+    require_unreadable(cluster, log, tls=tls)
 
 
 def test_without_client_auth_who_has_no_certificate_is_let_in(
