@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.integration
 
 CONFIG = LogConfig(quorum=QuorumConfig(), segment_bytes_max=1_000_000)
-QUICK = ("--upkeep-interval-s=0.1", "--sweep-interval-s=0.3", "--merged-grace-s=0.2")
-APPENDS = amount(400, sampled=160)
-KILLS = amount(8, sampled=3)
+QUICK = ("--upkeep-interval-s=0.3", "--sweep-interval-s=0.6", "--merged-grace-s=0.2")
+APPENDS = amount(400, sampled=140)
+KILLS = amount(8, sampled=2)
 ROWS = 5
 UNMERGED_MAX = 90
 """A log asks for its upkeep every 64 extents; some lie in the head, some after the last merge."""
