@@ -77,9 +77,10 @@ def wire_add(_sandbox: Sandbox, folder: Path) -> list[Figure]:
 
 
 def wire_read(_sandbox: Sandbox, folder: Path) -> list[Figure]:
-    """Range reads of 1 KB and 512 KB entries from the page cache, in chunks of 1 MiB.
+    """Range reads of 1 KB and 512 KB entries from the page cache.
 
-    Beside a bare loop, and beside one that does what is promised: it reads a file and sums it.
+    Beside a bare loop in chunks of 1 MiB, and beside one that does what is promised: it reads a
+    file and sums it.
     """
     figures = []
     with bare_server(folder) as bare, served("benchmarks.wire_server", folder / "bookie") as bookie:

@@ -138,9 +138,9 @@ class LedgerClientConfig:
     pending_bytes_max: int = 64 * MIB
     """Entry bytes not yet answered by (or given up on) *every* bookie of their write set."""
     pending_entries_max: int = 10_000
-    read_chunk_bytes: int = MIB + MIB // 16
-    """Size of one message of a range read, as a hint to the bookie: two full entries of a log, with
-    their headers, or many small ones."""
+    read_chunk_bytes: int = 3 * MIB // 2 + MIB // 8
+    """Size of one message of a range read, as a hint to the bookie: three full entries of a log,
+    with their headers, or many small ones."""
     placement: PlacementConfig = PlacementConfig()
     quarantine: QuarantineConfig = QuarantineConfig()
 

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
     Resolve = Callable[[BookieId], Awaitable[str]]
 
-_WINDOW_CHUNKS = 4
+_WINDOW_CHUNKS = 3
 """Chunks of a range read that a bookie sends ahead: some are used while the next ones come, and one
 CREDIT, which costs as much as a chunk in wake-ups, is for two."""
 _FOLLOW_WINDOW_BYTES = 1024 * 1024

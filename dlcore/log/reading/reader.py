@@ -292,9 +292,12 @@ class AsyncLogReader(AsyncClosing):
 
         If the caller `has_some`, an error waits for the next call, which meets it again.
         """
+        filling = self._fill(non_blocking=not waits, until_caught_up=until_caught_up)
         try:
-            async with asyncio.timeout_at(deadline if waits else None):
-                return await self._fill(non_blocking=not waits, until_caught_up=until_caught_up)
+            if deadline is None or not waits:  # as for nearly every entry that is read in bulk
+                return await filling
+            async with asyncio.timeout_at(deadline):
+                return await filling
         except TimeoutError:
             return None
         except DLError:
