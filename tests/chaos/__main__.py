@@ -28,6 +28,9 @@ def main() -> int:
     parser.add_argument("--quiet", action="store_true", help="print the reports alone")
     parser.add_argument("--keep", action="store_true", help="keep all data and logs in any case")
     parser.add_argument(
+        "--producers", type=int, help="that write through proxies (default: 4 … 100, by --seconds)"
+    )
+    parser.add_argument(
         "--only", action="append", choices=KINDS, metavar="KIND", help=f"of {', '.join(KINDS)}"
     )
     arguments = parser.parse_args()
@@ -45,7 +48,12 @@ def main() -> int:
             print(f"seed {seed}: starting the cluster", flush=True)
         tell = _say_nothing if arguments.quiet else _say
         run = run_chaos(
-            seed, seconds=arguments.seconds, tell=tell, kinds=kinds, keeps=arguments.keep
+            seed,
+            seconds=arguments.seconds,
+            tell=tell,
+            kinds=kinds,
+            keeps=arguments.keep,
+            producers=arguments.producers,
         )
         try:
             report = asyncio.run(run)

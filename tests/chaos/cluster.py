@@ -52,7 +52,7 @@ PROXIED = "chaos/proxied"
 LOGS = (LOCKED, CONTENDED, SOLO, *STAGED, PROXIED)
 START_TIMEOUT_S = 120.0
 _PRODUCERS_PER_S = 1 / 6
-_PRODUCERS_MAX = 100
+_PRODUCERS_MIN, _PRODUCERS_MAX = 4, 100
 _SMALL_DISKS = 2
 _RACKS = 3
 _SMALL_DISK_BYTES_MIN = 96 * 1024 * 1024
@@ -81,9 +81,12 @@ class Cluster:
         folder: for all data and logs.
         seed: chooses the quorums of one log, and what clients do.
         seconds: how long it will work, for the size of small disks.
+        producers: how many write through proxies; None: some, more in a longer run.
     """
 
-    def __init__(self, folder: Path, *, seed: int, seconds: float) -> None:
+    def __init__(
+        self, folder: Path, *, seed: int, seconds: float, producers: int | None = None
+    ) -> None:
         self.folder = folder
         self.history = History()
         self.bookies: dict[str, BookieService] = {}
@@ -93,6 +96,8 @@ class Cluster:
         self.paths = NamespacePaths(ROOT)
         self._seed = seed
         self._seconds = seconds
+        few = min(_PRODUCERS_MAX, max(_PRODUCERS_MIN, round(seconds * _PRODUCERS_PER_S)))
+        self._producers = few if producers is None else producers
         self._offsets: dict[Path, int] = {}
         self._resources = AsyncExitStack()
         self._keepers: list[asyncio.Task[None]] = []
@@ -246,7 +251,7 @@ class Cluster:
             life=life,
             endpoint=f"grpc://{addresses}",
             log=PROXIED,
-            producers=min(_PRODUCERS_MAX, max(4, round(self._seconds * _PRODUCERS_PER_S))),
+            producers=self._producers,
             seed=self._seed,
             folder=str(self.folder),
         )

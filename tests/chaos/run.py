@@ -112,16 +112,18 @@ async def run_chaos(
     tell: Callable[[str], None],
     kinds: Sequence[str] = KINDS,
     keeps: bool = False,
+    producers: int | None = None,
 ) -> Report:
     """Run and judge; the folder with all data and logs stays when something is wrong, or `keeps`.
 
     Args:
         tell: is told of progress.
+        producers: how many write through proxies; None: some, more in a longer run.
     """
     folder = Path(tempfile.mkdtemp(prefix="dlog-chaos-"))
     is_clean = False
     try:
-        async with Cluster(folder, seed=seed, seconds=seconds) as cluster:
+        async with Cluster(folder, seed=seed, seconds=seconds, producers=producers) as cluster:
             report = await _Run(cluster, seed, seconds, tell).run(plan_of(seed, seconds, kinds))
         is_clean = report.is_clean
     except asyncio.CancelledError:
