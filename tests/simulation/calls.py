@@ -11,6 +11,8 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+import grpc
+
 from dlcore.errors import DLError, ProxyUnavailableError
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ _UNTAKEN_MAX = 2
 _REFUSAL_CHANCE = 0.7
 _KEEPALIVE_S = 5.0
 """After so long a proxy ends the call of a client that it cannot hear."""
-_NO_MORE = object()
+_NO_MORE = grpc.aio.EOF
 
 
 class Pipe:

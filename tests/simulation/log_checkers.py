@@ -181,6 +181,10 @@ class LogCheckers:
         """Return where the payloads are that somebody read, with all that was read of them."""
         return self._log(log_id, "").places
 
+    def acknowledged(self, log_id: str) -> DLSN | None:
+        """Return the highest position that a writer was told."""
+        return max(self._log(log_id, "").acknowledged.values(), default=None)
+
     def truncated(self, log_id: str) -> DLSN:
         """Return the highest position that somebody began to truncate at."""
         return self._log(log_id, "").truncated

@@ -9,12 +9,14 @@ from unittest.mock import patch
 
 from dlcore.ids import DLSN
 from dlcore.log.writing.producers import Producers
+from dlcore.log.writing.writer import AsyncLogWriter
 from dlcore.proxy.reading.following import FollowedLogs
 from dlcore.proxy.reading.ring import Ring, RingBudget, RingReader, Run
 from dlcore.proxy.reading.rows import RowView
 from dlcore.proxy.reading.runs import Fetched
 from dlcore.proxy.writing.acks import Ack, StreamAcks
 from dlcore.proxy.writing.budget import ByteBudget
+from dlcore.proxy.writing.owned_log import OwnedLog
 from dlcore.proxy.writing.owner import LogOwner
 from dlcore.proxy.writing.ownership import Decision, Elsewhere, Ownership, Verdict
 from dlcore.proxy.writing.put import _Stream
@@ -23,9 +25,13 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 
+    import pyarrow as pa
+
     from dlcore.log.manager import DistributedLogManager
     from dlcore.log.reading.rows import StoredRows
+    from dlcore.log.writing.producers import Mark
     from dlcore.proxy.reading.following import FollowedLog
+    from dlcore.proxy.writing.owned_log import Accepted
 
 _SOMEWHERE = DLSN(2**62, 0, 0)
 
@@ -130,6 +136,35 @@ def proxies_send_clients_to_themselves() -> Iterator[None]:
         return Elsewhere(self._location) if decision is Verdict.ACQUIRE else decision
 
     with patch.object(Ownership, "ask", sent_elsewhere):
+        yield
+
+
+# Appends that are whole
+
+
+@contextlib.contextmanager
+def conditions_are_not_looked_at() -> Iterator[None]:
+    """What is to be written behind a record is written behind any."""
+    accept_if = OwnedLog.accept_if
+
+    async def anywhere(
+        self: OwnedLog, batch: pa.RecordBatch, _: DLSN | None, mark: Mark | None = None
+    ) -> Accepted:
+        return await accept_if(self, batch, await self.writer.find_last(), mark)
+
+    with patch.object(OwnedLog, "accept_if", anywhere):
+        yield
+
+
+@contextlib.contextmanager
+def batches_with_a_condition_are_parted() -> Iterator[None]:
+    """What is to be written all or none goes into as many entries as other batches do."""
+    write_fitted = AsyncLogWriter.write_fitted
+
+    def parted(self: AsyncLogWriter, rows: Any, *, mark: Mark | None = None, **_: object) -> Any:
+        return write_fitted(self, rows, mark=mark)
+
+    with patch.object(AsyncLogWriter, "write_fitted", parted):
         yield
 
 
@@ -255,6 +290,8 @@ def rings_join_runs_out_of_order() -> Iterator[None]:
 
 
 MUTANTS = (
+    batches_with_a_condition_are_parted,
+    conditions_are_not_looked_at,
     eviction_hands_out_another_run,
     logs_are_followed_for_ever,
     memory_of_streams_is_not_bounded,

@@ -25,6 +25,7 @@ from tests.simulation.calls import Call
 from tests.simulation.checkers import BOUNDED, LIVE
 from tests.simulation.life_checkers import require
 from tests.simulation.log_process import LogProcess
+from tests.simulation.proxy_appends import Conditional, Stager
 from tests.simulation.proxy_checkers import ProxyCheckers
 from tests.simulation.proxy_clients import Producer, Reader
 from tests.simulation.truth import InvariantViolatedError
@@ -41,6 +42,8 @@ PROXIED = ("p", "q")
 _KNOWN_MAX = 3
 """Of so many locations clients know, the latest; some are of proxies that are gone."""
 _PRODUCERS = 3
+_CONDITIONALS = 2
+_STAGERS = 2
 _READERS = 4
 _STOP_GRACE_S = 0.5
 _LOOK_S = 0.05
@@ -62,6 +65,7 @@ class Proxy:
             ring_bytes_max=rng.choice((1_500, 3_000, 1 << 20)),
             catching_up_max=rng.choice((1, 3)),
             lock_timeout_s=1.0,
+            staging_max=rng.choice((1, 4)),
             idle_release_s=rng.choice((0.5, 60.0)),
         )
         namespace = process.namespace
@@ -80,17 +84,32 @@ class Proxy:
         """Appear among the live ones."""
         await self._membership.join()
 
-    def call(self, caller: str, ticket: bytes | None) -> Call:
-        """Begin a call of somebody: a put, or a get with a ticket."""
+    def put(self, caller: str) -> Call:
+        """Begin a DoPut of somebody."""
 
-        async def put(context: Context) -> None:
+        async def serve(context: Context) -> None:
             context.on_read = self._check_bounds
             await self._count(partial(self.puts.serve, context))  # type: ignore[arg-type]
 
-        async def get(context: Context) -> None:
-            await self._count(partial(self.reads.do_get, ticket or b"", context.write))
+        return Call(self._world, caller, self._process.client, serve)
 
-        serve = put if ticket is None else get
+    def get(self, caller: str, ticket: bytes) -> Call:
+        """Begin a DoGet of somebody."""
+
+        async def serve(context: Context) -> None:
+            await self._count(partial(self.reads.do_get, ticket, context.write))
+
+        return Call(self._world, caller, self._process.client, serve)
+
+    def ask(self, caller: str, action: str, body: bytes) -> Call:
+        """Begin a DoAction of somebody; it is answered by one message."""
+
+        async def serve(context: Context) -> None:
+            async def act() -> None:
+                await context.write(await self._actions.perform(action, body))
+
+            await self._count(act)
+
         return Call(self._world, caller, self._process.client, serve)
 
     async def _count(self, serve: Callable[[], Awaitable[None]]) -> None:
@@ -137,6 +156,7 @@ class Proxy:
         for call in self._calls:
             call.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
+        await self.stagings.aclose()
         await self.owner.aclose()
 
     def check_idle(self) -> None:
@@ -173,7 +193,7 @@ class Proxies:
         self.checkers = ProxyCheckers(self.log_checkers)
         self._at: dict[str, Proxy] = {}  # who serves at a location, or did last
         self._keeps_locations = self.rng.random() < 0.5
-        self._clients: list[Producer | Reader] = []
+        self._clients: list[Producer | Stager | Reader] = []
         self._tasks: list[asyncio.Task[None]] = []
         self.is_ending = False
 
@@ -186,6 +206,11 @@ class Proxies:
         for number in range(_PRODUCERS):
             log = self.rng.choice(sorted(log_ids))
             self._clients.append(Producer(self, f"producer-{number}", log, log_ids[log]))
+        for number in range(_CONDITIONALS):
+            log = self.rng.choice(sorted(log_ids))
+            self._clients.append(Conditional(self, f"guarded-{number}", log, log_ids[log]))
+        for number in range(_STAGERS):
+            self._clients.append(Stager(self, f"stager-{number}", sorted(log_ids)))
         for number in range(_READERS):
             self._clients.append(Reader(self, f"fetcher-{number}", log_ids))
         self._world.callers += [each.name for each in self._clients]
@@ -230,11 +255,11 @@ class Proxies:
         """Return a location where somebody serves, or served, if there is one."""
         return self.rng.choice(list(self._at)[-_KNOWN_MAX:] or [""])
 
-    def call(self, location: str, caller: str, ticket: bytes | None = None) -> Call:
-        """Begin a call: a put, or a get with a ticket.  Raises: ProxyUnavailableError."""
+    def at(self, location: str) -> Proxy:
+        """Return who serves at a location, or did last.  Raises: ProxyUnavailableError."""
         if location not in self._at:
             raise ProxyUnavailableError(f"nobody serves at {location}")
-        return self._at[location].call(caller, ticket)
+        return self._at[location]
 
     def note(self, who: str, what: str) -> None:
         """Add a line to the trace."""

@@ -24,7 +24,8 @@ ACKNOWLEDGED = "P1 AcknowledgedRecordsAreThereInOrder"
 SENT = "P2 AcksAreOfWhatWasSent"
 AS_IN_THE_LOG = "P3 ProxyReadersSeeTheLog"
 LEADS_ON = "P4 RedirectsLeadOn"
-PROXY_INVARIANTS = (ACKNOWLEDGED, SENT, AS_IN_THE_LOG, LEADS_ON)
+AT_ITS_PLACE = "P5 ConditionalAppendsAreWholeAtTheirPlace"
+PROXY_INVARIANTS = (ACKNOWLEDGED, SENT, AS_IN_THE_LOG, LEADS_ON, AT_ITS_PLACE)
 _ANYWHERE = DLSN(2**62, 0, 0)
 
 
@@ -43,6 +44,8 @@ class Produced:
     log_id: str
     name: str
     told: dict[int, _Told] = field(default_factory=dict)
+    conditions: dict[tuple[bytes, ...], list[DLSN | None]] = field(default_factory=dict)
+    """Of records that are written together: behind which they may be."""
 
     def on_durable(self, records: Iterable[tuple[int, bytes]]) -> None:
         """It is told that these are durable, and not where."""
@@ -54,19 +57,54 @@ class Produced:
         require(ACKNOWLEDGED, holds=False, message=f"{self.name} is told of a gap: {error}")
 
 
+@dataclass(slots=True)
+class _Condition:
+    """Of records that are written together: behind which record, None: as the log's first."""
+
+    expected: DLSN | None
+    acknowledged: DLSN | None
+    """The highest position that anybody was told when it was asked."""
+
+
 class Stream:
     """One stream of a producer: what it sent, and what it is told of that."""
 
-    def __init__(self, produced: Produced, writing: Writing) -> None:
+    def __init__(self, produced: Produced, writing: Writing, logs: LogCheckers) -> None:
         self._produced = produced
         self._writing = writing
+        self._logs = logs
         self._sent: list[tuple[int, bytes]] = []
+        self._condition: _Condition | None = None
         self.acked = 0
+
+    def expect(self, last: DLSN | None) -> None:
+        """What it is going to send is to be written if this is the log's last record."""
+        self._condition = _Condition(last, self._logs.acknowledged(self._produced.log_id))
 
     def on_send(self, records: Sequence[tuple[int, bytes]]) -> None:
         """It is going to send these."""
-        self._writing.on_write([payload for _, payload in records])
+        payloads = [payload for _, payload in records]
+        self._writing.on_write(payloads)
         self._sent += records
+        if self._condition is not None:
+            places = self._produced.conditions.setdefault(tuple(payloads), [])
+            places.append(self._condition.expected)
+
+    def on_refused(self, last: DLSN | None) -> None:
+        """P5: another record is the last one, of those that were there; nothing was written."""
+        asked = self._condition
+        require(
+            AT_ITS_PLACE,
+            holds=asked is not None
+            and last != asked.expected
+            and (asked.acknowledged is None or (last is not None and last >= asked.acknowledged))
+            and not self.acked,
+            message=f"{self._produced.name} is told that the last record is at {last}, and asked "
+            f"{asked}",
+        )
+        payloads = [payload for _, payload in self._sent]
+        self._writing.on_never_sent(payloads)
+        self._produced.conditions.pop(tuple(payloads))
 
     def on_ack(self, count: int, dlsn: DLSN | None) -> list[int]:
         """P2: so many of its records are durable; return the numbers of those that were not."""
@@ -75,6 +113,11 @@ class Stream:
             holds=self.acked < count <= len(self._sent),
             message=f"{self._produced.name} sent {len(self._sent)} records, of which {self.acked} "
             f"were acknowledged: now {count} are",
+        )
+        require(
+            AT_ITS_PLACE,
+            holds=self._condition is None or count == len(self._sent),
+            message=f"{self._produced.name}: {count} of {self._sent} are acknowledged",
         )
         news, self.acked = self._sent[self.acked : count], count
         if dlsn is not None:
@@ -135,7 +178,7 @@ class ProxyCheckers:
 
     def new_stream(self, produced: Produced, log: str) -> Stream:
         """Begin to judge one of its streams."""
-        return Stream(produced, self._logs.new_writing(produced.log_id, log))
+        return Stream(produced, self._logs.new_writing(produced.log_id, log), self._logs)
 
     def new_delivery(self, delivered: Delivered) -> Delivered:
         """Begin to judge a reader."""
@@ -146,6 +189,7 @@ class ProxyCheckers:
         """Judge all, once everything that there is was read."""
         for produced in self._produced:
             self._check_producer(produced)
+            self._check_conditions(produced)
         for delivered in self._delivered:
             self._check_reader(delivered)
 
@@ -176,6 +220,32 @@ class ProxyCheckers:
                 f"to {told.at_most}",
             )
             before = (number, dlsn)
+
+    def _check_conditions(self, produced: Produced) -> None:
+        """P5: they are there together behind a record that was expected, or not at all."""
+        truncated, known = self._logs.truncated(produced.log_id), self._logs.known(produced.log_id)
+        order = [None, *sorted(place[0] for place in known.values())]
+        for payloads, expected in produced.conditions.items():
+            places = [known[each][0] for each in payloads if each in known]
+            if not places or places[0] < truncated:
+                continue
+            first = places[0]
+            whole = [
+                DLSN(first.lssn, first.entry_id, first.slot_id + slot)
+                for slot in range(len(payloads))
+            ]
+            require(
+                AT_ITS_PLACE,
+                holds=places == whole,
+                message=f"{produced.name}: {payloads} are at {places}",
+            )
+            before = order[order.index(first) - 1]
+            require(
+                AT_ITS_PLACE,
+                holds=before in expected or (before or DLSN.INITIAL) < truncated,
+                message=f"{produced.name}: {payloads} are at {places} behind {before}, expected "
+                f"{expected}",
+            )
 
     def _check_reader(self, delivered: Delivered) -> None:
         """P3: it got what the log holds from where it began to where it ended, and nothing else."""

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from dlcore.errors import (
     AlreadyTruncatedError,
+    ConditionFailedError,
     DLError,
     LogElsewhereError,
     ProducerFencedError,
@@ -35,12 +36,30 @@ if TYPE_CHECKING:
     from tests.simulation.proxies import Proxies
     from tests.simulation.proxy_checkers import Stream
 
-_PATIENCE_S = 3.0
+PATIENCE_S = 3.0
 _RECORDS_MAX = 150
 """Of one producer."""
 _TELLING_SHARE = 0.6
 _COLUMNS = ("value", "dlsn", "txid", "sequence_id", "timestamp", "log")
-_SCHEMA = pa.schema([("payload", pa.binary())])
+SCHEMA = pa.schema([("payload", pa.binary())])
+
+
+def first_message(command: dict[str, object]) -> bytes:
+    """Return how a DoPut begins that says what it is for."""
+    message = pb.FlightData.FromString(schema_message(SCHEMA))
+    target = pb.FlightDescriptor(type=pb.FlightDescriptor.CMD, cmd=json.dumps(command).encode())
+    message.flight_descriptor.CopyFrom(target)
+    return message.SerializeToString()
+
+
+def payload_message(payloads: list[bytes], beside: dict[str, object] | None) -> bytes:
+    """Return records as they are sent, and what goes beside them."""
+    rows = pa.record_batch({"payload": payloads})
+    message = pb.FlightData.FromString(batch_message(rows, DLSN.INITIAL))
+    message.ClearField("app_metadata")
+    if beside is not None:
+        message.app_metadata = json.dumps(beside).encode()
+    return message.SerializeToString()
 
 
 class Producer:
@@ -84,10 +103,10 @@ class Producer:
         self._location = None
         self._streams += 1
         stream = self._proxies.checkers.new_stream(self._produced, self._log)
-        call = self._proxies.call(location, self.name)
+        call = self._proxies.at(location).put(self.name)
         try:
-            call.send(self._first().SerializeToString())
-            message = await asyncio.wait_for(call.take(), _PATIENCE_S)
+            call.send(self._first())
+            message = await asyncio.wait_for(call.take(), PATIENCE_S)
             if isinstance(message, End):
                 self._check_end(message, location)
                 return
@@ -96,15 +115,21 @@ class Producer:
             hearing = asyncio.ensure_future(self._hear(call, stream))
             try:
                 await self._send_all(call, stream, hearing)
-                await asyncio.wait([hearing], timeout=_PATIENCE_S)
+                await asyncio.wait([hearing], timeout=PATIENCE_S)
                 if hearing.done():
                     self._check_end(hearing.result(), location)
                     stream.on_good_end()
+            except ConditionFailedError as error:
+                self._on_refused(stream, error)
             finally:
                 hearing.cancel()
                 await asyncio.gather(hearing, return_exceptions=True)
         finally:
             call.cancel()
+
+    def _on_refused(self, stream: Stream, error: ConditionFailedError) -> None:
+        """A condition does not hold."""
+        raise AssertionError("it told none") from error
 
     def _check_end(self, end: End, location: str) -> None:
         """P4: who is sent elsewhere is not sent to where it asked.  Raises: what ended it."""
@@ -117,17 +142,22 @@ class Producer:
         if end.error is not None:
             raise end.error
 
-    def _first(self) -> pb.FlightData:
-        message = pb.FlightData.FromString(schema_message(_SCHEMA))
+    def _first(self) -> bytes:
+        command = self._command()
         if self._tells:
             if self._rng.random() < 0.1:
                 self._claim = None
-            command = json.dumps({"log": self._log, "producer": self._claim or self.name})
-            target = pb.FlightDescriptor(type=pb.FlightDescriptor.CMD, cmd=command.encode())
-        else:
-            target = pb.FlightDescriptor(type=pb.FlightDescriptor.PATH, path=[self._log])
+            command["producer"] = self._claim or self.name
+        if command:
+            return first_message({"log": self._log, **command})
+        message = pb.FlightData.FromString(schema_message(SCHEMA))
+        target = pb.FlightDescriptor(type=pb.FlightDescriptor.PATH, path=[self._log])
         message.flight_descriptor.CopyFrom(target)
-        return message
+        return message.SerializeToString()
+
+    def _command(self) -> dict[str, object]:
+        """Return what a stream says beside its log."""
+        return {}
 
     def _begin(self, ready: dict[str, Any]) -> None:
         """Go on behind what is durable."""
@@ -136,6 +166,9 @@ class Producer:
         self._produced.on_durable((number, self._payload(number)) for number in durable)
         for number in durable:
             del self._waiting[number]
+
+    def _on_acknowledged(self, dlsn: DLSN | None) -> None:
+        """More is durable, the last of it at a position, which may not be known any more."""
 
     async def _send_all(self, call: Call, stream: Stream, hearing: asyncio.Future[End]) -> None:
         """Send what waits, and more; then say that this is all, or not."""
@@ -147,23 +180,22 @@ class Producer:
             self._count += fresh
         numbers = list(self._waiting)
         while numbers and not hearing.done():
-            await asyncio.wait_for(call.room(), _PATIENCE_S)
+            await asyncio.wait_for(call.room(), PATIENCE_S)
             if call.has_sent_all:
                 return
             size = rng.choice((1, 1, 4))
             batch, numbers = numbers[:size], numbers[size:]
-            records = [(number, self._payload(number)) for number in batch]
-            rows = pa.record_batch({"payload": [payload for _, payload in records]})
-            message = pb.FlightData.FromString(batch_message(rows, DLSN.INITIAL))
-            message.ClearField("app_metadata")
-            if self._tells:
-                message.app_metadata = json.dumps({"sequence": records[0][0]}).encode()
-            stream.on_send(records)
-            call.send(message.SerializeToString())
+            self._send(call, stream, batch)
             if pause_s and rng.random() < 0.7:
                 await asyncio.sleep(rng.expovariate(1 / pause_s))
         if self._proxies.is_ending or rng.random() < 0.8:
             call.done_writing()
+
+    def _send(self, call: Call, stream: Stream, numbers: list[int]) -> None:
+        records = [(number, self._payload(number)) for number in numbers]
+        beside: dict[str, object] | None = {"sequence": numbers[0]} if self._tells else None
+        stream.on_send(records)
+        call.send(payload_message([payload for _, payload in records], beside))
 
     def _payload(self, number: int) -> bytes:
         return f"{self.name}/{number}/{0 if self._tells else self._streams}".encode()
@@ -181,6 +213,7 @@ class Producer:
             dlsn = told["dlsn"] and DLSN.parse(told["dlsn"])
             for number in stream.on_ack(told["acked"], dlsn):
                 del self._waiting[number]
+            self._on_acknowledged(dlsn)
 
 
 class Reader:
@@ -266,11 +299,12 @@ class Reader:
         rng = self._rng
         count = 1_000_000 if is_whole else rng.choice((1, 20, 200))
         pause_s = 0.0 if is_whole else rng.choice((0.0, 0.0, 0.1, 1.0))
-        call = self._proxies.call(self._proxies.some_location(), self.name, ticket.encode())
+        proxy = self._proxies.at(self._proxies.some_location())
+        call = proxy.get(self.name, ticket.encode())
         decoder: PutDecoder | None = None
         try:
             while count:
-                message = await asyncio.wait_for(call.take(), _PATIENCE_S)
+                message = await asyncio.wait_for(call.take(), PATIENCE_S)
                 if isinstance(message, End):
                     if message.error is not None:
                         raise message.error
