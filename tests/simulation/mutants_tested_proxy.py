@@ -11,6 +11,7 @@ from dlcore.log.entries.batches import byte_log_batch
 from dlcore.log.metadata.values import VersionedHead
 from dlcore.log.staging.turns import HeldLog
 from dlcore.log.writing.append import LogAppender
+from dlcore.log.writing.writer import AsyncLogWriter
 from dlcore.proxy.flight import put as put_messages
 from dlcore.proxy.writing.acks import Ack, StreamAcks
 from dlcore.proxy.writing.budget import ByteBudget
@@ -77,6 +78,17 @@ def a_zombie_proxy_goes_on_to_acknowledge() -> Iterator[None]:
         self.rouse()
 
     with patch.object(_Stream, "_answered", answered):
+        yield
+
+
+@caught_by(f"{_ROOM}/test_producers.py::test_a_fenced_proxy_judges_no_condition")
+def a_zombie_proxy_judges_conditions() -> Iterator[None]:
+    """It does not look whether the log is its own before it tells of the last record."""
+
+    async def believe(_: AsyncLogWriter) -> None:
+        pass
+
+    with patch.object(AsyncLogWriter, "verify", believe):
         yield
 
 

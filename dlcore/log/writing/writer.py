@@ -290,16 +290,16 @@ class AsyncLogWriter(AsyncClosing):
             except DLError as error:
                 self._fail(error)
                 raise
-        if last is not None:
-            return last
-        return await find_last_dlsn(self._context, self._log)
+        return last or await find_last_dlsn(self._context, self._log)
+
+    async def verify(self) -> None:
+        """Look whether the log is still ours.  Raises: WriteError: it is not; MetadataError."""
+        async with self._changing:
+            self._perform(self._machine.head_changed(await self._context.logs.read(self._log)))
+        self._machine.require_usable()
 
     async def truncate(
-        self,
-        dlsn: DLSN | None = None,
-        *,
-        txid: int | None = None,
-        timestamp_ms: int | None = None,
+        self, dlsn: DLSN | None = None, *, txid: int | None = None, timestamp_ms: int | None = None
     ) -> bool:
         """Drop the records below a position, a transaction id or a time, as the manager does.
 

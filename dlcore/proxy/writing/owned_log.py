@@ -203,7 +203,7 @@ class OwnedLog:
         None: if the log holds no record.
 
         Raises:
-            ConditionFailedError: it is not; else as `accept`.
+            ConditionFailedError: it is not, though the log is ours; else as `accept`.
         """
         async with self._conditional:
             while True:
@@ -221,6 +221,7 @@ class OwnedLog:
                 if self.ending is not None:
                     raise self.ending
                 if last != expected:
+                    await self.writer.verify()  # another owner may have written meanwhile
                     raise ConditionFailedError(
                         f"log {self.writer.log_name!r}: expected its last record at "
                         f"{expected or 'no position'}, it is at {last or 'no position'}",

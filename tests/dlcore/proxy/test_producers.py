@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from dlcore.ids import DLSN
+from dlcore.records import LogRecord
 from tests.dlcore.proxy.test_put import records
+from tests.fixtures.memory_namespace import CONFIG
 from tests.fixtures.served_proxies import Proxies, Stream, with_proxies
 
 if TYPE_CHECKING:
@@ -230,6 +233,32 @@ def test_an_append_on_a_condition() -> None:
         again, _ = await client.opened_with("clicks", expected="1:0:1", producer=ready["producer"])
         await again.send(b"c", sequence=0)
         assert (await again.told_all() or {})["acked"] == 1
+        assert await payloads(served) == [b"a", b"b", b"c"]
+
+    with_proxies("clicks")(scenario)
+
+
+def test_a_fenced_proxy_judges_no_condition() -> None:
+    """It knows of no record that others wrote since: it lets go of the log, and looks anew."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start()
+        first, _ = await client.opened_with("clicks", expected=None)
+        await first.send(b"a")
+        assert await first.told_all() == {"acked": 1, "dlsn": "1:0:0"}
+        unlocked = replace(CONFIG, lock_enabled=False)
+        log = await served.cluster.namespaces[0].open_log("clicks", config=unlocked)
+        async with await log.open_writer() as writer:
+            assert await writer.write(LogRecord(2**50, b"b")) == DLSN(2, 0, 0)
+        late, _ = await client.opened_with("clicks", expected="2:0:0")
+        await late.send(b"c")
+        await late.call.done_writing()
+        assert await late.told() is None
+        code, message, _ = await late.status()
+        assert (code, "is lost to this proxy" in message) == ("UNAVAILABLE", True)
+        again, _ = await client.opened_with("clicks", expected="2:0:0")
+        await again.send(b"c")
+        assert await again.told_all() == {"acked": 1, "dlsn": "3:0:0"}
         assert await payloads(served) == [b"a", b"b", b"c"]
 
     with_proxies("clicks")(scenario)
