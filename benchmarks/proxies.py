@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from benchmarks.logs import (
     CONFIG,
     RECORD_BYTES,
     WRITE_BYTES,
+    CpuCost,
     append_times,
     cpu_of,
     drop_log,
@@ -378,31 +380,49 @@ def _gap(times: tuple[float, float]) -> float:
 
 
 def read(sandbox: Sandbox, _folder: Path) -> list[Figure]:
-    """All records of a log by DoGet, beside the core's reader in the client's process."""
+    """All records of a log by DoGet, beside the core's reader in the client's process.
+
+    CPU is that of the client, the proxy and the bookies.
+    """
     batches = record_batches(total_bytes=WRITE_BYTES, record_bytes=RECORD_BYTES)
     log, _ = write_log(sandbox.uri, batches)
     del batches
     ticket = fl.Ticket(json.dumps({"log": log}).encode())
+    bookies = [each.pid for each in sandbox.bookies]
+    proxied = CpuCost([*bookies, sandbox.proxies[0].pid])
+    direct = CpuCost(bookies)
 
     def value() -> float:
         with fl.connect(sandbox.proxies[0].location) as client:
             started = time.perf_counter()
-            count = sum(chunk.data.num_rows for chunk in client.do_get(ticket))
+            with proxied.counted():
+                count = sum(chunk.data.num_rows for chunk in client.do_get(ticket))
             assert count == WRITE_BYTES // RECORD_BYTES
             return WRITE_BYTES / 1e6 / (time.perf_counter() - started)
 
     def limit() -> float:
         with open_namespace(sandbox.uri) as namespace, namespace.open_log(log) as manager:
             started = time.perf_counter()
-            read_to_its_end(manager)
+            with direct.counted():
+                read_to_its_end(manager)
             return WRITE_BYTES / 1e6 / (time.perf_counter() - started)
 
+    figure = measure(
+        name="proxy_read",
+        unit="MB/s",
+        target=Target(ratio=0.7, is_rate=True),
+        value=value,
+        limit=limit,
+    )
+    (client, servers), (core, core_servers) = proxied.per_gb(), direct.per_gb()
     return [
-        measure(
-            name="proxy_read",
-            unit="MB/s",
-            target=Target(ratio=0.7, is_rate=True),
-            value=value,
-            limit=limit,
+        replace(
+            figure,
+            cpu_s_per_gb={
+                "client": client,
+                "proxy and bookies": servers,
+                "client of the core": core,
+                "its bookies": core_servers,
+            },
         )
     ]

@@ -17,6 +17,7 @@ from dlcore.errors import LedgerReadError
 from dlcore.ids import DLSN
 from dlcore.log.reading.scan import ScanBatch
 from dlcore.proto import flight_pb2 as pb
+from dlcore.proxy.flight.put import PutMessage
 from dlcore.proxy.flight.sending import Passed
 from dlcore.proxy.reading.planning import (
     FoundPlace,
@@ -45,10 +46,10 @@ _MS = pa.timestamp("ms", "UTC")
 _POSITIONS = ("dlsn", "txid", "sequence_id", "timestamp")
 
 
-def arrow_of(message: pb.FlightData) -> pa.Buffer:
+def arrow_of(message: PutMessage) -> pa.Buffer:
     """Return the Arrow message in one of Flight."""
-    prefix = _PREFIX.pack(-1, len(message.data_header))
-    return pa.py_buffer(prefix + message.data_header + message.data_body)
+    header = message.told.data_header
+    return pa.py_buffer(b"".join((_PREFIX.pack(-1, len(header)), header, message.body)))
 
 
 async def act(calls: Endpoint, action: str, request: Any, answer: Any) -> Any:
@@ -162,11 +163,13 @@ async def scan(
         before, schema = position, None
         async with calls.stream("DoGet", ticket) as messages:
             async for data in messages:
-                message = pb.FlightData.FromString(data)
-                if not message.app_metadata:
+                message = PutMessage.parse(data)
+                if not message.told.app_metadata:
                     schema = pa.ipc.read_schema(arrow_of(message))
                     continue
-                position = DLSN.parse(msgspec.json.decode(message.app_metadata, type=Passed).next)
+                position = DLSN.parse(
+                    msgspec.json.decode(message.told.app_metadata, type=Passed).next
+                )
                 for each in _entries_of(pa.ipc.read_record_batch(arrow_of(message), schema)):
                     yield each
         if position > before:

@@ -18,6 +18,7 @@ from dlcore.log.entries.batches import batch_of
 from dlcore.log.reading.ranges import timestamp_ms_of
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.actions import CreateRequest, SchemaRequest
+from dlcore.proxy.flight.put import PutMessage
 from dlcore.proxy.flight.sending import Passed
 from dlcore.proxy.reading.tickets import Place, Ticket
 from dlcore.remote import planning
@@ -349,12 +350,12 @@ class RemoteReader(AsyncClosing):
         """
         async with self._calls.stream("DoGet", lambda: self._ticket(follow=follow)) as messages:
             async for data in messages:
-                message = pb.FlightData.FromString(data)
+                message = PutMessage.parse(data)
                 arrow = arrow_of(message)
-                if not message.app_metadata:
+                if not message.told.app_metadata:
                     self.schema = pa.ipc.read_schema(arrow)
                     continue
-                passed = msgspec.json.decode(message.app_metadata, type=Passed)
+                passed = msgspec.json.decode(message.told.app_metadata, type=Passed)
                 self._place = Place(dlsn=passed.next)
                 yield pa.ipc.read_record_batch(arrow, self.schema)
 

@@ -73,7 +73,7 @@ class Numbered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class PutMessage:
-    """What a client sends: FlightData of flight.proto without its body, and the body beside it.
+    """What is sent either way: FlightData of flight.proto without its body, and that beside it.
 
     The protobuf library would copy a body three times until it is an Arrow buffer.
     """
