@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 STALL_S = 1.0
 """A client that takes nothing for so long has no use for what is read ahead for it."""
 _LOOK_S = 1.0
+_FIRST_BYTES = 64 * 1024
+_GROWTH = 4
+"""A reader's first messages are small, and soon larger: one that takes none holds little."""
 TURN_BYTES = 64 * 1024 * 1024
 """After so much a reader that is caught up makes room for one that waits."""
 Send: TypeAlias = "Callable[[bytes], Awaitable[None]]"
@@ -145,6 +148,7 @@ async def _messages(
     for a moment; that is waited for, and nothing is left out, nor given twice.
     """
     async with await reading.log.open_reader(dlsn=position) as reader:
+        bytes_max = _FIRST_BYTES
         with suppress(EndOfStreamError):
             while position < end:
                 rows = await reader.take_rows(timeout_s=_LOOK_S)
@@ -153,10 +157,11 @@ async def _messages(
                         f"log {reading.log.name!r}: the records before {end} were truncated while "
                         "they were read"
                     )
-                for each in fetched(rows, log=reading.log.name, bytes_max=PART_BYTES):
+                for each in fetched(rows, log=reading.log.name, bytes_max=bytes_max):
                     message = each.part(reading.view, end)
                     position = each.end
                     if message is not None:
                         yield message, position
                     if position >= end:
                         return
+                bytes_max = min(_GROWTH * bytes_max, PART_BYTES)

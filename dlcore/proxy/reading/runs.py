@@ -19,8 +19,9 @@ RUN_BYTES = 256 * 1024
 PART_BYTES = 1280 * 1024
 """Likewise those that are sent to one reader: two entries of the size that writers give them, and
 little more.  What a message costs is then nothing beside its bytes."""
-CUT_BYTES = 2 * 1024 * 1024
-"""An entry that would make a larger message is cut: most clients take 4 MiB, by gRPC's default."""
+CUT_FACTOR = 2
+"""An entry that would make a message so many times larger is cut.  Most clients take 4 MiB, by
+gRPC's default."""
 _ROW_BYTES = 64
 """What a row takes in a message beside its own columns and the log's name."""
 
@@ -73,8 +74,9 @@ def fetched(taken: Iterable[EntryRows], *, log: str, bytes_max: int) -> Iterator
     """Yield entries that were taken from a reader of a log, those that are small together."""
     together: list[StoredRows] = []
     end, size_bytes = DLSN.INITIAL, 0
+    row_bytes = _ROW_BYTES + len(log)
     for entry in taken:
-        for rows, rows_end, rows_bytes in _cut(entry, _ROW_BYTES + len(log)):
+        for rows, rows_end, rows_bytes in _cut(entry, row_bytes, CUT_FACTOR * bytes_max):
             if together and size_bytes + rows_bytes > bytes_max:
                 yield Fetched.of(together, end, size_bytes)
                 together, size_bytes = [], 0
@@ -85,7 +87,9 @@ def fetched(taken: Iterable[EntryRows], *, log: str, bytes_max: int) -> Iterator
         yield Fetched.of(together, end, size_bytes)
 
 
-def _cut(entry: EntryRows, row_bytes: int) -> Iterator[tuple[StoredRows, DLSN, int]]:
+def _cut(
+    entry: EntryRows, row_bytes: int, bytes_max: int
+) -> Iterator[tuple[StoredRows, DLSN, int]]:
     """Yield the rows of an entry, where they end, and about how many bytes a message has of them.
 
     They are as they are in memory: entries may be compressed, which messages are not.
@@ -93,10 +97,10 @@ def _cut(entry: EntryRows, row_bytes: int) -> Iterator[tuple[StoredRows, DLSN, i
     rows = entry.take_stored()
     count = rows.batch.num_rows
     size_bytes = rows.batch.nbytes + count * row_bytes
-    part_count = -(-size_bytes // CUT_BYTES)
-    step = -(-count // part_count)
+    part_count = -(-size_bytes // bytes_max)
+    step = -(-count // min(part_count, count))
     for first in range(0, count, step):
         part = rows.slice(first, step)
-        following = rows.slice(first + step, 0)
         is_last = first + step >= count
-        yield part, entry.place.end if is_last else following.position, size_bytes // part_count
+        end = entry.place.end if is_last else rows.slice(first + step, 0).position
+        yield part, end, size_bytes // part_count

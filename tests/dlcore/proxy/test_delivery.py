@@ -52,10 +52,15 @@ class Log:
 
 def delivered(log: Log, end: DLSN) -> list[bytes]:
     """Return what a client gets of what is before `end`."""
+    return [each for message in messages(log, end) for each in values(message)]
+
+
+def messages(log: Log, end: DLSN) -> list[bytes]:
+    """Return what a client is sent of what is before `end`."""
     got: list[bytes] = []
 
     async def send(message: bytes) -> None:
-        got.extend(values(message))
+        got.append(message)
 
     reading = Reading(log=cast("Any", log), view=VIEW, start=DLSN.INITIAL, end=end, follow=False)
     deliveries = Deliveries(cast("Any", None), catching_up_max=1)
@@ -73,6 +78,18 @@ def test_what_was_truncated_meanwhile_is_told() -> None:
     """It is not taken for what never was."""
     with pytest.raises(AlreadyTruncatedError, match="log 'a': the records before 1:2:0"):
         delivered(Log([[entry(0, 1)], []], first=DLSN(1, 2, 0)), DLSN(1, 2, 0))
+
+
+def test_a_reader_is_sent_little_at_first() -> None:
+    """So one that takes nothing holds little; what comes later goes in few messages."""
+    log = Log([[entry(number, 600, size=1024)] for number in range(4)])
+    sent = messages(log, DLSN(1, 4, 0))
+    assert [each for message in sent for each in values(message)] == [
+        b"%d:%d" % (number, slot) for number in range(4) for slot in range(600)
+    ]
+    assert len(sent[0]) < 150_000
+    assert len(sent[-1]) > 600 * 1024
+    assert len(sent) < 12
 
 
 def test_readers_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:

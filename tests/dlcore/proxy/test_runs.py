@@ -10,7 +10,7 @@ from dlcore.log.entries.batches import batch_of
 from dlcore.log.reading.rows import EntryRows
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.reading.rows import RowView
-from dlcore.proxy.reading.runs import CUT_BYTES, RUN_BYTES, Fetched, fetched
+from dlcore.proxy.reading.runs import CUT_FACTOR, RUN_BYTES, Fetched, fetched
 from dlcore.records import EntryPlace
 from tests.dlcore.proxy.test_sending import arrow_message
 
@@ -41,29 +41,33 @@ def together(entries: list[EntryRows], bytes_max: int = RUN_BYTES) -> list[Fetch
 
 def test_small_entries_go_together() -> None:
     """A large one is a run of its own."""
-    sizes = [RUN_BYTES // 5, RUN_BYTES // 5, RUN_BYTES // 5, RUN_BYTES, 10, 10]
+    fifth = RUN_BYTES // 5
+    sizes = [fifth, fifth, fifth, 4 * fifth, 10, 10]
     runs = together([entry(number, 2, size=size) for number, size in enumerate(sizes)])
     assert [len(run.firsts) for run in runs] == [2, 1, 1, 2]
     assert [run.start for run in runs[1:]] == [run.end for run in runs[:-1]]
     assert together([]) == []
 
 
-def test_an_entry_of_many_small_records_is_cut() -> None:
-    """What is known of records counts: none of the messages is above what clients take."""
-    rows = 5 * CUT_BYTES // 200
-    for first_row in (0, 7):
-        parts = together([entry(3, rows, first_row=first_row), entry(4, 1)], 2 * CUT_BYTES)
-        got = [each.part(VIEW, DLSN(1, 5, 0)) for each in parts]
-        assert max(len(each or b"") for each in got) <= CUT_BYTES
-        assert [each for message in got for each in values(message)] == [
-            *(b"3:%d" % slot for slot in range(first_row, rows)),
-            b"4:0",
-        ]
-        assert [each.start for each in parts] == [
-            DLSN(1, 3, first_row),
-            *(each.end for each in parts[:-1]),
-        ]
-        assert parts[-1].end == DLSN(1, 5, 0)
+@pytest.mark.parametrize("first_row", [0, 7])
+def test_an_entry_of_many_small_records_is_cut(first_row: int) -> None:
+    """What is known of records counts: no message is far above its bound."""
+    rows, bytes_max = 500, 10_000
+    parts = together([entry(3, rows, first_row=first_row), entry(4, 1)], bytes_max)
+    got = [each.part(VIEW, DLSN(1, 5, 0)) for each in parts]
+    assert max(len(each or b"") for each in got) <= CUT_FACTOR * bytes_max
+    wanted = [*(b"3:%d" % slot for slot in range(first_row, rows)), b"4:0"]
+    assert [each for message in got for each in values(message)] == wanted
+    starts = [DLSN(1, 3, first_row), *(each.end for each in parts[:-1])]
+    assert [each.start for each in parts] == starts
+    assert parts[-1].end == DLSN(1, 5, 0)
+
+
+def test_a_record_is_whole() -> None:
+    """However large it is beside the bound."""
+    parts = together([entry(3, 3, size=1000)], 10)
+    got = [each.part(VIEW, DLSN(1, 4, 0)) for each in parts]
+    assert [values(message) for message in got] == [[b"3:0"], [b"3:1"], [b"3:2"]]
 
 
 def test_a_run_says_where_its_records_are() -> None:
