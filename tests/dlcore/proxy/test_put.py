@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
+from dlcore.errors import WriteError
+from dlcore.proxy.writing.owned_log import OwnedLog
 from dlcore.records import LogRecord
 from tests.fixtures.aio import until_async
 from tests.fixtures.memory_namespace import CONFIG, read_all
@@ -256,6 +258,37 @@ def test_a_fenced_proxy_acknowledges_nothing_more() -> None:
         await again.send(b"c")
         await again.told_all()
         assert [each.payload for each in await records(served)] == [b"a", b"c"]
+
+    with_proxies("clicks")(scenario)
+
+
+@pytest.mark.parametrize("call", ["begin", "accept", "accept_if"])
+def test_a_writer_that_is_found_failed_loses_its_log(
+    monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Whatever a stream wants of it; the next stream finds another writer."""
+
+    async def scenario(served: Proxies) -> None:
+        async def fail(*_: object) -> None:
+            raise WriteError("it failed")
+
+        client = await served.start()
+        options: dict[str, object] = {"expected": None} if call == "accept_if" else {}
+        if call == "begin":
+            options["producer"] = "meter"
+        with monkeypatch.context() as patched:
+            patched.setattr(OwnedLog, call, fail)
+            stream = client.put()
+            await stream.begin("clicks", **options)
+            await stream.send(b"a")
+            assert set(await stream.told_all() or {"ready"}) == {"ready"}
+            code, message, _ = await stream.status()
+            assert (code, "is lost to this proxy" in message) == ("UNAVAILABLE", True)
+            assert "it failed" in message
+        again = await client.opened("clicks")
+        await again.send(b"b")
+        await again.told_all()
+        assert [each.payload for each in await records(served)] == [b"b"]
 
     with_proxies("clicks")(scenario)
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from dlcore.errors import NotEnoughBookiesError
+from dlcore.log.staging.writer import StagingWriter
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.writing import staging
 from tests.fixtures.memory_namespace import read_all
@@ -130,5 +132,26 @@ def test_kept_writers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         assert answer == {"already_committed": False}
         assert len(ledgers(served.cluster)) == 3
+
+    with_proxies("a")(scenario)
+
+
+def test_a_shared_writer_that_cannot_go_on_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bookies do not answer when a refused stream is to be forgotten; the next has another one."""
+
+    async def scenario(served: Proxies) -> None:
+        async def fail(*_: object, **__: object) -> None:
+            raise NotEnoughBookiesError("no bookie answers")
+
+        client = await served.start()
+        await staged(client, "query", b"1")
+        with monkeypatch.context() as patched:
+            patched.setattr(StagingWriter, "discard", fail)
+            patched.setattr(StagingWriter, "aclose", fail)
+            code, _, _ = await refused(await opened(client, "query", shared=True), "none")
+            assert code == "NOT_FOUND"
+        assert len(ledgers(served.cluster)) == 1
+        await staged(client, "query", b"2")
+        assert len(ledgers(served.cluster)) == 2
 
     with_proxies("a")(scenario)
