@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 from tests.fixtures.lengths import sample
+
+if TYPE_CHECKING:
+    import nbformat
 
 pytestmark = [pytest.mark.notebook, pytest.mark.timeout(600)]
 
@@ -22,6 +24,8 @@ SAMPLE = 1
 
 def load(path: Path) -> nbformat.NotebookNode:
     """Read a notebook."""
+    import nbformat  # late, as below: each worker would load it to find the tests
+
     notebook: nbformat.NotebookNode
     notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]  # nbformat is
     return notebook
@@ -38,6 +42,8 @@ def test_there_are_notebooks() -> None:
 @pytest.mark.parametrize("path", sample(NOTEBOOKS, SAMPLE), ids=lambda path: path.stem)
 def test_it_runs(path: Path) -> None:
     """Every cell succeeds in a fresh kernel."""
+    from nbclient import NotebookClient
+
     notebook = load(path)
     client = NotebookClient(notebook, timeout=CELL_TIMEOUT_S, resources={"metadata": {"path": "."}})
     client.execute()
@@ -52,6 +58,8 @@ def test_it_runs(path: Path) -> None:
 @each_notebook
 def test_it_is_stripped_and_says_first_what_it_shows(path: Path) -> None:
     """Outputs would be noise in every diff; the first cell is text."""
+    import nbformat
+
     notebook = load(path)
     nbformat.validate(notebook)
     assert notebook.cells[0].cell_type == "markdown"
