@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from dlcore.errors import ConfigurationError, SchemaMismatchError
 from dlcore.log.entries.batches import typed_read_fields
-from dlcore.log.typed.arrow import columns_of, schema_of, spelled
+from dlcore.log.typed.arrow import columns_of, entry_schemas, schema_of, spelled
 from dlcore.log.typed.schema import LogSchema, check_columns, describe
 from dlcore.log.typed.text import parse_columns
 
@@ -76,6 +76,16 @@ def schema_from_bytes(content: bytes) -> pa.Schema:
 def describe_schema(schema: pa.Schema) -> str:
     """Return a schema as people read it, and as `schema_from_text` takes it."""
     return describe(columns_of(schema))
+
+
+def require_fit(log: str, schema: pa.Schema, rows: pa.Schema) -> None:
+    """Raise unless rows with these columns can be written to a log with this schema.
+
+    Raises:
+        SchemaMismatchError: a column is unknown, or no value of it can be one of the log's.
+    """
+    none = pa.RecordBatch.from_arrays([pa.array([], kind) for kind in rows.types], schema=rows)
+    entry_schemas(LogSchema.first(columns_of(schema))).fit(log, none)
 
 
 def merge_schemas(schemas: Mapping[str, pa.Schema | None]) -> pa.Schema | None:

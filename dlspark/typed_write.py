@@ -72,12 +72,23 @@ def _fit_log(options: WriteOptions, log: str, wanted: pa.Schema) -> None:
         merge_schema(options.address, log, wanted)
         return
     known = open_shared_logs(options.address).get_schemas([log])[log]
-    missing = [] if known is None else [n for n in wanted.names if known.get_field_index(n) < 0]
-    if known is not None and missing:
+    if known is None:
+        return
+    both = f"it has ({_text(known)}), the DataFrame has ({_text(wanted)})"
+    missing = [name for name in wanted.names if known.get_field_index(name) < 0]
+    if missing:
         raise SchemaMismatchError(
-            f"log {log!r} has no column {missing[0]!r}: it has ({_text(known)}), the DataFrame has "
-            f"({_text(wanted)}). The option mergeSchema adds columns"
+            f"log {log!r} has no column {missing[0]!r}: {both}. The option mergeSchema adds columns"
         )
+    from dlcore.schemas import require_fit
+
+    try:
+        require_fit(log, known, wanted)
+    except SchemaMismatchError as error:
+        raise SchemaMismatchError(
+            f"{error}: {both}. Cast the column; the option mergeSchema widens types "
+            "where nothing is lost"
+        ) from error
 
 
 def _text(schema: pa.Schema) -> str:

@@ -258,6 +258,12 @@ def test_writes_to_typed_logs(bench: Bench) -> None:
     named = pa.record_batch({"id": [3], "name": ["x"]})
     with pytest.raises(SchemaMismatchError, match=r"no column 'name': it has \(id int64\), the Da"):
         bench.stage({"log": new}, more, named)
+    text = T.StructType([T.StructField("id", T.StringType())])
+    other = r"id int64 cannot hold id string: it has \(id int64\), the DataFrame has \(id string\)"
+    with pytest.raises(SchemaMismatchError, match=other):
+        bench.source(log=new).writer(text, overwrite=False)
+    narrow = T.StructType([T.StructField("id", T.IntegerType())])
+    assert bench.source(log=new).writer(narrow, overwrite=False)._columns.typed == narrow
     bench.stage({"log": new, "mergeSchema": "true"}, more, named)
     assert bench.namespace.open_log(new).read().to_arrow().to_pylist() == [
         {"id": 1, "name": None}, {"id": 2, "name": None}, {"id": 3, "name": "x"}
