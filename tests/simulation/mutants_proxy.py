@@ -20,6 +20,7 @@ from dlcore.proxy.writing.owned_log import OwnedLog
 from dlcore.proxy.writing.owner import LogOwner
 from dlcore.proxy.writing.ownership import Decision, Elsewhere, Ownership, Verdict
 from dlcore.proxy.writing.put import _Stream
+from dlcore.proxy.writing.staging import Stagings
 
 if TYPE_CHECKING:
     import asyncio
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
 
     from dlcore.log.manager import DistributedLogManager
     from dlcore.log.reading.rows import StoredRows
+    from dlcore.log.staging.writer import StagingWriter
     from dlcore.log.writing.producers import Mark
+    from dlcore.proxy.flight.put import StagingTarget
     from dlcore.proxy.reading.following import FollowedLog
     from dlcore.proxy.writing.owned_log import Accepted
 
@@ -168,6 +171,29 @@ def batches_with_a_condition_are_parted() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def conditions_are_of_what_the_owner_wrote() -> Iterator[None]:
+    """The last record is its own last one, whoever appended meanwhile."""
+
+    async def find_last(self: AsyncLogWriter) -> DLSN | None:
+        await self.flush()
+        return self.last_dlsn
+
+    with patch.object(AsyncLogWriter, "find_last", find_last):
+        yield
+
+
+@contextlib.contextmanager
+def what_broken_streams_sent_stays_staged() -> Iterator[None]:
+    """The next stream of the identity stages it, too."""
+
+    async def give_up(self: Stagings, target: StagingTarget, writer: StagingWriter) -> None:
+        await self._put_back(target, writer)
+
+    with patch.object(Stagings, "_give_up", give_up):
+        yield
+
+
 # Bounds
 
 
@@ -292,6 +318,7 @@ def rings_join_runs_out_of_order() -> Iterator[None]:
 MUTANTS = (
     batches_with_a_condition_are_parted,
     conditions_are_not_looked_at,
+    conditions_are_of_what_the_owner_wrote,
     eviction_hands_out_another_run,
     logs_are_followed_for_ever,
     memory_of_streams_is_not_bounded,
@@ -305,6 +332,7 @@ MUTANTS = (
     sequences_are_lost_at_the_end_of_a_segment,
     streams_end_well_without_what_they_dropped,
     tables_of_producers_are_not_rebuilt,
+    what_broken_streams_sent_stays_staged,
     what_was_accepted_is_acknowledged,
     whole_runs_are_sent_to_who_wants_a_part,
     windows_of_streams_are_not_bounded,
