@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+import pytest
+
+from dlcore.errors import LedgerReadError
 from dlcore.ids import DLSN
 from dlcore.proxy.reading.delivery import Deliveries, Reading
 from dlcore.proxy.reading.following import FollowedLogs
@@ -15,6 +19,7 @@ from dlcore.proxy.reading.runs import RUN_BYTES
 from tests.dlcore.proxy.test_runs import entry, values
 
 if TYPE_CHECKING:
+    from dlcore.errors import DLError
     from dlcore.log.reading.rows import EntryRows
 
 VIEW = RowView("a", None, ["dlsn", "value"])
@@ -29,6 +34,7 @@ class GrowingLog:
 
     def __init__(self) -> None:
         self.entries: list[EntryRows] = []
+        self.error: DLError | None = None
         self.more = asyncio.Event()
 
     def grow(self, number: int, *, size: int = 100) -> None:
@@ -49,6 +55,8 @@ class GrowingLog:
         """Wait for entries."""
         await self.more.wait()
         self.more.clear()
+        if self.error is not None:
+            raise self.error
         taken, self.entries = self.entries, []
         return taken
 
@@ -88,13 +96,15 @@ def _readers_of(followed: FollowedLogs) -> int:
     )
 
 
-async def _followed(clients: int, end: int) -> tuple[GrowingLog, list[Client], asyncio.Future[Any]]:
+async def _followed(
+    clients: int, end: int, start: DLSN = BEGIN
+) -> tuple[GrowingLog, list[Client], asyncio.Future[Any]]:
     """Let clients follow a log until they have the entries before `end`."""
     log = GrowingLog()
     followed = FollowedLogs(RingBudget(1 << 20))
     deliveries = Deliveries(followed, catching_up_max=1)
     reading = Reading(
-        log=cast("Any", log), view=VIEW, start=BEGIN, end=DLSN(1, end, 0), follow=True
+        log=cast("Any", log), view=VIEW, start=start, end=DLSN(1, end, 0), follow=True
     )
     followers = [Client() for _ in range(clients)]
     all_done = asyncio.gather(*(deliveries.deliver(reading, each.send) for each in followers))
@@ -121,5 +131,47 @@ def test_what_comes_while_readers_are_sent_something_goes_together() -> None:
         await asyncio.wait_for(all_done, WAIT_S)
         for each in (first, second):
             assert each.got == [[b"0:0"], [b"1:0", b"2:0", b"3:0"], [b"4:0"], [b"5:0"]]
+
+    asyncio.run(follow())
+
+
+def test_who_begins_behind_the_last_record_of_an_entry_is_not_sent_it() -> None:
+    """What he wants comes with the next one."""
+
+    async def follow() -> None:
+        log, (client,), all_done = await _followed(1, end=2, start=DLSN(1, 0, 5))
+        client.may_take.set()
+        for number in range(2):
+            log.grow(number)
+            while log.entries:  # noqa: ASYNC110  # nothing tells it
+                await asyncio.sleep(0)
+        await asyncio.wait_for(all_done, WAIT_S)
+        assert client.got == [[b"1:0"]]
+
+    asyncio.run(follow())
+
+
+def test_who_leaves_a_log_that_broke_takes_nothing_from_those_who_came_later() -> None:
+    """They share one that follows it anew, until the last of them leaves."""
+
+    async def follow() -> None:
+        log: Any = GrowingLog()
+        followed = FollowedLogs(RingBudget(1 << 20))
+        async with AsyncExitStack() as early:
+            broken = await early.enter_async_context(followed.follow(log))
+            log.error = LedgerReadError("an entry is lost")
+            log.more.set()
+            await asyncio.wait_for(broken.task, WAIT_S)
+            with pytest.raises(LedgerReadError, match="lost"):
+                broken.require_unbroken()
+            log.error = None
+            async with followed.follow(log) as sound:
+                assert sound is not broken
+                await early.aclose()
+                async with followed.follow(log) as shared:
+                    assert shared is sound
+                    assert repr(shared).endswith("2 readers>")
+        assert not len(followed)
+        await followed.aclose()
 
     asyncio.run(follow())

@@ -51,6 +51,26 @@ def test_places_by_any_position() -> None:
     with_proxies("a")(scenario)
 
 
+def test_a_planner_is_told_what_it_does_not_know() -> None:
+    """Of another log of that name everything is news."""
+
+    async def scenario(served: Proxies) -> None:
+        log_id, client = await fill(served)
+        log = await served.cluster.namespaces[0].open_log("a")
+        async with await log.open_writer() as writer:
+            await writer.write(record(40))
+        for known, lssns in (
+            ({"log_id": log_id, "lssn": 2}, [2]),
+            ({"log_id": log_id, "lssn": 1}, [1, 2]),
+            ({"log_id": "other", "lssn": 2}, [1, 2]),
+        ):
+            told = await client.act("snapshots", logs=["a", "none"], known={"a": known})
+            (snapshot,) = unpack_snapshots(base64.b64decode(told["snapshots"]))
+            assert [each.lssn for each in snapshot.segments] == lssns
+
+    with_proxies("a")(scenario)
+
+
 def test_what_is_gone_and_what_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """A log of another id is not searched; records to come are waited for, for a while."""
     monkeypatch.setattr(planning, "_LOOKS_S", (0.0, 0.01))

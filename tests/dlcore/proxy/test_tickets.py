@@ -10,6 +10,8 @@ from hypothesis import given, strategies as st
 
 from dlcore.errors import ConfigurationError, InvalidLogNameError
 from dlcore.ids import DLSN, TXID_MAX
+from dlcore.proto import flight_pb2 as pb
+from dlcore.proxy.reading.serving import _ticket_of
 from dlcore.proxy.reading.tickets import TICKET_BYTES_MAX, Latest, Place, Ticket, Wanted
 from dlcore.records import NotLessThan, RecordField
 
@@ -103,3 +105,9 @@ def test_a_ticket_is_checked_when_it_is_made() -> None:
         Ticket(log="a//b")
     with pytest.raises(ConfigurationError, match="expected one of"):
         Place(dlsn="1:0:0", time=datetime.now(UTC))
+
+
+def test_a_descriptor_without_a_type() -> None:
+    """It is neither the path of a log nor a ticket."""
+    with pytest.raises(ConfigurationError, match="without a type: expected a path"):
+        _ticket_of(pb.FlightDescriptor())
