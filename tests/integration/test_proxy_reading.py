@@ -35,6 +35,7 @@ pytestmark = pytest.mark.integration
 
 WAIT_S = 60
 STANDING = amount(200, sampled=60)
+FOLLOWED = amount(1000, sampled=500)
 ROLLING = LogConfig(segment_bytes_max=4096)
 
 
@@ -273,20 +274,20 @@ def test_who_stands_still_slows_nobody(sandbox: Sandbox, namespace: Namespace) -
         slow = connected.do_get(ticket(log.name, follow=True))
         fast = [Follower(connected, log.name) for _ in range(3)]
         with log.open_writer() as writer:
-            for first in range(0, 1000, 100):
+            for first in range(0, FOLLOWED, 100):
                 write(writer, first, 100, size=30_000)
         for each in fast:
-            assert each.wait_for(1000) == list(range(1000))
+            assert each.wait_for(FOLLOWED) == list(range(FOLLOWED))
         stuck = connected.do_get(ticket(log.name))
         assert stuck.read_chunk().data.num_rows
         whole = connected.do_get(ticket(log.name)).read_all()
-        assert numbers(whole) == list(range(1000)), "whoever is stuck gives up his turn"
+        assert numbers(whole) == list(range(FOLLOWED)), "whoever is stuck gives up his turn"
         budget = proxy.server.reads.followed.budget
         assert budget.size_bytes <= budget.bytes_max
         got: list[int] = []
-        while len(got) < 1000:
+        while len(got) < FOLLOWED:
             got += numbers(pa.Table.from_batches([slow.read_chunk().data]))
-        assert got == list(range(1000))
+        assert got == list(range(FOLLOWED))
         for each in (slow, stuck):
             each.cancel()
         for each in fast:
