@@ -294,14 +294,15 @@ OPTIONS = (
         uses=_ALL,
         values="a PEM file on every host",
         default="",
-        meaning="Use TLS to bookies, and trust these certificates.",
+        meaning="Use TLS to bookies, or to proxies at `grpc+tls://…`, and trust these "
+        "certificates.",
     ),
     Option(
         name="tlsCert",
         uses=_ALL,
         values="a PEM file on every host",
         default="",
-        meaning="Our own certificate, where bookies ask for one.",
+        meaning="Our own certificate, where they ask for one.",
     ),
     Option(
         name="tlsKey",

@@ -79,8 +79,8 @@ def common_options(command: _Command) -> _Command:
             envvar="DLOG_ENDPOINT",
             help="Ask proxies, as at grpc://host:port, and nobody else; default: $DLOG_ENDPOINT.",
         ),
-        _tls_option("ca", "Certificates to trust: connections to bookies use TLS"),
-        _tls_option("cert", "Our certificate, where bookies ask for one"),
+        _tls_option("ca", "Certificates to trust: connections to bookies, or to proxies, use TLS"),
+        _tls_option("cert", "Our certificate, where they ask for one"),
         _tls_option("key", "Its private key"),
     ):
         command = option(command)
@@ -119,8 +119,10 @@ DLOG_OPTIONS = {
     "uri": Option(str, None, "The namespace, like distributedlog://127.0.0.1:2181/dlog."),
     "endpoint": Option(str, None, "Proxies to ask and nobody else, like grpc://127.0.0.1:4190."),
     "patience": Option(float, _PATIENCE_S, "Seconds that a question to the cluster may take."),
-    "tls_ca": Option(str, None, "PEM file of the certificates to trust: bookies are asked by TLS."),
-    "tls_cert": Option(str, None, "PEM file of our certificate, where bookies ask for one."),
+    "tls_ca": Option(
+        str, None, "PEM file of the certificates to trust: bookies and proxies are asked by TLS."
+    ),
+    "tls_cert": Option(str, None, "PEM file of our certificate, where they ask for one."),
     "tls_key": Option(str, None, "PEM file of its private key."),
 }
 """What the table [dlog] of the configuration file and variables may say."""

@@ -15,6 +15,7 @@ from dlcore.closing import AsyncClosing
 from dlcore.errors import AlreadyClosedError, ConfigurationError, DLError, ProxyUnavailableError
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.flight.calls import KEEPALIVE_OPTIONS
+from dlcore.remote.tls_reasons import tls_reason
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -91,7 +92,12 @@ class Endpoint(AsyncClosing):
 
     def __init__(self, endpoint: str, *, patience_s: float, tls: TlsFiles | None = None) -> None:
         self._channels = open_channels(endpoint, tls)
+        self._addresses = addresses_of(endpoint)
+        self._scheme = endpoint.partition("://")[0]
         self._tls = tls
+        self._reasons: dict[str, str] = {}
+        self.is_reached = False
+        """Whether a proxy has answered: then one that does not is waited for, whatever it says."""
         self._owners: dict[str, str] = {}  # of logs, the locations of the proxies that write them
         self._located: dict[str, grpc.aio.Channel] = {}
         self.patience_s = patience_s
@@ -123,9 +129,12 @@ class Endpoint(AsyncClosing):
             call = stub(request().SerializeToString())
             try:
                 if kind == "unary_unary":
-                    yield await call
+                    answer = await call
+                    self.is_reached = True
+                    yield answer
                     return
                 async for data in call:
+                    self.is_reached = True
                     backoff, failed_at = Backoff(_FIRST_PAUSE_S, _PAUSE_MAX_S), None
                     yield data
             except asyncio.CancelledError:
@@ -133,7 +142,7 @@ class Endpoint(AsyncClosing):
                     self._require_open()  # which ended the call
                 raise
             except grpc.aio.AioRpcError as failure:
-                error = error_of(failure.code(), failure.details() or "")
+                error = await self.explained(error_of(failure.code(), failure.details() or ""))
                 failed_at = clock() if failed_at is None else failed_at
                 if not error.retriable or clock() - failed_at >= self.patience_s:
                     raise error from failure
@@ -143,6 +152,25 @@ class Endpoint(AsyncClosing):
                 call.cancel()
             self._turn = (self._turn + 1) % len(self._channels)
             await asyncio.sleep(backoff.failed(clock()))
+
+    async def explained(self, error: DLError) -> DLError:
+        """Return what to tell of a failure at the proxy asked last.
+
+        As long as none was reached that is what is wrong with TLS, for good if it is with all.
+        """
+        if self.is_reached or not isinstance(error, ProxyUnavailableError):
+            return error
+        address = self._addresses[self._turn]
+        is_secure = self._scheme == "grpc+tls"
+        reason = await tls_reason(address, self._tls, is_secure=is_secure)
+        if reason is None:
+            self._reasons.pop(address, None)
+            return error
+        self._reasons[address] = f"the proxy at {self._scheme}://{address}: {reason}"
+        kind = (
+            ConfigurationError if len(self._reasons) == len(set(self._addresses)) else type(error)
+        )
+        return kind("; ".join(self._reasons.values()))
 
     def put(self, log: str) -> Any:
         """Begin to write to a log, at the proxy that owns it, as far as that is known."""

@@ -106,6 +106,7 @@ class RemoteStagingWriter:
             try:
                 await write(call, first_message(self._target, self._schema))
                 await _read(call)
+                self._calls.is_reached = True
                 self._answer = asyncio.create_task(_hear(call), name="hearing of what is staged")
                 for message in self._kept:
                     await self._write(message)

@@ -173,6 +173,9 @@ class Attempts:
     async def failed(self, end: EndedError) -> None:
         """Wait until it is to be tried again.  Raises: what ended it for good."""
         now = self._clock()
+        if end.again:
+            end.error = await self._calls.explained(end.error)
+            end.again = not isinstance(end.error, ConfigurationError)
         self._failing_since = now if self._failing_since is None else self._failing_since
         if not end.again or now - self._failing_since >= self._patience_s:
             raise end.error from end
@@ -447,6 +450,7 @@ class RemoteWriter(AsyncClosing):
                 ready = (await read(call)).ready
             if ready is None or ready.producer is None:
                 raise UnexpectedError("a proxy did not say that it is ready")
+            self._calls.is_reached = True
             self._take_up(ready.producer, ready.sequence)
             hearing = asyncio.create_task(self._hear(call), name="hearing a proxy")
             hearing.add_done_callback(lambda _: self._wake.set())

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import pytest
 
 from dlcore.sync import open_namespace
+from dlcore.tls import TlsFiles
+from tests.fixtures.certificates import Authority
+from tests.fixtures.proxies import proxy_process
 from tests.fixtures.tls_cluster import tls_cluster
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrameWriter, SparkSession
 
     from dlcore.sandbox.zookeeper import EmbeddedZooKeeper
 
@@ -39,3 +43,39 @@ def test_a_batch_is_written_and_streamed_over_tls(
         sink.trigger(availableNow=True).start().awaitTermination()
         copied = spark.read.format("dlog").options(**options, log="copy").load()
         assert sorted(int(bytes(row.value)) for row in copied.collect()) == list(range(10))
+
+
+def test_proxies_that_speak_tls(spark: SparkSession, namespace_uri: str, tmp_path: Path) -> None:
+    """Driver and workers go through them with the right files; with others they say what is."""
+    home, creating = uuid4().hex, {"createLog": "true"}
+    authority = Authority(tmp_path / "ours")
+    files, client = authority.issue("proxy"), authority.issue("client", host="DNS:client")
+    serving = [f"--serve-tls-{name}={getattr(files, name)}" for name in ("ca", "cert", "key")]
+    with proxy_process(namespace_uri, *serving) as proxy:
+
+        def options(tls: TlsFiles, **more: str) -> dict[str, str]:
+            given = {"tlsCa": tls.ca, "tlsCert": tls.cert, "tlsKey": tls.key}
+            given |= {"endpoint": proxy.location} | more
+            return {name: value for name, value in given.items() if value}
+
+        def written(tls: TlsFiles) -> DataFrameWriter:
+            frame = spark.createDataFrame([(str(n),) for n in range(10)], "value string")
+            return frame.write.format("dlog").options(**options(tls, log=f"{home}/a", **creating))
+
+        written(client).mode("append").save()
+        source = spark.readStream.format("dlog").options(**options(client, log=f"{home}/a"))
+        source = source.option("startingOffsets", "earliest")
+        sink = source.load().select("value").writeStream.format("dlog")
+        sink = sink.options(**options(client, log=f"{home}/b", **creating))
+        sink = sink.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        sink.trigger(availableNow=True).start().awaitTermination()
+        copied = spark.read.format("dlog").options(**options(client, log=f"{home}/b")).load()
+        assert sorted(int(bytes(row.value)) for row in copied.collect()) == list(range(10))
+        for tls, told in (
+            (TlsFiles(ca=client.ca), "lets nobody in without a certificate"),
+            (TlsFiles(ca=str(Authority(tmp_path / "theirs").ca)), "certificate is not accepted"),
+        ):
+            with pytest.raises(Exception, match=f"the proxy at grpc.tls://[^ ]+: .*{told}"):
+                written(tls).mode("append").save()
+            with pytest.raises(Exception, match=f"the proxy at grpc.tls://[^ ]+: .*{told}"):
+                spark.read.format("dlog").options(**options(tls, log=f"{home}/a")).load().collect()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING, Protocol
 from uuid import uuid4
 
@@ -12,6 +13,8 @@ import pytest
 from dlcore.cli.app import run
 from dlcore.ids import DLSN
 from dlcore.sync import open_namespace
+from tests.fixtures.certificates import Authority
+from tests.fixtures.proxies import proxy_process
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -134,3 +137,39 @@ def test_records_are_written_through_proxies(
     assert len(tables[0])
     if "line-number" in options:
         assert tables[0]["txid"] == tables[1]["txid"]
+
+
+def test_proxies_that_speak_tls(
+    log: str, dlog: Dlog, namespace_uri: str, tmp_path: Path
+) -> None:
+    """Files on the command line or in variables; without the right ones it says what they are."""
+    authority = Authority(tmp_path / "ours")
+    files, client = authority.issue("proxy"), authority.issue("client", host="DNS:client")
+    stranger = Authority(tmp_path / "theirs").ca
+    serving = [f"--serve-tls-{name}={getattr(files, name)}" for name in ("ca", "cert", "key")]
+    with proxy_process(namespace_uri, *serving) as proxy:
+        right = {
+            f"DLOG_TLS_{name.upper()}": getattr(client, name) for name in ("ca", "cert", "key")
+        }
+        endpoint = ("--endpoint", proxy.location)
+        assert dlog(*endpoint, "log", "count", log, **right) == (0, "28\n")
+        lines = tmp_path / "lines"
+        lines.write_bytes(b"one\n")
+        writing = ("write", log, "--file", str(lines))
+        code, told = dlog(*endpoint, "log", *writing, **right)
+        assert (code, "the last one at " in told) == (0, True)
+        code, told = dlog(*endpoint, "log", "tail", log, "-n", "1", "--raw", **right)
+        assert (code, told.strip()) == (0, "one")
+        plain = proxy.location.replace("grpc+tls", "grpc")
+        wrong = [
+            ((*endpoint, f"--tls-ca={client.ca}"), "lets nobody in without a certificate"),
+            ((*endpoint, f"--tls-ca={stranger}"), "its certificate is not accepted"),
+            (("--endpoint", plain), f"it speaks TLS: expected {proxy.location}"),
+        ]
+        for command, expected in wrong:
+            began = time.monotonic()
+            for done in (("count", log), writing):
+                code, told = dlog("log", *done, *command)
+                assert (code, expected in told) == (2, True), told
+                assert f"the proxy at {command[1]}: " in told
+            assert time.monotonic() - began < 30

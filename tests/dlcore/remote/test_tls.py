@@ -1,0 +1,168 @@
+"""Endpoints with TLS: who has the right files reads and writes, others are told what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from dlcore.errors import ConfigurationError, ProxyUnavailableError
+from dlcore.remote import open_namespace, tls_reasons
+from dlcore.tls import TlsFiles
+from tests.dlcore.proxy.test_put import records
+from tests.fixtures.certificates import Authority
+from tests.fixtures.ports import free_ports
+from tests.fixtures.served_proxies import Proxies, with_proxies
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from dlcore.remote import RemoteNamespace
+
+
+class Files:
+    """Those of a proxy, of its client, and of who belongs elsewhere."""
+
+    def __init__(self, folder: Path) -> None:
+        ours, theirs = Authority(folder / "ours"), Authority(folder / "theirs")
+        self.proxy = ours.issue("proxy")
+        self.elsewhere = ours.issue("elsewhere", host="DNS:elsewhere.example")
+        self.client = ours.issue("client", host="DNS:client")
+        stranger = theirs.issue("stranger", host="DNS:client")
+        self.without = TlsFiles(ca=self.client.ca)
+        self.trusts_others = TlsFiles(ca=stranger.ca, cert=self.client.cert, key=self.client.key)
+        self.stranger = TlsFiles(ca=self.client.ca, cert=stranger.cert, key=stranger.key)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """Signed by two authorities."""
+    return Files(tmp_path_factory.mktemp("tls"))
+
+
+def serving(files: TlsFiles) -> dict[str, str]:
+    """Return the settings of a proxy with these files."""
+    return {"tls_ca": files.ca, "tls_cert": files.cert, "tls_key": files.key}
+
+
+@asynccontextmanager
+async def opened(
+    endpoint: str, tls: TlsFiles | None, **more: Any
+) -> AsyncIterator[RemoteNamespace]:
+    """Open the logs at an endpoint."""
+    async with await open_namespace(endpoint, tls=tls, **more) as namespace:
+        yield namespace
+
+
+def endpoint_of(served: Proxies) -> str:
+    """Return all proxies as one endpoint."""
+    return "grpc+tls://" + ",".join(each.address for each in served.servers)
+
+
+def test_the_right_files_read_write_and_stage(files: Files) -> None:
+    """Also over a redirect from one proxy to the other."""
+
+    async def scenario(served: Proxies) -> None:
+        for _ in range(2):
+            await served.start(**serving(files.proxy))
+        for server in served.servers:
+            async with opened(server.location, files.client) as namespace:
+                log = await namespace.open_log("clicks")
+                async with await log.open_writer() as writer:
+                    await writer.write_batch(pa.record_batch({"payload": [b"written"]}))
+                append = await namespace.begin_append("job", served.servers.index(server))
+                await append.write_batch("clicks", pa.record_batch({"payload": [b"staged"]}))
+                await append.commit()
+                read = [each.payload async for each in log.open_reader().records()]
+        assert read == [each.payload for each in await records(served)]
+        assert read == [b"written", b"staged"] * 2
+
+    with_proxies("clicks")(scenario)
+
+
+@pytest.mark.parametrize(
+    ("serves", "asks", "scheme", "told"),
+    [
+        ("proxy", "without", "grpc+tls", "it lets nobody in without a certificate: expected a"),
+        ("proxy", "stranger", "grpc+tls", "it lets nobody in with cert='.*stranger.pem': expected"),
+        (
+            "proxy",
+            "trusts_others",
+            "grpc+tls",
+            "unable to get local issuer .*: expected one for ",
+        ),
+        ("proxy", None, "grpc+tls", "expected one for this host, signed by whom the system trusts"),
+        ("elsewhere", "client", "grpc+tls", "not valid for '127.0.0.1'.: expected one for this"),
+        ("proxy", None, "grpc", r"it speaks TLS: expected grpc\+tls://127.0.0.1:\d+, with the"),
+        (None, "client", "grpc+tls", r"it does not speak TLS: expected grpc://127.0.0.1:\d+$"),
+    ],
+)
+def test_what_is_wrong_is_told_at_once(
+    serves: str | None, asks: str | None, scheme: str, told: str, files: Files
+) -> None:
+    """With where, and what would be right: to who asks, who writes, and who stages."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start(**serving(getattr(files, serves)) if serves else {})
+        endpoint = f"{scheme}://{served.servers[0].address}"
+        text = rf"the proxy at {endpoint.replace('+', '.')}: .*{told}"
+        tls = getattr(files, asks) if asks else None
+        async with asyncio.timeout(20), opened(endpoint, tls, patience_s=60) as namespace:
+            with pytest.raises(ConfigurationError, match=text):
+                await namespace.open_log("clicks")
+            staging = await namespace.open_staging_writer(identity="job")
+            await staging.write_batch("clicks", pa.record_batch({"payload": [b"x"]}))
+            with pytest.raises(ConfigurationError, match=text):
+                await staging.stage()
+
+    with_proxies("clicks")(scenario)
+
+
+def test_one_of_several_proxies_is_enough(files: Files) -> None:
+    """And one that may come back is waited for, with a word about the other."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start(**serving(files.elsewhere))
+        await served.start(**serving(files.proxy))
+        async with opened(endpoint_of(served), files.client) as namespace:
+            assert await namespace.get_logs() == ["clicks"]
+        wrong = served.servers[0].location
+        endpoint = f"{wrong},127.0.0.1:{free_ports(1)}"
+        async with opened(endpoint, files.client, patience_s=0.5) as namespace:
+            with pytest.raises(ProxyUnavailableError, match=r"not valid for|no proxy answers"):
+                await namespace.get_logs()
+
+    with_proxies("clicks")(scenario)
+
+
+def test_who_says_nothing_has_no_reason(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor has one that hangs up."""
+    monkeypatch.setattr(tls_reasons, "_LOOK_S", 0.1)
+    ended = asyncio.Event()
+
+    async def serve(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, hangs_up: bool
+    ) -> None:
+        if not hangs_up:
+            await reader.read()
+        writer.close()
+        await asyncio.gather(writer.wait_closed(), return_exceptions=True)
+        ended.set()
+
+    async def scenario() -> None:
+        for hangs_up in (True, False):
+            serving = partial(serve, hangs_up=hangs_up)
+            async with await asyncio.start_server(serving, "127.0.0.1", 0) as server:
+                address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+                for tls, is_secure in ((files.client, True), (None, False)):
+                    found = await tls_reasons.tls_reason(address, tls, is_secure=is_secure)
+                    assert found is None
+                    await ended.wait()
+                    ended.clear()
+
+    asyncio.run(scenario())
