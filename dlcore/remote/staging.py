@@ -273,7 +273,7 @@ class RemoteStagedAppend:
         if extents is None:
             extents = await self.stage()
         asked = msgspec.structs.replace(
-            self._request, extents=list(extents), replaces=sorted(replaces)
+            self._request.with_extents(extents), replaces=sorted(replaces)
         )
         if asked.run is not None:
             run = replace(asked.run, commits_ns=time.monotonic_ns())
@@ -285,7 +285,7 @@ class RemoteStagedAppend:
     async def abort(self, extents: Sequence[StagedExtent] | None = None) -> None:
         """Drop what was staged.  Raises: MetadataError, ProxyUnavailableError."""
         await self.aclose()
-        asked = msgspec.structs.replace(self._request, extents=list(extents or self._staged))
+        asked = self._request.with_extents(extents or self._staged)
         await act(self._calls, "abort_append", asked, dict[str, Any])
 
     async def aclose(self) -> None:

@@ -10,6 +10,7 @@ reads and writes the head and, now and then, one new chunk: never what came befo
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import msgspec
@@ -393,13 +394,11 @@ class StagedLedger(msgspec.Struct, frozen=True, kw_only=True):
 
         At most `COMMITTED_RUNS_MAX` ranges are told apart: of more, the lowest gaps close.
         """
-        taken = list(self.committed)
-        for first, last in sorted(extents):
-            if any(first <= end and start <= last for start, end in taken):
-                return None
-            taken.append((first, last))
+        taken = sorted([*self.committed, *extents])
+        if any(start <= end for (_, end), (start, _) in pairwise(taken)):
+            return None
         joined: list[tuple[int, int]] = []
-        for start, end in sorted(taken):
+        for start, end in taken:
             if joined and start == joined[-1][1] + 1:
                 joined[-1] = (joined[-1][0], end)
             else:

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, assert_never
 
 from msgspec.structs import replace
@@ -547,17 +548,16 @@ def _name_some(logs: Collection[str]) -> str:
 
 
 def _check_extents(extents: Sequence[StagedExtent], staged_as: str) -> None:
-    taken: dict[int, list[StagedExtent]] = {}
     for extent in extents:
         if extent.identity != staged_as:
             raise ConfigurationError(
                 f"an extent staged as {extent.identity!r} cannot be committed by an append that is "
                 f"staged as {staged_as!r}"
             )
-        for other in taken.setdefault(extent.ledger_id, []):
-            if _overlap(extent, other.first_entry_id, other.last_entry_id):
-                raise ConfigurationError(f"the same entries are given twice: {other!r}, {extent!r}")
-        taken[extent.ledger_id].append(extent)
+    by_place = sorted(extents, key=lambda extent: (extent.ledger_id, extent.first_entry_id))
+    for one, other in pairwise(by_place):
+        if one.ledger_id == other.ledger_id and other.first_entry_id <= one.last_entry_id:
+            raise ConfigurationError(f"the same entries are given twice: {one!r}, {other!r}")
 
 
 def _require_fit(ops: Sequence[Op], extents: Sequence[StagedExtent]) -> None:
@@ -570,7 +570,3 @@ def _require_fit(ops: Sequence[Op], extents: Sequence[StagedExtent]) -> None:
             f"was appended; {LOGS_PER_APPEND} logs with one extent each fit: let fewer tasks write "
             "or write to fewer logs at once"
         ) from error
-
-
-def _overlap(extent: StagedExtent, first: int, last: int) -> bool:
-    return extent.first_entry_id <= last and first <= extent.last_entry_id

@@ -6,17 +6,26 @@ client's, over all its attempts: one whose answer was lost is known by it at any
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from dlcore.config import MIB
 from dlcore.errors import ConfigurationError
 from dlcore.log.metadata.commits import AppendRun, SharedStaging
 from dlcore.log.reading.scan import StagedExtent
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dlcore.log.staging.append import StagedAppend
     from dlcore.namespace import Namespace
+
+_UNPACKED_MAX = 1000
+"""More extents than these are sent packed."""
+UNPACKED_BYTES_MAX = 64 * MIB
+"""Of more extents than any transaction of the metadata store takes."""
 
 
 class AppendRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -26,12 +35,37 @@ class AppendRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     version: int
     token: str
     extents: list[StagedExtent] = []
+    packed: bytes = b""
+    """More of them than a message takes: their list as JSON, by zlib, after `extents`."""
     shared: SharedStaging | None = None
     run: AppendRun | None = None
     lock_timeout_s: float | None = None
     strict: bool = False
     after: int | None = None
     replaces: list[str] = []
+
+    def with_extents(self, extents: Sequence[StagedExtent]) -> AppendRequest:
+        """Return the same about these, however many they are."""
+        if len(extents) <= _UNPACKED_MAX:
+            return msgspec.structs.replace(self, extents=list(extents))
+        return msgspec.structs.replace(self, packed=zlib.compress(msgspec.json.encode(extents)))
+
+    def all_extents(self) -> list[StagedExtent]:
+        """Return what it is about.  Raises: ConfigurationError: `packed` is no such list."""
+        if not self.packed:
+            return self.extents
+        unpacking = zlib.decompressobj()
+        try:
+            text = unpacking.decompress(self.packed, UNPACKED_BYTES_MAX)
+            if not unpacking.eof:
+                raise ConfigurationError(
+                    f"packed: expected all of at most {UNPACKED_BYTES_MAX} bytes, by zlib"
+                )
+            return self.extents + msgspec.json.decode(text, type=list[StagedExtent])
+        except (zlib.error, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise ConfigurationError(
+                f"packed: expected a list of extents as JSON, by zlib, in base64: {error}"
+            ) from error
 
 
 class Appends:
@@ -46,13 +80,13 @@ class Appends:
         Raises: as `StagedAppend.commit`.
         """
         async with await self._begin(request) as append:
-            result = await append.commit(request.extents, replaces=request.replaces)
+            result = await append.commit(request.all_extents(), replaces=request.replaces)
         return {"already_committed": result.already_committed}
 
     async def abort(self, request: AppendRequest) -> dict[str, object]:
         """Drop what was staged, unless it was committed.  Raises: MetadataError."""
         async with await self._begin(request) as append:
-            await append.abort(request.extents)
+            await append.abort(request.all_extents())
         return {}
 
     async def _begin(self, request: AppendRequest) -> StagedAppend:

@@ -139,9 +139,7 @@ def test_records_are_written_through_proxies(
         assert tables[0]["txid"] == tables[1]["txid"]
 
 
-def test_proxies_that_speak_tls(
-    log: str, dlog: Dlog, namespace_uri: str, tmp_path: Path
-) -> None:
+def test_proxies_that_speak_tls(log: str, dlog: Dlog, namespace_uri: str, tmp_path: Path) -> None:
     """Files on the command line or in variables; without the right ones it says what they are."""
     authority = Authority(tmp_path / "ours")
     files, client = authority.issue("proxy"), authority.issue("client", host="DNS:client")
