@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
 from dlcore.errors import WriteError
+from dlcore.proto import flight_pb2 as pb
+from dlcore.proxy.service import FLIGHT
 from dlcore.proxy.writing.owned_log import OwnedLog
 from dlcore.records import LogRecord
 from tests.fixtures.aio import until_async
 from tests.fixtures.memory_namespace import CONFIG, read_all
-from tests.fixtures.served_proxies import PAYLOADS, Client, Proxies, with_proxies
+from tests.fixtures.served_proxies import (
+    PAYLOADS,
+    Client,
+    Proxies,
+    Stream,
+    data_of,
+    with_proxies,
+)
 
 if TYPE_CHECKING:
     from dlcore.records import LogRecordWithDLSN
@@ -146,6 +155,34 @@ def test_what_was_sent_before_a_bad_batch_is_acknowledged() -> None:
         code, message, _ = await stream.status()
         assert (code, "holds 1 nulls" in message) == ("INVALID_ARGUMENT", True)
         assert [each.payload for each in await records(served)] == [b"good"]
+
+    with_proxies("clicks")(scenario)
+
+
+def test_bytes_that_are_no_message_are_refused() -> None:
+    """First, or after what is acknowledged."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start()
+        method: Any = client.channel.stream_stream(
+            f"/{FLIGHT}/DoPut", response_deserializer=pb.PutResult.FromString
+        )
+        first = data_of(PAYLOADS.serialize())
+        first.flight_descriptor.CopyFrom(
+            pb.FlightDescriptor(type=pb.FlightDescriptor.PATH, path=["clicks"])
+        )
+        rows = data_of(
+            pa.record_batch([pa.array([b"a"], pa.binary())], schema=PAYLOADS).serialize()
+        )
+        for before in ([], [first.SerializeToString(), rows.SerializeToString()]):
+            stream = Stream(method())
+            for message in [*before, b"\xff" * 100]:
+                await stream.call.write(message)
+            told = await stream.told_all()
+            assert (told or {}).get("acked") == (1 if before else None)
+            code, details, _ = await stream.status()
+            assert (code, "is no FlightData" in details) == ("INVALID_ARGUMENT", True)
+        assert [each.payload for each in await records(served)] == [b"a"]
 
     with_proxies("clicks")(scenario)
 
