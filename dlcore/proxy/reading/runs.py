@@ -74,7 +74,7 @@ def fetched(taken: Iterable[EntryRows], *, log: str, bytes_max: int) -> Iterator
     """Yield entries that were taken from a reader of a log, those that are small together."""
     together: list[StoredRows] = []
     end, size_bytes = DLSN.INITIAL, 0
-    row_bytes = _ROW_BYTES + len(log)
+    row_bytes = _ROW_BYTES + len(log.encode())
     for entry in taken:
         for rows, rows_end, rows_bytes in _cut(entry, row_bytes, CUT_FACTOR * bytes_max):
             if together and size_bytes + rows_bytes > bytes_max:

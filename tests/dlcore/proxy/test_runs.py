@@ -63,6 +63,15 @@ def test_an_entry_of_many_small_records_is_cut(first_row: int) -> None:
     assert parts[-1].end == DLSN(1, 5, 0)
 
 
+def test_a_long_name_counts_with_each_record() -> None:
+    """Every row has it, in UTF-8."""
+    log, bytes_max = "ü" * 100, 10_000
+    view = RowView(log, None, None)
+    parts = fetched([entry(3, 500)], log=log, bytes_max=bytes_max)
+    sizes = [len(each.part(view, DLSN(1, 4, 0)) or b"") for each in parts]
+    assert 0 < max(sizes) <= CUT_FACTOR * bytes_max
+
+
 def test_a_record_is_whole() -> None:
     """However large it is beside the bound."""
     parts = together([entry(3, 3, size=1000)], 10)
