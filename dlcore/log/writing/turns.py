@@ -85,7 +85,7 @@ class TurnGiver:
                 logger.info("log=%s gives no turns any more: %s", self._log.name, error)
                 return  # sealed, failed or closed
             # Those who waited write for as long: appends that follow each other stop nobody.
-            await asyncio.sleep(clock() - begun_s)
+            await asyncio.sleep(min(clock() - begun_s, TURN_S))
 
     async def _give(self) -> None:
         aside: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
