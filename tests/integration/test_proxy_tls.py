@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from dlcore.errors import ConfigurationError, ProxyUnavailableError
+from dlcore.errors import ConfigurationError
 from dlcore.proxy.config import ProxyConfig
 from dlcore.remote.sync import open_namespace as open_remote
 from dlcore.sync import open_namespace
 from tests.fixtures.certificates import Authority
-from tests.fixtures.proxies import proxy_process, proxy_thread
+from tests.fixtures.proxies import proxy_process, proxy_thread, wait_for_no_proxy
 
 if TYPE_CHECKING:
     from dlcore.tls import TlsFiles
@@ -39,7 +39,8 @@ def authority(tmp_path: Path) -> Authority:
 
 @pytest.fixture
 def log(namespace_uri: str) -> str:
-    """A log with a record."""
+    """A log with a record; no proxy is live."""
+    wait_for_no_proxy(namespace_uri)
     name = f"tls/{uuid4().hex}"
     with open_namespace(namespace_uri) as namespace:
         namespace.create_log(name)
@@ -76,14 +77,14 @@ def test_only_clients_with_a_certificate_enter(
             locations = {each.uri.decode() for part in info.endpoints for each in part.locations}
             assert locations == {proxy.location}
         plain = proxy.location.replace("grpc+tls", "grpc")
-        for endpoint, files in (
-            (plain, None),
-            (proxy.location, None),
-            (proxy.location, stranger),
+        for endpoint, files, told in (
+            (plain, None, "it speaks TLS"),
+            (proxy.location, None, "its certificate is not accepted"),
+            (proxy.location, stranger, "its certificate is not accepted"),
         ):
             with (
                 open_remote(endpoint, tls=files, patience_s=0.2) as remote,
-                pytest.raises(ProxyUnavailableError),
+                pytest.raises(ConfigurationError, match=told),
             ):
                 remote.open_log(log)
         with pytest.raises(ConfigurationError, match=r"expected grpc\+tls://"):

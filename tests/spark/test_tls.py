@@ -10,7 +10,7 @@ import pytest
 from dlcore.sync import open_namespace
 from dlcore.tls import TlsFiles
 from tests.fixtures.certificates import Authority
-from tests.fixtures.proxies import proxy_process
+from tests.fixtures.proxies import proxy_process, wait_for_no_proxy
 from tests.fixtures.tls_cluster import tls_cluster
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def test_a_batch_is_written_and_streamed_over_tls(
 
 def test_proxies_that_speak_tls(spark: SparkSession, namespace_uri: str, tmp_path: Path) -> None:
     """Driver and workers go through them with the right files; with others they say what is."""
+    wait_for_no_proxy(namespace_uri)  # one of another test would be asked in vain
     home, creating = uuid4().hex, {"createLog": "true"}
     authority = Authority(tmp_path / "ours")
     files, client = authority.issue("proxy"), authority.issue("client", host="DNS:client")

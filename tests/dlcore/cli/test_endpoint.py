@@ -14,7 +14,7 @@ from dlcore.cli.app import run
 from dlcore.ids import DLSN
 from dlcore.sync import open_namespace
 from tests.fixtures.certificates import Authority
-from tests.fixtures.proxies import proxy_process
+from tests.fixtures.proxies import log_name_for, proxy_process
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -153,10 +153,14 @@ def test_proxies_that_speak_tls(log: str, dlog: Dlog, namespace_uri: str, tmp_pa
         assert dlog(*endpoint, "log", "count", log, **right) == (0, "28\n")
         lines = tmp_path / "lines"
         lines.write_bytes(b"one\n")
-        writing = ("write", log, "--file", str(lines))
+        # The other proxy that is live speaks no TLS.
+        written = log_name_for(proxy, namespace_uri)
+        with open_namespace(namespace_uri) as namespace:
+            namespace.create_log(written)
+        writing = ("write", written, "--file", str(lines))
         code, told = dlog(*endpoint, "log", *writing, **right)
-        assert (code, "the last one at " in told) == (0, True)
-        code, told = dlog(*endpoint, "log", "tail", log, "-n", "1", "--raw", **right)
+        assert (code, "the last one at " in told) == (0, True), told
+        code, told = dlog(*endpoint, "log", "tail", written, "-n", "1", "--raw", **right)
         assert (code, told.strip()) == (0, "one")
         plain = proxy.location.replace("grpc+tls", "grpc")
         wrong = [
