@@ -8,11 +8,11 @@ pytest_plugins = [
     "tests.fixtures.java",
     "tests.fixtures.lengths",
     "tests.fixtures.examples",  # after what it imports
-    "tests.fixtures.proxies",
+    "tests.fixtures.zookeeper",
+    "tests.fixtures.proxies",  # after what it imports, as spark
     "tests.fixtures.shell",
     "tests.fixtures.spark",
     "tests.fixtures.unmeasured",
     "tests.fixtures.workers",
-    "tests.fixtures.zookeeper",
     "tests.fixtures.metadata_backend",  # after what it imports
 ]

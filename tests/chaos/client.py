@@ -38,7 +38,7 @@ from tests.chaos.payloads import identity_of, payload_of
 from tests.chaos.plan import ADD_TIMEOUT_S
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 
     from dlcore import AsyncLogReader, AsyncLogWriter, DistributedLogManager
 
@@ -327,21 +327,31 @@ async def _open_persistently(work: Work, events: Events) -> Namespace:
             await asyncio.sleep(0.5)
 
 
+def termination() -> asyncio.Event:
+    """Return what SIGTERM sets from now on."""
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    return stop
+
+
+async def perform(works: Iterable[Coroutine[Any, Any, None]], stop: asyncio.Event) -> None:
+    """Do all this until it is stopped, or one of it ends; raise what is no answer of dlog."""
+    tasks: list[asyncio.Task[Any]] = [asyncio.create_task(each) for each in works]
+    tasks.append(asyncio.create_task(stop.wait()))
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(result, Exception) and not isinstance(result, DLError):
+            raise result
+
+
 async def run(work: Work) -> None:
     """Work until SIGTERM, then close everything in order."""
     events = Events(Path(work.folder) / f"{work.name}.{work.life}.events")
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    stop = termination()
     async with await _open_persistently(work, events) as namespace:
-        client = Client(work, namespace, events)
-        tasks = [asyncio.create_task(each) for each in client.tasks()]
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait((*tasks, stopping), return_when=asyncio.FIRST_COMPLETED)
-        for task in (*tasks, stopping):
-            task.cancel()
-        for result in await asyncio.gather(*tasks, stopping, return_exceptions=True):
-            if isinstance(result, Exception) and not isinstance(result, DLError):
-                raise result
+        await perform(Client(work, namespace, events).tasks(), stop)
     events.note("closed")
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import signal
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +19,7 @@ import pyarrow as pa
 
 from dlcore import DLError
 from dlcore.remote import open_namespace
-from tests.chaos.client import Events
+from tests.chaos.client import Events, perform, termination
 from tests.chaos.payloads import payload_of
 
 if TYPE_CHECKING:
@@ -86,18 +85,10 @@ def _answered(
 async def run(work: Production) -> None:
     """Work until SIGTERM, then close everything in order."""
     events = Events(Path(work.folder) / f"{work.name}.{work.life}.events")
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    stop = termination()
     async with await open_namespace(work.endpoint) as namespace:
         numbers = range(work.producers)
-        tasks = [asyncio.create_task(produce(work, namespace, events, each)) for each in numbers]
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait((*tasks, stopping), return_when=asyncio.FIRST_COMPLETED)
-        for task in (*tasks, stopping):
-            task.cancel()
-        for result in await asyncio.gather(*tasks, stopping, return_exceptions=True):
-            if isinstance(result, Exception) and not isinstance(result, DLError):
-                raise result
+        await perform((produce(work, namespace, events, each) for each in numbers), stop)
     events.note("closed")
 
 

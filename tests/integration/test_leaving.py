@@ -157,21 +157,30 @@ REMOTE_OPEN = "from dlcore.remote.sync import open_namespace\n" + OPEN
 REMOTE_EXITS = ["end", "sys.exit", "unhandled", "interrupt", "much", "thread that writes on"]
 
 
-@pytest.mark.parametrize("way", sample(REMOTE_EXITS, 4))
-def test_what_was_written_through_a_proxy_is_flushed(
-    way: str, proxy: ProxyProcess, namespace: Namespace, log: str
-) -> None:
-    """By the same mechanism."""
+def leave(way: str, opening: str, uri: str, log: str) -> None:
+    """Let a process that writes end so, by itself, and complain of nothing else."""
     code, expected_status, expected_error = EXITS[way]
-    status, errors = end(start(REMOTE_OPEN + textwrap.dedent(code), proxy.location, log))
+    status, errors = end(start(opening + textwrap.dedent(code), uri, log))
     statuses = expected_status if isinstance(expected_status, tuple) else (expected_status,)
     assert status in statuses, errors
     assert expected_error in errors
     assert errors.count("Traceback") == (1 if expected_error else 0), errors
     assert "dlcore" not in errors
+
+
+def written(way: str) -> list[int]:
+    """Return the transaction ids that a process writes which ends so."""
+    return list(range(1, {"much": 100_000, "thread that writes on": 6}.get(way, 3) + 1))
+
+
+@pytest.mark.parametrize("way", sample(REMOTE_EXITS, 4))
+def test_what_was_written_through_a_proxy_is_flushed(
+    way: str, proxy: ProxyProcess, namespace: Namespace, log: str
+) -> None:
+    """By the same mechanism."""
+    leave(way, REMOTE_OPEN, proxy.location, log)
     assert proxy.act("release", log=log)["released"]
-    expected = {"much": 100_000, "thread that writes on": 6}.get(way, 3)
-    assert txids_of(namespace, log) == list(range(1, expected + 1))
+    assert txids_of(namespace, log) == written(way)
 
 
 @pytest.mark.parametrize("way", sample(EXITS, 6))
@@ -179,15 +188,8 @@ def test_what_was_written_is_flushed(
     way: str, sandbox: Sandbox, namespace: Namespace, log: str
 ) -> None:
     """Whichever way the process ends: all is there, the lock is free, and nothing is complained."""
-    code, expected_status, expected_error = EXITS[way]
-    status, errors = end(start(OPEN + textwrap.dedent(code), sandbox.uri, log))
-    statuses = expected_status if isinstance(expected_status, tuple) else (expected_status,)
-    assert status in statuses, errors
-    assert expected_error in errors
-    assert errors.count("Traceback") == (1 if expected_error else 0), errors
-    assert "dlcore" not in errors
-    expected = {"much": 100_000, "thread that writes on": 6}.get(way, 3)
-    assert txids_of(namespace, log) == list(range(1, expected + 1))
+    leave(way, OPEN, sandbox.uri, log)
+    assert txids_of(namespace, log) == written(way)
 
 
 def test_termination_by_default_keeps_what_was_flushed(

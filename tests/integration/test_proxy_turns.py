@@ -16,7 +16,7 @@ import pytest
 from dlcore.errors import LogModeError
 from dlcore.sync import open_namespace
 from tests.fixtures.lengths import amount
-from tests.fixtures.proxies import act, knows, proxy_process
+from tests.fixtures.proxies import act, knows, produce, proxy_process
 from tests.fixtures.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -31,21 +31,6 @@ WAIT_S = 90
 PRODUCERS = 4
 VERSIONS = amount(15, sampled=8)
 SCHEMA = pa.schema([("payload", pa.binary())])
-
-
-def produce(location: str, log: str, name: str, stop: threading.Event, sent: list[bytes]) -> None:
-    """Write on one stream, each batch once, until told to stop; wait for all acknowledgements."""
-    with flight.connect(location) as client:
-        writer, reader = client.do_put(flight.FlightDescriptor.for_path(log), SCHEMA)
-        with writer:
-            reader.read()  # ready
-            while not stop.is_set():
-                rows = [f"{name}:{len(sent) + n}".encode() for n in range(3)]
-                writer.write_batch(pa.record_batch([pa.array(rows, pa.binary())], schema=SCHEMA))
-                sent += rows
-                while json.loads(reader.read().to_pybytes())["acked"] < len(sent):
-                    pass
-            writer.done_writing()
 
 
 def logs_for_each(proxies: Sequence[ProxyProcess], home: str) -> dict[str, str]:

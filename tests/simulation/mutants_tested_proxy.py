@@ -20,6 +20,7 @@ from dlcore.proxy.writing.owner import LogOwner, elsewhere, not_here
 from dlcore.proxy.writing.ownership import Decision, Elsewhere, Ownership, Verdict
 from dlcore.proxy.writing.put import _Stream
 from dlcore.proxy.writing.rates import TokenBucket
+from tests.simulation.mutants_proxy import more_is_acknowledged_than_was_sent
 from tests.simulation.tested import caught_by
 
 if TYPE_CHECKING:
@@ -48,15 +49,7 @@ def an_acknowledgement_is_told_before_it_is_durable() -> Iterator[None]:
 @caught_by(f"{_ROOM}/test_acks.py::test_any_order_of_events_keeps_the_books")
 def an_acknowledgement_is_beyond_what_was_sent() -> Iterator[None]:
     """An acknowledgement counts the records that it adds once more."""
-    durable = StreamAcks.durable
-
-    def twice(self: StreamAcks, dlsn: DLSN) -> None:
-        records, *_ = self._pending[0]
-        durable(self, dlsn)
-        assert self._durable is not None
-        self._durable = Ack(self._durable.records + records, dlsn)
-
-    with patch.object(StreamAcks, "durable", twice):
+    with more_is_acknowledged_than_was_sent():
         yield
 
 

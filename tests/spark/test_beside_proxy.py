@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pyarrow as pa
-import pyarrow.flight as flight
 import pytest
 
 from dlcore.sync import open_namespace
+from tests.fixtures.proxies import produce
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,24 +20,8 @@ if TYPE_CHECKING:
     from tests.fixtures.proxies import ProxyProcess
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.prove]
-SCHEMA = pa.schema([("payload", pa.binary())])
 PRODUCERS, ROWS, PER_BATCH = 3, 300, 100
 WAIT_S = 60
-
-
-def produce(location: str, log: str, name: str, stop: threading.Event, sent: list[bytes]) -> None:
-    """Write on one stream, which must not break, until told to stop."""
-    with flight.connect(location) as client:
-        writer, reader = client.do_put(flight.FlightDescriptor.for_path(log), SCHEMA)
-        with writer:
-            reader.read()  # ready
-            while not stop.is_set():
-                rows = [f"{name}:{len(sent) + n}".encode() for n in range(3)]
-                writer.write_batch(pa.record_batch([pa.array(rows, pa.binary())], schema=SCHEMA))
-                sent += rows
-                while json.loads(reader.read().to_pybytes())["acked"] < len(sent):
-                    pass
-            writer.done_writing()
 
 
 def test_a_stream_is_written_beside_producers(
