@@ -16,18 +16,18 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from dlcore._blocking import iterate
-from dlcore._portal import Portal, shared_portal
-from dlcore._prefetch import scan
-from dlcore._sync_buffering import WritersNamespace
-from dlcore._sync_manager import DistributedLogManager
-from dlcore._sync_merged import MergedReader
-from dlcore._sync_range import LogRange
-from dlcore._sync_reader import LogReader
-from dlcore._sync_staging import StagedAppend, StagingWriter
-from dlcore._sync_stream import AppendOnlyStreamReader, AppendOnlyStreamWriter
-from dlcore._sync_watch import LogWatch
-from dlcore._sync_writer import LogWriter
+from dlcore.blocking.buffering import WritersNamespace
+from dlcore.blocking.log_range import LogRange
+from dlcore.blocking.manager import DistributedLogManager
+from dlcore.blocking.merged import MergedReader
+from dlcore.blocking.portal import Portal, shared_portal
+from dlcore.blocking.prefetch import scan
+from dlcore.blocking.reader import LogReader
+from dlcore.blocking.staging import StagedAppend, StagingWriter
+from dlcore.blocking.stream import AppendOnlyStreamReader, AppendOnlyStreamWriter
+from dlcore.blocking.twin import iterate
+from dlcore.blocking.watch import LogWatch
+from dlcore.blocking.writer import LogWriter
 from dlcore.config import SESSION_TIMEOUT_S
 from dlcore.log.metadata.commits import AppendRun, CommitStatus, SharedStaging
 from dlcore.log.metadata.listing import PAGE_SIZE

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dlcore._blocking import Blocking, iterate
-from dlcore._portal import Portal, shared_portal
-from dlcore._sync_buffering import BUFFERED_RECORD_BYTES, BufferingWriter, WritersNamespace
-from dlcore._sync_staging import StagedAppend, StagingWriter
+from dlcore.blocking.buffering import BUFFERED_RECORD_BYTES, BufferingWriter, WritersNamespace
+from dlcore.blocking.portal import Portal, shared_portal
+from dlcore.blocking.staging import StagedAppend, StagingWriter
+from dlcore.blocking.twin import Blocking, iterate
 from dlcore.log.writing.transmit import checked_payload
 from dlcore.remote import reading, writing
 from dlcore.remote.outbox import MESSAGE_BYTES

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dlcore._blocking import iterate
-from dlcore._portal import Portal
-from dlcore._sync_reader import LogReader
-from dlcore._sync_staging import StagingWriter
-from dlcore._sync_stream import AppendOnlyStreamReader
+from dlcore.blocking.portal import Portal
+from dlcore.blocking.reader import LogReader
+from dlcore.blocking.staging import StagingWriter
+from dlcore.blocking.stream import AppendOnlyStreamReader
+from dlcore.blocking.twin import iterate
 from dlcore.errors import LedgerReadError
 from dlcore.ids import DLSN
 from dlcore.log.reading.rows import EntryRows

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from dlcore import _portal
-from dlcore._portal import Portal, shared_portal
+from dlcore.blocking import portal as portals
+from dlcore.blocking.portal import Portal, shared_portal
 from dlcore.errors import AlreadyClosedError, ConfigurationError
 
 
@@ -54,7 +54,7 @@ def test_a_forked_child_is_told_to_open_its_own() -> None:
     """What was opened before the fork fails clearly; a new portal works in the child."""
     code = """
 import asyncio, os, sys
-from dlcore._portal import shared_portal
+from dlcore.blocking.portal import shared_portal
 from dlcore.errors import ConfigurationError
 parent = shared_portal()
 assert parent.call(asyncio.sleep(0, "parent")) == "parent"
@@ -103,18 +103,18 @@ def test_at_exit_each_is_closed_whatever_the_others_do(
         released.wait()
 
     released = threading.Event()
-    shared = _portal._Shared()
+    shared = portals._Shared()
     shared.close()  # nothing was opened
-    monkeypatch.setattr(_portal, "_shared", shared)
+    monkeypatch.setattr(portals, "_shared", shared)
     for late in (False, True):
-        monkeypatch.setattr(_portal, "_CLOSERS_TIMEOUT_S", 1 if late else 60)
+        monkeypatch.setattr(portals, "_CLOSERS_TIMEOUT_S", 1 if late else 60)
         portal = shared_portal()
         owners = [object() for _ in range(4)]
         for owner, closer in zip(owners, (close, fail, hang, hang), strict=True):
-            _portal.close_at_exit(owner, closer)
-        _portal.forget(owners[3])
+            portals.close_at_exit(owner, closer)
+        portals.forget(owners[3])
         if not late:
-            _portal.forget(owners[2])
+            portals.forget(owners[2])
         with caplog.at_level(logging.WARNING):
             shared.close()
         assert not portal.is_usable
@@ -122,9 +122,9 @@ def test_at_exit_each_is_closed_whatever_the_others_do(
         assert caplog.text.count("not closed cleanly at exit: KeyError('mine')") == 1 + late
     shared.close()
     assert closed == ["first"] * 2
-    monkeypatch.setattr(_portal, "_CLOSERS_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(portals, "_CLOSERS_TIMEOUT_S", 0.1)
     portal = shared_portal()
-    _portal.close_at_exit(shared, block)
+    portals.close_at_exit(shared, block)
     threading.Timer(2, released.set).start()  # the loop itself is blocked: stopping waits for it
     shared.close()
     assert "the event loop hangs at exit" in caplog.text
@@ -133,13 +133,13 @@ def test_at_exit_each_is_closed_whatever_the_others_do(
 
 def test_exit_waits_for_threads_that_may_still_write(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also for those that they start; a daemon is not waited for."""
-    shared = _portal._Shared()
-    monkeypatch.setattr(_portal, "_shared", shared)
+    shared = portals._Shared()
+    monkeypatch.setattr(portals, "_shared", shared)
     others, enumerate_all = set(threading.enumerate()), threading.enumerate
     monkeypatch.setattr(  # those of other tests do not end
         threading, "enumerate", lambda: [each for each in enumerate_all() if each not in others]
     )
-    _portal._close_at_exit()
+    portals._close_at_exit()
     assert "dlcore-exit" not in {thread.name for thread in threading.enumerate()}
     shared_portal()
     order: list[str] = []
@@ -154,11 +154,11 @@ def test_exit_waits_for_threads_that_may_still_write(monkeypatch: pytest.MonkeyP
         later.start()
         order.append("started another")
 
-    _portal.close_at_exit(order, close)
+    portals.close_at_exit(order, close)
     ever = threading.Event()
     threading.Thread(target=ever.wait, daemon=True).start()
     threading.Thread(target=write).start()
-    _portal._close_at_exit()
+    portals._close_at_exit()
     (closing,) = (each for each in threading.enumerate() if each.name == "dlcore-exit")
     assert closing.is_alive()
     assert order == []
@@ -174,17 +174,17 @@ def test_a_loss_shows_in_the_exit_status(monkeypatch: pytest.MonkeyPatch) -> Non
     stream = io.StringIO()
     for given in (stream, None):
         monkeypatch.setattr(sys, "stderr", given)
-        monkeypatch.setattr(_portal, "_exit_fails", False)
-        _portal._spoil_stderr()
+        monkeypatch.setattr(portals, "_exit_fails", False)
+        portals._spoil_stderr()
         assert sys.stderr is given
-        _portal.fail_exit()
-        _portal._spoil_stderr()
+        portals.fail_exit()
+        portals._spoil_stderr()
         spoiled: Any = sys.stderr
         with pytest.raises(OSError, match="not written"):
             spoiled.flush()
         assert not spoiled.closed
     monkeypatch.setattr(sys, "stderr", stream)
-    _portal._spoil_stderr()
+    portals._spoil_stderr()
     sys.stderr.write("still works")
     assert stream.getvalue() == "still works"
 
@@ -208,8 +208,8 @@ def test_pyarrow_is_imported_before_a_fork_only_if_it_was(monkeypatch: pytest.Mo
     """A child would wait for ever for the lock of a thread that imports it."""
     arrays: list[list[object]] = []
     monkeypatch.setitem(sys.modules, "pyarrow", SimpleNamespace(array=arrays.append))
-    _portal._let_pyarrow_finish()
+    portals._let_pyarrow_finish()
     assert arrays == [[]]
     monkeypatch.delitem(sys.modules, "pyarrow")
-    _portal._let_pyarrow_finish()
+    portals._let_pyarrow_finish()
     assert "pyarrow" not in sys.modules

@@ -10,7 +10,8 @@ import threading
 import pyarrow as pa
 import pytest
 
-from dlcore import DLSN, LogConfig, LogRecord, _portal
+from dlcore import DLSN, LogConfig, LogRecord
+from dlcore.blocking import portal as portals
 from dlcore.errors import (
     AlreadyClosedError,
     ConfigurationError,
@@ -428,7 +429,7 @@ def test_a_writer_that_cannot_write_at_exit_says_what_is_lost(
             writer = log.open_writer()
             writer._report_unwritten("nothing is")
             assert caplog.text == ""
-            monkeypatch.setattr(_portal, "_exit_fails", False)
+            monkeypatch.setattr(portals, "_exit_fails", False)
             for txid in (1, 2):
                 writer.write(LogRecord(txid, b"x"))
 
@@ -439,5 +440,5 @@ def test_a_writer_that_cannot_write_at_exit_says_what_is_lost(
             writer._call(writer.finish())
             assert "log 'sync/exit': not written: 2 records" in caplog.text
             assert "WriteError: made to fail" in caplog.text
-            assert _portal._exit_fails
-            monkeypatch.setattr(_portal, "_exit_fails", False)
+            assert portals._exit_fails
+            monkeypatch.setattr(portals, "_exit_fails", False)

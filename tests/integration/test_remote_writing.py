@@ -16,7 +16,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 
-from dlcore import _portal
+from dlcore.blocking import portal as portals
 from dlcore.errors import (
     AlreadyClosedError,
     ConditionFailedError,
@@ -225,7 +225,7 @@ def test_a_namespace_closes_its_writers(
 ) -> None:
     """So what they hold is written; and at exit likewise, or it is told how much was not."""
     log = f"{LOG}/{uuid4().hex}"
-    monkeypatch.setattr(_portal, "_exit_fails", False)
+    monkeypatch.setattr(portals, "_exit_fails", False)
     with open_namespace(namespace_uri) as namespace, proxy_thread(namespace_uri) as proxy:
         namespace.create_log(log)
         for number in range(2):
@@ -238,14 +238,14 @@ def test_a_namespace_closes_its_writers(
                 if number:
                     writer._call(remote._finish())
         assert namespace.open_log(log).read().to_arrow().num_rows == 4
-        assert not _portal._exit_fails
+        assert not portals._exit_fails
         with open_remote(proxy.server.location) as remote:
             writer = remote.open_log(log).open_writer()
             writer.write(LogRecord(0, b"z"))
             writer._call(writer._writer.abort())
             writer._call(writer.finish())
         assert "not written: 1 record: the process ended with the writer open" in caplog.text
-        assert _portal._exit_fails
+        assert portals._exit_fails
 
 
 @pytest.mark.parametrize("ends", ["namespace", "loop"])

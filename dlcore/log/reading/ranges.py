@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from dlcore._html import fields_html
 from dlcore.errors import ConfigurationError, SchemaMismatchError
+from dlcore.html_tables import fields_html
 from dlcore.ids import DLSN
 from dlcore.log.entries.batches import read_schema, typed_read_fields
 from dlcore.log.typed.arrow import conform, schema_of

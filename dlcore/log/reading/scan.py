@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dlcore._html import rows_html
 from dlcore.config import require
 from dlcore.errors import ConfigurationError
+from dlcore.html_tables import rows_html
 from dlcore.ids import DLSN, BookieId
 from dlcore.ledger.metadata.values import LedgerMetadata  # noqa: TC001  # likewise
 from dlcore.log.metadata.segment import Extent

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from dlcore._html import fields_html
+from dlcore.html_tables import fields_html
 
 if TYPE_CHECKING:
     from dlcore.config import QuorumConfig

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 import dlcore
-from dlcore._html import fields_html, rows_html
 from dlcore.errors import AlreadyClosedError, LogEmptyError, LogNotFoundError
+from dlcore.html_tables import fields_html, rows_html
 from dlcore.ids import DLSN
 from dlcore.log.inspection import find_nameless
 from dlcore.log.metadata.segment import SegmentState

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from dlcore import sync
-from dlcore._portal import Portal
+from dlcore.blocking.portal import Portal
 from dlcore.config import RECORD_SIZE_BYTES_MAX
 from dlcore.errors import (
     AlreadyClosedError,

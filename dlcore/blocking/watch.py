@@ -7,13 +7,13 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
-from dlcore._blocking import Blocking
+from dlcore.blocking.twin import Blocking
 from dlcore.errors import AlreadyClosedError, DLError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlcore._portal import Portal
+    from dlcore.blocking.portal import Portal
     from dlcore.log.metadata.names import LogChange
     from dlcore.log.metadata.watching import LogWatch as AsyncLogWatch
 

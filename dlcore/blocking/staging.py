@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlcore._blocking import Blocking
+from dlcore.blocking.twin import Blocking
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     import pyarrow as pa
 
-    from dlcore._portal import Portal
+    from dlcore.blocking.portal import Portal
     from dlcore.log.reading.scan import CommitResult, StagedExtent
     from dlcore.log.staging.append import StagedAppend as AsyncStagedAppend
     from dlcore.log.staging.writer import StagingWriter as AsyncStaging

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from dlcore._blocking import Blocking
+from dlcore.blocking.twin import Blocking
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dlcore._portal import Portal
+    from dlcore.blocking.portal import Portal
     from dlcore.ids import DLSN
     from dlcore.log.reading.merged import AsyncMergedReader, MergedRecord
 

@@ -9,14 +9,14 @@ from abc import abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from dlcore._blocking import Blocking
-from dlcore._portal import close_at_exit, fail_exit, forget
+from dlcore.blocking.portal import close_at_exit, fail_exit, forget
+from dlcore.blocking.twin import Blocking
 from dlcore.errors import DLError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dlcore._portal import Portal
+    from dlcore.blocking.portal import Portal
     from dlcore.ids import DLSN
     from dlcore.records import LogRecord
 

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
     from types import TracebackType
 
-    from dlcore._portal import Portal
+    from dlcore.blocking.portal import Portal
 
 _Result = TypeVar("_Result")
 

@@ -10,8 +10,8 @@ from dlcore.records import LogRecord
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
-    from dlcore._portal import Portal
-    from dlcore._sync_writer import LogWriter
+    from dlcore.blocking.portal import Portal
+    from dlcore.blocking.writer import LogWriter
     from dlcore.log.streams import AsyncAppendOnlyStreamReader
 
 

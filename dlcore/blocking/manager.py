@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dlcore._blocking import Blocking
-from dlcore._sync_range import LogRange
-from dlcore._sync_reader import LogReader
-from dlcore._sync_stream import AppendOnlyStreamReader, AppendOnlyStreamWriter
-from dlcore._sync_writer import LogWriter, TimedLogWriter
+from dlcore.blocking.log_range import LogRange
+from dlcore.blocking.reader import LogReader
+from dlcore.blocking.stream import AppendOnlyStreamReader, AppendOnlyStreamWriter
+from dlcore.blocking.twin import Blocking
+from dlcore.blocking.writer import LogWriter, TimedLogWriter
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from dlcore._portal import Portal
-    from dlcore._sync_buffering import BufferingWriter
+    from dlcore.blocking.buffering import BufferingWriter
+    from dlcore.blocking.portal import Portal
     from dlcore.config import LogSettings
     from dlcore.ids import DLSN
     from dlcore.log.manager import DistributedLogManager as AsyncManager

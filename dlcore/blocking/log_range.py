@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dlcore._sync_reader import LogReader
+from dlcore.blocking.reader import LogReader
 from dlcore.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-    from dlcore._portal import Portal
+    from dlcore.blocking.portal import Portal
     from dlcore.log.reading.ranges import LogRange as AsyncLogRange, RangeExtent
 
 

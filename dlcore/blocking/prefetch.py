@@ -7,7 +7,7 @@ import contextlib
 import queue
 from typing import TYPE_CHECKING
 
-from dlcore._portal import Portal, close_at_exit, shared_portal
+from dlcore.blocking.portal import Portal, close_at_exit, shared_portal
 from dlcore.config import LedgerClientConfig
 
 if TYPE_CHECKING:

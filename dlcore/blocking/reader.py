@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from dlcore._blocking import Blocking
+from dlcore.blocking.twin import Blocking
 from dlcore.errors import ConfigurationError, DLError, EndOfStreamError
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dlcore._portal import Portal
+    from dlcore.blocking.portal import Portal
     from dlcore.ids import DLSN
     from dlcore.log.reading.reader import AsyncLogReader
     from dlcore.log.reading.rows import EntryRows

@@ -9,7 +9,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from dlcore._sync_buffering import BUFFERED_RECORD_BYTES, BufferingWriter
+from dlcore.blocking.buffering import BUFFERED_RECORD_BYTES, BufferingWriter
 from dlcore.config import RECORD_SIZE_BYTES_MAX
 from dlcore.errors import DLError, SchemaMismatchError
 from dlcore.ids import TXID_MAX
@@ -17,7 +17,7 @@ from dlcore.ids import TXID_MAX
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dlcore._portal import Portal
+    from dlcore.blocking.portal import Portal
     from dlcore.ids import DLSN
     from dlcore.log.writing.transmit import Unwritten
     from dlcore.log.writing.typed import AsyncTypedLogWriter
