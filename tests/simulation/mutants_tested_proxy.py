@@ -85,6 +85,27 @@ def a_zombie_proxy_judges_conditions() -> Iterator[None]:
         yield
 
 
+@caught_by(f"{_ROOM}/test_owned_log.py::test_who_has_lost_the_log_judges_nothing")
+def a_zombie_proxy_judges_producers() -> Iterator[None]:
+    """It tells of a gap, or that another incarnation writes, by what it knew when it wrote last."""
+    unlooked = {name: getattr(OwnedLog, name).__wrapped__ for name in ("accept", "begin")}
+    with patch.multiple(OwnedLog, **unlooked):
+        yield
+
+
+@caught_by(f"{_ROOM}/test_owned_log.py::test_who_has_lost_the_log_judges_nothing")
+def a_zombie_without_a_segment_takes_the_log_for_its_own() -> Iterator[None]:
+    """It does not mind that another writer has one open."""
+    head_changed = LogAppender.head_changed
+
+    def unmoved(self: LogAppender[Any], at: VersionedHead) -> Any:
+        is_idle = self._segment is None and at.head.open_extent is not None
+        return [] if is_idle else head_changed(self, at)
+
+    with patch.object(LogAppender, "head_changed", unmoved):
+        yield
+
+
 @caught_by(f"{_ROOM}/test_ownership.py::test_a_client_is_never_sent_to_whom_it_asks")
 def a_proxy_sends_clients_to_itself() -> Iterator[None]:
     """The one that should own a log names itself instead of acquiring it."""

@@ -506,11 +506,11 @@ class LogAppender(Generic[_Ticket]):
         """Take over the head that others left, unless it says that another took over."""
         segment = self._segment
         if segment is None:
+            if self._is_stale(at, end=at.head.end):
+                return self.fail(self._taken_over(None))
             # An open segment is another writer's.  The head known before makes our next change
             # fail, and only then is the log taken over.
             if at.head.open_extent is None:
-                if self._is_stale(at, end=at.head.end):
-                    return self.fail(self._taken_over(None))
                 self.at = at
             return []
         if not at.is_open_over(segment.ledger_id):

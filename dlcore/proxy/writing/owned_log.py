@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import pyarrow as pa
 
@@ -17,6 +17,8 @@ from dlcore.errors import (
     ConditionFailedError,
     ConfigurationError,
     LogNotReadyError,
+    ProducerFencedError,
+    SequenceGapError,
 )
 from dlcore.log.entries.batches import byte_log_batch
 from dlcore.log.entries.body import present_txid
@@ -25,12 +27,15 @@ from dlcore.log.writing.producers import Durable, Fresh, InFlight, Mark, Produce
 from dlcore.log.writing.typed import AsyncTypedLogWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from dlcore.clock import Clock
     from dlcore.errors import DLError
     from dlcore.ids import DLSN
     from dlcore.log.writing.writer import AsyncLogWriter
+
+_Params = ParamSpec("_Params")
+_Result = TypeVar("_Result")
 
 _PAYLOAD_NAMES = ("payload", "value")
 _TXID = "txid"
@@ -51,6 +56,25 @@ class Accepted:
 
     future: asyncio.Future[DLSN] | asyncio.Future[DLSN | None]
     fresh: int
+
+
+def _while_owned(
+    method: Callable[Concatenate[OwnedLog, _Params], Awaitable[_Result]],
+) -> Callable[Concatenate[OwnedLog, _Params], Coroutine[Any, Any, _Result]]:
+    """Let a method tell what is refused by what is known here only while the log is ours.
+
+    Whoever took it since may have written what is missed here.  A log that is ours was so before.
+    """
+
+    @wraps(method)
+    async def verified(log: OwnedLog, /, *args: _Params.args, **kwargs: _Params.kwargs) -> _Result:
+        try:
+            return await method(log, *args, **kwargs)
+        except (ConditionFailedError, ProducerFencedError, SequenceGapError):
+            await log.writer.verify()
+            raise
+
+    return verified
 
 
 class OwnedLog:
@@ -137,6 +161,7 @@ class OwnedLog:
                 f"log {name!r}: column txid has type {schema.field(_TXID).type}, expected int64"
             )
 
+    @_while_owned
     async def begin(self, producer: str | Claim) -> tuple[Claim, int]:
         """Begin an incarnation of a producer, by its name, or let one go on.
 
@@ -146,6 +171,7 @@ class OwnedLog:
             ProducerFencedError: a later incarnation writes, or this one is forgotten.
             ConfigurationError, OverCapacityError: of the name, or of too many of them.
             WriteError, AlreadyClosedError: the log is lost.
+            MetadataError: it is to be refused, and whether the log is ours is not known now.
         """
         now_ms = self._clock.now_ms()
         if isinstance(producer, Claim):
@@ -156,13 +182,17 @@ class OwnedLog:
         await self.writer.flush()  # of what earlier incarnations wrote
         return claim, claim.base - 1
 
+    @_while_owned
     async def accept(self, batch: pa.RecordBatch, mark: Mark | None = None) -> Accepted:
         """Hand a batch with rows to the writer.
 
         Rows without transaction ids get the time, or the last id, if that is higher.  Of those that
         have the sequences of a `mark`, what was accepted before is not written again.
 
-        Raises: what refuses the batch, or ends the log here.
+        Raises:
+            ProducerFencedError, SequenceGapError: of a producer, while the log is ours.
+            MetadataError: they are to be told, and whether it is ours is not known now.
+            DLError: what else refuses the batch, or ends the log here.
         """
         known = 0
         while True:
@@ -195,6 +225,7 @@ class OwnedLog:
         if future.exception() is None:  # else the log is lost
             self._producers.durable(mark, count, future.result())
 
+    @_while_owned
     async def accept_if(
         self, batch: pa.RecordBatch, expected: DLSN | None, mark: Mark | None = None
     ) -> Accepted:
@@ -203,7 +234,7 @@ class OwnedLog:
         None: if the log holds no record.
 
         Raises:
-            ConditionFailedError: it is not, though the log is ours; else as `accept`.
+            ConditionFailedError: it is not; else as `accept`.
         """
         async with self._conditional:
             while True:
@@ -221,7 +252,6 @@ class OwnedLog:
                 if self.ending is not None:
                     raise self.ending
                 if last != expected:
-                    await self.writer.verify()  # another owner may have written meanwhile
                     raise ConditionFailedError(
                         f"log {self.writer.log_name!r}: expected its last record at "
                         f"{expected or 'no position'}, it is at {last or 'no position'}",

@@ -460,6 +460,9 @@ def test_producers_that_others_changed_end_an_idle_writer_of_theirs() -> None:
     idle.head_changed(theirs)
     assert isinstance(idle.error, OwnershipAcquireFailedError)
     assert idle.at == EMPTY
+    overtaken = LogAppender[str](EMPTY, SMALL, producers=Producers())
+    overtaken.head_changed(opened_by_another(EMPTY))
+    assert isinstance(overtaken.error, OwnershipAcquireFailedError)
 
 
 @pytest.mark.parametrize("ending", [Ending.CLOSE, Ending.ASIDE])

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 import pytest
 
+from dlcore.config import LogConfig
 from dlcore.errors import ConfigurationError, LogNotReadyError, WriteError
 from dlcore.ids import DLSN
 from dlcore.log.writing.producers import Mark, Producers
 from dlcore.proxy.writing.owned_log import OwnedLog
-from tests.fixtures.aio import run
-from tests.fixtures.memory_namespace import ManualClock
+from tests.fixtures.aio import run, until
+from tests.fixtures.memory_namespace import ManualClock, MemoryCluster, on_log, read_all
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from dlcore.log.manager import DistributedLogManager
     from dlcore.log.writing.writer import AsyncLogWriter
 
 LAST = DLSN(1, 7, 0)
@@ -166,3 +168,46 @@ def test_two_streams_of_a_producer_write_a_record_once() -> None:
         assert accepted.fresh == 1
 
     with_log(scenario)
+
+
+async def owned(cluster: MemoryCluster, name: str, **config: Any) -> OwnedLog:
+    """Own the log without its lock, as one does that has lost it and does not know yet."""
+    namespace = await cluster.open(name, config=LogConfig(lock_enabled=False, **config))
+    producers: Producers[asyncio.Future[DLSN]] = Producers()
+    writer = await (await namespace.open_log("clicks")).open_writer(producers=producers)
+    return OwnedLog(writer, cluster.clocks[name], producers)
+
+
+@pytest.mark.parametrize("is_idle", [False, True])
+@pytest.mark.parametrize("has_left", [False, True])
+@pytest.mark.parametrize("judged", ["gap", "incarnation", "condition"])
+def test_who_has_lost_the_log_judges_nothing(judged: str, is_idle: bool, has_left: bool) -> None:
+    """What the next owner took is no gap, and whoever began there is not fenced."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        stale = await owned(cluster, "stale", segment_age_max_s=1)
+        claim, _ = await stale.begin("meter")
+        await (await stale.accept(rows(b"0"), Mark(claim, 0))).future
+        if is_idle:
+            cluster.clocks["stale"].current_ms += 1000
+            await until(lambda: stale.writer._machine.at.head.segment is None)
+        taken = await owned(cluster, "other")
+        await taken.begin(claim)
+        await (await taken.accept(rows(b"1"), Mark(claim, 1))).future
+        later, last = await taken.begin("meter")
+        assert last == 1
+        if has_left:
+            await (await taken.accept(rows(b"2"), Mark(later, 2))).future
+            await taken.writer.aclose()
+        judging: dict[str, Callable[[], Awaitable[object]]] = {
+            "gap": partial(stale.accept, rows(b"2"), Mark(claim, 2)),
+            "incarnation": partial(stale.begin, later),
+            "condition": partial(stale.accept_if, rows(b"2"), LAST),
+        }
+        with pytest.raises(WriteError, match="another writer"):
+            await judging[judged]()
+        await stale.writer.abort()
+        await taken.writer.abort()
+        assert len(await read_all(log)) == 2 + has_left
+
+    on_log(body)
