@@ -29,7 +29,6 @@ from dlcore.wire.messages import (
     Cancel,
     Chunk,
     Credit,
-    Durable,
     Failed,
     Follow,
     Hello,
@@ -40,6 +39,7 @@ from dlcore.wire.messages import (
     ReadEntry,
     ReadLac,
     WriteLac,
+    encode_durable,
 )
 from dlcore.wire.statuses import status_of
 
@@ -80,6 +80,7 @@ class Connection(asyncio.BufferedProtocol):
         self._storage = storage
         self._loop = asyncio.get_running_loop()
         self._end = BookieEnd(service.bookie, service.cluster_id, service.memory)
+        self.get_buffer = self._end.get_buffer  # type: ignore[method-assign]  # a step less
         self._opened_s = self._loop.time()
         self._keepalive = Keepalive(service.silence_s, now_s=self._opened_s)
         self._timer: asyncio.TimerHandle | None = None
@@ -111,8 +112,7 @@ class Connection(asyncio.BufferedProtocol):
         """The refusal was sent; what still comes is thrown away until the client closes."""
         self.closed = asyncio.Event()
         self.settled = asyncio.Event()
-        """Set while nothing that was taken waits for its answer."""
-        self.settled.set()
+        """Set once it drains and nothing that was taken before waits for its answer."""
 
     # What the transport calls
 
@@ -123,10 +123,6 @@ class Connection(asyncio.BufferedProtocol):
         self.peer_name = name_in_certificate(transport.get_extra_info("peercert"))
         self._service.connections[self] = None
         self._timer = self._loop.call_later(self._keepalive.interval_s, self._tick)
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where the next bytes go."""
-        return self._service.memory.scratch if self._is_over else self._end.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take bytes that came."""
@@ -175,6 +171,8 @@ class Connection(asyncio.BufferedProtocol):
         for stream in list(self._streams.values()):
             if isinstance(stream, FollowStream):
                 self._end_stream(stream, BookieUnavailableError(_SHUTTING_DOWN))
+        if not self._in_flight and not self._is_flush_due:
+            self.settled.set()
 
     def close(self) -> None:
         """End once everything was sent."""
@@ -235,8 +233,8 @@ class Connection(asyncio.BufferedProtocol):
     def _end_if_refused(self) -> None:
         if self._refusal is None or self._in_flight or self._is_flush_due or self._is_over:
             return
-        self._is_over = True
         self._write(self._end.send(Failed(0, *status_of(self._refusal))))
+        self._is_over = True
         # Closed with bytes unread, TCP would throw the reason away with them.
         self._resume_reading()
         if self._transport is not None and self._transport.can_write_eof():
@@ -254,7 +252,8 @@ class Connection(asyncio.BufferedProtocol):
                     break
                 event = self._end.next_event()
                 if event is None:
-                    self._resume_reading()
+                    if not self._is_reading:
+                        self._resume_reading()
                     return
                 self._take(event)
                 room -= len(event.frames) if isinstance(event, Add) else 1
@@ -289,7 +288,7 @@ class Connection(asyncio.BufferedProtocol):
     def _take(self, event: BookieEvent) -> None:
         match event:
             case Add(first_request_id, is_recovery, frames):
-                if not self._add_run(event):
+                if len(frames) == 1 or not self._add_run(event):
                     for request_id, frame in enumerate(frames, first_request_id):
                         self._add(request_id, frame, is_recovery=is_recovery)
             case WriteLac():
@@ -355,7 +354,6 @@ class Connection(asyncio.BufferedProtocol):
         """Settle the requests once `future` is done."""
         self._in_flight += 1
         self._in_flight_bytes += size_bytes
-        self.settled.clear()
         future.add_done_callback(partial(self._land, request_ids, size_bytes))
 
     def _land(
@@ -387,7 +385,6 @@ class Connection(asyncio.BufferedProtocol):
     def _flush_soon(self) -> None:
         if not self._is_flush_due:
             self._is_flush_due = True
-            self.settled.clear()
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
@@ -395,21 +392,25 @@ class Connection(asyncio.BufferedProtocol):
         self._is_flush_due = False
         durable, self._durable = self._durable, []
         failed, self._failed = self._failed, []
-        buffers: list[Buffer] = []
-        for at in range(0, len(durable), DURABLE_IDS_MAX):
-            buffers += self._end.send(Durable(durable[at : at + DURABLE_IDS_MAX]))
+        buffers: list[Buffer] = [
+            encode_durable(durable[at : at + DURABLE_IDS_MAX])
+            for at in range(0, len(durable), DURABLE_IDS_MAX)
+        ]
         for each in failed:
             buffers += self._end.send(each)
         self._write(buffers)
-        if not self._in_flight:
+        if self._is_draining and not self._in_flight:
             self.settled.set()
-        self._end_if_refused()
-        self._read_on()
+        if self._refusal is not None:
+            self._end_if_refused()
+        if not self._is_reading:
+            self._read_on()
 
     def _write(self, buffers: list[Buffer]) -> None:
-        if not self._is_closing and buffers:
-            assert self._transport is not None
-            self._transport.writelines(gather(buffers))
+        transport = self._transport
+        if transport is None or transport.is_closing() or self._is_over or not buffers:
+            return
+        transport.writelines(gather(buffers) if len(buffers) > 1 else buffers)
 
     # Reads
 

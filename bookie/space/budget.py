@@ -38,11 +38,6 @@ class SpaceGuard:
         self._config = config
         self._free_bytes = free_bytes
         self._is_low = free_bytes - claimed_bytes < config.read_only_below_bytes
-        self._floors = {
-            Claim.ADD: config.minimum_bytes,
-            Claim.RECOVERY: config.minimum_bytes,
-            Claim.FENCE: config.fence_floor_bytes,
-        }
         self.is_stalled = False
         """A write found no room and waits for it, whatever the free space is said to be."""
 
@@ -70,7 +65,9 @@ class SpaceGuard:
         """Return whether `size` more bytes may be written; `claimed_bytes` wait or are owed."""
         if self.is_stalled or (self._is_low and claim is Claim.ADD):
             return False
-        return self._free_bytes - claimed_bytes - size >= self._floors[claim]
+        is_fence = claim is Claim.FENCE
+        floor = self._config.fence_floor_bytes if is_fence else self._config.minimum_bytes
+        return self._free_bytes - claimed_bytes - size >= floor
 
     def missing_reserve(self, *, held_bytes: int, claimed_bytes: int) -> bool:
         """Return whether less is held back than should be, and the disk has room for the rest."""

@@ -186,13 +186,14 @@ class Writes:
             )
         entry = decode_frame(frame)
         check_ids(entry)
-        if not self._is_given(entry.ledger_id):
-            return self._given_ids.once_given(
-                entry.ledger_id, partial(self._add_entry, frame, is_recovery=is_recovery)
-            )
         core = self._core
         state = core.ledgers.get(entry.ledger_id)
-        if state is not None:
+        if state is None:
+            if not self._given_ids.covers(entry.ledger_id):
+                return self._given_ids.once_given(
+                    entry.ledger_id, partial(self._add_entry, frame, is_recovery=is_recovery)
+                )
+        else:
             if not state.accepts(is_recovery=is_recovery):
                 raise LedgerFencedError(f"ledger {entry.ledger_id} is fenced")
             may_be_held = entry.entry_id <= state.last_entry_id
@@ -217,8 +218,9 @@ class Writes:
 
 def check_ids(entry: EntryFrame) -> None:
     """Raise `BadRequestError` for a frame whose ids make no sense."""
-    check_id("ledger", entry.ledger_id)
-    check_id("entry", entry.entry_id)
+    if entry.ledger_id < 0 or entry.entry_id < 0:
+        check_id("ledger", entry.ledger_id)
+        check_id("entry", entry.entry_id)
     if not INVALID_ENTRY_ID <= entry.last_add_confirmed < entry.entry_id:
         raise BadRequestError(
             f"entry {entry.ledger_id}:{entry.entry_id} says the last add confirmed is "

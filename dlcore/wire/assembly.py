@@ -53,8 +53,11 @@ class Assembly:
         self._partial: _Partial | None = None
         self._was_big = False
 
-    def get_buffer(self) -> memoryview:
-        """Return where the next bytes go; never empty while `next_frame` returns None."""
+    def get_buffer(self, sizehint: int = -1) -> memoryview:
+        """Return where the next bytes go; never empty while `next_frame` returns None.
+
+        A transport may call it as `asyncio.BufferedProtocol.get_buffer`.
+        """
         partial = self._partial
         if partial is not None and partial.filled < len(partial.payload):
             return partial.payload[partial.filled :]
@@ -66,8 +69,7 @@ class Assembly:
         if partial is not None and partial.filled < len(partial.payload):
             partial.filled += count
             return
-        rest = self._data[self._position :]
-        self._data = b"".join((rest, self._scratch[:count]))
+        self._data = self._data[self._position :] + self._scratch[:count]
         self._position = 0
 
     def next_frame(self) -> Frame | None:

@@ -90,7 +90,7 @@ class FrameRun(Sequence[memoryview]):
 
 def total_bytes(frames: Sequence[Sized]) -> int:
     """Return the bytes of all frames."""
-    return len(frames.payload) if isinstance(frames, FrameRun) else sum(map(len, frames))
+    return len(frames.payload) if type(frames) is FrameRun else sum(map(len, frames))
 
 
 def gather(buffers: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:

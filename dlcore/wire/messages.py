@@ -316,6 +316,12 @@ def encode_add(
     return _with_frames(Kind.ADD, is_recovery, first_request_id, b"", frames)
 
 
+def encode_durable(request_ids: Sequence[int]) -> bytes:
+    """Return the frame of a DURABLE."""
+    fields = struct.pack(f">{len(request_ids)}Q", *request_ids)
+    return _head(Kind.DURABLE, 0, _CONNECTION_ID, fields)
+
+
 def _encode(message: Message) -> list[Buffer]:
     match message:
         case Add():
@@ -332,8 +338,7 @@ def _encode(message: Message) -> list[Buffer]:
                 Kind.UPDATE, message.fenced, message.request_id, fields, message.frames
             )
         case Durable():
-            ids = message.request_ids
-            return [_head(Kind.DURABLE, 0, _CONNECTION_ID, struct.pack(f">{len(ids)}Q", *ids))]
+            return [encode_durable(message.request_ids)]
         case _:
             return [_encode_small(message)]
 
@@ -387,7 +392,7 @@ def _head(
 def _with_frames(
     kind: Kind, flag: bool, request_id: int, fields: bytes, frames: Sequence[Frame]
 ) -> list[Buffer]:
-    if isinstance(frames, FrameRun):
+    if type(frames) is FrameRun:
         fields += frames.sizes.astype(">u4").tobytes()
         payload = frames.payload
         return [_head(kind, flag, request_id, fields, payload_bytes=len(payload)), payload]

@@ -234,6 +234,30 @@ def test_who_does_not_shake_hands_in_time_is_told_so(
     run(scenario)
 
 
+def test_who_was_refused_gets_nothing_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A follower who broke the protocol, and does not hang up: news are no defect to be logged."""
+
+    async def scenario() -> None:
+        async with serve(tmp_path) as served, raw_connection(served.address) as end:
+            add = served.storage.writes.add_entry
+            await add(frame_of(1, 0))
+            end.send(Follow(1, 1, 5, WINDOW))
+            assert isinstance(await end.receive(), Update)
+            end.send(Durable((1,)))
+            assert kind_of(await end.receive()) == (0, BadRequestError)
+            (connection,) = served.service.connections
+            for entry_id in range(1, 9):
+                await add(frame_of(1, entry_id, lac=entry_id - 1))
+            assert not connection._steps
+            assert await end.receive() is None
+
+    with caplog.at_level(logging.ERROR):
+        run(scenario)
+    assert not caplog.records
+
+
 def test_who_takes_nothing_for_long_is_given_up(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
