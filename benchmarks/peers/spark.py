@@ -123,25 +123,35 @@ def _write(
 
 
 def trigger(sandbox: Sandbox, folder: Path) -> list[Figure]:
-    """Triggers with a few new records each, from log to log, beside Kafka from topic to topic."""
+    """Triggers with a few new records each, from log to log, beside Kafka from topic to topic.
+
+    A second figure is Spark's own share: triggers of a Python source and sink that do nothing.
+    """
     with (
         _beside_kafka(sandbox, folder, {}) as (spark, _, kafka),
         growing_log(sandbox.uri) as (log, log_copy),
         _growing_topic(kafka) as (topic, topic_copy),
     ):
         ours = spark.readStream.format("dlog").options(uri=sandbox.uri, log=log).load()
+        noop = spark.readStream.format("bench_noop").load()
         theirs = spark.readStream.format("kafka").options(**kafka.options, subscribe=topic).load()
         log_sink = {"uri": sandbox.uri, "log": log_copy}
         topic_sink = kafka.options | {"topic": topic_copy}
-        figure = measure(
-            name="peers_trigger",
-            unit="ms",
-            target=Target(ratio=1.2, is_rate=False),
-            value=lambda: trigger_ms(ours, folder, "dlog", log_sink),
-            limit=lambda: trigger_ms(theirs, folder, "kafka", topic_sink),
-            rounds=_ROUNDS,
-        )
-    return [figure]
+        times = {
+            "peers_trigger": lambda: trigger_ms(ours, folder, "dlog", log_sink),
+            "peers_trigger_noop": lambda: trigger_ms(noop, folder, "bench_noop", {}),
+        }
+        return [
+            measure(
+                name=name,
+                unit="ms",
+                target=Target(ratio=1.2, is_rate=False),
+                value=value,
+                limit=lambda: trigger_ms(theirs, folder, "kafka", topic_sink),
+                rounds=_ROUNDS,
+            )
+            for name, value in times.items()
+        ]
 
 
 @contextmanager
