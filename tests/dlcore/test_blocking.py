@@ -14,8 +14,9 @@ from dlcore.blocking.stream import AppendOnlyStreamReader
 from dlcore.blocking.twin import iterate
 from dlcore.errors import LedgerReadError
 from dlcore.ids import DLSN
+from dlcore.log.entries.plain_records import PlainRecords
 from dlcore.log.reading.rows import EntryRows
-from dlcore.records import EntryPlace, LogRecordWithDLSN
+from dlcore.records import EntryPlace
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -34,8 +35,11 @@ def lone(number: int) -> EntryRows:
     place = EntryPlace(
         lssn=1, entry_id=number, sequence_id=number, segment_sequence_id=0, timestamp_ms=0
     )
-    record = LogRecordWithDLSN(number, b"%d" % number, 0, place)
-    return EntryRows.lone(record, lambda: pytest.fail("no batch is asked for"), size_bytes=1)
+    payload = b"%d" % number
+    records = PlainRecords([number], [0, len(payload)], memoryview(payload))
+    return EntryRows.plain(
+        records, place, 0, decode=lambda: pytest.fail("no batch is asked for"), size_bytes=1
+    )
 
 
 def test_what_an_async_iterator_gives_is_fetched_one_by_one(portal: Portal) -> None:

@@ -57,7 +57,7 @@ def batch_of(txids: Sequence[int], payloads: Sequence[bytes]) -> pa.RecordBatch:
     Only buffers are handed to Arrow, since its own conversion would load pandas: at a program's
     first large entry, everything else on its event loop would wait for that.
     """
-    binary = [None, pa.py_buffer(_ends(payloads)), pa.py_buffer(b"".join(payloads))]
+    binary = [None, pa.py_buffer(ends_of(payloads)), pa.py_buffer(b"".join(payloads))]
     columns = [
         over(array("q", txids), pa.int64()),
         pa.Array.from_buffers(pa.binary(), len(payloads), binary),
@@ -65,7 +65,7 @@ def batch_of(txids: Sequence[int], payloads: Sequence[bytes]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=byte_log_schema())
 
 
-def _ends(payloads: Sequence[bytes]) -> Any:
+def ends_of(payloads: Sequence[bytes]) -> Any:
     """Return, as the memory of 32-bit numbers, where each payload starts, and the last one ends."""
     if len(payloads) <= _FEW_RECORDS:
         return array("i", accumulate(map(len, payloads), initial=0))

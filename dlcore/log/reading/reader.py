@@ -18,9 +18,8 @@ from dlcore.errors import (
 )
 from dlcore.log.entries.batches import first_row_not_less
 from dlcore.log.entries.body import batch_message_of, decode_entry_batch, with_txid
-from dlcore.log.entries.lone_record import lone_record_format
+from dlcore.log.entries.plain_records import PARSED_RECORDS_MAX, plain_format
 from dlcore.log.reading.rows import EntryRows, TypedEntryRows
-from dlcore.records import LogRecordWithDLSN
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from dlcore.log.reading.fetch import FetchedEntry, Fetcher
     from dlcore.log.reading.schemas import KnownSchemas
     from dlcore.log.reading.subscriptions import SubscriptionHold
+    from dlcore.records import LogRecordWithDLSN
 
 logger = logging.getLogger(__name__)
 
@@ -350,9 +350,9 @@ class AsyncLogReader(AsyncClosing):
     def _decode(self, entry: FetchedEntry) -> EntryRows | None:
         start = self._start
         if start is None:
-            lone = _lone_row_of(entry)
-            if lone is not None:
-                return lone
+            plain = _plain_rows_of(entry)
+            if plain is not None:
+                return plain
         else:
             if start.timestamp_ms is not None and entry.place.timestamp_ms < start.timestamp_ms:
                 return None
@@ -399,21 +399,26 @@ def _batch_of(entry: FetchedEntry, schemas: KnownSchemas | None = None) -> pa.Re
     return batch if entry.assigned_txid is None else with_txid(batch, entry.assigned_txid)
 
 
-def _lone_row_of(entry: FetchedEntry) -> EntryRows | None:
-    """Return the entry's row; None if it has others, or Arrow is to be asked."""
-    header, lone = entry.header, lone_record_format()
-    if header.record_count > 1 or entry.first_slot or header.schema_id or lone is None:
+def _plain_rows_of(entry: FetchedEntry) -> EntryRows | None:
+    """Return the entry's rows, if Arrow need not be asked for their records; else None."""
+    header, form = entry.header, plain_format()
+    if header.record_count > PARSED_RECORDS_MAX or header.schema_id or form is None:
         return None
-    found = lone.parse(batch_message_of(entry.body, header))
+    found = form.parse(batch_message_of(entry.body, header), header.record_count)
     if found is None:
         return None
-    txid, payload = found
+    txid = header.first_txid if header.txid_assigned else None
     if entry.assigned_txid is not None:
         txid = entry.assigned_txid
-    elif header.txid_assigned:
-        txid = header.first_txid
-    record = LogRecordWithDLSN(txid, payload, 0, entry.place)
-    return EntryRows.lone(record, partial(_batch_of, entry), size_bytes=entry.body.nbytes)
+    if txid is not None:
+        found = found._replace(txids=[txid] * header.record_count)
+    return EntryRows.plain(
+        found,
+        entry.place,
+        entry.first_slot,
+        decode=partial(_batch_of, entry),
+        size_bytes=entry.body.nbytes,
+    )
 
 
 def _deadline(timeout_s: float | None) -> float | None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from dlcore.log.entries.plain_records import PlainRecords
     from dlcore.records import EntryPlace, LogRecordWithDLSN
 
 
@@ -42,7 +43,7 @@ class EntryRows:
     Whoever iterates over `records` takes each record that comes out; a batch takes the rest.
     """
 
-    __slots__ = ("_batch", "_next_row", "_records", "_row_count", "place", "size_bytes")
+    __slots__ = ("_batch", "_next_row", "_plain", "_records", "_row_count", "place", "size_bytes")
 
     def __init__(
         self, batch: pa.RecordBatch, place: EntryPlace, first_row: int, *, size_bytes: int
@@ -50,20 +51,27 @@ class EntryRows:
         self._batch: pa.RecordBatch | Callable[[], pa.RecordBatch] = batch
         self._row_count = int(batch.num_rows)
         self._next_row = min(first_row, self._row_count)
+        self._plain: PlainRecords | None = None
         self._records: Iterator[LogRecordWithDLSN] | None = None  # all but those that were taken
         self.place = place
         self.size_bytes = size_bytes  # of the entry: a batch takes long to tell its own
 
     @classmethod
-    def lone(
-        cls, record: LogRecordWithDLSN, decode: Callable[[], pa.RecordBatch], *, size_bytes: int
+    def plain(
+        cls,
+        records: PlainRecords,
+        place: EntryPlace,
+        first_row: int,
+        *,
+        decode: Callable[[], pa.RecordBatch],
+        size_bytes: int,
     ) -> EntryRows:
-        """Return the only row of an entry, which Arrow has no part in unless a batch is wanted."""
+        """Return the rows of an entry that Arrow has no part in unless a batch is wanted."""
         rows = cls.__new__(cls)
         rows._batch = decode
-        rows._row_count, rows._next_row = 1, 0
-        rows._records = iter([record])
-        rows.place = record.entry
+        rows._row_count, rows._next_row = len(records.txids), first_row
+        rows._plain, rows._records = records, None
+        rows.place = place
         rows.size_bytes = size_bytes
         return rows
 
@@ -85,8 +93,12 @@ class EntryRows:
     def records(self) -> Iterator[LogRecordWithDLSN]:
         """Return the one iterator over what is left."""
         if self._records is None:
-            rest = self._slice(self._next_row)
-            self._records = iter(records_of(rest, self.place, first_slot=self._next_row))
+            place, first = self.place, self._next_row
+            self._records = iter(
+                records_of(self._slice(first), place, first_slot=first)
+                if self._plain is None
+                else self._plain.records(place, first)
+            )
         return self._records
 
     def take_records(self, count: int) -> list[LogRecordWithDLSN]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dlcore.log.entries.body import encode_entry, encode_entry_header
-from dlcore.log.entries.lone_record import lone_record_format
+from dlcore.log.entries.plain_records import plain_format
 from dlcore.log.metadata.segment import Extent
 
 if TYPE_CHECKING:
@@ -73,18 +73,17 @@ class Run:
     def _encode(
         self, group: Group[Any], options: pa.ipc.IpcWriteOptions, stamp: bytes
     ) -> list[BytesLike]:
-        lone, form = group.lone_record(), lone_record_format()
-        if lone is not None and form is not None and options.compression is None:
-            txid, payload = lone
+        plain, form = group.plain_records(), plain_format()
+        if plain is not None and form is not None and options.compression is None:
             header = encode_entry_header(
-                record_count=1,
-                first_txid=txid,
-                last_txid=txid,
+                record_count=group.record_count,
+                first_txid=group.first_txid,
+                last_txid=group.last_txid,
                 records_before=self.record_count,
                 write_time_ms=self.timestamp_ms,
                 stamp=stamp,
             )
-            return [header, *form.message(txid, payload)]
+            return [header, *form.message(*plain)]
         return encode_entry(
             group.batch(),
             first_txid=group.first_txid,

@@ -118,12 +118,12 @@ class Group(Generic[_Ticket]):
         ]
         return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
-    def lone_record(self) -> tuple[int, bytes] | None:
-        """Return its transaction id and payload if it is one record that was written by itself."""
+    def plain_records(self) -> tuple[list[int], list[bytes]] | None:
+        """Return transaction ids and payloads if all its records were written one by one."""
         part = self._parts[0]
-        if self.record_count > 1 or not isinstance(part, _Run):
+        if len(self._parts) > 1 or not isinstance(part, _Run):
             return None
-        return part.txids[0], part.payloads[0]
+        return part.txids, part.payloads
 
     def begin_run(self) -> _Run:
         """Return where records that are written one by one go."""

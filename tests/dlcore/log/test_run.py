@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dlcore.log.entries.batches import batch_of
 from dlcore.log.entries.body import decode_entry_batch, decode_entry_header, ipc_options
 from dlcore.log.writing.run import Run
@@ -32,22 +34,21 @@ def test_headers_count_what_came_before_in_the_run() -> None:
     assert (run.first_txid, run.last_txid, run.timestamp_ms) == (5, 9, 1_200)
 
 
-def test_a_lone_record_is_encoded_as_arrow_does_it() -> None:
-    """With compression and within a batch it goes through Arrow, and reads the same."""
-    by_itself = group_of(5)
+@pytest.mark.parametrize("txids", [[5], [5, 6, 6], list(range(300))])
+def test_plain_records_are_encoded_as_arrow_does_it(txids: list[int]) -> None:
+    """With compression and within a batch they go through Arrow, and read the same."""
+    plain = group_of(*txids)
+    batch = batch_of(txids, [b"payload"] * len(txids))
     in_batch: Transmitter[str] = Transmitter(entry_bytes=10_000)
-    in_batch.add_batch(batch_of([5], [b"payload"]))
+    in_batch.add_batch(batch)
     bodies = []
-    for group, compression in (
-        (by_itself, "none"),
-        (in_batch.next_group(), "none"),
-        (by_itself, "zstd"),
-    ):
+    for group, compression in ((plain, "none"), (in_batch.next_group(), "none"), (plain, "zstd")):
         run = Run()
         body = b"".join(run.encode(group, now_ms=9, options=ipc_options(compression)))
         assert len(body) == run.size_bytes
         header = decode_entry_header(body)
-        assert (header.records_before, header.first_txid, header.last_txid) == (0, 5, 5)
-        assert decode_entry_batch(body, header) == batch_of([5], [b"payload"])
+        assert (header.records_before, header.record_count) == (0, len(txids))
+        assert (header.first_txid, header.last_txid) == (txids[0], txids[-1])
+        assert decode_entry_batch(body, header) == batch
         bodies.append(body)
     assert bodies[0] == bodies[1] != bodies[2]

@@ -81,7 +81,7 @@ def test_a_batch_of_one_row_is_a_record() -> None:
     claim = Claim("meter", 1, 0, b"12345678")
     transmitter.add_batch(batch_of([4], [b"a"]), "alone", mark=Mark(claim, 7))
     first = transmitter.next_group()
-    assert first.lone_record() == (4, b"a")
+    assert first.plain_records() == ([4], [b"a"])
     assert (first.slots, first.tickets) == ([0], ["alone"])
     assert first.marked == [MarkedRows(Mark(claim, 7), 1, 0)]
     transmitter.add_batch(batch_of([5, 5], [b"b", b"c"]), "two")
