@@ -27,6 +27,7 @@ from dlspark.planning import (
 )
 from dlspark.positions import Bound, Edge, PositionsByLog, TimestampBound, TxidBound
 from dlspark.sessions import describe_missing, open_shared_logs, scan_range
+from dlspark.workers import freeze_imports
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -242,6 +243,7 @@ def read_rows(partition: InputPartition | None, options: ReadOptions) -> Iterato
         AlreadyTruncatedError: records were truncated after the partition was planned.
         LogNotFoundError: the log was deleted meanwhile.
     """
+    freeze_imports()
     shape = shape_of_rows(options)
     if isinstance(partition, CountedPartition):
         for log, first_sequence_id, records in partition.ranges:

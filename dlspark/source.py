@@ -130,7 +130,9 @@ def _check_write(options: WriteOptions, schema: StructType, *, overwrite: bool) 
         )
     from dlspark.sessions import require_log
     from dlspark.typed_write import prepare_typed, writes_typed
+    from dlspark.workers import freeze_imports
 
+    freeze_imports()
     if writes_typed(options, schema.fieldNames()):
         return prepare_typed(options, schema)
     columns = check_write_schema(schema, needs_log=options.log is None)

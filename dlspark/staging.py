@@ -29,6 +29,7 @@ from dlspark.sessions import (
     staging_writer,
 )
 from dlspark.typed import log_schema_of
+from dlspark.workers import freeze_imports
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -58,6 +59,7 @@ def stage_rows(
         LogNotFoundError: a log named by a row does not exist.
         TransactionIdOutOfOrderError: transaction ids decrease within the task.
     """
+    freeze_imports()
     schema = None if columns.typed is None else log_schema_of(columns.typed)
     logs: set[str] = set()
     try:
@@ -103,6 +105,7 @@ def commit_staged(
         TransactionIdOutOfOrderError: transaction ids decrease between partitions, or are below
             those that the log holds.
     """
+    freeze_imports()
     joined = join_messages(messages)
     if joined is None:
         return
