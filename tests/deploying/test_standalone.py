@@ -80,6 +80,8 @@ class Standalone:
         for name in ("spark-defaults.conf", "spark-env.sh"):
             text = (CONF / name).read_text().replace("/opt/dlog/bin/python", str(python))
             (place / name).write_text(text.replace("spark://spark-master:7077", self._master))
+        with (place / "spark-env.sh").open("a") as script:
+            script.write("unset SPARK_CONF_DIR\n")  # as below, of the cluster
         settings = {
             **OF_FEW_ROWS,
             "spark.ui.enabled": "false",
@@ -92,8 +94,9 @@ class Standalone:
             "spark.sql.warehouse.dir": str(place / "warehouse"),
         }
         confs = [word for key, value in settings.items() for word in ("--conf", f"{key}={value}")]
+        defaults = ["--properties-file", str(place / "spark-defaults.conf")]
         done = submit(
-            [*confs, *arguments, str(JOB), json.dumps(work)],
+            [*defaults, *confs, *arguments, str(JOB), json.dumps(work)],
             environment={**deployed_environment(place), **environment},
             folder=place,
             timeout_s=SUBMIT_S,
