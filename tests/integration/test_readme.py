@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.ports import free_ports
+from tests.fixtures.spark import settings_in
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 240
@@ -35,6 +36,9 @@ def test_the_blocks_of_the_readme_run_as_they_stand(tmp_path: Path) -> None:
         script.append(text if kind == "bash" else f"{bare} - <<'END'\n{text}END")
     script.append(".venv/bin/dlog log count clicks; .venv/bin/dlog log count copy; echo done")
     environment = {key: value for key, value in os.environ.items() if key != "DLOG_URI"}
+    # The session that they start is as small as those of other tests.
+    confs = [f"--conf {key}='{value}'" for key, value in settings_in(tmp_path).items()]
+    environment["PYSPARK_SUBMIT_ARGS"] = " ".join([*confs, "pyspark-shell"])
     with (
         (tmp_path / "errors").open("wb") as errors,
         subprocess.Popen(
