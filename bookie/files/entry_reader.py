@@ -194,12 +194,13 @@ class EntryReader:
         state = self._ledgers.get(ledger_id)
         if state is None or state.last_add_confirmed != entry_id:
             return None
-        index = self._log.unsealed.indexes()[-1]
+        current = self._log.unsealed.current
+        index = current.index
         entries = index.entries(ledger_id)
         if entries is None or not len(entries.entry_ids) or entries.entry_ids[-1] != entry_id:
             return None
-        file = self._log.unsealed.handle(index.number)
         offset, size = int(entries.offsets[-1]), int(entries.sizes[-1])
+        file = current.file
         if file is None or not self._log.unsealed.is_durable_at(index.number, offset):
             return None
         data = file.read_recent(offset, size)

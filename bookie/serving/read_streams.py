@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from dlcore.ledger.port import FollowUpdate
 from dlcore.wire.messages import Chunk, Follow, ReadEntries, Update
 
 if TYPE_CHECKING:
@@ -11,7 +12,6 @@ if TYPE_CHECKING:
 
     from bookie.storage.followers import Followers
     from bookie.storage.reads import Reads
-    from dlcore.ledger.port import FollowUpdate
 
 
 class ReadStream(Protocol):
@@ -110,8 +110,9 @@ class FollowStream:
             return None
         self.has_news = self.has_news or self._reads.may_tell_more(self._ledger_id, update)
         self._next_entry_id = max(self._next_entry_id, update.last_add_confirmed + 1)
-        self._told = update._replace(frames=())  # they are not kept for a reader who waits
-        return Update(self.request_id, update.frames, update.last_add_confirmed, update.fenced)
+        frames, confirmed, fenced = update
+        self._told = FollowUpdate((), confirmed, fenced)  # not to keep them for one who waits
+        return Update(self.request_id, frames, confirmed, fenced)
 
     def close(self) -> None:
         """Watch no more."""

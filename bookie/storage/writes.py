@@ -202,7 +202,8 @@ class Writes:
                 return self._held.add_again(entry, is_recovery=is_recovery)
         self._status.check_room(len(frame), Claim.RECOVERY if is_recovery else Claim.ADD)
         durable = core.log.append_entry(entry)
-        state = core.ledger_for_change(entry.ledger_id)
+        if state is None or state.is_deleted:
+            state = core.ledger_for_change(entry.ledger_id)
         if state.note_entry(entry.entry_id, entry.last_add_confirmed):
             # Before the entry is written, which they would wait for: it is not what they get.
             self._followers.wake(entry.ledger_id)

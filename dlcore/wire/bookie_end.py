@@ -124,7 +124,7 @@ class BookieEnd:
     def send(self, message: Durable | Failed | Lac | Chunk | Update | Ping | Pong) -> list[Buffer]:
         """Return a message's buffers; what it takes of a window is taken."""
         buffers = encode(message)
-        if isinstance(message, Chunk | Update) and message.request_id in self._windows:
+        if isinstance(message, (Chunk, Update)) and message.request_id in self._windows:
             self._windows[message.request_id] -= cost_of(message)
         return buffers
 
