@@ -6,6 +6,7 @@ pytest_plugins = [
     "tests.fixtures.surroundings",  # first: what comes after is compiled once
     "tests.fixtures.cluster",
     "tests.fixtures.java",
+    "tests.fixtures.forking",  # after what sets variables
     "tests.fixtures.lengths",
     "tests.fixtures.examples",  # after what it imports
     "tests.fixtures.zookeeper",

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HOST = "127.0.0.1"
+GATE = ("/bin/sh", "-c", 'read -r go && exec "$@"', "sh")
+"""Words before a command that let it begin once its standard input has a line."""
 _POLL_INTERVAL_S = 0.02
 _TERMINATION_TIMEOUT_S = 15.0
 _LOG_TAIL_BYTES = 2000
@@ -72,7 +74,7 @@ class ChildProcess:
         with log_path.open("ab") as log:
             # The gate opens only once the warden knows the process: it can never be missed.
             self._process = subprocess.Popen(
-                ["/bin/sh", "-c", 'read -r go && exec "$@"', "sh", *command],
+                [*GATE, *command],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -1,0 +1,193 @@
+"""What is forked for a test is the process that the test would have started itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dlcore.sandbox.process import GATE
+from tests.fixtures.forking import LOADED_PYTHON
+from tests.fixtures.waiting import wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WAIT_S = 60
+LOOK = """
+import json, os, signal, sys
+def descriptors():
+    for each in os.listdir("/proc/self/fd"):
+        if os.path.exists(f"/proc/self/fd/{each}"):
+            yield int(each)
+signals = signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGCHLD, signal.SIGHUP
+looks = {
+    "name": __name__,
+    "arguments": sys.argv,
+    "folder": os.getcwd(),
+    "imports from": sys.path[0],
+    "environment": dict(os.environ),
+    "parent": os.getppid(),
+    "group": os.getpgid(0) == os.getpid(),
+    "session": os.getsid(0) == os.getpid(),
+    "signals": [str(signal.getsignal(each)).partition(" at ")[0] for each in signals],
+    "descriptors": sorted(descriptors()),
+    "threads": len(os.listdir("/proc/self/task")),
+    "streams": [(s.name, s.mode, s.encoding, s.errors, s.line_buffering, s.write_through,
+                 type(s.buffer).__name__) for s in (sys.stdin, sys.stdout, sys.stderr)],
+    "main": sorted(name for name in vars(sys.modules["__main__"]) if name[:2] != "__"),
+}
+if sys.argv[1:]:
+    looks["input"] = sys.stdin.read()
+print(json.dumps(looks))
+"""
+
+
+def loaded(python: str) -> bool:
+    """Return whether a program has dlog loaded at its start, in the test's environment as it is."""
+    code = "import sys; print('bookie.server' in sys.modules)"
+    return subprocess.run([python, "-c", code], capture_output=True, check=True).stdout == b"True\n"
+
+
+def look(python: str, folder: Path, **options: Any) -> dict[str, Any]:
+    """Return what a program finds."""
+    command = [python, "-c", LOOK, "some", "words"]
+    shown = subprocess.run(
+        command, capture_output=True, check=False, text=True, input="what\nit is told", **options
+    )
+    assert shown.returncode == 0, shown.stderr
+    return json.loads(shown.stdout)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("is_unbuffered", [False, True])
+@pytest.mark.parametrize("has_session", [False, True])
+def test_it_finds_what_it_would_find(
+    tmp_path: Path, *, has_session: bool, is_unbuffered: bool
+) -> None:
+    """Arguments, folder, variables, parent, signals, descriptors, streams are the same."""
+    environment = {**os.environ, "DLOG_SOME": "thing"}
+    environment.pop("PYTHONUNBUFFERED", None)
+    if is_unbuffered:
+        environment["PYTHONUNBUFFERED"] = "1"
+    options = {"cwd": tmp_path, "env": environment, "start_new_session": has_session}
+    forked = look(LOADED_PYTHON, tmp_path, **options)
+    assert forked == look(sys.executable, tmp_path, **options)
+    assert forked["parent"] == os.getpid()
+
+
+def test_it_has_the_folder_and_environment_of_the_moment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Not those in which the server was started."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DLOG_SOME", "thing")
+    found = look(LOADED_PYTHON, tmp_path)
+    assert (found["folder"], found["environment"]["DLOG_SOME"]) == (str(tmp_path), "thing")
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "errors"),
+    [
+        ("", 0, ""),
+        ("import sys; sys.exit(7)", 7, ""),
+        ("import sys; sys.exit('why')", 1, "why\n"),
+        ("import atexit; atexit.register(print, 'at the end')", 0, ""),
+        ("import os; os._exit(9)", 9, ""),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, ""),
+        ("raise KeyboardInterrupt", -signal.SIGINT, "KeyboardInterrupt\n"),
+        ("raise ValueError('why')", 1, "ValueError: why\n"),
+    ],
+)
+def test_it_ends_as_it_would_end(code: str, status: int, errors: str) -> None:
+    """Status and output are those of a Python that starts."""
+    ends = [
+        subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+        for python in (LOADED_PYTHON, sys.executable)
+    ]
+    forked, other = ends
+    assert (forked.returncode, forked.stdout) == (other.returncode, other.stdout)
+    assert forked.returncode == status
+    assert (forked.stderr[-len(errors) :] if errors else forked.stderr) == errors
+
+
+def test_signals_reach_it() -> None:
+    """It is stopped, interrupted, terminated and killed."""
+    code = "import time; print('ready', flush=True); time.sleep(1000)"
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        with subprocess.Popen(
+            [LOADED_PYTHON, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+            process.send_signal(number)
+            process.send_signal(signal.SIGCONT)
+            assert process.wait(WAIT_S) == -number
+
+
+def test_asyncio_waits_for_it() -> None:
+    """Its end reaches the event loop."""
+
+    async def scenario() -> tuple[bytes, int | None]:
+        process = await asyncio.create_subprocess_exec(
+            *(LOADED_PYTHON, "-c", "print(input()); raise SystemExit(5)"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        shown, _ = await process.communicate(b"told\n")
+        return shown, process.returncode
+
+    assert asyncio.run(scenario()) == (b"told\n", 5)
+
+
+@pytest.mark.parametrize(("told", "shown"), [("go\nrest", "rest"), ("", "")])
+def test_one_that_is_gated_waits_for_its_line(told: str, shown: str) -> None:
+    """It runs after the line, with the rest; without one it fails."""
+    command = [*GATE, LOADED_PYTHON, "-c", "import sys; print(sys.stdin.read(), end='')"]
+    done = subprocess.run(command, input=told, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == (shown, 0 if told else 1)
+
+
+def test_a_module_runs_as_the_main_one() -> None:
+    """What it says is the same."""
+    forked, other = (
+        subprocess.run(
+            [python, "-m", "dlcore.cli", *options], capture_output=True, text=True, check=False
+        )
+        for python in (LOADED_PYTHON, sys.executable)
+        for options in (["log", "nonsense"],)
+    )
+    assert (forked.returncode, forked.stderr) == (other.returncode, other.stderr) != (0, "")
+
+
+def test_what_a_fork_cannot_be_starts_as_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its usual name, or with other variables of Python's, it is not forked."""
+    assert loaded(LOADED_PYTHON)
+    assert not loaded(sys.executable)
+    monkeypatch.setenv("PYTHONHASHSEED", "1")
+    assert not loaded(LOADED_PYTHON)
+
+
+def test_an_orphan_is_not_ours(tmp_path: Path) -> None:
+    """A process of the tests that ended would stay for ever as a zombie."""
+    loaded(LOADED_PYTHON)
+    found = tmp_path / "parent"
+    code = f"""if True:
+        import os, time
+        process = os.getpid()
+        if os.fork() == 0:
+            while os.getppid() == process:
+                time.sleep(0.01)
+            with open({str(found)!r}, "w") as file:
+                file.write(f"{{os.getppid()}}\\n")
+    """
+    subprocess.run([LOADED_PYTHON, "-c", code], check=True)
+    wait_until(lambda: found.exists() and found.read_text(), timeout_s=WAIT_S)
+    assert int(found.read_text()) != os.getpid()
