@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 import subprocess
-import sys
 from pathlib import Path
 
 from bookie.config import CompactionConfig, GarbageConfig
 from bookie.disks.real import RealDisk
+from tests.fixtures.forking import LOADED_PYTHON
 from tests.fixtures.lengths import amount
 from tests.fixtures.storage import make_frame, open_storage, read_all, small_config
 
@@ -63,7 +63,7 @@ asyncio.run(main())
 
 def work_until_killed(directory: Path, next_entry_id: int, lines: int) -> tuple[int, int]:
     """Run the worker and kill it after some lines; return its next entry, and files compacted."""
-    command = [sys.executable, "-c", WORKER, str(directory), str(next_entry_id)]
+    command = [LOADED_PYTHON, "-c", WORKER, str(directory), str(next_entry_id)]
     compacted = 0
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, text=True) as process:
         assert process.stdout is not None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from bookie.storage.ledger_storage import LedgerStorage
 from tests.bookie import test_compaction as compaction
 from tests.fixtures import killed_steps
 from tests.fixtures.acknowledged import Acknowledged
+from tests.fixtures.forking import LOADED_PYTHON
 from tests.fixtures.lengths import sample
 from tests.fixtures.storage import ManualClock, make_frame
 
@@ -33,7 +33,7 @@ ONE_IN = 16
 def killed(scenario: str, prepared: Path, folder: Path) -> Iterator[tuple[Path, list[str]]]:
     """Run a scenario to each of its steps; return the folders it left, and what it was told."""
     folder.mkdir()
-    command = [sys.executable, "-m", "tests.fixtures.killed_steps", scenario]
+    command = [LOADED_PYTHON, "-m", "tests.fixtures.killed_steps", scenario]
     steps = map(str, sample(range(1, STEPS_MAX), STEPS_MAX // ONE_IN))
     subprocess.run([*command, str(prepared), str(folder), *steps], check=True, cwd=ROOT)
     for path in folder.glob("*.told"):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 import subprocess
-import sys
 from pathlib import Path
 
 from bookie.disks.real import RealDisk
+from tests.fixtures.forking import LOADED_PYTHON
 from tests.fixtures.lengths import amount
 from tests.fixtures.storage import make_frame, open_storage, read_all, small_config
 
@@ -46,7 +46,7 @@ asyncio.run(main())
 
 def write_until_killed(directory: Path, next_entries: list[int], acks: int) -> None:
     """Run the writer, kill it after some acknowledgements, and note all of them."""
-    command = [sys.executable, "-c", WRITER, str(directory), *map(str, next_entries)]
+    command = [LOADED_PYTHON, "-c", WRITER, str(directory), *map(str, next_entries)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, text=True) as process:
         assert process.stdout is not None
         for number, line in enumerate(process.stdout):

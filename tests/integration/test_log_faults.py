@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ import pytest
 
 from dlcore import LogConfig, LogRecord, QuorumConfig
 from dlcore.sync import open_namespace
+from tests.fixtures.forking import LOADED_PYTHON
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +40,7 @@ def test_a_killed_writer_loses_nothing_that_it_was_told(namespace_uri: str) -> N
         namespace.create_log("faults/killed")
         log = namespace.open_log("faults/killed")
         process = subprocess.Popen(
-            [sys.executable, "-c", WRITER, namespace_uri], stdout=subprocess.PIPE, text=True
+            [LOADED_PYTHON, "-c", WRITER, namespace_uri], stdout=subprocess.PIPE, text=True
         )
         assert process.stdout is not None
         told = ("", "")

@@ -24,6 +24,7 @@ from dlcore.errors import (
     WriteError,
 )
 from dlcore.sync import copy_log, open_namespace, scan
+from tests.fixtures.forking import LOADED_PYTHON
 
 pytestmark = pytest.mark.integration
 
@@ -124,7 +125,7 @@ ranges = pickle.load(sys.stdin.buffer)
 rows = [v for b in scan(ranges) for v in b.batch.column(1).to_pylist()]
 assert rows == [b"%d" % i for i in range(7, 20000)], len(rows)
 """
-    subprocess.run([sys.executable, "-c", code], input=pickle.dumps(ranges), check=True, timeout=60)
+    subprocess.run([LOADED_PYTHON, "-c", code], input=pickle.dumps(ranges), check=True, timeout=60)
     batches = scan(ranges)
     assert next(batches).sequence_id == 7
     batches.close()  # type: ignore[attr-defined]
@@ -173,7 +174,7 @@ else:
 assert [b.batch.num_rows for b in scan(ranges, uri=sys.argv[1])] == [1]
 """
     subprocess.run(
-        [sys.executable, "-c", code, namespace_uri],
+        [LOADED_PYTHON, "-c", code, namespace_uri],
         input=pickle.dumps(stale.scans(stale.first, stale.end)),
         check=True,
         timeout=100,

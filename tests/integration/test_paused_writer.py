@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -17,6 +16,7 @@ import pytest
 
 from dlcore import LogConfig, LogRecord
 from dlcore.sync import open_namespace
+from tests.fixtures.forking import LOADED_PYTHON
 from tests.fixtures.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Writer:
 def writer_of(uri: str, log: str) -> Iterator[Writer]:
     """Yield a writer in a process of its own."""
     with subprocess.Popen(
-        [sys.executable, "-c", _WRITER, uri, log],
+        [LOADED_PYTHON, "-c", _WRITER, uri, log],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import subprocess
-import sys
 import threading
 from contextlib import aclosing
 from datetime import UTC, datetime
@@ -32,6 +31,7 @@ from dlcore.remote import open_namespace as open_remote_async
 from dlcore.remote.sync import open_namespace as open_remote
 from dlcore.sync import open_namespace
 from tests.fixtures.bookie_process import REPOSITORY
+from tests.fixtures.forking import LOADED_PYTHON
 from tests.fixtures.ports import free_ports
 from tests.fixtures.proxies import ProxyThread, knows, proxy_process, proxy_thread
 from tests.fixtures.waiting import wait_until
@@ -239,7 +239,7 @@ def test_nothing_is_held_for_who_is_gone_without_a_word(
     monkeypatch.setattr(server, "KEEPALIVE_OPTIONS", soon)
     write(log, 0, 10)
     with proxy_thread(sandbox.uri) as proxy:
-        command = [sys.executable, "-c", CLIENT, proxy.server.location, log.name]
+        command = [LOADED_PYTHON, "-c", CLIENT, proxy.server.location, log.name]
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY
         ) as process:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,6 +20,7 @@ from dlcore.metadata.paths import NamespacePaths, parse_uri
 from dlcore.metadata.zookeeper import ZooKeeperStore
 from dlcore.sync import open_namespace
 from tests.fixtures.aio import run
+from tests.fixtures.forking import LOADED_PYTHON
 from tests.fixtures.lengths import sample
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ with open_namespace(sys.argv[1], config=config) as namespace:
 
 def write_until_killed(uri: str, copies: int) -> list[tuple[int, str]]:
     """Run the writer, kill it in an open segment; return (txid, DLSN) of all commits it told."""
-    command = [sys.executable, "-c", WRITER, uri, str(copies), LOG, str(RECORDS_PER_COMMIT)]
+    command = [LOADED_PYTHON, "-c", WRITER, uri, str(copies), LOG, str(RECORDS_PER_COMMIT)]
     told: list[tuple[int, str]] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -22,6 +21,7 @@ from dlcore.ids import BookieId
 from dlcore.namespace import open_namespace as open_async_namespace
 from dlcore.records import LogRecord
 from dlcore.sync import open_namespace
+from tests.fixtures.forking import LOADED_PYTHON
 from tests.fixtures.lengths import sample
 from tests.fixtures.shell import Shell, lines_file
 from tests.fixtures.waiting import wait_until
@@ -209,7 +209,7 @@ def test_debug_shows_the_traceback(shell: Shell) -> None:
 def dlog_process(uri: str, *arguments: str) -> subprocess.Popen[bytes]:
     """Start the command as a shell would."""
     return subprocess.Popen(
-        [sys.executable, "-c", "from dlcore.cli import main; main()", *arguments],
+        [LOADED_PYTHON, "-c", "from dlcore.cli import main; main()", *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
