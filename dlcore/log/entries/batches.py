@@ -18,6 +18,7 @@ from dlcore.errors import (
 )
 from dlcore.ids import TXID_MAX
 from dlcore.log.entries.body import byte_log_schema, over
+from dlcore.log.typed.rows import cut_by
 from dlcore.records import LogRecordWithDLSN
 
 if TYPE_CHECKING:
@@ -190,9 +191,7 @@ def payload_offsets(batch: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.int64]
 
 
 def cut(batch: pa.RecordBatch, *, entry_bytes: int) -> list[tuple[pa.RecordBatch, int]]:
-    """Cut a byte log's batch into slices of at most `entry_bytes`, each with its size in bytes.
-
-    A record larger than that gets a slice of its own.
+    """Cut a byte log's batch into slices as `cut_by` does.
 
     Raises:
         LogRecordTooLongError: a record is larger than any entry may be.
@@ -200,14 +199,7 @@ def cut(batch: pa.RecordBatch, *, entry_bytes: int) -> list[tuple[pa.RecordBatch
     offsets = payload_offsets(batch)
     check_payload_size(int(np.max(np.diff(offsets), initial=0)))
     costs = offsets + RECORD_OVERHEAD_BYTES * np.arange(len(offsets), dtype=np.int64)
-    slices: list[tuple[pa.RecordBatch, int]] = []
-    start = 0
-    while start < batch.num_rows:
-        stop = int(np.searchsorted(costs, costs[start] + entry_bytes, side="right")) - 1
-        stop = max(stop, start + 1)
-        slices.append((batch.slice(start, stop - start), int(costs[stop] - costs[start])))
-        start = stop
-    return slices
+    return list(cut_by(batch, costs, entry_bytes))
 
 
 def check_payload_size(size: int) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from dlcore.config import RECORD_SIZE_BYTES_MAX
+from dlcore.config import MIB, RECORD_SIZE_BYTES_MAX
 from dlcore.errors import LogRecordTooLongError
 
 if TYPE_CHECKING:
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 _Sizes: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 _OFFSET_BYTES = 4
+_REST_SHARE = 32
+_LARGE_BYTES = 64 * 1024
+"""Who asks for smaller entries has them so, to the byte."""
 
 
 def row_sizes(batch: pa.RecordBatch) -> _Sizes:
@@ -58,6 +61,33 @@ def _int32s(buffer: Any, offset: int, count: int) -> _Sizes:
     return np.frombuffer(buffer, np.int32, count, offset * 4).astype(np.int64)
 
 
+def cut_by(
+    batch: pa.RecordBatch, ends: _Sizes, entry_bytes: int
+) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """Yield slices of at most `entry_bytes`, or of one row, each with its size in bytes.
+
+    Of large entries, a last slice takes a little more if that is all there is, up to a MiB: what
+    is left over would cost as much as a full entry.  So a MiB of rows is two entries with what
+    rows take beside their payloads, and not two and a rest.
+
+    Args:
+        batch: what is cut.
+        ends: how many bytes the rows up to each one take, from 0.
+        entry_bytes: how large a full entry is.
+    """
+    start, count = 0, batch.num_rows
+    last_bytes = entry_bytes
+    if _LARGE_BYTES <= entry_bytes < MIB:
+        last_bytes = min(entry_bytes + entry_bytes // _REST_SHARE, MIB)
+    while start < count:
+        stop = count
+        if ends[count] - ends[start] > last_bytes:
+            limit = ends[start] + entry_bytes
+            stop = max(start + 1, int(np.searchsorted(ends, limit, side="right")) - 1)
+        yield batch.slice(start, stop - start), int(ends[stop] - ends[start])
+        start = stop
+
+
 @dataclass(frozen=True, slots=True)
 class TypedRows:
     """Rows of a typed log on their way into entries, and the version of its schema they have.
@@ -85,11 +115,5 @@ class TypedRows:
         return cls(batch, schema_id, np.concatenate([[0], np.cumsum(sizes)]))
 
     def cut(self, entry_bytes: int) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """Yield slices of at most `entry_bytes`, or of one row, each with its size in bytes."""
-        start = 0
-        while start < self.batch.num_rows:
-            limit = self.ends[start] + entry_bytes
-            stop = max(start + 1, int(np.searchsorted(self.ends, limit, side="right")) - 1)
-            size = int(self.ends[stop] - self.ends[start])
-            yield self.batch.slice(start, stop - start), size
-            start = stop
+        """Yield slices as `cut_by` does."""
+        return cut_by(self.batch, self.ends, entry_bytes)

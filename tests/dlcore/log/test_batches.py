@@ -9,7 +9,7 @@ import sys
 import pyarrow as pa
 import pytest
 
-from dlcore.config import RECORD_SIZE_BYTES_MAX
+from dlcore.config import MIB, RECORD_SIZE_BYTES_MAX
 from dlcore.errors import (
     ConfigurationError,
     LogRecordTooLongError,
@@ -109,6 +109,21 @@ def test_cut_makes_full_slices_of_a_slice(seed: int) -> None:
         assert size_bytes <= entry_bytes or part.num_rows == 1
         if position < len(costs):
             assert size_bytes + costs[position] > entry_bytes
+
+
+@pytest.mark.parametrize(
+    ("entry_bytes", "rows"),
+    [
+        (512 * 1024, [506, 518]),  # within a 32nd of a full one
+        (500 * 1024, [494, 494, 36]),
+        (MIB, [1012, 12]),  # nothing is more than a MiB
+        (MIB - 1, [1012, 12]),
+    ],
+)
+def test_a_mebibyte_of_rows_is_two_entries(entry_bytes: int, rows: list[int]) -> None:
+    """Though it is more, with what rows take beside their payloads."""
+    batch = batch_of(range(1024), [bytes(1024)] * 1024)
+    assert [part.num_rows for part, _ in cut(batch, entry_bytes=entry_bytes)] == rows
 
 
 @pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
