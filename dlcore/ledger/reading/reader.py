@@ -200,7 +200,11 @@ class LedgerReader:
         return stored.metadata.ensemble_of(entry_id).bookies != ensemble.bookies
 
     def follow(
-        self, first: int, *, on_answer: Callable[[], None] = lambda: None
+        self,
+        first: int,
+        *,
+        on_answer: Callable[[], None] = lambda: None,
+        on_entry: Callable[[EntryFrame], bool] = lambda _: False,
     ) -> AsyncGenerator[FollowStep, None]:
         """Yield entries from `first` on as they are confirmed, until the ledger is closed.
 
@@ -210,6 +214,9 @@ class LedgerReader:
 
         It waits for bookies for ever; `on_answer` is called whenever one of them said something,
         which they are asked for about once a second, so that the caller may give up.
+
+        An entry that comes while the caller waits for a step is offered to `on_entry`, at once;
+        where that returns True it was taken, and no step brings it.
 
         Raises:
             LedgerReadError: no replica could give a confirmed entry.
@@ -223,4 +230,5 @@ class LedgerReader:
             bookies=self._bookies,
             ledger_store=self._ledger_store,
             on_answer=on_answer,
+            on_entry=on_entry,
         ).steps()

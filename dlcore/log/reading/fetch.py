@@ -9,6 +9,7 @@ import math
 from collections import deque
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
 from dlcore.config import MIB
@@ -98,6 +99,9 @@ class Fetcher:
         self._changed = asyncio.Event()
         self._room = asyncio.Event()
         self._news = asyncio.Event()
+        self._alarm: asyncio.TimerHandle | None = None  # wakes who waits, at the latest then
+        self._alarm_s = math.inf
+        self._followed: FollowExtent | None = None  # what takes entries as they come
         self._times_idle = 0
         self.error: DLError | None = None
         self.has_ended = False
@@ -150,12 +154,24 @@ class Fetcher:
                 self._idle.deadline if deadline is None else min(deadline, self._idle.deadline)
             )
             self._news.clear()
-            timer = None if wake_at == math.inf else self._loop.call_at(wake_at, self._news.set)
-            try:
-                await self._news.wait()
-            finally:
-                if timer is not None:
-                    timer.cancel()
+            if wake_at < self._alarm_s:
+                self._set_alarm(wake_at)
+            await self._news.wait()
+
+    def _set_alarm(self, wake_at: float) -> None:
+        # It stays for later waits, which mostly end long before: one that rings early does no harm.
+        self._stop_alarm()
+        self._alarm_s = wake_at
+        self._alarm = self._loop.call_at(wake_at, self._ring)
+
+    def _ring(self) -> None:
+        self._stop_alarm()
+        self._news.set()
+
+    def _stop_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm, self._alarm_s = None, math.inf
 
     def _heed_idleness(self) -> None:
         now = self._loop.time()
@@ -248,6 +264,7 @@ class Fetcher:
         await asyncio.gather(self._task, return_exceptions=True)
         self._entries.clear()
         self._is_closed = True
+        self._stop_alarm()
         self._news.set()
 
     def _stopped(self, task: asyncio.Task[None]) -> None:
@@ -363,6 +380,7 @@ class Fetcher:
 
     async def _follow(self, step: FollowExtent) -> None:
         """Follow an open extent until it is closed, or another step is due."""
+        self._followed = step
         following = asyncio.create_task(self._deliver_followed(step))
         try:
             while self._is_at(step):
@@ -374,6 +392,7 @@ class Fetcher:
                 if self._changed.is_set():
                     await self._refresh()
         finally:
+            self._followed = None
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
 
@@ -398,7 +417,11 @@ class Fetcher:
 
     async def _deliver_followed(self, step: FollowExtent) -> None:
         reader = await self._context.ledgers.open_ledger(step.extent.ledger_id)
-        updates = reader.follow(step.first_entry_id, on_answer=self._bookie_answered)
+        updates = reader.follow(
+            step.first_entry_id,
+            on_answer=self._bookie_answered,
+            on_entry=partial(self._take_at_once, step),
+        )
         self._bookie_answered()  # from here on they have to
         self._news.set()
         try:
@@ -420,12 +443,32 @@ class Fetcher:
             self._deliver(step, frame)
 
     def _deliver(self, step: ReadExtent | FollowExtent, frame: EntryFrame) -> None:
-        """Buffer an entry and move the cursor past it: at once, so cancelling loses nothing."""
+        """Buffer an entry, or leave it out if it is broken."""
+        if self.error is not None:
+            return  # it comes behind one that failed, before the task has ended for that
         try:
             header = decode_entry_header(frame.body)
         except InvalidEntryError as error:
             self._skip(step, error)
-            return
+        else:
+            self._buffer(step, frame, header)
+
+    def _take_at_once(self, step: FollowExtent, frame: EntryFrame) -> bool:
+        """Buffer an entry that was pushed; False: its turn comes, or nothing follows any more."""
+        is_over = self.error is not None or self._followed is not step
+        if is_over or self._buffered_bytes > self._ahead_bytes:
+            return False
+        try:
+            header = decode_entry_header(frame.body)
+        except InvalidEntryError:
+            return False
+        self._buffer(step, frame, header)
+        return True
+
+    def _buffer(
+        self, step: ReadExtent | FollowExtent, frame: EntryFrame, header: EntryHeader
+    ) -> None:
+        """Buffer an entry and move the cursor past it: at once, so cancelling loses nothing."""
         first_slot = self._cursor.position.slot_id
         entry_id, sequence_id = self._cursor.deliver(
             step,

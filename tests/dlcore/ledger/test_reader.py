@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from dlcore.ledger.port import FollowUpdate
     from dlcore.ledger.reading.reader import LedgerReader
     from dlcore.metadata.port import Versioned
+    from dlcore.wire.digest import EntryFrame
 
 from tests.fixtures.ledger_cluster import (
     CONFIG,
@@ -220,15 +222,39 @@ def test_a_lac_read_without_coverage_says_who_did_not_answer() -> None:
     run(scenario)
 
 
-async def follow_all(reader: LedgerReader, first: int, got: list[bytes]) -> bool:
-    """Collect bodies until the end; return what the last step said."""
+async def follow_all(
+    reader: LedgerReader,
+    first: int,
+    got: list[bytes],
+    *,
+    takes: Callable[[int], bool] = lambda _: False,
+) -> bool:
+    """Collect bodies until the end; return what the last step said.
+
+    Entries for which `takes` holds are taken as they come.
+    """
     closed = False
-    async for step in reader.follow(first):
+
+    def take(entry: EntryFrame) -> bool:
+        if takes(entry.entry_id):
+            got.append(bytes(entry.body))
+            return True
+        return False
+
+    async for step in reader.follow(first, on_entry=take):
         assert not closed
         assert all(each.entry_id <= step.last_add_confirmed for each in step.frames)
         got += [bytes(each.body) for each in step.frames]
         closed = step.closed
     return closed
+
+
+TAKES = {
+    "none": lambda _: False,
+    "all": lambda _: True,
+    "some": lambda entry_id: entry_id % 3 > 0,
+}
+"""Which entries are taken as they come."""
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -237,15 +263,18 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
+@pytest.mark.parametrize("takes", TAKES.values(), ids=TAKES)
 @pytest.mark.parametrize("quorum", [(3, 3, 2), (4, 2, 2)])
-def test_a_follower_gets_entries_as_they_are_confirmed(quorum: tuple[int, int, int]) -> None:
+def test_a_follower_gets_entries_as_they_are_confirmed(
+    quorum: tuple[int, int, int], takes: Callable[[int], bool]
+) -> None:
     """Through ensemble changes and the death of the bookie it follows, to the end."""
 
     async def scenario(cluster: Cluster) -> None:
         writer = await cluster.client.create_ledger(quorum_of(*quorum))
         reader = await cluster.client.open_ledger(writer.ledger_id)
         got: list[bytes] = []
-        follower = asyncio.create_task(follow_all(reader, 0, got))
+        follower = asyncio.create_task(follow_all(reader, 0, got, takes=takes))
         for position in (0, 1, 2):
             await write(writer, 7)
             await until(lambda: len(got) == writer.last_add_confirmed + 1)
@@ -259,6 +288,94 @@ def test_a_follower_gets_entries_as_they_are_confirmed(quorum: tuple[int, int, i
         assert got == bodies(0, 41)
 
     run(scenario, "ABCDE")
+
+
+def test_what_is_taken_as_it_comes_is_confirmed_and_no_step_brings_it() -> None:
+    """Nor does the caller get entries while it works at a step: they wait for the next one."""
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(QuorumConfig())
+        reader = await cluster.client.open_ledger(writer.ledger_id)
+        taken: list[int] = []
+
+        def take(entry: EntryFrame) -> bool:
+            assert entry.entry_id <= writer.last_add_confirmed
+            taken.append(entry.entry_id)
+            return True
+
+        steps = reader.follow(0, on_entry=take)
+        async with aclosing(steps):
+            assert not (await anext(steps)).frames
+            await write(writer, 3)
+            await asyncio.sleep(1.0)
+            assert taken == [], "the caller is busy with the step"
+            second = asyncio.ensure_future(anext(steps))
+            await until(lambda: len(taken) == 3)
+            await write(writer, 3)
+            await until(lambda: len(taken) == 6)
+            assert not second.done()
+            await writer.close()
+            last = await second
+            assert (last.closed, last.frames) == (True, ())
+            assert taken == [0, 1, 2, 3, 4, 5]
+
+    run(scenario)
+
+
+def test_what_the_followed_bookie_does_not_hold_is_read_from_others() -> None:
+    """As soon as it tells that it is confirmed."""
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(quorum_of(3, 1, 1))
+        reader = await cluster.client.open_ledger(writer.ledger_id)
+        got: list[bytes] = []
+        follower = asyncio.create_task(follow_all(reader, 0, got, takes=TAKES["all"]))
+        for _ in range(6):
+            await write(writer, 1)
+            async with asyncio.timeout(10):
+                await until(lambda: len(got) > writer.last_add_confirmed)
+        await writer.close()
+        assert await follower is True
+        assert got == bodies(0, 5)
+
+    run(scenario)
+
+
+def test_an_entry_beyond_the_lac_that_is_told_with_it_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is read once it is confirmed, though it was pushed before."""
+    follow, told = MemoryBookieClient.follow, [-1]
+
+    async def hasty(
+        self: MemoryBookieClient, bookie: BookieId, *, ledger_id: int, first_entry_id: int
+    ) -> AsyncIterator[FollowUpdate]:
+        about = {"ledger_id": ledger_id, "first_entry_id": first_entry_id}
+        async for update in follow(self, bookie, **about):
+            told.append(max(update.last_add_confirmed - 1, -1))
+            yield update._replace(last_add_confirmed=told[-1])
+
+    monkeypatch.setattr(MemoryBookieClient, "follow", hasty)
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(QuorumConfig())
+        reader = await cluster.client.open_ledger(writer.ledger_id)
+        got: list[bytes] = []
+
+        def takes(entry_id: int) -> bool:
+            assert entry_id <= told[-1]
+            return True
+
+        follower = asyncio.create_task(follow_all(reader, 0, got, takes=takes))
+        await until(lambda: len(told) > 1)
+        for _ in range(5):
+            await write(writer, 1)
+            await until(lambda: len(got) >= writer.last_add_confirmed)
+        await writer.close()
+        assert await follower is True
+        assert got == bodies(0, 4)
+
+    run(scenario)
 
 
 def test_a_follower_joins_anywhere_and_ends_with_recovery() -> None:
@@ -341,7 +458,8 @@ def test_a_follower_asks_the_bookie_whose_push_never_came(
     run(scenario)
 
 
-def test_a_follower_reads_damaged_pushes_from_others() -> None:
+@pytest.mark.parametrize("takes", TAKES.values(), ids=TAKES)
+def test_a_follower_reads_damaged_pushes_from_others(takes: Callable[[int], bool]) -> None:
     """Every frame is verified, whoever pushes it."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -353,7 +471,7 @@ def test_a_follower_reads_damaged_pushes_from_others() -> None:
             held[entry_id] = held[entry_id][:-1] + b"?"
         reader = await cluster.client.open_ledger(writer.ledger_id)
         got: list[bytes] = []
-        follower = asyncio.create_task(follow_all(reader, 0, got))
+        follower = asyncio.create_task(follow_all(reader, 0, got, takes=takes))
         await until(lambda: len(got) == 10)
         assert got == bodies(0, 9)
         await writer.close()

@@ -12,6 +12,7 @@ from dlcore.errors import (
     AlreadyTruncatedError,
     BookieUnavailableError,
     LedgerNotFoundError,
+    LedgerReadError,
     LogNotFoundError,
     MetadataConnectionError,
 )
@@ -316,5 +317,45 @@ def test_two_who_read_one_history_at_once_do_not_disturb_each_other() -> None:
             history.read(from_lssn=1, count=2), history.read(from_lssn=3, count=1)
         )
         assert [[each.lssn for each in state.segments] for state in states] == [[1, 2], [3]]
+
+    on_log(body)
+
+
+def test_what_is_pushed_is_buffered_within_the_bound() -> None:
+    """A tail reader that is slow gets all of it, in order."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        config = replace(CONFIG, read_ahead_bytes=300)
+        slow = await (await cluster.open("b", config=config)).open_log("clicks")
+        async with await log.open_writer() as writer, await slow.open_reader() as reader:
+            await writer.write(record(0))
+            assert await reader.read_next() is not None
+            for txid in range(1, 30):
+                await writer.write(record(txid, b"x" * 100))
+                await asyncio.sleep(0.001)
+                assert reader._fetcher._buffered_bytes < 300 + 400
+            assert reader._fetcher._buffered_bytes > 300
+            assert [r.txid for r in await reader.read_bulk(29, timeout_s=60)] == list(range(1, 30))
+
+    on_log(body)
+
+
+def test_nothing_is_taken_behind_an_error() -> None:
+    """Whenever it comes while entries are being pushed."""
+
+    async def body(_: MemoryCluster, log: DistributedLogManager) -> None:
+        async with await log.open_writer() as writer:
+            await writer.write(record(0))
+            for turns in range(20):
+                async with await log.open_reader() as reader:
+                    await reader.read_bulk(turns + 1, timeout_s=60)
+                    await asyncio.sleep(0.01)  # it follows by then, in most rounds
+                    written = writer.write(record(turns + 1))
+                    for _turn in range(turns):
+                        await asyncio.sleep(0)
+                    reader._fetcher.fail(LedgerReadError("planted"))
+                    await written
+                    await asyncio.sleep(0.01)
+                    assert reader._fetcher.take() is None
 
     on_log(body)
