@@ -41,6 +41,7 @@ looks = {
     "threads": len(os.listdir("/proc/self/task")),
     "streams": [(s.name, s.mode, s.encoding, s.errors, s.line_buffering, s.write_through,
                  type(s.buffer).__name__) for s in (sys.stdin, sys.stdout, sys.stderr)],
+    "command": open("/proc/self/cmdline").read().rstrip("\\0").split("\\0")[1:],
     "main": sorted(name for name in vars(sys.modules["__main__"]) if name[:2] != "__"),
 }
 if sys.argv[1:]:
