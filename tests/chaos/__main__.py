@@ -7,11 +7,13 @@ import asyncio
 import logging
 import secrets
 import sys
+from contextlib import closing
 
 from tests.chaos.disks import enter_mount_namespace
 from tests.chaos.parent import interrupt_at_end_of_stdin
 from tests.chaos.plan import KINDS
 from tests.chaos.run import plan_of, run_chaos
+from tests.fixtures.forking import Forking
 
 EXIT_INTERRUPTED = 130
 
@@ -76,4 +78,5 @@ def _say_nothing(text: str) -> None:
 
 if __name__ == "__main__":
     enter_mount_namespace(["-m", "tests.chaos", *sys.argv[1:]])
-    sys.exit(main())
+    with closing(Forking()):
+        sys.exit(main())

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import json
 import random
-import sys
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
@@ -30,6 +29,7 @@ from tests.chaos.plan import BOOKIE_SESSION_S, ZOOKEEPER
 from tests.chaos.producers import Production
 from tests.chaos.services import BookieService, Deadline, Service, client_may_end, proxy_may_end
 from tests.chaos.threads import in_thread
+from tests.fixtures.forking import LOADED_PYTHON
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence, Set
@@ -217,10 +217,10 @@ class Cluster:
             if name == PRODUCERS:
                 return self._producers_command(life)
             if name in REPAIRERS:
-                return [sys.executable, "-m", "tests.chaos.autorecovery", name, self.uri]
+                return [LOADED_PYTHON, "-m", "tests.chaos.autorecovery", name, self.uri]
             work = self._work_of(name, life)
             return [
-                sys.executable,
+                LOADED_PYTHON,
                 "-m",
                 "tests.chaos.client",
                 json.dumps(dataclasses.asdict(work)),
@@ -240,7 +240,7 @@ class Cluster:
     def _proxy_command(self, name: str) -> Sequence[str]:
         port = str(self._proxy_ports[name].port)
         return [
-            *(sys.executable, "-m", "dlcore.cli", "proxy", "run"),
+            *(LOADED_PYTHON, "-m", "dlcore.cli", "proxy", "run"),
             *("--uri", self.uri, "--port", port),
         ]
 
@@ -256,7 +256,7 @@ class Cluster:
             folder=str(self.folder),
         )
         options = json.dumps(dataclasses.asdict(work))
-        return [sys.executable, "-m", "tests.chaos.producers", options]
+        return [LOADED_PYTHON, "-m", "tests.chaos.producers", options]
 
     async def find_owner(self) -> str | None:
         """Return which proxy owns the log of the producers; None if none does, or nobody knows."""

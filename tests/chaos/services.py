@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from dlcore.sandbox.process import HOST, ChildProcess, PortReservation, Warden
 from tests.chaos.threads import in_thread
+from tests.fixtures.forking import LOADED_PYTHON
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -162,7 +162,7 @@ class BookieService(Service):
         super().__init__(
             name,
             lambda _life: [
-                *(sys.executable, "-m", *program, "--name", name, "--data-dir", str(folder)),
+                *(LOADED_PYTHON, "-m", *program, "--name", name, "--data-dir", str(folder)),
                 *("--host", HOST, "--port", str(self.port), "--watch-parent"),
                 *("--control-port", str(self.control_port)),
                 *options(),
