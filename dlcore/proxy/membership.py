@@ -14,7 +14,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from dlcore.background import BackgroundTasks
-from dlcore.errors import MetadataError
+from dlcore.errors import AlreadyClosedError, MetadataError
 from dlcore.log.metadata.owner import SessionNode
 from dlcore.metadata.paths import unescape
 from dlcore.proxy.rendezvous import preferred_owner
@@ -75,6 +75,8 @@ class Membership:
             self._changed.clear()
             try:
                 await self._look()
+            except AlreadyClosedError:
+                return  # the namespace was closed before
             except MetadataError as error:
                 # After a reconnection the watch rings again.
                 logger.warning("the live proxies are not known: %s", error)
