@@ -290,13 +290,13 @@ class LifeCheckers:
                 for each in self._known(log_id)
             ):
                 found.append(f"old records of log {name}")
-            if head.first_lssn < head.first_active.lssn and not kept.waits_for_age:
+            if head.first_lssn < head.needed_lssn and not kept.waits_for_age:
                 found.append(f"truncated segments of log {name}")
-            if head.first_lssn < head.first_active.lssn and kept.waits_for_age:
+            if head.first_lssn < head.needed_lssn and kept.waits_for_age:
                 young = [
                     each
                     for each in self._known(log_id)
-                    if each.dlsn.lssn < head.first_active.lssn and each.written_ms >= limit_ms
+                    if each.dlsn.lssn < head.needed_lssn and each.written_ms >= limit_ms
                 ]
                 if not young:
                     found.append(f"truncated and old segments of log {name}")

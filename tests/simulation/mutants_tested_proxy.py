@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partialmethod
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -10,7 +11,10 @@ from dlcore.ids import DLSN
 from dlcore.log.entries.batches import byte_log_batch
 from dlcore.log.metadata.values import VersionedHead
 from dlcore.log.staging.turns import HeldLog
+from dlcore.log.writing import opening
 from dlcore.log.writing.append import LogAppender
+from dlcore.log.writing.run import OwnExtent
+from dlcore.log.writing.steps import StartSegment
 from dlcore.log.writing.writer import AsyncLogWriter
 from dlcore.proxy.flight import put as put_messages
 from dlcore.proxy.writing.acks import Ack, StreamAcks
@@ -29,7 +33,12 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from dlcore.log.context import LogContext
+    from dlcore.log.metadata.segment import Extent, LogSegment
+    from dlcore.log.metadata.values import LogHead
+
 _ROOM = "dlcore/proxy"
+_MERGED = "test_appends_beside_a_proxy_are_merged_with_what_it_writes"
 _BUSY = "test_records_of_a_busy_proxy_and_of_appends_are_there_once_and_in_order"
 
 
@@ -194,6 +203,45 @@ def an_owner_goes_on_below_the_transaction_ids_of_an_append() -> Iterator[None]:
         return effects
 
     with patch.object(LogAppender, "step_back", forgetful):
+        yield
+
+
+@caught_by(f"dlcore/log/test_turns.py::{_MERGED}")
+def each_turn_of_an_owner_begins_a_segment() -> Iterator[None]:
+    """It does not go on in the one that it left, so nothing is merged."""
+    next_start = LogAppender._next_start
+
+    def anew(self: LogAppender[Any], closing: Extent | None) -> Any:
+        step = next_start(self, closing)
+        return replace(step, limits=None) if isinstance(step, StartSegment) else step
+
+    with patch.object(LogAppender, "_next_start", anew):
+        yield
+
+
+@caught_by(f"dlcore/log/test_turns.py::{_MERGED}")
+def an_owner_counts_its_entries_from_its_own_extent() -> Iterator[None]:
+    """Those of an append before it in the segment have the positions that it tells of its own."""
+    opened = OwnExtent.opened
+
+    def at_zero(ledger_id: int, head: LogHead) -> OwnExtent:
+        extent = opened(ledger_id, head)
+        extent.first_entry_id = extent.acknowledged = 0
+        return extent
+
+    with patch.object(OwnExtent, "opened", at_zero):
+        yield
+
+
+@caught_by(f"dlcore/log/test_turns.py::{_MERGED}")
+def producers_are_sought_at_the_end_of_their_segment() -> Iterator[None]:
+    """Where the entries of an append may be, which tell of none."""
+    stamps_of = opening._stamps_of
+
+    async def at_the_end(context: LogContext, segment: LogSegment, _: int) -> Any:
+        return await stamps_of(context, segment, segment.closed_entry_count - 1)
+
+    with patch.object(opening, "_stamps_of", at_the_end):
         yield
 
 

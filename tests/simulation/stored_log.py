@@ -26,7 +26,7 @@ _INTS_PER_EXTENT = 10
 _OPEN = 2
 _HEAD_LAST_LSSN, _HEAD_SEALED, _HEAD_DELETED, _HEAD_END = 1, 2, 3, 7
 _HEAD_FIRST_ACTIVE, _HEAD_FIRST_LSSN, _HEAD_FIRST_CHUNK = 8, 9, 10
-_HEAD_MERGES, _HEAD_SEGMENT, _HEAD_NAME = 11, 13, 14
+_HEAD_MERGES, _HEAD_SEGMENT, _HEAD_NAME, _HEAD_PRODUCERS = 11, 13, 14, 15
 _OPEN_CHUNKS, _OPEN_PACKED = 2, 4
 _END_CHUNKS, _END_PACKED = 4, 6
 _CHUNK_COVERS, _CHUNK_PACKED = 1, 4
@@ -114,6 +114,12 @@ class Head:
     first_active: DLSN
     first_lssn: int
     name: str
+    producers_lssn: int
+
+    @property
+    def needed_lssn(self) -> int:
+        """The first segment that may stay: one that tells of producers does, though truncated."""
+        return min(self.first_active.lssn, self.producers_lssn or self.first_active.lssn)
 
 
 def read_head(value: bytes) -> Head:
@@ -126,6 +132,7 @@ def read_head(value: bytes) -> Head:
         first_active=DLSN(*values[_HEAD_FIRST_ACTIVE]),
         first_lssn=values[_HEAD_FIRST_LSSN],
         name=values[_HEAD_NAME],
+        producers_lssn=values[_HEAD_PRODUCERS],
     )
 
 

@@ -245,10 +245,12 @@ def plan_start(
     ledger_id: int,
     now_ms: int,
     closing: Extent | None = None,
+    limits: SegmentLimits | None = None,
 ) -> Change:
     """Start the next segment with an open extent over `ledger_id`; complete the one in progress.
 
-    `closing` is the final form of the open extent of the segment in progress.
+    `closing` is the final form of the open extent of the segment in progress.  Without it, and with
+    `limits`, what is in progress and not full goes on with the extent.
 
     Raises:
         EndOfStreamError: the log is sealed.
@@ -256,9 +258,23 @@ def plan_start(
     require_unsealed(at)
     assert closing is not None or at.head.open_extent is None
     draft = _Draft(paths, at)
-    _complete_last(draft, closing, now_ms=now_ms)
-    draft.open_segment(now_ms=now_ms)
+    segment = draft.segment
+    if (
+        limits is None
+        or closing is not None
+        or segment is None
+        or limits.is_full(segment, size_bytes=draft.size_bytes, now_ms=now_ms)
+    ):
+        _complete_last(draft, closing, now_ms=now_ms)
+        draft.open_segment(now_ms=now_ms)
     draft.begin_extent(ledger_id)
+    return draft.finish()
+
+
+def plan_pause(paths: LogPaths, at: VersionedHead, *, closing: Extent) -> Change:
+    """Close the open extent, and leave its segment in progress: others may append to it."""
+    draft = _Draft(paths, at)
+    _close_last(draft, closing)
     return draft.finish()
 
 
@@ -297,21 +313,26 @@ def _complete_last(
     if draft.segment is None:
         assert closing is None
         return
-    if draft.tail and draft.tail[-1].is_open:
+    if closing is not None:
+        _close_last(draft, closing)
+    elif draft.tail and draft.tail[-1].is_open:
         extent = draft.tail.pop()
-        if closing is not None:
-            assert extent.ledger_id == closing.ledger_id
-            if closing.stamped:
-                draft.head = replace(draft.head, producers_lssn=draft.head.max_lssn)
-            draft.append(closing)
-        elif extent.ledger_id != empty_ledger_id:
+        if extent.ledger_id != empty_ledger_id:
             raise UnexpectedError(
                 f"segment {draft.head.max_lssn} cannot be completed without ledger "
                 f"{extent.ledger_id}, which is open and may hold records"
             )
-    else:
-        assert closing is None
     draft.complete(now_ms=now_ms)
+
+
+def _close_last(draft: _Draft, closing: Extent) -> None:
+    """Put the final form of the open extent in its place."""
+    extent = draft.tail.pop()
+    assert (extent.is_open, extent.ledger_id) == (True, closing.ledger_id)
+    draft.append(closing)
+    if closing.stamped:
+        lssn, entries = draft.head.end
+        draft.head = replace(draft.head, producers_lssn=lssn, producers_entries=entries)
 
 
 def require_unsealed(at: VersionedHead) -> None:

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_WRITTEN = ":written"
+"""Where the identity stands of ledgers that no append staged."""
 _CREATE_ATTEMPTS_MAX = 10
 
 
@@ -169,6 +171,25 @@ def release(paths: NamespacePaths, node: StagedNode, staged: StagedLedger) -> li
     if staged.released_ms:
         return [node.put(staged), Create(paths.merged_ledger(staged.ledger_id))]
     return [Delete(node.path, node.version), Delete(paths.ledger(staged.ledger_id))]
+
+
+def register_merged(paths: NamespacePaths, ledger_id: int, *, now_ms: int) -> list[Op]:
+    """Return the operations that register a ledger that lost its only extent to a merge.
+
+    A writer had filled it, and nobody counted its extents.
+    """
+    staged = StagedLedger(
+        ledger_id=ledger_id,
+        identity=_WRITTEN,
+        owner="",
+        created_ms=now_ms,
+        settled=True,
+        released_ms=now_ms,
+    )
+    return [
+        Create(paths.staged_ledger(ledger_id), encode(staged)),
+        Create(paths.merged_ledger(ledger_id)),
+    ]
 
 
 async def read_owners(context: LogContext) -> set[str]:

@@ -200,6 +200,11 @@ class OpenSegment(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         """The newest extents."""
         return unpack(self.packed)
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes in its final extents."""
+        return self.chunked.size_bytes + sum(extent.size_bytes for extent in self.tail)
+
 
 class LogHead(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """All of a log that changes, and all that the next change needs.
@@ -208,8 +213,9 @@ class LogHead(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     progress.  `end` is the position after the last record of a final extent.  What lies below
     `first_active` is truncated; of segment `first_lssn` the chunks below `first_chunk` are removed.
     `merges` counts the changes by merging; `merged_lssns` names the segments of the latest ones.
-    `name` is the log's name once it was renamed.  `producers_lssn` is the last completed segment
-    whose entries say what producers wrote; 0 if there is none.
+    `name` is the log's name once it was renamed.  `producers_lssn` is the last segment of which a
+    final extent says what producers wrote; 0 if there is none.  The last entry that does so ends
+    its first `producers_entries` entries; 0: all of them.
     """
 
     layout: int = LAYOUT
@@ -228,6 +234,7 @@ class LogHead(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     segment: OpenSegment | None = None
     name: str = ""
     producers_lssn: Count = 0
+    producers_entries: Count = 0
 
     @property
     def end_dlsn(self) -> DLSN:
@@ -322,7 +329,7 @@ class LockHolder(msgspec.Struct, frozen=True, kw_only=True):
     """Who holds a log's writer lock: `owner` is for people, `token` names one acquisition.
 
     `turn` says whether an atomic append may change the log meanwhile: ``refused``: no; ``free``: on
-    demand; ``asked``: one waits for it; ``given``: the holder has no segment open, and begins none
+    demand; ``asked``: one waits for it; ``given``: the holder has no extent open, and begins none
     until the turn is over.
     """
 

@@ -34,7 +34,14 @@ from dlcore.errors import (
 from dlcore.log.entries.body import decode_entry_header, move_entry
 from dlcore.log.metadata.chunks import ChunkMissingError, read_chunks
 from dlcore.log.metadata.segment import adjacent
-from dlcore.log.metadata.staged import create_staged_ledger, decode_node, drop, read_staged, release
+from dlcore.log.metadata.staged import (
+    create_staged_ledger,
+    decode_node,
+    drop,
+    read_staged,
+    register_merged,
+    release,
+)
 from dlcore.log.metadata.store import UNANSWERED, persistently, require_change_size
 from dlcore.log.metadata.values import SegmentEnd
 from dlcore.log.upkeep.merging import (
@@ -296,6 +303,9 @@ class LogMerger:
             )
             entry = context.paths.staging_entry(MERGING_IDENTITY, merged.ledger_id)
             ops = [*change.ops, own.put(filled), Delete(entry)]
+            for ledger_id, node in zip(counts, others, strict=True):
+                if node is None:
+                    await self._require_written(ledger_id)
             ops += self._release(counts, others)
             require_change_size(ops)
             try:
@@ -310,6 +320,12 @@ class LogMerger:
             "not answered"
         )
 
+    async def _require_written(self, ledger_id: int) -> None:
+        """Raise unless a writer filled a ledger that is not registered: it has one extent then."""
+        reader = await self._context.ledgers.open_ledger(ledger_id)
+        if "staged_by" in reader.metadata.custom:
+            raise CorruptMetadataError(f"ledger {ledger_id} of an extent is not registered")
+
     def _release(
         self, counts: Mapping[int, int], nodes: Sequence[StagedNode | None]
     ) -> Iterator[Op]:
@@ -317,7 +333,9 @@ class LogMerger:
         paths, now_ms = self._context.paths, self._context.clock.now_ms()
         for (ledger_id, count), node in zip(counts.items(), nodes, strict=True):
             if node is None:
-                raise CorruptMetadataError(f"ledger {ledger_id} of an extent is not registered")
+                # Of a writer, and of this extent only: it goes as one that was staged does.
+                yield from register_merged(paths, ledger_id, now_ms=now_ms)
+                continue
             staged = replace(node.staged.released(count), released_ms=now_ms)
             yield from release(paths, node, staged)
 

@@ -10,7 +10,7 @@ nothing waits to be written, by itself, so that its records do not outlive their
     ROLLING --another completed our segment, or old and idle--> OPENING
     OPENING, ROLLING --completed, finished--> SEALED, CLOSED
 
-    OPENING, ROLLING --asked to step aside, completed or finished--> OPENING, and nothing accepted
+    OPENING, ROLLING --asked to step aside, completed or finished--> OPENING, taking no record
                        until step_back
     any of these --suspended--> SUSPENDED --resumed--> the one before
     any of these --fail--> FAILED
@@ -39,8 +39,9 @@ What calls promise, by state:
               segment completed
     abort     at once: what was not answered fails, the segment stays for recovery
 
-A writer that stepped aside lets others change the log, and goes on from the head that they left:
-between the two it refuses records as not ready, so that none gets a transaction id too early.
+A writer that stepped aside has closed its extent, and lets others change the log.  It goes on in
+their segment, from the head that they left; between the two it refuses records as not ready, so
+that none gets a transaction id too early.
 
 `commit` is a flush and a call to the ledger.  Truncation changes the head beside this machine, and
 `head_changed` tells it.  From the call of seal or close on, writes are refused as if it were done.
@@ -52,7 +53,6 @@ one change of the log's metadata at a time.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from msgspec.structs import replace
@@ -71,7 +71,7 @@ from dlcore.ids import DLSN
 from dlcore.log.entries.batches import RECORD_OVERHEAD_BYTES, txid_out_of_order
 from dlcore.log.entries.body import ipc_options
 from dlcore.log.metadata.changes import SegmentLimits
-from dlcore.log.writing.run import Run
+from dlcore.log.writing.run import OwnExtent
 from dlcore.log.writing.steps import (
     STATE_AFTER,
     Acknowledge,
@@ -111,18 +111,6 @@ _NEARLY_FULL = 0.75
 """With this share of its size or age a segment is to be completed soon."""
 
 
-@dataclass(slots=True)
-class _Segment:
-    """The segment that is ours, until its completion is in the metadata."""
-
-    lssn: int
-    ledger_id: int
-    started_ms: int
-    run: Run
-    entries_acknowledged: int = 0
-    closing: Extent | None = None  # once its ledger is closed
-
-
 class LogAppender(Generic[_Ticket]):
     """The only writer of a log from the head `at` on, which has no open extent.
 
@@ -148,7 +136,7 @@ class LogAppender(Generic[_Ticket]):
         self.add_record = self._transmitter.add_record
         """Accept a record.  Raises what says why it cannot follow, or nothing can."""
         self.configure(config)
-        self._segment: _Segment | None = None
+        self._segment: OwnExtent | None = None
         self._durable = 0  # entries in flight that are durable, not acknowledged: we are suspended
         self._suspended: WriterState | None = None  # where to go on
         self._must_recover = False
@@ -225,16 +213,20 @@ class LogAppender(Generic[_Ticket]):
     def end(self) -> DLSN | None:
         """The position after the last acknowledged record of our segment, if it has one."""
         segment = self._segment
-        if segment is None or not segment.entries_acknowledged:
+        if segment is None or segment.acknowledged == segment.first_entry_id:
             return None
-        return DLSN(segment.lssn, segment.entries_acknowledged, 0)
+        return DLSN(segment.lssn, segment.acknowledged, 0)
 
     def is_untouched(self, at: VersionedHead) -> bool:
         """Return whether the log, read as `at`, is as this writer left it."""
         if self._segment is not None:
             return at.is_open_over(self._segment.ledger_id)
         head, known = at.head, self.at.head
-        is_same = (head.max_lssn, head.sealed) == (known.max_lssn, known.sealed)
+        is_same = (head.max_lssn, head.end, head.sealed) == (
+            known.max_lssn,
+            known.end,
+            known.sealed,
+        )
         return is_same and head.open_extent is None
 
     # Accepting
@@ -349,7 +341,7 @@ class LogAppender(Generic[_Ticket]):
         """Return whether our segment is to be completed soon, if it is written to as until now."""
         segment = self._segment
         return segment is not None and self._limits.is_reached(
-            size_bytes=int(segment.run.size_bytes / _NEARLY_FULL),
+            size_bytes=int(segment.size_bytes / _NEARLY_FULL),
             age_ms=int((now_ms - segment.started_ms) / _NEARLY_FULL),
         )
 
@@ -362,7 +354,7 @@ class LogAppender(Generic[_Ticket]):
         assert segment is not None
         # One without an entry is never completed, however long its start took.
         return segment.run.entry_count > 0 and self._limits.is_reached(
-            size_bytes=segment.run.size_bytes, age_ms=now_ms - segment.started_ms
+            size_bytes=segment.size_bytes, age_ms=now_ms - segment.started_ms
         )
 
     @property
@@ -380,10 +372,12 @@ class LogAppender(Generic[_Ticket]):
             if closing is None:
                 return None
             return CompleteSegment(self.at, closing, seal=False, ends=False)
-        is_seal = self._ends[0][0] is Ending.SEAL
-        if closing is None and not is_seal:
+        ending, _ = self._ends[0]
+        if closing is None and ending is not Ending.SEAL:
             return Finish()
-        return self._recovery() or CompleteSegment(self.at, closing, is_seal)
+        return self._recovery() or CompleteSegment(
+            self.at, closing, seal=ending is Ending.SEAL, stays=ending is Ending.ASIDE
+        )
 
     def _next_start(self, closing: Extent | None) -> Step:
         first_txid = self._transmitter.next_txid
@@ -397,7 +391,9 @@ class LogAppender(Generic[_Ticket]):
         if first_txid < self.at.head.max_txid:
             # An atomic append came between our opening and our first record.
             return GiveUp(txid_out_of_order(first_txid, self.at.head.max_txid))
-        return self._recovery() or StartSegment(self.at, closing)
+        # Who lets others append meanwhile goes on in the segment that they appended to.
+        limits = None if self._producers is None or closing is not None else self._limits
+        return self._recovery() or StartSegment(self.at, closing, limits)
 
     def _recovery(self) -> RecoverLog | None:
         return RecoverLog(self.at) if self._must_recover else None
@@ -414,9 +410,10 @@ class LogAppender(Generic[_Ticket]):
             stamp = self._producers.stamp(
                 group.marked,
                 lssn=self._segment.lssn,
-                entry_id=run.entry_count,
+                entry_id=self._segment.first_entry_id + run.entry_count,
                 size_bytes=group.size_bytes,
                 now_ms=now_ms,
+                is_first=not run.entry_count,
                 is_last=self.is_closing and not self._transmitter.has_sealed,
             )
         return run.encode(group, now_ms=now_ms, options=self._options, stamp=stamp)
@@ -428,13 +425,13 @@ class LogAppender(Generic[_Ticket]):
         segment = self._segment
         assert segment is not None
         closing = segment.run.extent(segment.ledger_id)
-        assert last_entry_id == closing.last_entry_id == segment.entries_acknowledged - 1
+        end = segment.first_entry_id + last_entry_id + 1
+        assert (last_entry_id, end) == (closing.last_entry_id, segment.acknowledged)
         segment.closing = replace(closing, size_bytes=size_bytes)
 
-    def segment_started(self, ledger_id: int, at: VersionedHead, *, now_ms: int) -> None:
+    def segment_started(self, ledger_id: int, at: VersionedHead) -> None:
         """Go on in the segment that the head `at` opens over this ledger."""
-        run = Run(timestamp_ms=at.head.last_timestamp_ms)
-        self._segment = _Segment(at.head.max_lssn, ledger_id, now_ms, run)
+        self._segment = OwnExtent.opened(ledger_id, at.head)
         self._change_made(at)
         self._go_to(WriterState.OPEN)
 
@@ -473,7 +470,7 @@ class LogAppender(Generic[_Ticket]):
         if segment is not None and not at.is_open_over(segment.ledger_id):
             # Whoever completed our segment read the same ledger to its end.
             assert segment.closing is not None
-            if at.head.end != (segment.lssn, segment.closing.entry_count):
+            if at.head.end != (segment.lssn, segment.acknowledged):
                 return self.fail(self._taken_over(segment.ledger_id))
             self._segment = None
             self._go_to(WriterState.OPENING)
@@ -531,8 +528,8 @@ class LogAppender(Generic[_Ticket]):
         for _ in range(self._durable):
             assert segment is not None
             group = self._transmitter.acknowledged()
-            entry_id = segment.entries_acknowledged
-            segment.entries_acknowledged += 1
+            entry_id = segment.acknowledged
+            segment.acknowledged += 1
             self.last_dlsn = DLSN(segment.lssn, entry_id, group.record_count - 1)
             effects.append(Acknowledge(segment.lssn, entry_id, group.slots, group.tickets))
         self._durable = 0
@@ -586,10 +583,10 @@ class LogAppender(Generic[_Ticket]):
 
     def _is_stale(self, at: VersionedHead, *, end: tuple[int, int]) -> bool:
         """Return whether producers, or the end of the log, may be others than we know."""
-        known = self.at.head.producers_lssn, end, None
-        head = at.head
-        is_same = (head.producers_lssn, head.end, head.open_extent) == known
-        return self._producers is not None and not is_same
+        head, known = at.head, self.at.head
+        stamped = known.producers_lssn, known.producers_entries
+        is_same = (head.producers_lssn, head.producers_entries, head.end) == (*stamped, end)
+        return self._producers is not None and not (is_same and head.open_extent is None)
 
     def _taken_over(self, ledger_id: int | None) -> OwnershipAcquireFailedError:
         what = "wrote to it" if ledger_id is None else f"recovered ledger {ledger_id} of this one"

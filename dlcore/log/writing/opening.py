@@ -69,8 +69,9 @@ async def restore_producers(
         segment = (await history.state_of(at, from_lssn=lssn, count=1)).segment(lssn)
         if segment is None:
             return  # so old that all of them are forgotten
+        last = (at.head.producers_entries or segment.closed_entry_count) - 1
         try:
-            found = await _stamps_of(context, segment)
+            found = await _stamps_of(context, segment, last)
         except LedgerNotFoundError:
             # Its entries were merged into another ledger.
             known, at = at, await context.logs.read(at.log)
@@ -83,24 +84,28 @@ async def restore_producers(
         return
 
 
-async def _stamps_of(context: LogContext, segment: LogSegment) -> list[tuple[Stamp, int]]:
-    """Return the stamps from the last snapshot of a segment on, with the times of their entries."""
-    last = segment.closed_entry_count - 1
-    (end,) = [each async for each in _stamps_from(context, segment, last)]
+async def _stamps_of(
+    context: LogContext, segment: LogSegment, last: int
+) -> list[tuple[Stamp, int]]:
+    """Return the stamps from the newest snapshot on up to the last one, with their times."""
+    (end,) = [each async for each in _stamps_from(context, segment, last, last)]
     if end[0].snapshot == last:
         return [end]
-    return [each async for each in _stamps_from(context, segment, end[0].snapshot)]
+    return [each async for each in _stamps_from(context, segment, end[0].snapshot, last)]
 
 
 async def _stamps_from(
-    context: LogContext, segment: LogSegment, entry_id: int
+    context: LogContext, segment: LogSegment, entry_id: int, last: int
 ) -> AsyncGenerator[tuple[Stamp, int], None]:
-    while (found := segment.find(entry_id)) is not None:
+    while entry_id <= last:
+        found = segment.find(entry_id)
+        assert found is not None
         extent, base, _ = found
         assert extent.last_entry_id is not None
-        first = extent.first_entry_id + entry_id - base
+        moved = extent.first_entry_id - base
+        end = min(moved + last, extent.last_entry_id)
         reader = await context.ledgers.open_ledger(extent.ledger_id)
-        async with aclosing(reader.read(first, extent.last_entry_id)) as chunks:
+        async with aclosing(reader.read(moved + entry_id, end)) as chunks:
             async for frames in chunks:
                 for frame in frames:
                     header = decode_entry_header(frame.body)

@@ -13,7 +13,7 @@ is not: up to `durable` it is acknowledged at once, and above that when the reco
 is; only what is durable is ever acknowledged.  What comes after a gap is an error that says which
 sequence is expected.
 
-The state is in the log.  Entries say whose records they hold; the first entry of a segment, and
+The state is in the log.  Entries say whose records they hold; the first entry of an extent, and
 further ones as it grows, have a snapshot of all producers, as has the last one of an owner that
 closes the log under load.  A new owner reads the last segment that was stamped, from its newest
 snapshot on, before it looks at any request (`restore`).
@@ -141,13 +141,13 @@ class Producers(Generic[_Ticket]):
         self._known: dict[str, _Producer[_Ticket]] = {}
         self._numbers: dict[int, str] = {}
         self._next_number = 0
-        # Of the segment that is written: where the newest snapshot is, and what came after it.
+        # Of the extent that is written: where the newest snapshot is, and what came after it.
         self._segment = -1
         self._snapshot = 0
         self._bytes_since = 0
         self._is_stamping = False
         self.has_stamped = False
-        """Whether the segment that is written has a stamped entry, and so its last one is."""
+        """Whether the extent that is written has a stamped entry, and so its last one is."""
 
     def __repr__(self) -> str:
         return f"<Producers {len(self._known)}>"
@@ -292,13 +292,15 @@ class Producers(Generic[_Ticket]):
         entry_id: int,
         size_bytes: int,
         now_ms: int,
+        is_first: bool = False,
         is_last: bool = False,
     ) -> bytes:
         """Return the stamp of the next entry of the log, which holds these rows; b"" for none.
 
-        `is_last`: of this owner, the next one of the log is about to read it.
+        `is_first`: of an extent, others' may come before it in the segment.  `is_last`: of this
+        owner, the next one of the log is about to read it.
         """
-        if lssn != self._segment:
+        if is_first or lssn != self._segment:
             self._segment = lssn
             self.has_stamped = False
         if not (self.has_stamped or self._known):

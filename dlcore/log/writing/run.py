@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dlcore.log.entries.body import encode_entry, encode_entry_header
@@ -11,6 +12,7 @@ from dlcore.log.metadata.segment import Extent
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from dlcore.log.metadata.values import LogHead
     from dlcore.log.writing.transmit import Group
     from dlcore.wire.digest import BytesLike
 
@@ -94,3 +96,37 @@ class Run:
             schema_id=group.schema_id,
             stamp=stamp,
         )
+
+
+@dataclass(slots=True)
+class OwnExtent:
+    """The extent that a writer has open, until its end is in the metadata, and its segment.
+
+    Extents of others may come before it in the segment: its first entry is `first_entry_id` there.
+    `acknowledged` is the first entry of the segment that is not acknowledged.
+    """
+
+    lssn: int
+    ledger_id: int
+    first_entry_id: int
+    started_ms: int
+    bytes_before: int
+    run: Run
+    acknowledged: int
+    closing: Extent | None = None
+    """Once its ledger is closed."""
+
+    @classmethod
+    def opened(cls, ledger_id: int, head: LogHead) -> OwnExtent:
+        """Return the extent over this ledger that a head opens."""
+        segment, lssn = head.segment, head.max_lssn
+        assert segment is not None
+        first = head.end[1] if head.end[0] == lssn else 0
+        run = Run(timestamp_ms=head.last_timestamp_ms)
+        before = segment.size_bytes
+        return cls(lssn, ledger_id, first, segment.created_ms, before, run, acknowledged=first)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its segment."""
+        return self.bytes_before + self.run.size_bytes

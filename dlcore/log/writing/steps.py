@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from dlcore.errors import DLError
+    from dlcore.log.metadata.changes import SegmentLimits
     from dlcore.log.metadata.segment import Extent
     from dlcore.log.metadata.values import VersionedHead
 
@@ -20,7 +21,7 @@ class Ending(enum.Enum):
     SEAL = "seal"
     CLOSE = "close"
     ASIDE = "aside"
-    """For a while only: until `step_back` no record is accepted and no segment begun."""
+    """For a while only: until `step_back` no record is accepted and no extent begun."""
 
 
 class WriterState(enum.Enum):
@@ -66,6 +67,8 @@ class StartSegment:
 
     at: VersionedHead
     closing: Extent | None
+    limits: SegmentLimits | None = None
+    """Of one that goes on in the segment in progress, unless it is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +76,14 @@ class CompleteSegment:
     """Step: plan and apply the end of our segment; answer with `completed` or `overtaken`.
 
     It ends the writer, or the log, if it `ends`; else the segment was old and nothing is written.
+    If it `stays`, only the extent ends, and the segment goes on with those of others.
     """
 
     at: VersionedHead
     closing: Extent | None
     seal: bool
     ends: bool = True
+    stays: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,9 @@
 """Atomic appends to a log whose lock a proxy holds: its writer gives them their turn.
 
-An append asks in the lock's node.  The writer answers all that it accepted, completes its segment,
-and says there that nothing is open; the append commits, and in the same transaction ends the turn.
+An append asks in the lock's node.  The writer answers all that it accepted, closes its extent, and
+says there that nothing is open; the append commits, and in the same transaction ends the turn.  The
+segment stays in progress, and the writer goes on behind what was appended: so what gathers there is
+merged, whoever wrote it, and a log has no more segments for being written in turns.
 That nobody's records are lost or overwritten follows from the version of the head, as ever; turns
 only keep both sides from overtaking each other for ever, and the writer's transaction ids above
 those of the append.
@@ -10,19 +12,22 @@ those of the append.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
 from dlcore.background import BackgroundTasks
 from dlcore.errors import DLError
 from dlcore.log.metadata.store import UNANSWERED
+from dlcore.log.upkeep.merging import lssn_to_merge
+from dlcore.log.upkeep.worker import ask_for_upkeep
 from dlcore.log.writing.steps import Ending
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from dlcore.log.context import LogContext
-    from dlcore.log.metadata.values import LogMetadata
+    from dlcore.log.metadata.values import LogHead, LogMetadata
     from dlcore.log.writing.append import LogAppender
     from dlcore.log.writing.lock import WriterLock
     from dlcore.log.writing.steps import Effect
@@ -55,7 +60,9 @@ class TurnGiver:
         perform: Callable[[Iterable[Effect[asyncio.Future[Any]]]], None],
         fail: Callable[[DLError], None],
     ) -> None:
+        self._context = context
         self._logs = context.logs
+        self._seen = machine.at.head
         self._log = log
         self._lock = lock
         self._machine = machine
@@ -110,7 +117,16 @@ class TurnGiver:
                 raise
             else:
                 self._perform(self._machine.step_back(at))
+                await self._ask_for_upkeep(at.head)
                 return
+
+    async def _ask_for_upkeep(self, now: LogHead) -> None:
+        """Let what has gathered since the last turn be merged, the writer's own extents too."""
+        before, self._seen = self._seen, now
+        lssn = lssn_to_merge(before, now)
+        if lssn is not None:
+            with contextlib.suppress(*UNANSWERED):  # the next turn asks again
+                await ask_for_upkeep(self._context, {self._log: lssn})
 
     async def _wait_taken(self) -> None:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, assert_never
 
 from dlcore.background import refuse
@@ -25,7 +26,7 @@ from dlcore.errors import (
 )
 from dlcore.ids import DLSN
 from dlcore.log.entries.batches import batches_from, byte_log_batch
-from dlcore.log.metadata.changes import Change, plan_complete, plan_start
+from dlcore.log.metadata.changes import plan_complete, plan_pause, plan_start
 from dlcore.log.reading.snapshot import LogFollower, find_last_dlsn
 from dlcore.log.recovery import recover_log
 from dlcore.log.upkeep.removal import remove_truncated
@@ -494,14 +495,14 @@ class AsyncLogWriter(AsyncClosing):
         if isinstance(step, StartSegment):
             await self._start(step)
             return
-        change = plan_complete(
-            self._paths,
-            step.at,
-            now_ms=self._context.clock.now_ms(),
-            closing=step.closing,
-            seal=step.seal,
-        )
-        closing = self._closing_ops()
+        now_ms, closing = self._context.clock.now_ms(), self._closing_ops()
+        if step.stays:
+            assert step.closing is not None
+            change = plan_pause(self._paths, step.at, closing=step.closing)
+        else:
+            change = plan_complete(
+                self._paths, step.at, now_ms=now_ms, closing=step.closing, seal=step.seal
+            )
         after = await self._context.logs.apply(replace(change, ops=(*change.ops, *closing)))
         await self._ledger_was_closed(closing)
         self._perform(self._machine.completed(after, ends=step.ends))
@@ -509,22 +510,20 @@ class AsyncLogWriter(AsyncClosing):
     async def _start(self, step: StartSegment) -> None:
         at, now_ms = step.at, self._context.clock.now_ms()
 
-        def plan(ledger_id: int) -> Change:
-            return plan_start(
-                self._paths, at, ledger_id=ledger_id, now_ms=now_ms, closing=step.closing
-            )
-
-        closing = self._closing_ops()
+        limits, closing = step.limits, self._closing_ops()
+        plan = partial(
+            plan_start, self._paths, at, now_ms=now_ms, closing=step.closing, limits=limits
+        )
         ledger = await self._context.ledgers.create_ledger(
             self._log.quorum,
             custom={**self._ledger_metadata, "log": at.name, "log_id": at.log.log_id},
-            extra_ops=lambda ledger_id: (*plan(ledger_id).ops, *closing),
+            extra_ops=lambda ledger_id: (*plan(ledger_id=ledger_id).ops, *closing),
             place=self._next_place.take(),
         )
         await self._ledger_was_closed(closing)
         self._ledger = ledger
-        after = plan(ledger.ledger_id).after
-        self._machine.segment_started(ledger.ledger_id, after, now_ms=now_ms)
+        after = plan(ledger_id=ledger.ledger_id).after
+        self._machine.segment_started(ledger.ledger_id, after)
         lssn = after.head.max_lssn
         logger.info("started log=%s segment=%d ledger=%d", at.name, lssn, ledger.ledger_id)
 

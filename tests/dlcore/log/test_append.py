@@ -217,7 +217,7 @@ def test_answers_to_steps_may_come_while_suspended() -> None:
     machine.add_record(1, b"a", "a")
     assert isinstance(machine.next_step(now_ms=0), StartSegment)
     machine.suspended()
-    machine.segment_started(1, opened_by_another(EMPTY, 1), now_ms=0)
+    machine.segment_started(1, opened_by_another(EMPTY, 1))
     assert state_of(machine) is WriterState.SUSPENDED
     assert machine.resumed() == []
     assert state_of(machine) is WriterState.OPEN
@@ -288,7 +288,7 @@ def test_an_abort_closes_at_once() -> None:
     assert isinstance(machine.next_step(now_ms=0), StartSegment)
     aborted = WriteCancelledError("aborted")
     assert machine.abort(aborted) == [Refuse(["a"], aborted)]
-    machine.segment_started(1, opened_by_another(EMPTY, 1), now_ms=0)
+    machine.segment_started(1, opened_by_another(EMPTY, 1))
     assert state_of(machine) is WriterState.CLOSED
     assert machine.fail(FENCED) == []
     with pytest.raises(AlreadyClosedError):

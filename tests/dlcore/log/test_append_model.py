@@ -6,7 +6,7 @@ has open, or start segments of their own, as happens while a lock is lost.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypothesis import settings, strategies as st
@@ -17,10 +17,18 @@ from dlcore.errors import DLError, LedgerFencedError, TransactionIdOutOfOrderErr
 from dlcore.ids import DLSN
 from dlcore.log.entries.batches import batch_of
 from dlcore.log.entries.body import EntryHeader, decode_entry_header
-from dlcore.log.metadata.changes import plan_complete, plan_start, plan_truncate
+from dlcore.log.metadata.changes import (
+    SegmentLimits,
+    plan_append,
+    plan_complete,
+    plan_pause,
+    plan_start,
+    plan_truncate,
+)
 from dlcore.log.metadata.segment import Extent
 from dlcore.log.metadata.values import LogHead, LogKey, VersionedHead
 from dlcore.log.writing.append import LogAppender
+from dlcore.log.writing.producers import Producers
 from dlcore.log.writing.steps import (
     Acknowledge,
     AppendEntry,
@@ -37,6 +45,7 @@ from dlcore.log.writing.steps import (
 )
 from dlcore.metadata.paths import NamespacePaths
 from tests.fixtures.lengths import amount
+from tests.fixtures.log_states import staged
 
 PATHS = NamespacePaths("/dlog").log_of("log-1")
 
@@ -82,14 +91,16 @@ class Writing(RuleBasedStateMachine):
         self.acknowledged: list[tuple[DLSN, int]] = []  # with how many records up to it
         self.last_ticket = 0
 
-    @initialize(first_txid=st.integers(-1, 5))
-    def begin(self, first_txid: int) -> None:
+    @initialize(first_txid=st.integers(-1, 5), gives_turns=st.booleans())
+    def begin(self, first_txid: int, gives_turns: bool) -> None:
         """The log may have had a life before."""
         head = LogHead(max_txid=first_txid)
         at = VersionedHead(log=LogKey(name="clicks", log_id="log-1"), head=head, version=0)
         self.stored = at
         self.machine: LogAppender[int] = LogAppender(
-            at, LogConfig(entry_bytes=60, segment_bytes_max=1500, segment_age_max_s=0.05)
+            at,
+            LogConfig(entry_bytes=60, segment_bytes_max=1500, segment_age_max_s=0.05),
+            Producers() if gives_turns else None,
         )
 
     # Callers
@@ -152,12 +163,27 @@ class Writing(RuleBasedStateMachine):
         (self.asides if ending is Ending.ASIDE else self.ends).add(ticket)
 
     @precondition(lambda self: self.asides and self.asides <= self.answers.keys())
-    @rule()
-    def step_back(self) -> None:
+    @rule(appended=st.integers(0, 20))
+    def step_back(self, appended: int) -> None:
         """Another may have changed the log meanwhile; what is accepted then follows it."""
+        head = self.stored.head
+        if head.open_extent is None and not head.sealed:
+            for _ in range(appended):
+                self.append_staged()
         self.asides.clear()
         self.perform(self.machine.step_back(self.stored))
         assert self.machine.is_over or self.machine.last_txid >= self.stored.head.max_txid
+
+    def append_staged(self) -> None:
+        """An atomic append of one record."""
+        ledger_id, txid = len(self.ledgers) + 1, max(self.stored.head.max_txid, 0)
+        self.ledgers[ledger_id] = Ledger(
+            [EntryHeader(record_count=1, first_txid=txid, last_txid=txid, **_MORE)], 1
+        )
+        extent = replace(staged(ledger_id), record_count=1)
+        limits = SegmentLimits.of(LogConfig())
+        change, _, _ = plan_append(PATHS, self.stored, [extent], now_ms=self.now_ms, limits=limits)
+        self.stored = change.after
 
     @precondition(lambda self: len(self.asked) > 6)
     @rule()
@@ -215,6 +241,10 @@ class Writing(RuleBasedStateMachine):
                     self.perform(machine.overtaken(self.stored))
                 elif isinstance(step, StartSegment):
                     self.start(step)
+                elif step.stays:
+                    assert step.closing is not None
+                    self.stored = plan_pause(PATHS, step.at, closing=step.closing).after
+                    self.perform(machine.completed(self.stored))
                 else:
                     self.stored = plan_complete(
                         PATHS, step.at, now_ms=self.now_ms, closing=step.closing, seal=step.seal
@@ -262,9 +292,14 @@ class Writing(RuleBasedStateMachine):
         ledger_id = len(self.ledgers) + 1
         self.ledgers[ledger_id] = Ledger()
         self.stored = plan_start(
-            PATHS, step.at, ledger_id=ledger_id, now_ms=self.now_ms, closing=step.closing
+            PATHS,
+            step.at,
+            ledger_id=ledger_id,
+            now_ms=self.now_ms,
+            closing=step.closing,
+            limits=step.limits,
         ).after
-        self.machine.segment_started(ledger_id, self.stored, now_ms=self.now_ms)
+        self.machine.segment_started(ledger_id, self.stored)
 
     @precondition(lambda self: any(each.told < len(each.entries) for each in self.ledgers.values()))
     @rule()

@@ -28,6 +28,7 @@ from dlcore.log.metadata.changes import (
     plan_complete,
     plan_create,
     plan_delete,
+    plan_pause,
     plan_remove,
     plan_rename,
     plan_settings,
@@ -185,6 +186,26 @@ def test_staged_extents_share_a_segment_until_it_is_full() -> None:
     assert len(tree.state.segments) == 3
     assert append(tree, staged(8), now_ms=1100)[0] == DLSN(4, 0, 0)
     assert tree.state.segments[2].state is SegmentState.COMPLETED
+
+
+def test_a_writer_that_pauses_goes_on_in_its_segment() -> None:
+    """Behind the extents of others, unless the segment is full; their sums are the segment's."""
+    tree = Tree().apply(plan_start(PATHS, Tree().at, ledger_id=7, now_ms=2, limits=LIMITS))
+    change = plan_pause(PATHS, tree.at, closing=replace(final(7), stamped=True))
+    assert kinds_of(change) == [(Put, PATHS.head)]
+    tree.apply(change)
+    head = tree.at.head
+    assert (head.open_extent, head.producers_lssn, head.producers_entries) == (None, 1, 3)
+    assert append(tree, staged(8), now_ms=100) == (DLSN(1, 3, 0), DLSN(1, 5, 0))
+    tree.apply(plan_start(PATHS, tree.at, ledger_id=9, now_ms=200, limits=LIMITS))
+    (segment,) = tree.state.segments
+    assert [extent.ledger_id for extent in segment.extents] == [7, 8, 9]
+    tree.apply(plan_pause(PATHS, tree.at, closing=final(9)))
+    assert tree.at.head.producers_entries == 3
+    tree.apply(plan_start(PATHS, tree.at, ledger_id=10, now_ms=1002, limits=LIMITS))
+    first, second = tree.state.segments
+    assert (first.state, first.closed_record_count) == (SegmentState.COMPLETED, 24)
+    assert [extent.ledger_id for extent in second.extents] == [10]
 
 
 def test_what_an_append_writes_does_not_grow() -> None:
@@ -385,7 +406,7 @@ class World:
         assert end == DLSN(last, sum(e.entry_count for e in self.segments[last]), 0)
 
     def close(self) -> None:
-        """Complete the segment of a writer, which may have written nothing."""
+        """Complete the segment of a writer, which may have written nothing, or only its extent."""
         extent = self.tree.at.head.open_extent
         if extent is None:
             return
@@ -393,7 +414,9 @@ class World:
         entries = self.rng.randrange(3)
         closing = final(extent.ledger_id, entries=entries, txid=head.max_txid + 1)
         self.tree.apply(
-            plan_complete(
+            plan_pause(PATHS, self.tree.at, closing=closing)
+            if entries and self.rng.random() < 0.5
+            else plan_complete(
                 PATHS,
                 self.tree.at,
                 now_ms=self.step,
@@ -405,10 +428,12 @@ class World:
             self.segments.setdefault(head.max_lssn, []).append(closing)
 
     def start(self) -> None:
-        """Start a writer's segment."""
+        """Start a writer's segment, or its next extent in the one in progress."""
         self.close()
-        ledger_id = 10_000 + self.step
-        self.tree.apply(plan_start(PATHS, self.tree.at, ledger_id=ledger_id, now_ms=self.step))
+        ledger_id, limits = 10_000 + self.step, self.rng.choice([None, self.limits])
+        self.tree.apply(
+            plan_start(PATHS, self.tree.at, ledger_id=ledger_id, now_ms=self.step, limits=limits)
+        )
 
     def truncate(self) -> None:
         """Truncate anywhere."""

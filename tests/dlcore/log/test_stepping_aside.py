@@ -10,7 +10,16 @@ from dlcore.errors import (
     LogNotReadyError,
     TransactionIdOutOfOrderError,
 )
-from dlcore.log.metadata.changes import plan_complete
+from dlcore.ids import DLSN
+from dlcore.log.metadata.changes import (
+    SegmentLimits,
+    plan_append,
+    plan_complete,
+    plan_pause,
+    plan_start,
+)
+from dlcore.log.writing.append import LogAppender
+from dlcore.log.writing.producers import Producers
 from dlcore.log.writing.steps import (
     Acknowledge,
     CompleteSegment,
@@ -20,7 +29,19 @@ from dlcore.log.writing.steps import (
     StartSegment,
     WriterState,
 )
-from tests.fixtures.appenders import EMPTY, FENCED, PATHS, appender, closed, sent, state_of, writing
+from tests.fixtures.appenders import (
+    EMPTY,
+    FENCED,
+    PATHS,
+    SMALL,
+    appender,
+    closed,
+    sent,
+    started,
+    state_of,
+    writing,
+)
+from tests.fixtures.log_states import staged
 
 
 def test_stepping_aside_and_back() -> None:
@@ -48,6 +69,43 @@ def test_stepping_aside_and_back() -> None:
         machine.add_record(3, b"c", "c")
     machine.add_record(70, b"c", "c")
     assert isinstance(machine.next_step(now_ms=0), StartSegment)
+
+
+def test_who_gives_turns_goes_on_in_the_segment_that_it_left() -> None:
+    """Behind the extents of an append, whose entries and bytes count for positions and limits."""
+    machine = LogAppender[str](EMPTY, SMALL, Producers())
+    machine.add_record(1, b"a", "a")
+    started(machine)
+    sent(machine)
+    assert machine.entry_durable() == [Acknowledge(1, 0, [0], ["a"])]
+    machine.end_with(Ending.ASIDE, "aside")
+    step = closed(machine, 0)
+    assert isinstance(step, CompleteSegment)
+    assert step.stays
+    assert step.closing is not None
+    paused = plan_pause(PATHS, step.at, closing=step.closing).after
+    assert machine.completed(paused) == [Ended("aside")]
+    assert machine.is_untouched(paused)
+    limits = SegmentLimits.of(SMALL)
+    change, _, _ = plan_append(PATHS, paused, [staged(8, size=4_700)], now_ms=0, limits=limits)
+    assert not machine.is_untouched(change.after)
+    assert machine.step_back(change.after) == []
+    machine.add_record(5, b"b", "b")
+    start = machine.next_step(now_ms=0)
+    assert start == StartSegment(change.after, None, limits)
+    machine.segment_started(
+        9, plan_start(PATHS, change.after, ledger_id=9, now_ms=0, limits=limits).after
+    )
+    ends = [machine.end]
+    sent(machine)
+    assert machine.entry_durable() == [Acknowledge(1, 3, [0], ["b"])]
+    assert [*ends, machine.end] == [None, DLSN(1, 4, 0)]
+    assert machine.is_nearly_full(now_ms=0)
+    machine.add_record(6, bytes(150), "c")
+    rolled = closed(machine, 0)
+    assert isinstance(rolled, StartSegment)
+    assert rolled.closing is not None
+    assert rolled.limits is None
 
 
 def test_nothing_steps_back_that_is_over_and_nothing_aside_that_is_sealed() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,9 +14,13 @@ from dlcore.errors import (
     LogNotReadyError,
     OwnershipAcquireFailedError,
 )
+from dlcore.ids import DLSN
+from dlcore.log.entries.batches import batch_of
 from dlcore.log.staging import turns as asking
+from dlcore.log.upkeep.config import UpkeepConfig
 from dlcore.log.writing import turns as giving
-from dlcore.log.writing.producers import Producers
+from dlcore.log.writing.producers import Mark, Producers
+from tests.dlcore.log.test_merger import check_ledgers, stored_ledgers
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, read_all, record
 from tests.fixtures.staged_records import batch, payloads_of, stage
 
@@ -114,6 +118,53 @@ def test_records_of_a_busy_proxy_and_of_appends_are_there_once_and_in_order() ->
         assert [each for each in found if each.startswith("s")] == staged
         assert [each for each in found if each.startswith("p")] == written
         assert len(written) > 20
+
+    on_log(body)
+
+
+def test_appends_beside_a_proxy_are_merged_with_what_it_writes() -> None:
+    """One segment for all, few nodes, the same records; the next owner knows the producers."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        upkeep = cluster.namespaces[0].upkeep(UpkeepConfig(merged_grace_s=0))
+        producers: Producers[Any] = Producers()
+        namespace = await cluster.open("proxy")
+        writer = await (await namespace.open_log("clicks")).open_writer(producers=producers)
+        driver = await cluster.open("driver")
+        claim = producers.grant("meter", bytes(8), now_ms=0)
+
+        async def write(writer: AsyncLogWriter, table: Producers[Any], number: int) -> DLSN:
+            rows = batch_of([max(writer.last_txid, 0)], [b"p%d" % number])
+            future = writer.write_fitted(rows, mark=Mark(claim, number))
+            table.accepted(Mark(claim, number), 1, future, now_ms=0)
+            table.durable(Mark(claim, number), 1, await future)
+            return future.result()
+
+        for number in range(40):
+            await writer.wait_for_capacity()
+            await write(writer, producers, number)
+            await append(driver, number, f"s{number}")
+        await writer.wait_for_capacity()
+        before = await read_all(log)
+        dlsns = [each.dlsn for each in before]
+        assert dlsns == [DLSN(1, entry_id, 0) for entry_id in range(80)]
+        assert [each.sequence_id for each in before] == list(range(80))
+        await driver.tidied()
+        ledger_count = len(stored_ledgers(cluster))
+        assert ledger_count >= 80
+        assert await upkeep.serve() > 0
+        await upkeep.sweep()
+        check_ledgers(cluster)
+        assert len(stored_ledgers(cluster)) <= ledger_count // 3
+        assert await read_all(log) == before
+        for known, place in ((39, DLSN(1, 80, 0)), (40, DLSN(2, 0, 0))):
+            await writer.abort()  # the second one leaves an extent open
+            table: Producers[Any] = Producers()
+            writer = await log.open_writer(producers=table)
+            assert table.durable_of("meter") == known
+            assert await write(writer, table, known + 1) == place
+        await writer.aclose()
+        assert [each.sequence_id for each in await read_all(log)] == list(range(82))
 
     on_log(body)
 
