@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 WAIT_S = 60
 LOOK = """
 import json, os, signal, sys
-def descriptors():
+def descriptors() -> int:
     for each in os.listdir("/proc/self/fd"):
         if os.path.exists(f"/proc/self/fd/{each}"):
             yield int(each)
@@ -38,6 +38,7 @@ looks = {
     "session": os.getsid(0) == os.getpid(),
     "signals": [str(signal.getsignal(each)).partition(" at ")[0] for each in signals],
     "descriptors": sorted(descriptors()),
+    "annotations": str(descriptors.__annotations__),
     "threads": len(os.listdir("/proc/self/task")),
     "streams": [(s.name, s.mode, s.encoding, s.errors, s.line_buffering, s.write_through,
                  type(s.buffer).__name__) for s in (sys.stdin, sys.stdout, sys.stderr)],
