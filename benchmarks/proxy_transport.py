@@ -52,7 +52,9 @@ def proxy_transport(sandbox: Sandbox, _folder: Path) -> list[Figure]:
         with _both(*uri) as addresses:
             for load in _LOADS:
                 kib, window, clients = load
-                found = _in_turn(addresses, partial(_put, kib=kib, window=window, clients=clients))
+                found = _in_turn(
+                    addresses, partial(put_rate, kib=kib, window=window, clients=clients)
+                )
                 label = f"{name}_{kib}k_w{window}_c{clients}"
                 figures.append(_beside(label, "batches/s", "rate", found, is_rate=True))
                 figures += [
@@ -122,7 +124,7 @@ def _own_cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _put(address: str, *, kib: int, window: int, clients: int) -> dict[str, float]:
+def put_rate(address: str, *, kib: int, window: int, clients: int) -> dict[str, float]:
     """Return batches per second, and the CPU of both sides for each."""
     batch = pa.record_batch([pa.array([os.urandom(1024)] * kib, pa.binary())], schema=SCHEMA)
     counts: list[int] = []
