@@ -32,6 +32,7 @@ ENDPOINT_KEY = "endpoint"
 _PATIENCE_KEY = "patience"
 CONFIG_KEY = "config"
 _PATIENCE_S = 60.0
+_PROXIES_SHARE = 0.75
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _Result = TypeVar("_Result")
 
@@ -248,7 +249,9 @@ def run_async(
         from dlcore.remote.reading import open_namespace as open_remote
 
         async def ask_proxies() -> _Result:
-            async with await open_remote(endpoint, patience_s=patience(), tls=tls) as namespace:
+            # Less than all of it, so that who refused is told, and not only that it took too long.
+            patience_s = _PROXIES_SHARE * patience()
+            async with await open_remote(endpoint, patience_s=patience_s, tls=tls) as namespace:
                 return await remote(namespace)
 
         return asyncio.run(ask_proxies() if is_long else in_time(ask_proxies(), endpoint))

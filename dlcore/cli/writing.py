@@ -88,7 +88,8 @@ def write_log(
         count, last = _write_chunks(writer, chunks, progress)
     fields = {"log": log, "records": count, "last_dlsn": None if last is None else str(last)}
     place = "" if last is None else f", the last one at {last}"
-    show_done(f"wrote {count} records to log {log}{place}", fields)
+    wrote = "1 record" if count == 1 else f"{count} records"
+    show_done(f"wrote {wrote} to log {log}{place}", fields)
 
 
 def _write_stream(log: str, path: Path | None) -> None:

@@ -151,7 +151,8 @@ class Endpoint(AsyncClosing):
             finally:
                 call.cancel()
             self._turn = (self._turn + 1) % len(self._channels)
-            await asyncio.sleep(backoff.failed(clock()))
+            left_s = failed_at + self.patience_s - clock()  # then once more, to tell why
+            await asyncio.sleep(max(0.0, min(backoff.failed(clock()), left_s)))
 
     async def explained(self, error: DLError) -> DLError:
         """Return what to tell of a failure at the proxy asked last.
