@@ -38,7 +38,7 @@ from dlcore.metadata.port import (
     Unsubscribe,
     Versioned,
 )
-from dlcore.metadata.tree import Tree
+from dlcore.metadata.tree import Tree, session_token_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Sequence
@@ -353,7 +353,7 @@ class MemoryStore:
     @property
     def session_token(self) -> str:
         """Text that differs between any two sessions."""
-        return f"memory-{self._session}"
+        return session_token_of(self._session)
 
     async def aclose(self) -> None:
         """End the session; its ephemeral nodes vanish at once."""

@@ -21,11 +21,14 @@ ANY_VERSION = -1
 
 @dataclass(frozen=True, slots=True)
 class Versioned:
-    """A node's value and version, and whether it dies with its creator's session."""
+    """A node's value and version.
+
+    `session` is the token of the session that an ephemeral node dies with, "" of one that stays.
+    """
 
     value: bytes
     version: int
-    ephemeral: bool = False
+    session: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,11 @@ _GET_DATA = 4
 _ANY_WATCHER = 3
 
 
+def session_token_of(session_id: int) -> str:
+    """Return the text by which sessions are told apart, "" for none."""
+    return f"zookeeper-{session_id:016x}" if session_id else ""
+
+
 def _failure_of(code: int) -> Exception:
     error: Exception = kazoo_errors.EXCEPTIONS[code]()
     return error
@@ -71,7 +76,9 @@ class MultiRead:
                 value, offset = serialization.read_buffer(answer, offset)
                 stat = ZnodeStat._make(serialization.stat_struct.unpack_from(answer, offset))
                 offset += serialization.stat_struct.size
-                nodes.append(Versioned(value or b"", stat.version, stat.ephemeralOwner != 0))
+                nodes.append(
+                    Versioned(value or b"", stat.version, session_token_of(stat.ephemeralOwner))
+                )
             else:
                 (code,) = serialization.int_struct.unpack_from(answer, offset)
                 offset += serialization.int_struct.size

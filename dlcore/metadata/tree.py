@@ -33,7 +33,12 @@ class Node:
 
     def versioned(self) -> Versioned:
         """Return what readers see of it."""
-        return Versioned(self.value, self.version, self.owner is not None)
+        return Versioned(self.value, self.version, session_token_of(self.owner))
+
+
+def session_token_of(session: int | None) -> str:
+    """Return the token of a session, "" where there is none."""
+    return "" if session is None else f"memory-{session}"
 
 
 def parent_of(path: str) -> str:

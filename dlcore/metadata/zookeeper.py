@@ -52,7 +52,7 @@ from dlcore.metadata.port import (
     Unsubscribe,
     Versioned,
 )
-from dlcore.metadata.requests import MultiRead, RemoveWatches
+from dlcore.metadata.requests import MultiRead, RemoveWatches, session_token_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -182,7 +182,7 @@ class ZooKeeperStore:
             )
         except NoNodeError:
             return None
-        return Versioned(value, stat.version, stat.ephemeralOwner != 0)
+        return Versioned(value, stat.version, session_token_of(stat.ephemeralOwner))
 
     async def get_many(
         self, paths: Sequence[str], *, fresh: bool = False
@@ -476,7 +476,7 @@ class ZooKeeperStore:
     def _on_kazoo_state(self, state: str) -> None:
         # In kazoo's connection thread, so the session id belongs to this very state.
         session = self._client.client_id
-        token = "" if session is None else f"zookeeper-{session[0]:016x}"
+        token = "" if session is None else session_token_of(session[0])
         is_dead = self._client.client_state == KeeperState.CLOSED
         self._post(self._on_state, state, token, is_dead)
 

@@ -233,7 +233,7 @@ class Registered:
                 if node is None
                 else decode(BookieRegistration, node.value, source="/here").address
             )
-            assert node is None or node.ephemeral
+            assert node is None or node.session == self.store.session_token
         return found[0], found[1]
 
     async def until_at(self, available: str, readonly: str) -> None:
@@ -395,7 +395,7 @@ def test_a_change_of_space_never_unregisters() -> None:
         last = await store.get(path)
         assert last is not None
         assert last.version == first.version + 2  # a new node would start at 0
-        assert last.ephemeral
+        assert last.session == one.store.session_token
         before, after = (
             decode(BookieRegistration, first.value, source="/here"),
             decode(BookieRegistration, last.value, source="/here"),

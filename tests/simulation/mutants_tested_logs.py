@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dlcore.log.context import LogContext
-    from dlcore.log.metadata.values import VersionedHead
+    from dlcore.log.metadata.values import LockHolder, VersionedHead
 
 _MACHINE = "dlcore/log/test_append.py"
 _WRITER = "dlcore/log/test_writer.py"
@@ -123,6 +123,17 @@ def a_lost_lock_is_taken_back_unseen() -> Iterator[None]:
         return list(effects)
 
     with patch.object(Ownership, "_try_again", unguarded):
+        yield
+
+
+@caught_by("dlcore/log/test_odd_moments.py::test_a_session_ends_while_the_lock_is_asked_for")
+def only_the_latest_attempt_makes_a_lock() -> Iterator[None]:
+    """A node made in a new session by an attempt of the old one is taken for another's."""
+
+    def is_latest(self: Ownership, holder: LockHolder) -> bool:
+        return holder.token == self._attempts[-1]
+
+    with patch.object(Ownership, "is_own", is_latest):
         yield
 
 

@@ -223,7 +223,7 @@ class WriterLock:
                 if version is None:
                     return LogMoved()
                 ops = [Check(self._guard_path, version), create]
-            self._ownership.attempted(token, self._store.session_token)
+            self._ownership.attempted(token)
             try:
                 await self._store.multi(ops)
             except MetadataVersionError:
@@ -236,10 +236,12 @@ class WriterLock:
                 pass  # the node tells
             else:
                 return LockTaken()
-            holder = await self._logs.read_lock(self._log)
-            if holder is not None:
-                is_made = self._ownership.has_made(holder, self._store.session_token)
-                return LockTaken() if holder.token == token or is_made else LockHeld(holder)
+            node = await persistently(lambda: self._store.get(self._path, fresh=True))
+            if node is not None:
+                # Whose session a node is of is told by the node alone: an attempt may have been
+                # sent in one session and carried out in the next.
+                is_ours = self._is_own(node) and node.session == self._store.session_token
+                return LockTaken() if is_ours else LockHeld(self._holder_of(node))
         return LogMoved() if guarded else TimedOut()
 
     async def _verify(self) -> int | None:

@@ -119,7 +119,7 @@ class Ownership:
 
     def __init__(self, *, waits: bool) -> None:
         self._waits = waits  # whether another owner is waited for
-        self._attempts: deque[tuple[str, str]] = deque(maxlen=_TOKENS_MAX)  # token and session
+        self._attempts: deque[str] = deque(maxlen=_TOKENS_MAX)  # their tokens
         self._holder = ""
         self._connected = True
         self.state = OwnershipState.ACQUIRING
@@ -134,10 +134,10 @@ class Ownership:
         assert self.state is OwnershipState.ACQUIRING
         return [TryLock(guarded=False)]
 
-    def attempted(self, token: str, session: str) -> None:
-        """Remember that an attempt in a session carries `token`.  Idempotent."""
-        if (token, session) not in self._attempts:
-            self._attempts.append((token, session))
+    def attempted(self, token: str) -> None:
+        """Remember that an attempt carries `token`.  Idempotent."""
+        if token not in self._attempts:
+            self._attempts.append(token)
 
     @property
     def has_attempted(self) -> bool:
@@ -146,11 +146,7 @@ class Ownership:
 
     def is_own(self, holder: LockHolder) -> bool:
         """Return whether an attempt of ours made the node."""
-        return any(holder.token == token for token, _ in self._attempts)
-
-    def has_made(self, holder: LockHolder, session: str) -> bool:
-        """Return whether an attempt of ours made the node in this session."""
-        return (holder.token, session) in self._attempts
+        return holder.token in self._attempts
 
     def release(self) -> None:
         """Stop: nothing follows."""

@@ -93,7 +93,7 @@ def test_settings_have_a_node_only_while_there_are_some() -> None:
     assert plan_settings(NAMESPACE, LOG, None, small) == (op,)
     assert decode(StoredSettings, op.value, source=op.path).settings == small
     assert plan_settings(NAMESPACE, LOG, None, LogSettings()) == ()
-    node = Versioned(op.value, 7, ephemeral=False)
+    node = Versioned(op.value, 7)
     value = encode(StoredSettings(settings=large))
     assert plan_settings(NAMESPACE, LOG, node, large) == (Put(PATHS.settings, value, 7),)
     assert plan_settings(NAMESPACE, LOG, node, LogSettings()) == (Delete(PATHS.settings, 7),)

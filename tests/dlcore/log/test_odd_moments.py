@@ -26,6 +26,7 @@ from dlcore.log.upkeep.removal import remove_deleted, remove_truncated
 from dlcore.log.upkeep.worker import LogUpkeep, sweep_commits
 from dlcore.metadata.port import ANY_VERSION
 from dlcore.metadata.stored import decode, encode
+from tests.fixtures.aio import until
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
 from tests.fixtures.staged_records import batch
 
@@ -215,7 +216,10 @@ def test_upkeep_leaves_alone_what_another_worker_does() -> None:
 
 
 @pytest.mark.parametrize("lock_timeout_s", [0.0, 5.0])
-def test_a_session_ends_while_the_lock_is_asked_for(lock_timeout_s: float) -> None:
+@pytest.mark.parametrize("is_asked_in", ["no session", "the next session"])
+def test_a_session_ends_while_the_lock_is_asked_for(
+    lock_timeout_s: float, is_asked_in: str
+) -> None:
     """The next one gets it, before the writer's lock hears that there is a next one."""
 
     async def body(cluster: MemoryCluster, _: DistributedLogManager) -> None:
@@ -225,7 +229,10 @@ def test_a_session_ends_while_the_lock_is_asked_for(lock_timeout_s: float) -> No
 
         async def expire_once(ops: Sequence[Op]) -> None:
             expiring.stop()
+            token = store.session_token
             store.expire()
+            if is_asked_in == "the next session":
+                await until(lambda: store.session_token != token)
             await store.multi(ops)
 
         expiring = patch.object(store, "multi", expire_once)

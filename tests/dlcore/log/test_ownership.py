@@ -33,7 +33,7 @@ def owned() -> Ownership:
     """Return a machine that owns the log."""
     machine = Ownership(waits=True)
     assert machine.start() == [TryLock(guarded=False)]
-    machine.attempted("t1", "session")
+    machine.attempted("t1")
     assert machine.handle(LockTaken()) == [Granted()]
     assert machine.is_owner
     return machine
@@ -91,17 +91,6 @@ def test_a_node_of_our_own_earlier_session_is_waited_for() -> None:
     assert machine.handle(LockChanged()) == [TryLock(guarded=True)]
 
 
-def test_a_node_that_was_made_in_this_session_is_known() -> None:
-    """Its answer came before the news of the session, and counted for nothing."""
-    machine = Ownership(waits=False)
-    machine.start()
-    machine.attempted("t1", "first")
-    machine.attempted("t1", "second")
-    assert machine.has_made(OWN_EARLIER, "second")
-    assert not machine.has_made(OWN_EARLIER, "third")
-    assert not machine.has_made(OTHER, "second")
-
-
 def test_an_answer_from_a_session_that_is_gone_counts_for_nothing() -> None:
     """The node went with the session."""
     machine = Ownership(waits=True)
@@ -117,7 +106,7 @@ def test_final_states_are_final(seed: int) -> None:
     rng = random.Random(seed)
     machine = Ownership(waits=rng.random() < 0.5)
     machine.start()
-    machine.attempted("t1", "session")
+    machine.attempted("t1")
     events: list[Event] = [
         LockTaken(),
         LockHeld(OTHER),
@@ -156,8 +145,8 @@ def test_releasing_ends_it() -> None:
     """Nothing follows, whatever comes late; what it tried may have left a node."""
     machine = Ownership(waits=True)
     machine.start()
-    machine.attempted("t1", "session")
-    machine.attempted("t1", "session")  # told twice, it is one
+    machine.attempted("t1")
+    machine.attempted("t1")  # told twice, it is one
     machine.release()
     for event in (LockTaken(), LockChanged(), SessionExpired(), SessionResumed(), LogMoved()):
         assert machine.handle(event) == []

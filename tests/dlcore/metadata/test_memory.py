@@ -84,7 +84,7 @@ def test_disconnection_keeps_the_session() -> None:
         await until(lambda: calls == [1])
         assert states == [SessionState.SUSPENDED, SessionState.CONNECTED]
         assert store.session_token == token
-        assert await store.get("/a") == Versioned(b"1", 1, ephemeral=True)
+        assert await store.get("/a") == Versioned(b"1", 1, token)
 
     run(scenario())
 

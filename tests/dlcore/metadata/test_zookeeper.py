@@ -240,7 +240,7 @@ def test_a_killed_server_suspends_and_comes_back_with_the_session(
             store._request_timeout_s = 60
             calls.clear()
             await asyncio.to_thread(server.start)
-            assert await store.get("/e") == Versioned(b"", 0, ephemeral=True)
+            assert await store.get("/e") == Versioned(b"", 0, token)
             assert await store.get("/never") is None  # it waited here, and was never sent
             assert store.session_token == token
             await until(lambda: len(calls) > 0)
