@@ -63,16 +63,17 @@ def start(code: str, uri: str, log: str) -> subprocess.Popen[str]:
     """Start a program."""
     return subprocess.Popen(
         [sys.executable, "-c", PRELUDE + textwrap.dedent(code), uri, log],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def end(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Wait for a program's end; return its exit code and what it said on standard error."""
+def end(process: subprocess.Popen[str], words: str = "") -> tuple[int, str]:
+    """Say `words` to it and wait for its end; return exit code and standard error."""
     try:
-        _, errors = process.communicate(timeout=WAIT_S)
+        _, errors = process.communicate(words, timeout=WAIT_S)
     finally:
         process.kill()
     return process.returncode, errors
@@ -246,6 +247,8 @@ async def main():
     namespace = await open_async(uri)
     writer = await (await namespace.open_log(log)).open_writer()
     await writer.write(LogRecord(txid=1, payload=b"1"))
+    print(flush=True)
+    sys.stdin.readline()
     for txid in (2, 3, 4):
         writer.write(LogRecord(txid=txid, payload=b"x"))
 """
@@ -266,7 +269,16 @@ def test_the_async_face_says_what_was_not_written(
 ) -> None:
     """Nobody can flush once the loop ended, so it is logged, and the lock is free at once."""
     code, reason = ASYNC_ENDS[way]
-    status, errors = end(start(ASYNC + code, sandbox.uri, log))
+    process = start(ASYNC + code, sandbox.uri, log)
+    assert process.stdout is not None
+    process.stdout.readline()
+    for bookie in sandbox.bookies:
+        bookie.pause()  # else they may have answered before the loop has ended
+    try:
+        status, errors = end(process, "\n")
+    finally:
+        for bookie in sandbox.bookies:
+            bookie.resume()
     assert status == 0
     (line,) = [line for line in errors.splitlines() if "not written" in line]
     assert f"log {log!r}: not written: 3 records, transaction ids 2 to 4: " in line
