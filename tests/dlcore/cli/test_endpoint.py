@@ -109,7 +109,7 @@ def test_what_is_shown_and_what_is_not(
         assert "give --uri and no --endpoint" in told
     code, told = dlog("log", "count", "no/such/log", **endpoint)
     assert (code, "'no/such/log' does not exist" in told) == (1, True)
-    code, told = dlog("log", "list", "--patience", "2", DLOG_ENDPOINT="grpc://127.0.0.1:1")
+    code, told = dlog("log", "list", "--patience", "5", DLOG_ENDPOINT="grpc://127.0.0.1:1")
     assert (code, "127.0.0.1:1" in told, "refused" in told) == (1, True, True), told
 
 
