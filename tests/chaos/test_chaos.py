@@ -21,6 +21,7 @@ COMMAND = [sys.executable, "-m", "tests.chaos", "--watch-parent", "--seed", str(
 
 
 @pytest.mark.integration
+@pytest.mark.prove  # each kind of fault has a test of its own in tests/integration
 @pytest.mark.timeout(900)  # the run has bounds of its own, for a very busy machine
 def test_nothing_is_lost_doubled_or_out_of_order(tmp_path: Path) -> None:
     """The run itself judges; here it is checked that it did what it should."""

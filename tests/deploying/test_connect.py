@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fixtures.deployment import SPARK_HOME, running
-from tests.fixtures.lengths import sample
 from tests.fixtures.ports import free_ports
 from tests.fixtures.spark import ROOT, settings_in, spark_environment
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.timeout(600)]
 SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 TESTS_S = 500
-CORE_SAMPLE = 3
 CORE = (
     "test_errors.py::test_wrong_read_option_at_load",
     "test_errors.py",
@@ -34,9 +32,9 @@ CORE = (
     "test_batch_read.py::test_lists_and_patterns",
     "test_stream_write.py::test_stream_over_restarts",
 )
-"""Of refused options, batches and streams there is one in each sample."""
 
 
+@pytest.mark.prove  # what it runs again is tested in a classic session
 def test_the_core_against_a_connect_server(tmp_path: Path) -> None:
     """Batch and stream, reading and writing, refused options, and the listener of progresses."""
     port = free_ports(1)
@@ -60,7 +58,7 @@ def test_the_core_against_a_connect_server(tmp_path: Path) -> None:
         done = subprocess.run(
             [
                 *(sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"),
-                *(str(ROOT / "tests" / "spark" / name) for name in sample(CORE, CORE_SAMPLE)),
+                *(str(ROOT / "tests" / "spark" / name) for name in CORE),
             ],
             env={**environment, "SPARK_REMOTE": f"sc://127.0.0.1:{port}"},
             cwd=ROOT,

@@ -27,7 +27,6 @@ from tests.fixtures.deployment import (
     submit,
 )
 from tests.fixtures.java import archive_of_spark
-from tests.fixtures.lengths import amount
 from tests.fixtures.spark import OF_FEW_ROWS, ROOT
 
 if TYPE_CHECKING:
@@ -35,11 +34,16 @@ if TYPE_CHECKING:
 
     from dlcore.sandbox.cluster import Sandbox
 
-pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.integration,
+    pytest.mark.prove,  # a cluster of processes for each way of shipping: with --full, as in CI
+    pytest.mark.timeout(600),
+]
 SUBMIT_S = 280.0
 CONF = ROOT / "spark-conf" / "standalone"
 JOB = ROOT / "tests" / "deploying" / "job.py"
-HOSTS = amount(2, sampled=1)
+HOSTS = 2
 BOTH = {"batch": [1000, 999], "stream": 1000, "executors": HOSTS}
 MISSING = "No module named 'dlspark'"
 
@@ -146,7 +150,6 @@ def standalone(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> It
         yield Standalone(master, folder, sandbox.uri)
 
 
-@pytest.mark.prove
 def test_installed_in_the_python_of_every_host(standalone: Standalone) -> None:
     """Nothing is shipped, nothing registered."""
     assert standalone.run(make_python(standalone.folder / "with", with_dlog=True)) == BOTH
@@ -161,7 +164,6 @@ def test_shipped_as_a_zip_file(standalone: Standalone) -> None:
     assert told == BOTH
 
 
-@pytest.mark.prove
 def test_shipped_as_an_archive_of_an_environment(standalone: Standalone) -> None:
     """Executors unpack it; on the driver's host it lies unpacked under the same relative path."""
     archive = make_archive(standalone.folder)
@@ -171,7 +173,6 @@ def test_shipped_as_an_archive_of_an_environment(standalone: Standalone) -> None
     assert told == BOTH
 
 
-@pytest.mark.prove
 def test_shipped_as_an_artifact(standalone: Standalone) -> None:
     """Tasks find it, and batch jobs that register it; queries are refused in the module's name."""
     shipped = make_zip(standalone.folder / "artifact.zip")

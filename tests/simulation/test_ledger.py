@@ -23,7 +23,7 @@ from tests.simulation.workload import run_seed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SEED_COUNT = amount(400, sampled=20)
+SEED_COUNT = amount(400, sampled=10)
 SEEDS_PER_TEST = 10
 TRACED_SEEDS = amount(5, sampled=1)
 

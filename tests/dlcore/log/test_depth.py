@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dlcore.metadata.memory import MemoryStore
     from dlcore.namespace import Namespace
 
-COMMITS = amount(1000, sampled=200)
+COMMITS = amount(1000, sampled=60)
 
 
 class Counted:
