@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partialmethod
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from dlcore.errors import LedgerReadError
 from dlcore.ids import DLSN
+from dlcore.ledger.reading.reader import LedgerReader
 from dlcore.log.entries.batches import byte_log_batch
 from dlcore.log.metadata.values import VersionedHead
 from dlcore.log.staging.turns import HeldLog
@@ -29,10 +32,11 @@ from tests.simulation.tested import caught_by
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Collection, Iterator
+    from collections.abc import AsyncGenerator, Collection, Iterator
 
     import pyarrow as pa
 
+    from dlcore.ledger.reading.follower import FollowStep
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.segment import Extent, LogSegment
     from dlcore.log.metadata.values import LogHead
@@ -255,4 +259,23 @@ def a_batch_that_waited_for_its_rate_owes_nothing() -> Iterator[None]:
         self._level = max(0.0, self._level)
 
     with patch.object(TokenBucket, "take", generous):
+        yield
+
+
+@caught_by(f"{_ROOM}/test_unconfirmed.py::test_an_entry_that_was_never_confirmed_is_never_sent")
+def rings_hold_what_is_not_confirmed() -> Iterator[None]:
+    """Whom a proxy follows a log for get entries that bookies hold and nobody was told of."""
+    follow = LedgerReader.follow
+
+    async def eager(self: LedgerReader, first: int, **options: Any) -> AsyncGenerator[FollowStep]:
+        async with aclosing(follow(self, first, **options)) as steps:
+            async for step in steps:
+                yield step
+                first += len(step.frames)
+                with suppress(LedgerReadError):
+                    async for frames in self.read(first, first):
+                        yield replace(step, frames=frames)
+                        first += 1
+
+    with patch.object(LedgerReader, "follow", eager):
         yield
