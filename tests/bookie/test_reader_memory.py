@@ -56,7 +56,7 @@ def test_readers_that_stand_still_cost_their_windows(
         uri = f"distributedlog://{zookeeper.servers}{zookeeper_root}"
         async with AsyncExitStack() as stack:
             process = await stack.enter_async_context(
-                bookie_process(uri, "bookie-1", tmp_path / "data")
+                bookie_process(uri, "bookie-1", tmp_path / "data", is_forked=False)
             )
             store = await ZooKeeperStore.connect(zookeeper.servers)
             stack.push_async_callback(store.aclose)
