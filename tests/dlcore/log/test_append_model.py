@@ -6,11 +6,12 @@ has open, or start segments of their own, as happens while a lock is lost.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
 
 from dlcore.config import LogConfig
 from dlcore.errors import DLError, LedgerFencedError, TransactionIdOutOfOrderError, WriteError
