@@ -129,3 +129,9 @@ def test_a_message_of_another_layout_is_left_to_arrow() -> None:
         PlainFormat.learn(lambda txids, payloads: bytes(len(txids)) + arrows(txids, payloads))
         is None
     )
+    assert (
+        PlainFormat.learn(
+            lambda txids, payloads: bytes(8 * (2000 - len(txids))) + arrows(txids, payloads)
+        )
+        is None
+    )
