@@ -39,6 +39,7 @@ demo: $(STAMP) ## Run the main job on real data: cluster, write, stream, kill a 
 # More workers than cores: many tests wait for processes, sessions and time-outs.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS)
 
+test: WORKERS = 6
 test: $(ARCHIVE) ## Run the tests, of long sweeps a sample, on WORKERS=n. ARGS="-k name" goes to pytest.
 	@$(PYTEST) $(ARGS)
 
