@@ -16,10 +16,12 @@ from dlcore.cli.context import (
     ask,
     common_options,
     confirmed,
+    namespace_tls,
     require_consent,
     run_async,
 )
 from dlcore.cli.output import Progress, show_done, show_rows, telling_time, time_text
+from dlcore.errors import BookieUnavailableError
 from dlcore.settings import FILE_VARIABLE
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 _REGISTRATION_POLL_S = 0.1
 _REGISTRATION_POLLS = 100
+_INFO_TIMEOUT_S = 10.0
 _ABSENT_POLLS = 5
 """A bookie that is not registered is absent again and again; one that moves between the lists of
 the writable and the others may be seen in neither once."""
@@ -145,13 +148,31 @@ def collect(name: str, *, yes: bool) -> None:
     from dlcore.autorecovery.maintenance import Maintenance
 
     require_consent(yes=yes)
-    ask(f"Drop what bookie {name} holds of ledgers without metadata", yes=yes)
+    going = run_async(lambda namespace: _describe_garbage(namespace, name), is_long=True)
+    ask(f"Drop what bookie {name} holds of ledgers without metadata: {going}", yes=yes)
 
     async def release(namespace: Namespace) -> None:
         await Maintenance(namespace.recovery_context).release_garbage(name)
 
     run_async(release)
     show_done(f"bookie {name} will collect what was held back", {"bookie": name})
+
+
+async def _describe_garbage(namespace: Namespace, name: str) -> str:
+    from dlcore.transport.control import ControlClient
+
+    needed = await _count_ledgers_of(namespace, name)
+    control = ControlClient(timeout_s=_INFO_TIMEOUT_S, tls=namespace_tls())
+    try:
+        for info in await namespace.get_bookies():
+            if info.bookie.name == name:
+                held = await control.count_ledgers(info.bookie, info.control_address)
+                return f"it holds {held} ledgers, and {needed} refer to it"
+    except BookieUnavailableError as error:
+        return f"how much cannot be told ({error}), {needed} ledgers refer to it"
+    finally:
+        await control.aclose()
+    return f"how much cannot be told, for it is not registered; {needed} ledgers refer to it"
 
 
 @bookie_group.command("read-only", epilog="Example: dlog bookie read-only bookie-3")

@@ -7,6 +7,7 @@ completion and wrong command lines answer at once.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -210,12 +211,18 @@ def require_consent(*, yes: bool) -> None:
     """Refuse where nobody can be asked, before anything is done.
 
     Raises:
-        click.UsageError: there is no terminal, and --yes is not given.
+        click.UsageError: there is no terminal, or --json, and --yes is not given.
     """
-    if not yes and (sys.stdin is None or not sys.stdin.isatty()):
+    if not yes and (wants_json() or sys.stdin is None or not sys.stdin.isatty()):
         raise click.UsageError(
-            "--yes is needed where nobody can be asked", click.get_current_context()
+            "--yes is needed where nobody can be asked, and with --json",
+            click.get_current_context(),
         )
+
+
+def note(text: str) -> None:
+    """Say something beside the answer, on standard error: a line, or with --json an object."""
+    click.echo(json.dumps({"note": text}, ensure_ascii=False) if wants_json() else text, err=True)
 
 
 def ask(what: str, *, yes: bool) -> None:
@@ -225,7 +232,7 @@ def ask(what: str, *, yes: bool) -> None:
         click.Abort: the answer is no.
     """
     if yes:
-        click.echo(what, err=True)
+        note(what)
     else:
         click.confirm(f"{what}?", abort=True, err=True)
 

@@ -12,6 +12,7 @@ from dlcore.cli.context import (
     ask,
     common_options,
     confirmed,
+    note,
     require_consent,
     run_async,
     wants_json,
@@ -189,12 +190,11 @@ def audit_ledgers(*, delete: bool, yes: bool) -> None:
     if delete and audit.orphans:
         ask(f"Delete {len(audit.orphans)} ledgers that belong to no log", yes=yes)
         run_async(lambda namespace: _delete_ledgers(namespace, audit.orphans), is_long=True)
-        click.echo(f"deleted {len(audit.orphans)} ledgers", err=True)
+        note(f"deleted {len(audit.orphans)} ledgers")
     if audit.damaged:
-        click.echo(
+        note(
             f"{len(audit.damaged)} logs are damaged, so nobody knows which ledgers they have: no "
-            "ledger is called an orphan",
-            err=True,
+            "ledger is called an orphan"
         )
     if audit.missing or audit.damaged or (audit.orphans and not delete):
         click.get_current_context().exit(1)
@@ -256,11 +256,21 @@ def show_ledger(ledger_id: int) -> None:
     show_rows(ensembles, columns=("first_entry", "bookies"), empty="")
 
 
-@ledger_group.command("recover", epilog="Example: dlog ledger recover 17")
+@ledger_group.command("recover", epilog="Example: dlog ledger recover 17 --yes")
 @click.argument("ledger_id", type=click.IntRange(min=0))
+@confirmed
 @common_options
-def recover_ledger(ledger_id: int) -> None:
-    """Fence the writer of a ledger and close it after its last entry; harmless if it is closed."""
+def recover_ledger(ledger_id: int, *, yes: bool) -> None:
+    """Fence the writer of a ledger and close it after its last entry; harmless if it is closed.
+
+    A writer that lives can write no more to the ledger, so this asks unless it is closed.
+    """
+    found = run_async(lambda namespace: namespace.get_ledger(ledger_id))
+    if found.state.name != "CLOSED":
+        require_consent(yes=yes)
+        log = found.custom.get("log")
+        of = "" if log is None else f" of log {log}"
+        ask(f"Close ledger {ledger_id}{of}: who still writes it is fenced, and fails", yes=yes)
 
     async def recover(namespace: Namespace) -> LedgerMetadata:
         return await namespace.recovery_context.ledgers.recover_ledger(ledger_id)

@@ -1,13 +1,12 @@
 """`dlog log`: create, list, show, delete, truncate, seal and count logs, and find positions.
 
 Records are written and read in `dlcore.cli.writing` and `dlcore.cli.reading`; what is wrong with
-logs and what they take is told in `dlcore.cli.inspecting`.
+logs and what they take is told in `dlcore.cli.inspecting`, what is stored for their writers and how
+long they keep their records in `dlcore.cli.keeping`.
 """
 
 from __future__ import annotations
 
-import json
-import math
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,14 +16,14 @@ import click
 from dlcore.cli.bulk import cat_log, copy_records, purge_log
 from dlcore.cli.context import ask, common_options, confirmed, require_consent, run_async
 from dlcore.cli.inspecting import inspect_logs, repair_log, show_lag, show_space
+from dlcore.cli.keeping import set_retention, show_settings
 from dlcore.cli.output import bytes_text, show_done, show_fields, show_rows, telling_time, time_text
 from dlcore.cli.reading import dump_log, tail_log
 from dlcore.cli.remote import remote_count, remote_position, remote_status
-from dlcore.cli.times import AGE_S, EPOCH_MS, age_text
+from dlcore.cli.times import EPOCH_MS
 from dlcore.cli.watching import watch_log
 from dlcore.cli.writing import write_log
-from dlcore.clock import SystemClock
-from dlcore.config import LogConfig, LogSettings, QuorumConfig
+from dlcore.config import LogConfig, QuorumConfig
 from dlcore.errors import ConfigurationError, CorruptMetadataError
 from dlcore.ids import DLSN
 from dlcore.records import NotLessThan, RecordField
@@ -44,7 +43,7 @@ def log_group() -> None:
 
 for command in (
     write_log, tail_log, cat_log, dump_log, copy_records, purge_log,
-    inspect_logs, repair_log, show_space, show_lag, watch_log,
+    inspect_logs, repair_log, show_space, show_lag, watch_log, show_settings, set_retention,
 ):  # fmt: skip
     log_group.add_command(command)
 
@@ -317,83 +316,6 @@ def show_schema(log: str) -> None:
 
     columns = ("column", "type")
     show_rows(run_async(read), columns=columns, empty=f"log {log} is one of bytes")
-
-
-@log_group.command("settings", epilog="Example: dlog log settings clicks --set compression=zstd")
-@click.argument("log")
-@click.option(
-    "--set",
-    "changes",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help=f"Change one; any number of times: {', '.join(LogSettings.__struct_fields__)}.",
-)
-@click.option("--unset", multiple=True, metavar="KEY", help="Leave it to who writes the log.")
-@common_options
-def show_settings(log: str, changes: tuple[str, ...], unset: tuple[str, ...]) -> None:
-    """Show what is stored with LOG for whoever writes it, and change it; writers take it over."""
-    wanted = dict.fromkeys(unset) | dict(_setting(change) for change in changes)
-
-    async def change(namespace: Namespace) -> LogSettings:
-        async with await namespace.open_log(log) as manager:
-            if wanted:
-                return await manager.update_settings(**wanted)
-            return await manager.get_settings()
-
-    settings = run_async(change)
-    show_fields({name: getattr(settings, name) for name in LogSettings.__struct_fields__})
-
-
-def _setting(text: str) -> tuple[str, object]:
-    key, separator, value = text.partition("=")
-    if not separator:
-        raise click.UsageError(f"--set {text!r}: expected KEY=VALUE")
-    try:
-        return key, json.loads(value)  # numbers and true, false, null; what is none of them is text
-    except ValueError:
-        return key, value
-
-
-@log_group.command("retention", epilog="Example: dlog log retention clicks 7d --yes")
-@click.argument("log")
-@click.argument("age", required=False, type=AGE_S)
-@confirmed
-@common_options
-def set_retention(log: str, age: float | None, *, yes: bool) -> None:
-    """Show how long LOG keeps its records, or let it keep them for AGE: 7d, 12h, 30m, or forever.
-
-    What is older goes with the next sweep of auto-recovery, whole segments at a time.
-    """
-    is_given = age is not None
-    seconds = None if age is None or math.isinf(age) else age
-    if seconds is not None:
-        require_consent(yes=yes)
-
-    async def read(namespace: Namespace) -> tuple[LogSettings, int]:
-        async with await namespace.open_log(log) as manager:
-            settings = await manager.get_settings()
-            if seconds is None:
-                return settings, 0
-            before_ms = SystemClock().now_ms() - int(seconds * 1000)
-            end = await manager.get_dlsn_not_less_than_timestamp(before_ms)
-            return settings, await manager.get_log_record_count(None, end)
-
-    settings, old = run_async(read)
-    if is_given:
-        if seconds is not None:
-            ask(
-                f"Drop records of log {log} that are older than {age_text(seconds)}: {old} are now",
-                yes=yes,
-            )
-
-        async def change(namespace: Namespace) -> LogSettings:
-            async with await namespace.open_log(log) as manager:
-                return await manager.update_settings(retention_s=seconds)
-
-        settings = run_async(change)
-    kept = settings.retention_s
-    text = "for ever" if kept is None else f"for {age_text(kept)}"
-    show_done(f"log {log} keeps its records {text}", {"log": log, "retention_s": kept})
 
 
 @log_group.command("subscriptions", epilog="Example: dlog log subscriptions clicks --json")

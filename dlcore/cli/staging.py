@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
 from dlcore.cli.context import ask, common_options, confirmed, require_consent, run_async
-from dlcore.cli.output import show_done, show_rows, telling_time, time_text
+from dlcore.cli.output import Progress, show_done, show_rows, telling_time, time_text
+from dlcore.clock import SystemClock
 from dlcore.log.upkeep.config import UpkeepConfig
 
 if TYPE_CHECKING:
@@ -77,9 +79,18 @@ def clean(leftovers_days: float, commits_days: float, *, yes: bool) -> None:
     The upkeep beside auto-recovery does the same from time to time, with the defaults.
     """
     require_consent(yes=yes)
+    now_ms = SystemClock().now_ms()
+    left, old = run_async(
+        partial(
+            _count_old,
+            leftovers_ms=now_ms - int(leftovers_days * _DAY_S * 1000),
+            commits_ms=now_ms - int(commits_days * _DAY_S * 1000),
+        ),
+        is_long=True,
+    )
     ask(
-        f"Drop what was left over {leftovers_days:g} days ago, and records of commits that are "
-        f"{commits_days:g} days old",
+        f"Drop what was left over {leftovers_days:g} days ago: {left} staged ledgers; and records "
+        f"of commits that are {commits_days:g} days old: {old}",
         yes=yes,
     )
 
@@ -93,3 +104,20 @@ def clean(leftovers_days: float, commits_days: float, *, yes: bool) -> None:
         f"settled {ledgers} staged ledgers, removed {records} records of commits",
         {"ledgers": ledgers, "records": records},
     )
+
+
+async def _count_old(
+    namespace: Namespace, *, leftovers_ms: int, commits_ms: int
+) -> tuple[int, int]:
+    """Return how many staged ledgers and records of commits are older than these times."""
+    from dlcore.log.upkeep.worker import commit_records
+
+    with Progress() as progress:
+        staged = await namespace.list_staged()
+        left = sum(not each.is_filled and each.staged.created_ms < leftovers_ms for each in staged)
+        seen = old = 0
+        async for _, _, record in commit_records(namespace.log_context):
+            seen += 1
+            old += record.committed_ms < commits_ms
+            progress.tell("records of commits looked at", seen)
+    return left, old

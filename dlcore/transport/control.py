@@ -71,6 +71,21 @@ class ControlClient:
             raise BookieUnavailableError(f"{bookie}: it ended the list before its first page")
         return ranges
 
+    async def count_ledgers(self, bookie: BookieId, address: str) -> int:
+        """Return of how many ledgers `bookie` holds something.
+
+        Raises:
+            BookieUnavailableError: it does not answer, or is another one.
+        """
+        with self._failures(bookie, address):
+            async with asyncio.timeout(self._timeout_s):
+                info = await BookieControlStub(self._channel(address)).GetInfo(pb.InfoRequest())
+        if info.incarnation != bookie.incarnation:
+            raise BookieUnavailableError(
+                f"{bookie}: at {address} is incarnation {info.incarnation} of {info.bookie_name}"
+            )
+        return info.ledger_count
+
     async def aclose(self) -> None:
         """Close every channel."""
         channels, self._channels = self._channels, {}

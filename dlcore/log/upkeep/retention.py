@@ -14,6 +14,7 @@ of a dead one, or of staged appends that ended, by who finds it old.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from dlcore.ids import DLSN
@@ -30,6 +31,20 @@ def kept_from_ms(settings: LogSettings, *, now_ms: int) -> int | None:
     if settings.retention_s is None:
         return None
     return now_ms - int(settings.retention_s * 1000)
+
+
+def readable_for_s(settings: LogSettings) -> float:
+    """Return for how long records stay that nobody truncates."""
+    if settings.retention_s is None or settings.explicit_truncation:
+        return math.inf
+    return settings.retention_s
+
+
+def truncated_for_s(settings: LogSettings) -> float:
+    """Return how old records become at least once they are truncated."""
+    if settings.retention_s is None or not settings.explicit_truncation:
+        return 0.0
+    return settings.retention_s
 
 
 def last_write_ms(end: SegmentEnd) -> int:

@@ -14,6 +14,8 @@ import pytest
 
 from dlcore.cli.app import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from dlcore.cli.times import AGE_S, age_text
+from dlcore.records import LogRecord
+from dlcore.sync import open_namespace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,6 +76,44 @@ def test_retention(shell: Shell, log: str, two_records: str) -> None:
     assert shell.json("log", "retention", log)["retention_s"] == 7 * 24 * 3600
     assert shell.json("log", "retention", log, "forever")["retention_s"] is None
     assert "--yes is needed" in shell.outcome("log", "retention", log, "1h")[2]
+
+
+def test_what_goes_by_a_setting_is_said(shell: Shell, log: str, two_records: str) -> None:
+    """Whichever command sets it, also of a log whose truncated records alone go by their age."""
+    shell.text("log", "write", log, "--file", two_records)
+
+    def told(*arguments: str) -> str:
+        exit_code, _, err = shell.outcome("log", *arguments, "--yes")
+        assert exit_code == 0, err
+        return err
+
+    older = f"records of log {log} that are older than"
+    assert told("settings", log, "--set", "retention_s=7200") == f"Drop {older} 2h: 0 are now\n"
+    assert told("settings", log, "--set", "retention_s=7200") == ""
+    assert told("settings", log, "--set", "explicit_truncation=true") == ""
+    shown = shell.text("log", "retention", log)
+    assert shown == f"log {log} keeps all its records, and truncated ones until they are 2h old\n"
+    assert told("retention", log, "1h") == f"Drop the truncated {older} 1h\n"
+    assert "--yes is needed" in shell.outcome("log", "retention", log, "forever")[2]
+    assert told("retention", log, "forever") == f"Drop the truncated records of log {log}\n"
+    told("retention", log, "7d")
+    err = told("settings", log, "--set", "explicit_truncation=false", "--json")
+    assert json.loads(err)["note"] == f"Drop {older} 7d: 0 are now"
+
+
+def test_a_ledger_that_is_written_is_closed_when_somebody_says_so(shell: Shell, log: str) -> None:
+    """Its writer is fenced by that."""
+    with open_namespace(shell.uri) as namespace, namespace.open_log(log) as manager:
+        writer = manager.open_writer()
+        writer.write(LogRecord(txid=1, payload=b"a"))
+        writer.commit()
+        ledger_id = str(manager.get_log_segments()[0].extents[0].ledger_id)
+        assert "--yes is needed" in shell.outcome("ledger", "recover", ledger_id)[2]
+        exit_code, out, err = shell.outcome("ledger", "recover", ledger_id, "--yes")
+        assert exit_code == 0
+        assert f"ledger {ledger_id} of log {log}: who still writes it is fenced" in err
+        assert f"ledger {ledger_id} is closed" in out
+        writer.abort()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import os
+import re
 import signal
 import subprocess
 from typing import TYPE_CHECKING
@@ -146,10 +147,12 @@ def test_segments_ledgers_and_bookies(shell: Shell, log: str, tmp_path: Path) ->
     bookies = {row["name"] for row in rows}
     assert {text.split("/")[0] for text in ledger["ensembles"][0]["bookies"]} <= bookies
     assert len(bookies) == 4
-    released = shell.json("bookie", "collect", rows[0]["name"], "--yes")
-    assert released["bookie"] == rows[0]["name"]
+    exit_code, out, err = shell.outcome("bookie", "collect", rows[0]["name"], "--yes", "--json")
+    assert (exit_code, json.loads(out)["bookie"]) == (0, rows[0]["name"])
+    assert re.search("it holds [0-9]+ ledgers, and [0-9]+ refer to it", json.loads(err)["note"])
     exit_code, _, err = shell.outcome("bookie", "collect", "no-such-bookie", "--yes")
     assert exit_code == EXIT_USAGE
+    assert "cannot be told, for it is not registered; 0 ledgers refer to it" in err
     assert "no-such-bookie" in err
     header, *lines = shell.text("bookie", "list").splitlines()
     assert header.split() == ["name", "address", "rack", "state", "free", "incarnation"]
@@ -316,7 +319,12 @@ def test_staging(shell: Shell) -> None:
             assert append.commit(extents).committed
     assert all(r["identity"] != identity for r in shell.json("staging", "list"))
     assert shell.json("staging", "clean", "--yes")["records"] == 0
-    assert "records of commits" in shell.text("staging", "clean", "--commits-days", "0", "--yes")
+    exit_code, out, err = shell.outcome("staging", "clean", "--commits-days", "0", "--yes")
+    assert exit_code == 0
+    told = re.search("left over 1 days ago: 0 staged.* records .* 0 days old: ([0-9]+)", err)
+    assert told is not None
+    assert f"removed {told[1]} records of commits" in out
+    assert int(told[1]) > 0
     with open_namespace(shell.uri) as namespace, namespace.begin_append(identity, 1) as append:
         assert append.commit([]).committed  # its record is gone
 

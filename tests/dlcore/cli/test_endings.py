@@ -72,7 +72,7 @@ ARGUMENTS = {
     "log repair": "{fresh} --yes",
     "log retention": "{log}",
     "log schema": "{log} --json",
-    "log seal": "{fresh} --yes",
+    "log seal": "{fresh} --yes --json",
     "log settings": "{log}",
     "log show": "{log}",
     "log space": "{log}",
@@ -93,7 +93,7 @@ ARGUMENTS = {
 }
 """How each command is called so that it prints something, of what `World` has."""
 WITHOUT_A_CLUSTER = ("sandbox",)
-SAID_BEFORE = ("Drop ", "Seal ", "Delete ", "Give up ", "Forget ", "20")
+SAID_BEFORE = ("Drop ", '{"note": "Seal ', "Delete ", "Give up ", "Forget ", "20")
 """What goes, and what a service logs, by its time."""
 
 

@@ -95,6 +95,9 @@ def test_wrong_use_is_one_line_and_exit_code_2(
         "log subscriptions clicks --delete reader",
         "log repair clicks",
         "log retention clicks 1h",
+        "log settings clicks --set retention_s=1",
+        "log settings clicks --set explicit_truncation=false",
+        "log settings clicks --unset retention_s",
         "bookie decommission bookie-3",
         "bookie collect bookie-3",
         "bookie cookie delete bookie-3",
@@ -121,6 +124,7 @@ def test_what_destroys_needs_yes_where_nobody_can_be_asked(
         (["log", "list"], EXIT_USAGE),
         (["log", "show"], EXIT_USAGE),
         (["log", "truncate", "clicks", "3-17", "--yes", "--uri", NOWHERE], EXIT_USAGE),
+        (["log", "seal", "clicks", "--uri", NOWHERE], EXIT_USAGE),
         (["log", "list", "--uri", "http://example.com"], EXIT_USAGE),
     ],
 )
@@ -130,8 +134,9 @@ def test_errors_in_json(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One object on standard error, whatever is wrong."""
+    """One object on standard error, whatever is wrong; nobody is asked, at a terminal neither."""
     monkeypatch.delenv("DLOG_URI", raising=False)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     assert run(["--json", *arguments]) == code
     captured = capsys.readouterr()
     assert captured.out == ""

@@ -7,6 +7,7 @@ other.  Method: clocks that the test moves, a sweep of a worker, and what is sto
 from __future__ import annotations
 
 import contextlib
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,14 @@ from dlcore.ids import DLSN
 from dlcore.log.metadata.segment import Extent
 from dlcore.log.metadata.values import LogHead, LogKey, OpenSegment, SegmentEnd, Totals, pack
 from dlcore.log.upkeep.expiry import expire_log, expire_logs
-from dlcore.log.upkeep.retention import first_kept, kept_from_ms, last_write_ms, must_complete
+from dlcore.log.upkeep.retention import (
+    first_kept,
+    kept_from_ms,
+    last_write_ms,
+    must_complete,
+    readable_for_s,
+    truncated_for_s,
+)
 from dlcore.metadata.stored import encode
 from tests.fixtures.aio import until
 from tests.fixtures.interrupted_store import InterruptedStore
@@ -66,6 +74,23 @@ def test_records_are_kept_from_a_time_on() -> None:
     """Or at any age."""
     assert kept_from_ms(HOURLY, now_ms=4_000_000) == 400_000
     assert kept_from_ms(LogSettings(), now_ms=4_000_000) is None
+
+
+@pytest.mark.parametrize(
+    ("retention_s", "explicit", "readable_s", "truncated_s"),
+    [
+        (None, False, math.inf, 0),
+        (None, True, math.inf, 0),
+        (60, False, 60, 0),
+        (60, True, math.inf, 60),
+    ],
+)
+def test_for_how_long_records_stay(
+    retention_s: float | None, explicit: bool, readable_s: float, truncated_s: float
+) -> None:
+    """As the table says."""
+    settings = LogSettings(retention_s=retention_s, explicit_truncation=explicit)
+    assert (readable_for_s(settings), truncated_for_s(settings)) == (readable_s, truncated_s)
 
 
 def test_a_segment_is_as_old_as_its_last_record() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from bookie.files.listed_ranges import ListedRanges, RangePage
 from dlcore.errors import BookieUnavailableError
+from dlcore.ids import BookieId
 from dlcore.transport.control import ControlClient
 from tests.fixtures.served_bookie import BOOKIE, run, serve
 
@@ -52,6 +53,23 @@ def test_ranges_that_are_out_of_order_are_unknown(
             try:
                 with pytest.raises(BookieUnavailableError, match="expected ascending ranges"):
                     await client.list_entries(BOOKIE, served.control_address, ledger_id=1)
+            finally:
+                await client.aclose()
+
+    run(scenario)
+
+
+def test_the_ledgers_of_a_bookie_are_counted(tmp_path: Path) -> None:
+    """Of the one that is meant, and no other that has its address now."""
+
+    async def scenario() -> None:
+        async with serve(tmp_path) as served:
+            client = ControlClient(timeout_s=20.0)
+            try:
+                assert await client.count_ledgers(BOOKIE, served.control_address) == 0
+                other = BookieId(BOOKIE.name, "f" * 32)
+                with pytest.raises(BookieUnavailableError, match=BOOKIE.incarnation):
+                    await client.count_ledgers(other, served.control_address)
             finally:
                 await client.aclose()
 

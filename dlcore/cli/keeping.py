@@ -1,0 +1,133 @@
+"""`dlog log settings|retention`: what is stored with a log, and how long it keeps its records."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING
+
+import click
+
+from dlcore.cli.context import ask, common_options, confirmed, require_consent, run_async
+from dlcore.cli.output import show_done, show_fields
+from dlcore.cli.times import AGE_S, age_text
+from dlcore.clock import SystemClock
+from dlcore.config import LogSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dlcore.namespace import Namespace
+
+_KEEPING = ("retention_s", "explicit_truncation")
+"""The settings that say when records go."""
+
+
+@click.command("settings", epilog="Example: dlog log settings clicks --set compression=zstd")
+@click.argument("log")
+@click.option(
+    "--set",
+    "changes",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help=f"Change one; any number of times: {', '.join(LogSettings.__struct_fields__)}.",
+)
+@click.option("--unset", multiple=True, metavar="KEY", help="Leave it to who writes the log.")
+@confirmed
+@common_options
+def show_settings(log: str, changes: tuple[str, ...], unset: tuple[str, ...], *, yes: bool) -> None:
+    """Show what is stored with LOG for whoever writes it, and change it; writers take it over.
+
+    A change of retention_s or explicit_truncation asks, for records may go by it.
+    """
+    wanted = dict.fromkeys(unset) | dict(_setting(change) for change in changes)
+    if not wanted:
+        settings = run_async(lambda namespace: _read(namespace, log))
+    else:
+        if not wanted.keys().isdisjoint(_KEEPING):
+            require_consent(yes=yes)
+        settings = _change(log, wanted, yes=yes)
+    show_fields({name: getattr(settings, name) for name in LogSettings.__struct_fields__})
+
+
+def _setting(text: str) -> tuple[str, object]:
+    key, separator, value = text.partition("=")
+    if not separator:
+        raise click.UsageError(f"--set {text!r}: expected KEY=VALUE")
+    try:
+        return key, json.loads(value)  # numbers and true, false, null; what is none of them is text
+    except ValueError:
+        return key, value
+
+
+@click.command("retention", epilog="Example: dlog log retention clicks 7d --yes")
+@click.argument("log")
+@click.argument("age", required=False, type=AGE_S)
+@confirmed
+@common_options
+def set_retention(log: str, age: float | None, *, yes: bool) -> None:
+    """Show how long LOG keeps its records, or let it keep them for AGE: 7d, 12h, 30m, or forever.
+
+    What is older goes with the next sweep of auto-recovery, whole segments at a time.  Of a log
+    with the setting explicit_truncation only what is truncated goes, once it is so old.
+    """
+    if age is None:
+        settings = run_async(lambda namespace: _read(namespace, log))
+    else:
+        seconds = None if math.isinf(age) else age
+        if seconds is not None:
+            require_consent(yes=yes)
+        settings = _change(log, {"retention_s": seconds}, yes=yes)
+    kept = settings.retention_s
+    if kept is None:
+        what = "its records for ever"
+    elif settings.explicit_truncation:
+        what = f"all its records, and truncated ones until they are {age_text(kept)} old"
+    else:
+        what = f"its records for {age_text(kept)}"
+    fields = {
+        "log": log,
+        "retention_s": kept,
+        "explicit_truncation": settings.explicit_truncation,
+    }
+    show_done(f"log {log} keeps {what}", fields)
+
+
+async def _read(namespace: Namespace, log: str) -> LogSettings:
+    async with await namespace.open_log(log) as manager:
+        return await manager.get_settings()
+
+
+def _change(log: str, changes: Mapping[str, object], *, yes: bool) -> LogSettings:
+    """Change settings; ask before, if records go by it that would have stayed."""
+    going = run_async(lambda namespace: _describe_going(namespace, log, changes))
+    if going:
+        require_consent(yes=yes)
+        ask(going, yes=yes)
+
+    async def change(namespace: Namespace) -> LogSettings:
+        async with await namespace.open_log(log) as manager:
+            return await manager.update_settings(**changes)
+
+    return run_async(change)
+
+
+async def _describe_going(namespace: Namespace, log: str, changes: Mapping[str, object]) -> str:
+    from dlcore.log.upkeep.retention import readable_for_s, truncated_for_s
+
+    async with await namespace.open_log(log) as manager:
+        settings = await manager.get_settings()
+        changed = settings.changed(changes)
+        readable_s, truncated_s = readable_for_s(changed), truncated_for_s(changed)
+        if readable_s < readable_for_s(settings):
+            before_ms = SystemClock().now_ms() - int(readable_s * 1000)
+            end = await manager.get_dlsn_not_less_than_timestamp(before_ms)
+            count = await manager.get_log_record_count(None, end)
+            return (
+                f"Drop records of log {log} that are older than {age_text(readable_s)}: {count} "
+                "are now"
+            )
+        if truncated_s < truncated_for_s(settings):
+            which = f" that are older than {age_text(truncated_s)}" if truncated_s else ""
+            return f"Drop the truncated records of log {log}{which}"
+    return ""
