@@ -3,9 +3,11 @@
 Theory of operation.  Records are numbered as they come, and become messages of some size: those
 that were written one by one as soon as something may be sent, batches as they are, cut where they
 are large.  A message stays until it is acknowledged.  When a stream is lost, all that are here are
-sent again, in their order and with their sequences, of which the log takes each once.
+sent again, in their order and with their sequences, of which the log takes each once.  Then those
+that the lost stream had sent are in doubt: the log may hold them or not.
 
-Invariants: sequences rise by one from record to record; what is in flight are the first messages.
+Invariants: sequences rise by one from record to record; what is in flight are the first messages,
+and so is what is in doubt.
 """
 
 from __future__ import annotations
@@ -76,6 +78,7 @@ class Outbox(Generic[_Ticket]):
         self._run: _Run[_Ticket] = _Run()
         self._messages: deque[Message[_Ticket]] = deque()
         self._sent = 0  # so many of the messages are in flight
+        self._doubted = 0  # so many of them were sent on streams before
         self._next_sequence = 0
         self._bytes = 0
         self.sent_bytes = 0
@@ -98,8 +101,11 @@ class Outbox(Generic[_Ticket]):
         return self._bytes <= self._bytes_max // 4
 
     def begin(self, sequence: int) -> None:
-        """Number records from here on; none was accepted yet."""
-        assert not len(self)
+        """Number records from here on, those that are here first; none of them is in doubt."""
+        assert not self._sent + self._doubted
+        for message in self._messages:
+            message.first = sequence
+            sequence += message.batch.num_rows
         self._next_sequence = sequence
 
     def add_record(self, txid: int, payload: bytes, ticket: _Ticket) -> None:
@@ -157,6 +163,11 @@ class Outbox(Generic[_Ticket]):
         """Whether something was sent and is not acknowledged."""
         return self._sent > 0
 
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether something was sent on a stream before, and is not known to be durable."""
+        return self._doubted > 0
+
     def look(self) -> Message[_Ticket] | None:
         """Return the next message to send; None if there is none."""
         if self._sent == len(self._messages):
@@ -170,8 +181,13 @@ class Outbox(Generic[_Ticket]):
 
     def begin_again(self) -> int:
         """Note that nothing is in flight any more; return the sequence of what is sent first."""
+        self._doubted = max(self._doubted, self._sent)
         self._sent = self.sent_bytes = 0
         return self._first
+
+    def refused(self) -> None:
+        """Note that nothing was taken of what is in flight, so that this stream leaves no doubt."""
+        self._sent = self.sent_bytes = 0
 
     def acknowledged(
         self, last: int, ends: Iterable[tuple[int, End]] = ()
@@ -205,6 +221,7 @@ class Outbox(Generic[_Ticket]):
         while self._messages and self._messages[0].last <= last:
             message = self._messages.popleft()
             self._bytes -= message.size_bytes
+            self._doubted = max(self._doubted - 1, 0)
             if self._sent:
                 self._sent -= 1
                 self.sent_bytes -= message.size_bytes
@@ -217,7 +234,7 @@ class Outbox(Generic[_Ticket]):
         tickets += self._run.tickets
         self._messages.clear()
         self._run = _Run()
-        self._sent = self._bytes = self.sent_bytes = 0
+        self._sent = self._doubted = self._bytes = self.sent_bytes = 0
         return tickets
 
 

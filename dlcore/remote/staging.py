@@ -23,7 +23,7 @@ from dlcore.proxy.flight.sending import framed
 from dlcore.proxy.writing.appends import AppendRequest
 from dlcore.remote.outbox import MESSAGE_BYTES
 from dlcore.remote.planning import act
-from dlcore.remote.writing import Attempts, EndedError, ended, first_message, write
+from dlcore.remote.streams import Attempts, EndedError, ended, first_message, write
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence

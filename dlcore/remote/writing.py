@@ -3,31 +3,28 @@
 It numbers its records as a producer of the log.  One task keeps a stream to the proxy that owns the
 log, sends what waits in the `Outbox`, and takes out what is acknowledged.  When the stream ends, or
 is silent, it opens the next one, where it is sent to or at another proxy, and sends the rest again.
+
+Logs forget producers that are silent for long.  A writer without a name of its own then begins anew
+under another one, unless something is in doubt: the log may hold it, and nobody knows any more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import grpc
 import msgspec
 
 from dlcore.background import refuse
-from dlcore.backoff import Backoff
 from dlcore.clock import SystemClock
 from dlcore.closing import AsyncClosing
 from dlcore.errors import (
     AlreadyClosedError,
-    ConditionFailedError,
     ConfigurationError,
     DLError,
-    OverCapacityError,
+    ProducerFencedError,
     ProxyUnavailableError,
-    SequenceGapError,
     UnexpectedError,
     WriteCancelledError,
     WriteError,
@@ -37,13 +34,21 @@ from dlcore.log.entries.batches import batches_from
 from dlcore.log.entries.body import byte_log_schema
 from dlcore.log.entries.stamp import GENERATED_PREFIX, Claim
 from dlcore.log.writing.left_open import left_open
+from dlcore.log.writing.producers import GENERATED_KEPT_MS, KEPT_MS
 from dlcore.log.writing.transmit import checked_payload
 from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy.flight.put import Numbered, PutTarget, StagingTarget
+from dlcore.proxy.flight.put import Numbered, PutTarget
 from dlcore.proxy.flight.sending import framed
-from dlcore.proxy.flight.statuses import EXPECTED_KEY, LAST_KEY, LOCATION_KEY, RETRY_KEY
-from dlcore.remote.endpoint import error_of, is_cancelled, path_of
-from dlcore.remote.outbox import End, Outbox
+from dlcore.remote.endpoint import path_of
+from dlcore.remote.outbox import Outbox
+from dlcore.remote.streams import (
+    Attempts,
+    EndedError,
+    Ready,
+    first_message,
+    read,
+    write,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -58,25 +63,7 @@ logger = logging.getLogger(__name__)
 PENDING_BYTES_MAX = 32 * 1024 * 1024
 SILENCE_S = 15.0
 """A proxy that says nothing for so long, though something is to be acknowledged, is left."""
-_FIRST_PAUSE_S, _PAUSE_MAX_S = 0.01, 1.0
 _VISIBLE_LOOKS_EVERY_S = 0.005
-_AGAIN = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "UNKNOWN", "ABORTED")
-"""Statuses after which the same may succeed, which costs nothing: records are taken once."""
-_ENDS = (grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError)
-"""What the end of a call raises; a cancellation if its channel was closed."""
-_BROKEN = "Internal error from Core"
-"""What gRPC says of a call that ended while a message was sent."""
-
-
-class _Ready(msgspec.Struct):
-    window_records: int
-    window_bytes: int
-    producer: Claim | None = None
-    sequence: int = -1
-
-
-class _Draining(msgspec.Struct):
-    location: str | None = None
 
 
 class LogEnd(msgspec.Struct):
@@ -85,121 +72,8 @@ class LogEnd(msgspec.Struct):
     end: str
 
 
-class _Told(msgspec.Struct):
-    """A message of a proxy: one of its fields is there."""
-
-    ready: _Ready | None = None
-    acked: int | None = None
-    dlsn: str | None = None
-    ends: list[End] = []
-    draining: _Draining | None = None
-
-
-_decode = msgspec.json.Decoder(_Told).decode
-
-
-@dataclass(eq=False)
-class EndedError(Exception):
-    """A stream has ended: with an error or in order.
-
-    It may have said where the log is served, or when to come again.
-    """
-
-    error: DLError
-    again: bool
-    location: str | None = None
-    retry_after_s: float = 0.0
-
-
-async def ended(call: Any) -> EndedError:
-    """Return why a call ended that has ended.  Raises: CancelledError: it was this task."""
-    if is_cancelled():
-        raise asyncio.CancelledError
-    code, details = await call.code(), await call.details() or ""
-    told = dict(await call.trailing_metadata() or ())
-    location = told.get(LOCATION_KEY)
-    if code is grpc.StatusCode.OK:
-        error: DLError = ProxyUnavailableError("the proxy ended the stream")
-        return EndedError(error, again=True, location=location)
-    error = error_of(code, details)
-    if isinstance(error, SequenceGapError):
-        error.expected = int(told.get(EXPECTED_KEY, -1))
-    if isinstance(error, ConditionFailedError):
-        last = told.get(LAST_KEY, "none")
-        error.last = None if last == "none" else last
-    again = code.name in _AGAIN or details == _BROKEN or isinstance(error, OverCapacityError)
-    return EndedError(error, again, location, int(told.get(RETRY_KEY, 0)) / 1000)
-
-
-async def read(call: Any) -> _Told:
-    """Return the next message of a proxy.  Raises: EndedError."""
-    try:
-        data = await call.read()
-    except _ENDS as error:
-        raise await ended(call) from error
-    if data is grpc.aio.EOF:
-        raise await ended(call)
-    return _decode(pb.PutResult.FromString(data).app_metadata)
-
-
-async def write(call: Any, data: bytes) -> None:
-    """Send a message to a proxy.  Raises: EndedError."""
-    try:
-        await call.write(data)
-    except _ENDS as error:
-        raise await ended(call) from error
-
-
 def _new_name() -> str:
     return f"{GENERATED_PREFIX}{SystemClock().new_token()}"
-
-
-class Attempts:
-    """When and where a log is written to again, after a stream to it has ended."""
-
-    def __init__(self, calls: Endpoint, log: str, patience_s: float) -> None:
-        self._calls = calls
-        self._log = log
-        self._patience_s = patience_s
-        self._clock = asyncio.get_running_loop().time
-        self.succeeded()
-
-    def succeeded(self) -> None:
-        """Forget all failures."""
-        self._backoff = Backoff(_FIRST_PAUSE_S, _PAUSE_MAX_S)
-        self._asked: set[str] = set()  # where we were sent to
-        self._failing_since: float | None = None
-
-    async def failed(self, end: EndedError) -> None:
-        """Wait until it is to be tried again.  Raises: what ended it for good."""
-        now = self._clock()
-        if end.again:
-            end.error = await self._calls.explained(end.error)
-            end.again = not isinstance(end.error, ConfigurationError)
-        self._failing_since = now if self._failing_since is None else self._failing_since
-        if not end.again or now - self._failing_since >= self._patience_s:
-            raise end.error from end
-        logger.info("log=%s: its stream ended: %s", self._log, end.error)
-        if isinstance(end.error, OverCapacityError):
-            pass  # it is the one who serves the log
-        elif end.location is None:
-            self._calls.failed(self._log)
-        else:
-            self._calls.is_owned_by(self._log, end.location)
-        if end.location is None or end.location in self._asked:
-            pause_s = self._backoff.failed(now)
-            await asyncio.sleep(end.retry_after_s + random.uniform(pause_s / 2, pause_s))
-        else:
-            self._asked.add(end.location)
-
-
-def first_message(target: PutTarget | StagingTarget, schema: pa.Schema) -> bytes:
-    """Return what opens a stream for batches of a schema."""
-    command = msgspec.json.encode(target)
-    descriptor = pb.FlightDescriptor(type=pb.FlightDescriptor.CMD, cmd=command)
-    data = pb.FlightData.FromString(framed(schema.serialize(), b""))
-    data.flight_descriptor.CopyFrom(descriptor)
-    return data.SerializeToString()
 
 
 class RemoteWriter(AsyncClosing):
@@ -208,12 +82,17 @@ class RemoteWriter(AsyncClosing):
     Any number of writers may be open to a log; their records share its order.  Positions follow the
     order of the calls.  The methods that return futures may be called from any coroutine of one
     loop; a future gives the record's position, or None: it is in the log, and where was not told.
+
+    The log forgets a producer that writes nothing for long.  A writer whose name was made for it
+    then goes on under a new one.  One with a name of its own ends with a ProducerFencedError, and
+    so does either if something it sent was never acknowledged, which may be in the log or not.
     """
 
     def __init__(self, calls: Endpoint, name: str, producer: str | None, patience_s: float) -> None:
         self.log_name = name
         self.producer = _new_name() if producer is None else producer
         """The name under which it numbers its records."""
+        self._is_named = producer is not None
         self._calls = calls
         self._loop = asyncio.get_running_loop()
         self._outbox: Outbox[asyncio.Future[DLSN | None]] = Outbox(bytes_max=PENDING_BYTES_MAX)
@@ -416,6 +295,8 @@ class RemoteWriter(AsyncClosing):
                 try:
                     await self._exchange()
                 except EndedError as end:
+                    if isinstance(end.error, ProducerFencedError) and not self._is_named:
+                        end.again = self._begins_anew()
                     await self._attempts.failed(end)
                 await self._wait_for_work()
         except asyncio.CancelledError:
@@ -428,6 +309,17 @@ class RemoteWriter(AsyncClosing):
             self._fail(error)
         except Exception as error:  # noqa: BLE001  # who waits must not wait for ever
             self._fail(UnexpectedError(f"the writer of log {self.log_name!r} broke: {error!r}"))
+
+    def _begins_anew(self) -> bool:
+        """Take another name, since the log has forgotten this one; False if something is in doubt.
+
+        What the last stream sent is not: a proxy first acknowledges what it took, and then refuses.
+        """
+        if self._outbox.is_in_doubt:
+            return False
+        self._outbox.refused()
+        self.producer, self._claim = _new_name(), None
+        return True
 
     async def _wait_for_work(self) -> None:
         """Wait until a stream is needed."""
@@ -473,13 +365,28 @@ class RemoteWriter(AsyncClosing):
         if self._claim is None:
             self._claim = claim
             self._outbox.begin(claim.base)
-            self._opened.set_result(None)
+            if not self._opened.done():
+                self._opened.set_result(None)
+        elif self._is_forgotten(claim, last):
+            told = f"log {self.log_name!r} does not know producer {claim.name!r} any more"
+            if self._outbox.is_in_doubt:
+                told += f", and may hold some of {counted(len(self._outbox))} that it sent, or not"
+            raise EndedError(ProducerFencedError(told), again=False)
         self._tell(self._outbox.durable_before(last))
         self._stream_first = self._outbox.begin_again()
         self._heard_at = self._loop.time()
 
+    def _is_forgotten(self, claim: Claim, last: int) -> bool:
+        """Return whether a proxy knows less of the claim than was acknowledged, or may do so."""
+        first = self._outbox.begin_again()
+        if first > claim.base or not self._outbox.is_in_doubt:
+            return last < first - 1
+        # Nothing was acknowledged yet: that it knows of nothing tells nothing after so long.
+        kept_ms = KEPT_MS if self._is_named else GENERATED_KEPT_MS
+        return last < first and 1000 * (self._loop.time() - self._heard_at) > kept_ms
+
     async def _send(
-        self, call: Any, schema: pa.Schema, ready: _Ready, hearing: asyncio.Task[None]
+        self, call: Any, schema: pa.Schema, ready: Ready, hearing: asyncio.Task[None]
     ) -> None:
         outbox = self._outbox
         while not hearing.done():

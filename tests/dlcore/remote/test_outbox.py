@@ -100,6 +100,30 @@ def test_a_new_stream_begins_with_what_is_not_durable() -> None:
     assert box.drain() == ["open"]
 
 
+def test_what_a_lost_stream_sent_is_in_doubt() -> None:
+    """What one refused that nothing was sent on before is not, and is numbered anew."""
+    box, doubts = outbox(first=7), []
+    box.add_batch(rows(2), "a")
+    box.add_batch(rows(3), "b")
+    assert sizes(box) == [(7, 2), (9, 3)]
+    doubts.append(box.is_in_doubt)
+    box.refused()
+    box.begin_again()
+    doubts.append(box.is_in_doubt)
+    box.begin(0)
+    assert sizes(box) == [(0, 2), (2, 3)]
+    box.begin_again()
+    doubts.append(box.is_in_doubt)
+    box.refused()
+    assert box.durable_before(1) == [("a", None)]
+    doubts.append(box.is_in_doubt)
+    box.durable_before(4)
+    doubts.append(box.is_in_doubt)
+    assert doubts == [False, False, True, True, False]
+    box.add_record(1, b"", "c")
+    assert (box.next_sequence, box.begin_again()) == (6, 5)
+
+
 def test_so_much_may_be_pending() -> None:
     """Then nothing is taken, until a quarter is left."""
     box = outbox(bytes_max=4000)

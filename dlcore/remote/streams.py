@@ -1,0 +1,170 @@
+"""One DoPut as its client sees it: what it is told, how it ends, where the next one is begun."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import msgspec
+
+from dlcore.backoff import Backoff
+from dlcore.errors import (
+    ConditionFailedError,
+    ConfigurationError,
+    DLError,
+    OverCapacityError,
+    ProxyUnavailableError,
+    SequenceGapError,
+)
+from dlcore.log.entries.stamp import Claim
+from dlcore.proto import flight_pb2 as pb
+from dlcore.proxy.flight.sending import framed
+from dlcore.proxy.flight.statuses import EXPECTED_KEY, LAST_KEY, LOCATION_KEY, RETRY_KEY
+from dlcore.remote.endpoint import error_of, is_cancelled
+from dlcore.remote.outbox import End
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from dlcore.proxy.flight.put import PutTarget, StagingTarget
+    from dlcore.remote.endpoint import Endpoint
+
+logger = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S, _PAUSE_MAX_S = 0.01, 1.0
+_AGAIN = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "UNKNOWN", "ABORTED")
+"""Statuses after which the same may succeed, which costs nothing: records are taken once."""
+_ENDS = (grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError)
+"""What the end of a call raises; a cancellation if its channel was closed."""
+_BROKEN = "Internal error from Core"
+"""What gRPC says of a call that ended while a message was sent."""
+
+
+class Ready(msgspec.Struct):
+    """A proxy takes the stream: so much may be on its way."""
+
+    window_records: int
+    window_bytes: int
+    producer: Claim | None = None
+    sequence: int = -1
+
+
+class _Draining(msgspec.Struct):
+    location: str | None = None
+
+
+class _Told(msgspec.Struct):
+    """A message of a proxy: one of its fields is there."""
+
+    ready: Ready | None = None
+    acked: int | None = None
+    dlsn: str | None = None
+    ends: list[End] = []
+    draining: _Draining | None = None
+
+
+_decode = msgspec.json.Decoder(_Told).decode
+
+
+@dataclass(eq=False)
+class EndedError(Exception):
+    """A stream has ended: with an error or in order.
+
+    It may have said where the log is served, or when to come again.
+    """
+
+    error: DLError
+    again: bool
+    location: str | None = None
+    retry_after_s: float = 0.0
+
+
+async def ended(call: Any) -> EndedError:
+    """Return why a call ended that has ended.  Raises: CancelledError: it was this task."""
+    if is_cancelled():
+        raise asyncio.CancelledError
+    code, details = await call.code(), await call.details() or ""
+    told = dict(await call.trailing_metadata() or ())
+    location = told.get(LOCATION_KEY)
+    if code is grpc.StatusCode.OK:
+        error: DLError = ProxyUnavailableError("the proxy ended the stream")
+        return EndedError(error, again=True, location=location)
+    error = error_of(code, details)
+    if isinstance(error, SequenceGapError):
+        error.expected = int(told.get(EXPECTED_KEY, -1))
+    if isinstance(error, ConditionFailedError):
+        last = told.get(LAST_KEY, "none")
+        error.last = None if last == "none" else last
+    again = code.name in _AGAIN or details == _BROKEN or isinstance(error, OverCapacityError)
+    return EndedError(error, again, location, int(told.get(RETRY_KEY, 0)) / 1000)
+
+
+async def read(call: Any) -> _Told:
+    """Return the next message of a proxy.  Raises: EndedError."""
+    try:
+        data = await call.read()
+    except _ENDS as error:
+        raise await ended(call) from error
+    if data is grpc.aio.EOF:
+        raise await ended(call)
+    return _decode(pb.PutResult.FromString(data).app_metadata)
+
+
+async def write(call: Any, data: bytes) -> None:
+    """Send a message to a proxy.  Raises: EndedError."""
+    try:
+        await call.write(data)
+    except _ENDS as error:
+        raise await ended(call) from error
+
+
+class Attempts:
+    """When and where a log is written to again, after a stream to it has ended."""
+
+    def __init__(self, calls: Endpoint, log: str, patience_s: float) -> None:
+        self._calls = calls
+        self._log = log
+        self._patience_s = patience_s
+        self._clock = asyncio.get_running_loop().time
+        self.succeeded()
+
+    def succeeded(self) -> None:
+        """Forget all failures."""
+        self._backoff = Backoff(_FIRST_PAUSE_S, _PAUSE_MAX_S)
+        self._asked: set[str] = set()  # where we were sent to
+        self._failing_since: float | None = None
+
+    async def failed(self, end: EndedError) -> None:
+        """Wait until it is to be tried again.  Raises: what ended it for good."""
+        now = self._clock()
+        if end.again:
+            end.error = await self._calls.explained(end.error)
+            end.again = not isinstance(end.error, ConfigurationError)
+        self._failing_since = now if self._failing_since is None else self._failing_since
+        if not end.again or now - self._failing_since >= self._patience_s:
+            raise end.error from end
+        logger.info("log=%s: its stream ended: %s", self._log, end.error)
+        if isinstance(end.error, OverCapacityError):
+            pass  # it is the one who serves the log
+        elif end.location is None:
+            self._calls.failed(self._log)
+        else:
+            self._calls.is_owned_by(self._log, end.location)
+        if end.location is None or end.location in self._asked:
+            pause_s = self._backoff.failed(now)
+            await asyncio.sleep(end.retry_after_s + random.uniform(pause_s / 2, pause_s))
+        else:
+            self._asked.add(end.location)
+
+
+def first_message(target: PutTarget | StagingTarget, schema: pa.Schema) -> bytes:
+    """Return what opens a stream for batches of a schema."""
+    command = msgspec.json.encode(target)
+    descriptor = pb.FlightDescriptor(type=pb.FlightDescriptor.CMD, cmd=command)
+    data = pb.FlightData.FromString(framed(schema.serialize(), b""))
+    data.flight_descriptor.CopyFrom(descriptor)
+    return data.SerializeToString()
