@@ -73,7 +73,7 @@ class ProxyConfig:
     throttle_max_s: float = 10.0
     """A batch that would wait longer for these rates is refused, and told when to come again."""
     pending_bytes_max: int = 256 * MIB
-    """Likewise of all streams; those that find no room wait in turn."""
+    """Bytes of all streams that are accepted and not durable; those without room wait in turn."""
     staging_max: int = 8
     """Streams that stage at once, as of Spark's tasks; each takes 32 MiB at most, others wait."""
     calls_max: int = 10_000

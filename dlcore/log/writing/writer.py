@@ -97,8 +97,7 @@ class AsyncLogWriter(AsyncClosing):
     ) -> None:
         self._context = context
         self._loop = asyncio.get_running_loop()
-        self._log = log
-        self._paths = context.logs.paths_of(log)
+        self._log, self._paths = log, context.logs.paths_of(log)
         self._lock = lock
         self._config = config
         self._ledger_metadata = dict(ledger_metadata)
@@ -161,6 +160,11 @@ class AsyncLogWriter(AsyncClosing):
     def lost(self) -> Unwritten | None:
         """Records accepted and not acknowledged, also if a call has failed because of them."""
         return self._machine.lost
+
+    @property
+    def has_capacity(self) -> bool:
+        """Whether `wait_for_capacity` waits for nothing."""
+        return self._machine.has_room
 
     def _configure(self, settings: LogSettings) -> None:
         self._machine.configure(self._config.with_settings(settings))
@@ -242,7 +246,7 @@ class AsyncLogWriter(AsyncClosing):
 
     async def wait_for_capacity(self) -> None:
         """Wait until a quarter of the limits or less is pending, or it failed.  Raises nothing."""
-        while not self._machine.has_room:
+        while not self.has_capacity:
             self._capacity.clear()
             await self._capacity.wait()
 
@@ -478,8 +482,7 @@ class AsyncLogWriter(AsyncClosing):
                 except _OVERTAKEN as error:
                     logger.info("log=%s changed under its writer: %s", self.log_name, error)
                     await self._close_ledger()
-                    at = await self._context.logs.read(self._log)
-                    self._perform(machine.overtaken(at))
+                    self._perform(machine.overtaken(await self._context.logs.read(self._log)))
             case RecoverLog():
                 machine.recovered(await recover_log(self._context, step.at))
             case Finish():
@@ -509,7 +512,6 @@ class AsyncLogWriter(AsyncClosing):
 
     async def _start(self, step: StartSegment) -> None:
         at, now_ms = step.at, self._context.clock.now_ms()
-
         limits, closing = step.limits, self._closing_ops()
         plan = partial(
             plan_start, self._paths, at, now_ms=now_ms, closing=step.closing, limits=limits
@@ -528,7 +530,6 @@ class AsyncLogWriter(AsyncClosing):
         logger.info("started log=%s segment=%d ledger=%d", at.name, lssn, ledger.ledger_id)
 
     def _closing_ops(self) -> tuple[Op, ...]:
-        """Return what closes the ledger of the segment that ends."""
         return () if self._closing is None else (self._closing[1],)
 
     async def _ledger_was_closed(self, closing: tuple[Op, ...]) -> None:

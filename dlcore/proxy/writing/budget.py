@@ -1,13 +1,20 @@
-"""The memory that the streams of a proxy may take together: who finds it full waits in turn."""
+"""The memory that the streams of a proxy may take together: who finds it full waits in turn.
+
+Theory of operation.  A log may hold a quarter of what is free: so one that stands still leaves four
+fifths to the others, and each further one four fifths of the rest.  Who waits for the share of his
+log holds up no other log; who waits for memory itself does, or others would always pass him.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 
+_SHARE = 4
+
 
 class ByteBudget:
-    """Bytes of what was accepted and is not durable, at most `bytes_max`.
+    """Bytes that streams hold, at most `bytes_max`.
 
     What is larger than that passes when nothing else is there.
     """
@@ -15,41 +22,57 @@ class ByteBudget:
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._taken = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._taken_by: dict[str, int] = {}  # by log, of those that hold something
+        self._waiting: dict[str, deque[tuple[int, asyncio.Future[None]]]] = {}
 
-    async def take(self, size_bytes: int) -> None:
-        """Take so much; wait until it is free, behind those who waited before."""
-        if not self._waiting and self._fits(size_bytes):
-            self._taken += size_bytes
+    async def take(self, log: str, size_bytes: int) -> None:
+        """Take so much for a log; wait until it may, behind those of it who waited before."""
+        if not self._waiting and self._fits(size_bytes) and self._may(log, size_bytes):
+            self._add(log, size_bytes)
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((size_bytes, turn))
+        self._waiting.setdefault(log, deque()).append((size_bytes, turn))
+        self._let_in()
         try:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.give(size_bytes)  # it was our turn already
+                self.give(log, size_bytes)  # it was our turn already
             else:
                 self._let_in()
             raise
 
-    def give(self, size_bytes: int) -> None:
+    def give(self, log: str, size_bytes: int) -> None:
         """Give back what was taken."""
-        self._taken -= size_bytes
-        assert self._taken >= 0
+        self._add(log, -size_bytes)
         self._let_in()
+
+    def _add(self, log: str, size_bytes: int) -> None:
+        self._taken += size_bytes
+        by_log = self._taken_by.pop(log, 0) + size_bytes
+        assert self._taken >= by_log >= 0
+        if by_log:
+            self._taken_by[log] = by_log
 
     def _fits(self, size_bytes: int) -> bool:
         return not self._taken or self._taken + size_bytes <= self._bytes_max
 
+    def _may(self, log: str, size_bytes: int) -> bool:
+        """Return whether the log would hold its share; one that holds nothing may begin."""
+        by_log = self._taken_by.get(log, 0)
+        return not by_log or (by_log + size_bytes) * _SHARE <= self._bytes_max - self._taken
+
     def _let_in(self) -> None:
-        while self._waiting:
-            size_bytes, turn = self._waiting[0]
-            if turn.cancelled():
-                self._waiting.popleft()
-            elif self._fits(size_bytes):
-                self._waiting.popleft()
-                self._taken += size_bytes
-                turn.set_result(None)
+        for log, queue in list(self._waiting.items()):
+            while queue:
+                size_bytes, turn = queue[0]
+                if not turn.cancelled():
+                    if not self._fits(size_bytes):
+                        return
+                    if not self._may(log, size_bytes):
+                        break
+                    self._add(log, size_bytes)
+                    turn.set_result(None)
+                queue.popleft()
             else:
-                return
+                del self._waiting[log]

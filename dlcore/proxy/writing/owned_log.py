@@ -105,6 +105,11 @@ class OwnedLog:
     def __repr__(self) -> str:
         return f"<OwnedLog {self.writer.log_name!r} streams={len(self._streams)}>"
 
+    @property
+    def name(self) -> str:
+        """The log's name."""
+        return self.writer.log_name
+
     def idle_s(self) -> float:
         """Return for how long no stream has written to it."""
         return 0.0 if self._streams else self._loop.time() - self.idle_since_s

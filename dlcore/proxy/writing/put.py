@@ -268,24 +268,33 @@ class _Stream:
             self._throttled_s += clock() - begun_s
 
     async def _accept(self, batch: pa.RecordBatch, size_bytes: int, mark: Mark | None) -> None:
-        await self._budget.take(size_bytes)
+        await self._take_memory(size_bytes)
         try:
-            await self._log.writer.wait_for_capacity()
             if self._condition is None:
                 accepted = await self._log.accept(batch, mark)
             else:
                 accepted = await self._log.accept_if(batch, self._condition.last, mark)
         except BaseException as error:
-            self._budget.give(size_bytes)
+            self._budget.give(self._log.name, size_bytes)
             if isinstance(error, (WriteError, AlreadyClosedError)):
                 raise self._lost(error) from error
             raise
         self._acks.accepted(batch.num_rows, size_bytes, fresh=accepted.fresh)
         accepted.future.add_done_callback(partial(self._answered, size_bytes))
 
+    async def _take_memory(self, size_bytes: int) -> None:
+        """Wait for the log first: what it cannot take now holds nothing that others need."""
+        log = self._log
+        while True:
+            await log.writer.wait_for_capacity()
+            await self._budget.take(log.name, size_bytes)
+            if log.writer.has_capacity:
+                return
+            self._budget.give(log.name, size_bytes)
+
     def _answered(self, size_bytes: int, future: asyncio.Future[Any]) -> None:
         """Note that a batch is durable, or failed; also when the client has gone meanwhile."""
-        self._budget.give(size_bytes)
+        self._budget.give(self._log.name, size_bytes)
         error = future.exception()
         if error is None:
             self._acks.durable(future.result())

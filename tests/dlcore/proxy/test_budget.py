@@ -1,4 +1,4 @@
-"""The memory of all streams together: in turn, never more than there is, nothing lost."""
+"""The memory of all streams together: in turn, never more than there is, shared by logs."""
 
 from __future__ import annotations
 
@@ -20,20 +20,41 @@ def test_who_finds_it_full_waits_in_turn() -> None:
 
     async def scenario() -> None:
         budget = ByteBudget(100)
-        await budget.take(60)
-        large = asyncio.create_task(budget.take(500))
-        small = asyncio.create_task(budget.take(1))
+        await budget.take("a", 60)
+        large = asyncio.create_task(budget.take("b", 500))
+        small = asyncio.create_task(budget.take("c", 1))
         await turns()
         assert not large.done()
         assert not small.done(), "the large one would wait for ever"
-        budget.give(60)
+        budget.give("a", 60)
         await turns()
         assert large.done()
         assert not small.done()
-        budget.give(500)
+        budget.give("b", 500)
         await turns()
         assert small.done()
         assert budget._taken == 1
+
+    run(scenario())
+
+
+def test_logs_that_stand_still_leave_room_for_others() -> None:
+    """Each holds a quarter of what is free, whatever it wants; who wants less is not held up."""
+
+    async def scenario() -> None:
+        budget = ByteBudget(1250)
+        still = ["x", "y", "z"]
+        wanting = [asyncio.create_task(budget.take(log, 10)) for log in still for _ in range(200)]
+        await turns()
+        assert [budget._taken_by[log] for log in still] == [250, 200, 160]
+        for _ in range(20):
+            async with asyncio.timeout(5):
+                await budget.take("lively", 600)
+            budget.give("lively", 600)
+        for task in wanting:
+            task.cancel()
+        await asyncio.gather(*wanting, return_exceptions=True)
+        assert not budget._waiting
 
     run(scenario())
 
@@ -43,44 +64,48 @@ def test_one_that_is_cancelled_holds_nothing() -> None:
 
     async def scenario() -> None:
         budget = ByteBudget(10)
-        await budget.take(10)
-        first, second, third = (asyncio.create_task(budget.take(10)) for _ in range(3))
+        await budget.take("a", 10)
+        first, second, third = (asyncio.create_task(budget.take("a", 10)) for _ in range(3))
         await turns()
         first.cancel()
         await turns()
-        budget.give(10)
+        budget.give("a", 10)
         second.cancel()
         await turns()
         assert second.cancelled()
         assert third.done()
         assert budget._taken == 10
-        budget.give(10)
+        budget.give("a", 10)
+        assert not budget._taken_by
 
     run(scenario())
 
 
 def test_any_order_keeps_within_the_limit() -> None:
-    """Random takers, some of which give up."""
+    """Random takers of some logs, some of which give up."""
 
     async def scenario() -> None:
         rng = random.Random(5)
         budget = ByteBudget(100)
 
-        async def use(size_bytes: int) -> None:
-            await budget.take(size_bytes)
+        async def use(log: str, size_bytes: int) -> None:
+            await budget.take(log, size_bytes)
             try:
-                assert budget._taken <= 100
+                assert sum(budget._taken_by.values()) == budget._taken <= 100
                 for _ in range(rng.randrange(4)):
                     await asyncio.sleep(0)
             finally:
-                budget.give(size_bytes)
+                budget.give(log, size_bytes)
 
-        tasks = [asyncio.create_task(use(rng.randrange(1, 100))) for _ in range(300)]
+        tasks = [
+            asyncio.create_task(use(rng.choice("abc"), rng.randrange(1, 100))) for _ in range(300)
+        ]
         while not all(task.done() for task in tasks):
             if rng.random() < 0.1:
                 rng.choice(tasks).cancel()
             await asyncio.sleep(0)
         await asyncio.gather(*tasks, return_exceptions=True)
         assert budget._taken == 0
+        assert not budget._waiting
 
     run(scenario())
