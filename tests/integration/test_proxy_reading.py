@@ -243,7 +243,7 @@ def test_followers_get_every_record_once(
         Follower(client, log.name, start={"txid": 1205}),
         Follower(client, log.name, start={"dlsn": "1:0:1"}, end={"dlsn": "9:0:0"}),
     ]
-    wait_until(lambda: sum(each.users for each in followed) == 7, timeout_s=WAIT_S)
+    wait_until(lambda: sum(each.users for each in followed) == 8, timeout_s=WAIT_S)
     assert len(followed) == 1
     with log.open_writer() as writer:
         write(writer, 100, 200)

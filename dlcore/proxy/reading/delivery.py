@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from dlcore.errors import AlreadyTruncatedError, EndOfStreamError
+from dlcore.proxy.reading.awaited import first_not_less
 from dlcore.proxy.reading.runs import PART_BYTES, fetched
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from dlcore.proxy.reading.following import FollowedLog, FollowedLogs
     from dlcore.proxy.reading.ring import Ring, RingReader
     from dlcore.proxy.reading.rows import RowView
+    from dlcore.proxy.reading.runs import Fetched
+    from dlcore.records import NotLessThan
 
 STALL_S = 1.0
 """A client that takes nothing for so long has no use for what is read ahead for it."""
@@ -37,13 +40,17 @@ Send: TypeAlias = "Callable[[bytes], Awaitable[None]]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What a client gets: the records in [start, end), all of them readable unless it follows."""
+    """What a client gets: the records in [start, end), all of them readable unless it follows.
+
+    Of one who follows, `awaited` is yet to come: it begins with that record, behind `start`.
+    """
 
     log: DistributedLogManager
     view: RowView
     start: DLSN
     end: DLSN
     follow: bool
+    awaited: NotLessThan | None = None
 
 
 class Deliveries:
@@ -70,7 +77,25 @@ class Deliveries:
             self._followed.follow(reading.log) as followed,
             followed.ring(reading.view) as ring,
         ):
-            await self._follow(reading, followed, ring, send)
+            start = reading.start
+            if reading.awaited is not None:
+                start = await self._found(reading, reading.awaited, followed)
+            await self._follow(replace(reading, start=start), followed, ring, send)
+
+    async def _found(self, reading: Reading, wanted: NotLessThan, followed: FollowedLog) -> DLSN:
+        """Return where a record is, once it is there; at the end of a sealed log that is its end.
+
+        What came before the log was followed here is looked at apart; it is little.
+        """
+        with followed.awaiting(wanted) as found:
+            begun = followed.end
+            if reading.start < begun:
+                async with self._turns, aclosing(_parts(reading, reading.start, begun)) as parts:
+                    async for part in parts:
+                        for position in (first_not_less(rows, wanted) for rows in part.rows):
+                            if position is not None and position < begun:
+                                return position
+            return await found
 
     async def _follow(
         self, reading: Reading, followed: FollowedLog, ring: Ring, send: Send
@@ -142,7 +167,16 @@ class Deliveries:
 async def _messages(
     reading: Reading, position: DLSN, end: DLSN
 ) -> AsyncGenerator[tuple[bytes, DLSN], None]:
-    """Yield the messages with [position, end), and where each ends.
+    """Yield the messages with [position, end), and where each ends."""
+    async with aclosing(_parts(reading, position, end)) as parts:
+        async for part in parts:
+            message = part.part(reading.view, end)
+            if message is not None:
+                yield message, part.end
+
+
+async def _parts(reading: Reading, position: DLSN, end: DLSN) -> AsyncGenerator[Fetched, None]:
+    """Yield what [position, end) holds, the last of it perhaps with more.
 
     All of it was readable when its end was learned.  Bookies that are asked later may know of less
     for a moment; that is waited for, and nothing is left out, nor given twice.
@@ -158,10 +192,8 @@ async def _messages(
                         "they were read"
                     )
                 for each in fetched(rows, log=reading.log.name, bytes_max=bytes_max):
-                    message = each.part(reading.view, end)
                     position = each.end
-                    if message is not None:
-                        yield message, position
+                    yield each
                     if position >= end:
                         return
                 bytes_max = min(_GROWTH * bytes_max, PART_BYTES)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 from dlcore.background import BackgroundTasks
 from dlcore.errors import DLError, EndOfStreamError, UnexpectedError
+from dlcore.proxy.reading.awaited import Awaited
 from dlcore.proxy.reading.runs import RUN_BYTES, fetched
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from dlcore.proxy.reading.ring import Ring, RingBudget
     from dlcore.proxy.reading.rows import RowView
     from dlcore.proxy.reading.runs import Fetched
+    from dlcore.records import NotLessThan
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,11 @@ class _ViewRing:
             self.ring.append(more.run(self.view))
 
 
+def _found(found: asyncio.Future[DLSN], position: DLSN) -> None:
+    if not found.done():  # else who waits is being cancelled
+        found.set_result(position)
+
+
 class FollowedLog:
     """One log, followed from its end on.  Readers with the same columns share a ring.
 
@@ -60,6 +67,7 @@ class FollowedLog:
         self._log = log
         self._budget = budget
         self._rings: dict[bytes, _ViewRing] = {}
+        self._awaited: Awaited[asyncio.Future[DLSN]] = Awaited()
         self._end: DLSN | None = None
         self.users = 0
         self.news = asyncio.Event()
@@ -88,6 +96,9 @@ class FollowedLog:
                         for known in self._rings.values():
                             known.append(each)
                         self._end = each.end
+                        for rows in each.rows:
+                            for found, position in self._awaited.came(rows):
+                                _found(found, position)
                     self._tell()
         except EndOfStreamError:
             self.has_ended = True
@@ -98,7 +109,28 @@ class FollowedLog:
             self.error = UnexpectedError(f"following log {self._log.name!r} broke: {error!r}")
             raise
         finally:
+            for found in self._awaited.give_up():
+                _found(found, self.end)
             self._tell()
+
+    @property
+    def end(self) -> DLSN:
+        """Up to where it is followed, for those who hold a ring."""
+        assert self._end is not None
+        return self._end
+
+    @contextmanager
+    def awaiting(self, wanted: NotLessThan) -> Iterator[asyncio.Future[DLSN]]:
+        """Wait for the first record to come that is not below: where it is, or where all ends."""
+        found: asyncio.Future[DLSN] = asyncio.get_running_loop().create_future()
+        if self.has_ended or self.error is not None:
+            found.set_result(self.end)
+        else:
+            self._awaited.wait(wanted, found)
+        try:
+            yield found
+        finally:
+            self._awaited.leave(found)
 
     def _tell(self) -> None:
         self.news.set()

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 import msgspec
-import numpy as np
-import pyarrow as pa
 
 from dlcore.config import MIB
 from dlcore.errors import AlreadyTruncatedError, ConfigurationError, LogNotFoundError
@@ -25,6 +23,8 @@ from dlcore.records import NotLessThan, RecordField
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
+
+    import pyarrow as pa
 
     from dlcore.log.manager import DistributedLogManager
     from dlcore.log.reading.scan import LogSnapshot
@@ -114,8 +114,8 @@ class ReadPath:
     async def _begin(self, data: bytes, send: Send) -> Reading:
         # A call of its own: what is known of a log's segments is not kept while it is followed.
         asked = await self._asked(Ticket.decode(data))
-        await send(schema_message(asked.reading.view.schema))  # clients wait for it
-        reading = await self._awaited(asked)
+        reading = asked.reading
+        await send(schema_message(reading.view.schema))  # clients wait for it
         if reading.follow:
             return reading
         return replace(reading, end=lowest(asked.snapshot, reading.end))
@@ -172,20 +172,28 @@ class ReadPath:
             )
         snapshot = await log.get_snapshot()
         view = RowView(log.name, snapshot.schema, ticket.columns)
-        start = snapshot.first
+        start, awaited = snapshot.first, None
         if ticket.start is not None:
-            start = await self._position_of(snapshot, ticket.start.wanted)
+            wanted = ticket.start.wanted
+            start = await self._position_of(snapshot, wanted)
             if DLSN.INITIAL < start < snapshot.first:
                 raise AlreadyTruncatedError(
                     f"log {log.name!r}: position {start} was truncated away, the first one left is "
                     f"{snapshot.first}"
                 )
+            if ticket.follow and isinstance(wanted, NotLessThan) and start >= snapshot.end:
+                awaited = wanted
         end = _ENDLESS if ticket.follow else snapshot.end
         if ticket.end is not None:
             end = await self._position_of(snapshot, ticket.end.wanted)
             end = end if ticket.follow else snapshot.canonical(end)
         reading = Reading(
-            log=log, view=view, start=max(start, snapshot.first), end=end, follow=ticket.follow
+            log=log,
+            view=view,
+            start=max(start, snapshot.first),
+            end=end,
+            follow=ticket.follow,
+            awaited=awaited,
         )
         return _Asked(ticket, snapshot, reading)
 
@@ -198,15 +206,6 @@ class ReadPath:
             case NotLessThan():
                 (place,) = await self._namespace.find_places([(snapshot, wanted)])
                 return place.dlsn
-
-    async def _awaited(self, asked: _Asked) -> Reading:
-        """Wait for the first record wanted, if it is told by what it is to hold and yet to come."""
-        reading, start = asked.reading, asked.ticket.start
-        if not reading.follow or start is None or reading.start < asked.snapshot.end:
-            return reading
-        if not isinstance(start.wanted, NotLessThan):
-            return reading
-        return replace(reading, start=await _first_not_less(reading, start.wanted))
 
     async def _metadata(
         self, snapshot: LogSnapshot, start: DLSN, end: DLSN, size_bytes: int
@@ -297,20 +296,3 @@ def _listed(name: str, schema: pa.Schema | None) -> pb.FlightInfo:
         total_records=-1,
         total_bytes=-1,
     )
-
-
-async def _first_not_less(reading: Reading, wanted: NotLessThan) -> DLSN:
-    """Return the position of the first record that is not below, once it is there.
-
-    At the end of a sealed log that is its end.
-    """
-    name = "timestamp" if wanted.field is RecordField.TIMESTAMP_MS else wanted.field.value
-    async with await reading.log.open_reader(dlsn=reading.start) as reader:
-        async for batch in reader.batches(follow=True):
-            index = next(i for i, each in enumerate(batch.schema.names) if each.strip("_") == name)
-            values = batch.column(index).cast(pa.int64()).to_numpy()
-            row = int(np.searchsorted(values, wanted.value))
-            if row < len(values):
-                end = reader.position
-                return DLSN(end.lssn, end.entry_id - 1, row)
-        return reader.position
