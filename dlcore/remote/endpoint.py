@@ -35,6 +35,8 @@ _OPTIONS = [
     *KEEPALIVE_OPTIONS,
 ]
 _FIRST_PAUSE_S, _PAUSE_MAX_S = 0.05, 1.0
+_TOO_LARGE = "larger than max"
+"""What gRPC says of a message; for nothing else than that would it be of no use to try again."""
 
 
 def addresses_of(endpoint: str) -> list[str]:
@@ -84,6 +86,9 @@ def error_of(status: grpc.StatusCode, details: str) -> DLError:
         return kind(named[2])
     if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         return ProxyUnavailableError(f"no proxy answers: {details}")
+    if status is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE not in details:
+        # gRPC refuses it, before the proxy knows of it.
+        return ProxyUnavailableError(f"a proxy serves as many calls as it may: {details}")
     return errors.UnexpectedError(f"a proxy answered {status.name}: {details}")
 
 

@@ -99,7 +99,7 @@ async def ended(call: Any) -> EndedError:
     if isinstance(error, ConditionFailedError):
         last = told.get(LAST_KEY, "none")
         error.last = None if last == "none" else last
-    again = code.name in _AGAIN or details == _BROKEN or isinstance(error, OverCapacityError)
+    again = code.name in _AGAIN or details == _BROKEN or error.retriable
     return EndedError(error, again, location, int(told.get(RETRY_KEY, 0)) / 1000)
 
 
