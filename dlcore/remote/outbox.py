@@ -174,6 +174,25 @@ class Outbox(Generic[_Ticket]):
             self._end_run()
         return self._messages[self._sent] if self._sent < len(self._messages) else None
 
+    def split(self) -> bool:
+        """Make two messages of the next one, which is too large; False if it has one record."""
+        message = self._messages[self._sent]
+        half = message.batch.num_rows // 2
+        if not half:
+            return False
+        rest = Message(
+            message.first + half,
+            message.batch.slice(half),
+            message.size_bytes // 2,
+            [(row - half, ticket) for row, ticket in message.tickets if row >= half],
+        )
+        message.batch = message.batch.slice(0, half)
+        message.size_bytes -= rest.size_bytes
+        message.tickets = [each for each in message.tickets if each[0] < half]
+        self._messages.insert(self._sent + 1, rest)
+        self._doubted += self._sent < self._doubted
+        return True
+
     def sent(self) -> None:
         """Note that the next message is in flight."""
         self.sent_bytes += self._messages[self._sent].size_bytes

@@ -13,22 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import msgspec
+import pyarrow as pa
 
 from dlcore.clock import SystemClock
 from dlcore.errors import ConfigurationError, WriteError
 from dlcore.log.reading.scan import CommitResult, StagedExtent
 from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy.flight.put import ROWS_MAX, Staged, StagingTarget
+from dlcore.proxy.flight.put import ROWS_MAX, PutMessage, Staged, StagingTarget
 from dlcore.proxy.flight.sending import framed
 from dlcore.proxy.writing.appends import AppendRequest
 from dlcore.remote.outbox import MESSAGE_BYTES
-from dlcore.remote.planning import act
-from dlcore.remote.streams import Attempts, EndedError, ended, first_message, write
+from dlcore.remote.planning import act, arrow_of
+from dlcore.remote.streams import Attempts, EndedError, ended, first_message, too_long, write
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
-
-    import pyarrow as pa
 
     from dlcore.log.metadata.commits import AppendRun, SharedStaging
     from dlcore.remote.endpoint import Endpoint
@@ -37,9 +36,14 @@ KEPT_BYTES_MAX = 8 * 1024 * 1024
 """So much is gathered before a proxy is asked to stage it, and sent again if it is lost."""
 
 
-class _Answer(msgspec.Struct):
-    """What a proxy tells of what it is sent: what it staged; None: the status will say why not."""
+class _Ready(msgspec.Struct):
+    message_bytes_max: int
 
+
+class _Answer(msgspec.Struct):
+    """What a proxy tells: that it is ready; then what it staged, or the status will say why not."""
+
+    ready: _Ready | None = None
     staged: list[StagedExtent] | None = None
 
 
@@ -54,6 +58,7 @@ class RemoteStagingWriter:
 
     def _forget(self) -> None:
         self._call: Any = None
+        self._message_bytes_max = 0  # of the proxy
         self._answer: asyncio.Task[list[StagedExtent]] | None = None
         self._schema: pa.Schema | None = None
         self._kept: list[bytes] = []
@@ -105,7 +110,9 @@ class RemoteStagingWriter:
             self._call = call = self._calls.put(self._target.staging)
             try:
                 await write(call, first_message(self._target, self._schema))
-                await _read(call)
+                ready = (await _read(call)).ready
+                assert ready is not None
+                self._message_bytes_max = ready.message_bytes_max
                 self._calls.is_reached = True
                 self._answer = asyncio.create_task(_hear(call), name="hearing of what is staged")
                 for message in self._kept:
@@ -117,7 +124,21 @@ class RemoteStagingWriter:
     async def _write(self, message: bytes) -> None:
         if self._heard().done():
             self._heard().result()
-        await write(self._call, message)
+        for part in self._parts(message):
+            await write(self._call, part)
+
+    def _parts(self, message: bytes) -> Iterator[bytes]:
+        """Yield a message in parts that the proxy takes."""
+        if len(message) <= self._message_bytes_max:
+            yield message
+            return
+        parsed = PutMessage.parse(message)
+        batch = pa.ipc.read_record_batch(arrow_of(parsed), self._schema)
+        if batch.num_rows == 1:
+            raise too_long(message, self._message_bytes_max)
+        half = batch.num_rows // 2
+        for rows in (batch.slice(0, half), batch.slice(half)):
+            yield from self._parts(framed(rows.serialize(), parsed.told.app_metadata))
 
     def _heard(self) -> asyncio.Task[list[StagedExtent]]:
         if self._answer is None:
@@ -184,19 +205,19 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     yield from _pieces(batch.slice(rows // 2))
 
 
-async def _read(call: Any) -> bytes:
+async def _read(call: Any) -> _Answer:
     try:
         data = await call.read()
     except grpc.aio.AioRpcError as error:
         raise await ended(call) from error
     if data is grpc.aio.EOF:
         raise await ended(call)
-    return bytes(pb.PutResult.FromString(data).app_metadata)
+    return msgspec.json.decode(pb.PutResult.FromString(data).app_metadata, type=_Answer)
 
 
 async def _hear(call: Any) -> list[StagedExtent]:
     """Return what was staged.  Raises: EndedError."""
-    staged = msgspec.json.decode(await _read(call), type=_Answer).staged
+    staged = (await _read(call)).staged
     if staged is None:
         # It takes nothing more.  While something is sent the status could be lost.
         await call.done_writing()

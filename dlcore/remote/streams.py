@@ -16,6 +16,7 @@ from dlcore.errors import (
     ConditionFailedError,
     ConfigurationError,
     DLError,
+    LogRecordTooLongError,
     OverCapacityError,
     ProxyUnavailableError,
     SequenceGapError,
@@ -45,10 +46,11 @@ _BROKEN = "Internal error from Core"
 
 
 class Ready(msgspec.Struct):
-    """A proxy takes the stream: so much may be on its way."""
+    """A proxy takes the stream: so much may be on its way, and no message larger than that."""
 
     window_records: int
     window_bytes: int
+    message_bytes_max: int
     producer: Claim | None = None
     sequence: int = -1
 
@@ -168,3 +170,11 @@ def first_message(target: PutTarget | StagingTarget, schema: pa.Schema) -> bytes
     data = pb.FlightData.FromString(framed(schema.serialize(), b""))
     data.flight_descriptor.CopyFrom(descriptor)
     return data.SerializeToString()
+
+
+def too_long(message: bytes, bytes_max: int) -> LogRecordTooLongError:
+    """Return the error for a message that a proxy does not take, and that cannot be in parts."""
+    return LogRecordTooLongError(
+        f"a message of {len(message)} bytes that cannot be cut: the proxy takes {bytes_max} bytes "
+        "at most (message_bytes_max)"
+    )

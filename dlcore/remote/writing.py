@@ -47,6 +47,7 @@ from dlcore.remote.streams import (
     Ready,
     first_message,
     read,
+    too_long,
     write,
 )
 
@@ -398,9 +399,13 @@ class RemoteWriter(AsyncClosing):
                     return  # the next stream has its columns
             elif message is not None and outbox.sent_bytes < ready.window_bytes:
                 beside = msgspec.json.encode(Numbered(message.first))
-                outbox.sent()
-                async with asyncio.timeout(SILENCE_S):
-                    await write(call, framed(message.batch.serialize(), beside))
+                data = framed(message.batch.serialize(), beside)
+                if len(data) <= ready.message_bytes_max:
+                    outbox.sent()
+                    async with asyncio.timeout(SILENCE_S):
+                        await write(call, data)
+                elif not outbox.split():
+                    raise EndedError(too_long(data, ready.message_bytes_max), again=False)
                 continue
             elif is_last:
                 await call.done_writing()
@@ -479,7 +484,10 @@ async def append_if(
                 assert ready.producer is not None
                 producer = ready.producer
                 beside = msgspec.json.encode(Numbered(producer.base))
-                await write(call, framed(batch.serialize(), beside))
+                data = framed(batch.serialize(), beside)
+                if len(data) > ready.message_bytes_max:
+                    raise too_long(data, ready.message_bytes_max)
+                await write(call, data)
                 await call.done_writing()
                 told = await read(call)
                 while told.acked is None:

@@ -107,6 +107,7 @@ class PutService:
             "log": target.log,
             "window_records": config.window_records,
             "window_bytes": config.window_bytes,
+            "message_bytes_max": config.message_bytes_max,
         }
         acks = StreamAcks(
             window_records=config.window_records,

@@ -58,6 +58,7 @@ class Stagings:
     def __init__(self, namespace: Namespace, config: ProxyConfig) -> None:
         self._namespace = namespace
         self._turns = asyncio.Semaphore(config.staging_max)
+        self._message_bytes_max = config.message_bytes_max
         self._kept: list[_Kept] = []  # those that wait for longest first
         self._clock = asyncio.get_running_loop().time
 
@@ -73,7 +74,8 @@ class Stagings:
         limits: dict[str, StreamRates] = {}
         async with self._turns:
             async with self._lend(target) as writer:
-                await _send(context, ready={"staging": target.staging})
+                ready = {"staging": target.staging, "message_bytes_max": self._message_bytes_max}
+                await _send(context, ready=ready)
                 try:
                     while (message := await _read(context)) is not None:
                         batch, log = decoder.decode(message), log_of(message)

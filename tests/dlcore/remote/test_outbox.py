@@ -124,6 +124,31 @@ def test_what_a_lost_stream_sent_is_in_doubt() -> None:
     assert (box.next_sequence, box.begin_again()) == (6, 5)
 
 
+def test_what_is_too_large_is_sent_in_parts() -> None:
+    """Who waits is told of the part that his record is in; what is in doubt stays so."""
+    box = outbox(bytes_max=2**30)
+    for number in range(5):
+        box.add_record(number, b"", str(number))
+    box.add_batch(rows(1), "b")
+    assert sizes(box) == [(0, 5), (5, 1)]
+    box.begin_again()
+    box.look()
+    assert box.split()
+    assert sizes(box) == [(0, 2), (2, 3), (5, 1)]
+    assert box.sent_bytes == 5 * 256 + rows(1).nbytes
+    assert box.acknowledged(1, [(1, End(2, "1:0:1", 2))]) == [
+        ("0", DLSN(1, 0, 0)),
+        ("1", DLSN(1, 0, 1)),
+    ]
+    told = box.acknowledged(4, [(4, End(5, "1:1:2", 3))])
+    assert told == [(f"{2 + slot}", DLSN(1, 1, slot)) for slot in range(3)]
+    assert box.is_in_doubt
+    box.begin_again()
+    assert not box.split()
+    assert box.durable_before(5) == [("b", None)]
+    assert (box.is_in_doubt, box.has_room, box.sent_bytes) == (False, True, 0)
+
+
 def test_so_much_may_be_pending() -> None:
     """Then nothing is taken, until a quarter is left."""
     box = outbox(bytes_max=4000)
