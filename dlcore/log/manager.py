@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from dlcore.closing import AsyncClosing
 from dlcore.errors import (
     AlreadyClosedError,
-    ConfigurationError,
     EndOfStreamError,
     LogEmptyError,
     LogNotFoundError,
@@ -57,7 +56,6 @@ if TYPE_CHECKING:
     from dlcore.log.writing.writer import AsyncLogWriter
     from dlcore.records import LogRecordWithDLSN, NotLessThan, RecordPlace
 
-_OWN_METADATA = {"log", "log_id"}
 logger = logging.getLogger(__name__)
 
 
@@ -106,18 +104,16 @@ class DistributedLogManager(AsyncClosing):
         `ledger_metadata` is stored with its ledgers.  A proxy gives `producers`, to be filled.
 
         Raises:
-            ConfigurationError: `ledger_metadata` has keys that dlog itself uses.
+            ConfigurationError: `ledger_metadata` has keys that dlog itself uses, or over 4 KiB.
             EndOfStreamError: the log is sealed: no record can follow.
             LogModeError: the log's mode lets others write, or proxies alone.
             OwnershipAcquireFailedError: another writer owned the log during `lock_timeout_s`.
             LedgerRecoveryError: too few bookies answer to recover what a dead writer left.
         """
         # Loaded here, since most commands of `dlog` write nothing.
-        from dlcore.log.writing.opening import open_locked
+        from dlcore.log.writing.opening import checked_metadata, open_locked
 
-        custom = dict(ledger_metadata or {})
-        if taken := _OWN_METADATA & custom.keys():
-            raise ConfigurationError(f"ledger_metadata: {sorted(taken)} are what dlog itself says")
+        custom = checked_metadata(ledger_metadata or {})
         self._require_open()
         at, settings = await self._context.logs.open(self._log)
         require_unsealed(at)

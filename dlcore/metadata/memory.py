@@ -37,6 +37,7 @@ from dlcore.metadata.port import (
     SessionState,
     Unsubscribe,
     Versioned,
+    require_request_size,
 )
 from dlcore.metadata.tree import Tree, session_token_of
 
@@ -286,6 +287,8 @@ class MemoryStore:
     ) -> None:
         """Create a node, at version 0; with `make_parents` also the missing ones above it."""
 
+        require_request_size([Create(path, value)])
+
         def write() -> None:
             if make_parents:
                 missing = self._tree._leader.missing_above(path)
@@ -296,6 +299,8 @@ class MemoryStore:
 
     async def put(self, path: str, value: bytes, *, version: int) -> int:
         """Compare-and-set the value; return the new version."""
+
+        require_request_size([Put(path, value, version)])
 
         def write() -> int:
             self._tree._apply([Put(path, value, version)], self._session)
@@ -311,7 +316,7 @@ class MemoryStore:
 
     async def multi(self, ops: Sequence[Op]) -> None:
         """Apply all of `ops` in order, or none; raise the error of the first that fails."""
-        frozen = tuple(ops)
+        require_request_size(frozen := tuple(ops))
         await self._request(lambda: self._tree._apply(frozen, self._session), is_write=True)
 
     async def sync(self, path: str) -> None:

@@ -15,8 +15,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from dlcore.errors import TransactionTooLargeError
+
 ANY_VERSION = -1
 """Write or delete whatever the version is."""
+REQUEST_BYTES_MAX = 1_000_000
+"""ZooKeeper closes the connection on a request above 1 MB (jute.maxbuffer), which looks as if it
+had not answered."""
+_OP_OVERHEAD_BYTES = 64
+"""What an operation takes in a request beyond its path and value, at most: header, ACL, flags."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +75,25 @@ class Check:
 Op: TypeAlias = Create | Put | Delete | Check
 
 
+def require_request_size(ops: Sequence[Op]) -> None:
+    """Refuse what a metadata store would not take in one request.
+
+    Raises:
+        TransactionTooLargeError: it is too large.
+    """
+    size = sum(
+        len(op.path.encode())
+        + len(op.value if isinstance(op, Create | Put) else b"")
+        + _OP_OVERHEAD_BYTES
+        for op in ops
+    )
+    if size > REQUEST_BYTES_MAX:
+        raise TransactionTooLargeError(
+            f"a metadata transaction of {len(ops)} operations from {ops[0].path} would have {size} "
+            f"bytes, the metadata store takes {REQUEST_BYTES_MAX} at once"
+        )
+
+
 class SessionState(enum.Enum):
     """The session's state: SUSPENDED means no contact for now, EXPIRED that ephemerals are gone."""
 
@@ -84,6 +110,8 @@ class MetadataStore(Protocol):
 
     After a session expired the store opens a new one by itself; ephemeral nodes of the old one are
     gone and are their creators' to make again (`on_session`).
+
+    A write that no store takes in one request ends in `TransactionTooLargeError`: nothing is sent.
 
     A server may answer a read that is behind the others.  With `fresh` no write is missed that
     completed before the call, whoever made it; that takes one round trip all the same.

@@ -1,18 +1,22 @@
-"""Requests that ZooKeeper has known since 3.6 and kazoo does not, in the form that kazoo sends."""
+"""Requests in the form that kazoo sends, also those that it does not know."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, assert_never
 
 from kazoo import exceptions as kazoo_errors
 from kazoo.protocol import serialization
 from kazoo.protocol.states import ZnodeStat
 
-from dlcore.metadata.port import Versioned
+from dlcore.metadata.port import Check, Create, Delete, Put, Versioned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from kazoo.client import KazooClient
+
+    from dlcore.metadata.port import Op
 
 _GET_DATA = 4
 _ANY_WATCHER = 3
@@ -87,3 +91,21 @@ class MultiRead:
                 nodes.append(None)
             header, offset = serialization.MultiHeader.deserialize(answer, offset)
         return nodes
+
+
+def transaction_of(client: KazooClient, ops: Sequence[Op]) -> Any:
+    """Return a transaction of kazoo's."""
+    transaction = client.transaction()
+    for op in ops:
+        match op:
+            case Create():
+                transaction.create(op.path, op.value, ephemeral=op.ephemeral)
+            case Put():
+                transaction.set_data(op.path, op.value, op.version)
+            case Delete():
+                transaction.delete(op.path, op.version)
+            case Check():
+                transaction.check(op.path, op.version)
+            case _:
+                assert_never(op)
+    return transaction

@@ -19,7 +19,7 @@ import weakref
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, Any
 
 from kazoo import exceptions as kazoo_errors
 from kazoo.client import KazooClient
@@ -43,16 +43,20 @@ from dlcore.errors import (
 from dlcore.metadata.answers import answer_in_time, in_thread
 from dlcore.metadata.port import (
     ANY_VERSION,
-    Check,
     Create,
-    Delete,
     Op,
     Put,
     SessionState,
     Unsubscribe,
     Versioned,
+    require_request_size,
 )
-from dlcore.metadata.requests import MultiRead, RemoveWatches, session_token_of
+from dlcore.metadata.requests import (
+    MultiRead,
+    RemoveWatches,
+    session_token_of,
+    transaction_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,8 +65,11 @@ logger = logging.getLogger(__name__)
 
 _OUTSTANDING_MAX = 100
 """Linux lets about 270 wake-up bytes wait in kazoo's socket pair before a send blocks."""
-_READS_AT_ONCE = 1000
-"""Nodes asked for in one request; they are small."""
+_READS_AT_ONCE = 500
+"""Nodes asked for in one request; they have 1 KB at most, and who reads larger ones asks for less.
+"""
+_ANSWER_BYTES_MAX = 1_000_000
+"""A larger answer holds up a server, and all who wait for theirs behind it."""
 _READ_ATTEMPTS_MAX = 4
 _RECONNECT_DELAY_MAX_S = 1.0
 """kazoo's own default grows to an hour."""
@@ -198,6 +205,8 @@ class ZooKeeperStore:
             lambda: self._call(MultiRead(paths)),
             sync=paths[0] if fresh else None,
         )
+        sizes = (len(node.value) for node in found if node is not None)
+        _tell_if_large(f"{len(paths)} nodes from {paths[0]}", sum(sizes))
         return found
 
     def _call(self, request: MultiRead | RemoveWatches) -> Any:
@@ -215,6 +224,7 @@ class ZooKeeperStore:
             )
         except NoNodeError:
             return None
+        _tell_if_large(f"the children of {path}", sum(map(len, names)))
         return sorted(names)
 
     async def create(
@@ -225,6 +235,7 @@ class ZooKeeperStore:
         def start() -> Any:
             return self._client.create_async(path, value, ephemeral=ephemeral)
 
+        require_request_size([Create(path, value)])
         try:
             await self._write(f"create {path}", start)
         except NoNodeError as error:
@@ -242,6 +253,7 @@ class ZooKeeperStore:
 
     async def put(self, path: str, value: bytes, *, version: int) -> int:
         """Compare-and-set the value; return the new version."""
+        require_request_size([Put(path, value, version)])
         stat = await self._write(
             f"put {path}", lambda: self._client.set_async(path, value, version)
         )
@@ -255,10 +267,10 @@ class ZooKeeperStore:
         """Apply all of `ops` in order, or none; raise the error of the first that fails."""
         if not ops:
             return
-        frozen = tuple(ops)
+        require_request_size(frozen := tuple(ops))
         results = await self._write(
             f"a transaction of {len(frozen)} operations from {frozen[0].path}",
-            lambda: _transaction(self._client, frozen).commit_async(),
+            lambda: transaction_of(self._client, frozen).commit_async(),
         )
         for op, result in zip(frozen, results, strict=True):
             if isinstance(result, Exception) and not isinstance(result, _NOT_TO_BLAME):
@@ -559,21 +571,9 @@ atexit.register(_end_sessions)
 os.register_at_fork(after_in_child=_forget_sessions)
 
 
-def _transaction(client: KazooClient, ops: Sequence[Op]) -> Any:
-    transaction = client.transaction()
-    for op in ops:
-        match op:
-            case Create():
-                transaction.create(op.path, op.value, ephemeral=op.ephemeral)
-            case Put():
-                transaction.set_data(op.path, op.value, op.version)
-            case Delete():
-                transaction.delete(op.path, op.version)
-            case Check():
-                transaction.check(op.path, op.version)
-            case _:
-                assert_never(op)
-    return transaction
+def _tell_if_large(what: str, size_bytes: int) -> None:
+    if size_bytes > _ANSWER_BYTES_MAX:
+        logger.warning("a large answer of ZooKeeper: %s, %d bytes", what, size_bytes)
 
 
 def _translate(error: Exception, what: str) -> MetadataError:

@@ -45,7 +45,6 @@ _JVM_OPTIONS = (
     "-XX:-UsePerfData",
     "-Djava.awt.headless=true",
     "-Dlog4j2.level=WARN",
-    "-Djute.maxbuffer=4194304",
     "-Dzookeeper.preAllocSize=1024",
     "-Dzookeeper.audit.enable=false",
 )

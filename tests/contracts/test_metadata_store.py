@@ -20,10 +20,12 @@ from dlcore.errors import (
     NodeExistsError,
     NodeNotEmptyError,
     NoNodeError,
+    TransactionTooLargeError,
 )
 from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.port import (
     ANY_VERSION,
+    REQUEST_BYTES_MAX,
     Check,
     Create,
     Delete,
@@ -70,6 +72,29 @@ def test_many_nodes_in_one_answer(backend: Backend) -> None:
         assert found[-2] == Versioned(b"e", 0, other.session_token)
         assert found[1:-2:2] == [None] * 1250
         assert found[2:-2:2] == [Versioned(path.encode(), 0) for path in paths[2::2]]
+
+    play(backend, scenario)
+
+
+def test_a_request_that_is_too_large_is_not_sent(backend: Backend) -> None:
+    """A server closes the connection on it; at the limit it takes what it is sent."""
+
+    async def scenario(store: MetadataStore, root: str) -> None:
+        path = f"{root}/a"
+        left = REQUEST_BYTES_MAX - len(path) - 64
+        for value in (bytes(left + 1), b"x" * 1_100_000):
+            for refused in (
+                store.create(path, value),
+                store.put(path, value, version=ANY_VERSION),
+                store.multi([Create(path, value)]),
+            ):
+                with pytest.raises(TransactionTooLargeError, match=f"from {path} would have"):
+                    await refused
+        await store.create(path, bytes(left))
+        await store.put(path, b"x" * left, version=0)
+        many: list[Op] = [Put(path, b"", 1), *(Create(f"{path}/{n:03}") for n in range(9_000))]
+        await store.multi(many)
+        assert len(await store.get_children(path) or ()) == 9_000
 
     play(backend, scenario)
 

@@ -42,6 +42,8 @@ _ATTEMPTS_MAX = 5
 """How often one write meets a lost reply before the caller is told: unknown."""
 _IDS_AT_ONCE = 16
 """Ids are taken in ranges, so that most ledgers cost no round trip for theirs."""
+_READ_AT_ONCE = 100
+"""Nodes of one request: each may name the bookies of many ensembles, and hold what users say."""
 _ID_CONFLICTS_MAX = 10_000
 """Each conflict means that somebody else got an id; more than this is not contention."""
 
@@ -159,11 +161,16 @@ class LedgerStore:
         A server of the metadata store may answer that is behind the others.
         """
         paths = [self._paths.ledger(ledger_id) for ledger_id in ledger_ids]
-        nodes = await self._store.get_many(paths)
+        nodes = await self._read_nodes(paths)
         return [
             None if node is None else _decoded(ledger_id, node, path)
             for ledger_id, node, path in zip(ledger_ids, nodes, paths, strict=True)
         ]
+
+    async def _read_nodes(self, paths: Sequence[str]) -> list[Versioned | None]:
+        parts = [paths[at : at + _READ_AT_ONCE] for at in range(0, len(paths), _READ_AT_ONCE)]
+        found = await asyncio.gather(*map(self._store.get_many, parts))
+        return [node for part in found for node in part]
 
     async def write(
         self, metadata: LedgerMetadata, *, version: int, guards: Sequence[Op] = ()
@@ -243,7 +250,7 @@ class LedgerStore:
                     if len(ids) == count:
                         break
             paths = [self._paths.ledger(ledger_id) for ledger_id in ids]
-            nodes = await self._store.get_many(paths)
+            nodes = await self._read_nodes(paths)
             ledgers: ReadLedgers = {}
             for ledger_id, node, path in zip(ids, nodes, paths, strict=True):
                 try:

@@ -21,7 +21,6 @@ from dlcore.errors import (
     MetadataVersionError,
     NodeExistsError,
     NoNodeError,
-    TransactionTooLargeError,
 )
 from dlcore.ids import validate_log_name
 from dlcore.log.metadata.changes import Change, plan_create, plan_settings
@@ -35,7 +34,7 @@ from dlcore.log.metadata.values import (
 )
 from dlcore.log.typed.schema import LogSchema
 from dlcore.metadata.paths import BUCKETS, LogPaths, NamespacePaths, unescape
-from dlcore.metadata.port import Create, MetadataStore, Op, Put, Versioned
+from dlcore.metadata.port import MetadataStore, Put, Versioned
 from dlcore.metadata.stored import decode, encode
 
 if TYPE_CHECKING:
@@ -47,10 +46,6 @@ UNANSWERED = (MetadataConnectionError, MetadataSessionExpiredError)
 """A write that ended in one of these may or may not have been applied."""
 _RETRY_DELAYS_S = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 4.0)
 """Waits between tries of a read: together longer than a session time-out of 10 s."""
-CHANGE_BYTES_MAX = 1_000_000
-"""ZooKeeper closes the connection on a request above 1 MB (jute.maxbuffer)."""
-_OP_OVERHEAD_BYTES = 64
-"""What an operation takes in a request beyond its path and value, at most: header, ACL, flags."""
 
 
 async def persistently(call: Callable[[], Awaitable[_Result]]) -> _Result:
@@ -293,7 +288,6 @@ class LogStore:
                 overtaken: read it and plan again.
             LogNotFoundError: the log is gone.
         """
-        require_change_size(change.ops)
         after = change.after
         for delay_s in _RETRY_DELAYS_S:
             try:
@@ -327,18 +321,3 @@ class LogStore:
         if node is not None and node.version == after.version and node.value == encode(after.head):
             return True
         raise MetadataVersionError(f"log {after.name!r} was changed by somebody else")
-
-
-def require_change_size(ops: Sequence[Op]) -> None:
-    """Refuse what the metadata store could not take in one transaction."""
-    size = sum(
-        len(op.path.encode())
-        + len(op.value if isinstance(op, Create | Put) else b"")
-        + _OP_OVERHEAD_BYTES
-        for op in ops
-    )
-    if size > CHANGE_BYTES_MAX:
-        raise TransactionTooLargeError(
-            f"a metadata transaction of {len(ops)} operations would have {size} bytes, the "
-            f"metadata store takes {CHANGE_BYTES_MAX} at once"
-        )

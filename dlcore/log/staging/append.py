@@ -48,7 +48,7 @@ from dlcore.log.metadata.staged import (
     read_staged,
     settle,
 )
-from dlcore.log.metadata.store import UNANSWERED, persistently, require_change_size
+from dlcore.log.metadata.store import UNANSWERED, persistently
 from dlcore.log.metadata.values import CommitRecord, LogKey
 from dlcore.log.reading.scan import CommitResult, StagedExtent
 from dlcore.log.recovery import recover_log
@@ -57,7 +57,7 @@ from dlcore.log.staging.writer import LOGS_PER_APPEND, StagingWriter, require_fe
 from dlcore.log.upkeep.merging import lssn_to_merge
 from dlcore.log.upkeep.removal import remove_truncated
 from dlcore.log.upkeep.worker import ask_for_upkeep
-from dlcore.metadata.port import Create, Op, Put, Versioned
+from dlcore.metadata.port import Create, Op, Put, Versioned, require_request_size
 from dlcore.metadata.stored import decode, encode
 
 if TYPE_CHECKING:
@@ -562,7 +562,7 @@ def _check_extents(extents: Sequence[StagedExtent], staged_as: str) -> None:
 
 def _require_fit(ops: Sequence[Op], extents: Sequence[StagedExtent]) -> None:
     try:
-        require_change_size(ops)
+        require_request_size(ops)
     except TransactionTooLargeError as error:
         logs = len({extent.log_id for extent in extents})
         raise TransactionTooLargeError(

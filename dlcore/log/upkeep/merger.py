@@ -42,7 +42,7 @@ from dlcore.log.metadata.staged import (
     register_merged,
     release,
 )
-from dlcore.log.metadata.store import UNANSWERED, persistently, require_change_size
+from dlcore.log.metadata.store import UNANSWERED, persistently
 from dlcore.log.metadata.values import SegmentEnd
 from dlcore.log.upkeep.merging import (
     MergeRun,
@@ -307,7 +307,6 @@ class LogMerger:
                 if node is None:
                     await self._require_written(ledger_id)
             ops += self._release(counts, others)
-            require_change_size(ops)
             try:
                 await context.store.multi(ops)
             except (MetadataVersionError, NodeExistsError, NoNodeError, *UNANSWERED) as error:

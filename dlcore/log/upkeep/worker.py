@@ -49,7 +49,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ASKED_AT_ONCE = 32
-_RECORDS_AT_ONCE = 500
+_RECORDS_AT_ONCE = 50
+"""Each may name the digests of 2,000 logs, which are 11 KB: so many are half a megabyte."""
 _BUCKETS_AT_ONCE = 16
 _RETRY_S_MAX = 600.0
 _SWEEP = "sweep"

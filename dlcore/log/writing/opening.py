@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from dlcore.errors import InvalidEntryError, LedgerNotFoundError
+from dlcore.errors import ConfigurationError, InvalidEntryError, LedgerNotFoundError
 from dlcore.log.entries.body import decode_entry_header, stamp_of
 from dlcore.log.entries.stamp import Stamp, decode_stamp
 from dlcore.log.metadata.changes import require_unsealed
@@ -23,6 +23,27 @@ if TYPE_CHECKING:
     from dlcore.log.metadata.values import LogMetadata, VersionedHead
     from dlcore.log.writing.lock import WriterLock
     from dlcore.log.writing.producers import Producers
+
+
+_OWN_METADATA = {"log", "log_id"}
+_LEDGER_METADATA_BYTES_MAX = 4096
+
+
+def checked_metadata(given: Mapping[str, str]) -> dict[str, str]:
+    """Return what an application wants stored with each ledger of its writer.
+
+    Raises:
+        ConfigurationError: it has keys that dlog itself uses, or is too large.
+    """
+    if taken := _OWN_METADATA & given.keys():
+        raise ConfigurationError(f"ledger_metadata: {sorted(taken)} are what dlog itself says")
+    size = sum(len(text.encode()) for text in (*given, *given.values()))
+    if size > _LEDGER_METADATA_BYTES_MAX:
+        raise ConfigurationError(
+            f"ledger_metadata: {size} bytes of keys and values, expected at most "
+            f"{_LEDGER_METADATA_BYTES_MAX}, for they are stored with each ledger"
+        )
+    return dict(given)
 
 
 async def open_locked(

@@ -14,8 +14,8 @@ import pytest
 
 from dlcore.errors import TransactionTooLargeError
 from dlcore.ids import DLSN
-from dlcore.log.metadata.store import CHANGE_BYTES_MAX
 from dlcore.log.staging.writer import LOGS_PER_APPEND
+from dlcore.metadata.port import REQUEST_BYTES_MAX
 from tests.fixtures.lengths import amount
 from tests.fixtures.memory_namespace import MemoryCluster, memory_cluster, record
 from tests.fixtures.recording_store import RecordingStore
@@ -95,7 +95,7 @@ def test_a_commit_over_as_many_logs_as_are_promised() -> None:
         for log in logs:
             await client.namespace.create_log(log)
         sizes = [(await client.commit(logs))[1] for _ in range(9)]
-        assert max(sizes) < CHANGE_BYTES_MAX
+        assert max(sizes) < REQUEST_BYTES_MAX
         assert sum(sizes[:8]) / 8 / LOGS_PER_APPEND <= 300
 
     counting(body)

@@ -14,9 +14,8 @@ import pytest
 from msgspec import structs
 
 from dlcore.ids import DLSN
-from dlcore.log.metadata.store import require_change_size
 from dlcore.log.metadata.values import CHUNK_EXTENTS_MAX
-from dlcore.metadata.port import Delete
+from dlcore.metadata.port import Delete, require_request_size
 from tests.fixtures.large_log import Interrupted, LargeLog, die_at
 from tests.fixtures.memory_namespace import memory_cluster, on_log, record
 
@@ -45,7 +44,7 @@ def on_large_log(body: Callable[[MemoryCluster, Namespace], Awaitable[None]]) ->
             multi = store.multi
 
             async def fitting(ops: Sequence[Op]) -> None:
-                require_change_size(ops)
+                require_request_size(ops)
                 assert len(ops) < 1500
                 await multi(ops)
 

@@ -202,6 +202,8 @@ def test_ledgers_carry_what_their_writer_says() -> None:
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
         with pytest.raises(ConfigurationError, match=r"\['log'\] are what dlog itself says"):
             await log.open_writer(ledger_metadata={"log": "x", "team": "a"})
+        with pytest.raises(ConfigurationError, match=r"4097 bytes .* at most 4096"):
+            await log.open_writer(ledger_metadata={"team": "a" * 4093})
         async with await log.open_writer(ledger_metadata={"team": "a"}) as writer:
             await writer.write(record(1))
         (segment,) = await log.get_log_segments()

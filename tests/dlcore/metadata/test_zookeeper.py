@@ -20,7 +20,7 @@ from dlcore.errors import (
     MetadataConnectionError,
     MetadataSessionExpiredError,
 )
-from dlcore.metadata.port import Create, SessionState, Versioned
+from dlcore.metadata.port import REQUEST_BYTES_MAX, Create, SessionState, Versioned
 from dlcore.metadata.zookeeper import ZooKeeperStore
 from dlcore.sandbox.process import PortReservation
 from tests.fixtures.aio import run, until, until_async
@@ -225,6 +225,9 @@ def test_a_killed_server_suspends_and_comes_back_with_the_session(
         async with connected(server.servers, session_timeout_s=60) as store:
             store._request_timeout_s = 0.5
             await store.create("/e", ephemeral=True)
+            # At the limit: also the server reads it back from its own log.
+            many = [Create(f"/n{n:03}", bytes(990)) for n in range(REQUEST_BYTES_MAX // 1060)]
+            await store.multi(many)
             states: list[SessionState] = []
             store.on_session(states.append)
             calls: list[None] = []
@@ -242,12 +245,38 @@ def test_a_killed_server_suspends_and_comes_back_with_the_session(
             await asyncio.to_thread(server.start)
             assert await store.get("/e") == Versioned(b"", 0, token)
             assert await store.get("/never") is None  # it waited here, and was never sent
+            assert await store.get(many[-1].path) == Versioned(bytes(990), 0)
             assert store.session_token == token
             await until(lambda: len(calls) > 0)
             assert states == [SessionState.SUSPENDED, SessionState.CONNECTED]
             count = len(calls)
             await store.put("/e", b"1", version=0)
             await until(lambda: len(calls) > count)
+
+    run(scenario())
+
+
+def test_an_answer_that_is_too_large_is_told(
+    zookeeper: EmbeddedZooKeeper, zookeeper_root: str, large_answers: list[str]
+) -> None:
+    """With the nodes that it was about; the names of very many children are such."""
+
+    async def scenario() -> None:
+        async with connected(zookeeper.servers) as store:
+            paths = [f"{zookeeper_root}/{'n' * 200}{number:04}" for number in range(5000)]
+            await store.create(zookeeper_root)
+            for start in range(0, len(paths), 1000):
+                await store.multi([Create(path) for path in paths[start : start + 1000]])
+            await store.get_many(paths)
+            assert large_answers == []
+            assert len(await store.get_children(zookeeper_root) or ()) == len(paths)
+            assert large_answers.pop() == (
+                f"a large answer of ZooKeeper: the children of {zookeeper_root}, 1020000 bytes"
+            )
+            for path in paths[:2]:
+                await store.put(path, bytes(600_000), version=0)
+            await store.get_many(paths[:2])
+            assert large_answers.pop().endswith(f"2 nodes from {paths[0]}, 1200000 bytes")
 
     run(scenario())
 

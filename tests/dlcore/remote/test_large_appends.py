@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from dlcore.errors import TransactionTooLargeError
-from dlcore.log.metadata import store
+from dlcore.metadata import port
 from dlcore.proxy.writing import appends
 from dlcore.remote import open_namespace
 from tests.fixtures.memory_namespace import read_all
@@ -57,7 +57,7 @@ def test_more_extents_than_a_message_has_room_for(monkeypatch: pytest.MonkeyPatc
             assert counts == {30}
             second = await remote.begin_append("job", 2)
             too_many = await staged(remote, 30)
-            monkeypatch.setattr(store, "CHANGE_BYTES_MAX", 20_000)
+            monkeypatch.setattr(port, "REQUEST_BYTES_MAX", 20_000)
             with pytest.raises(TransactionTooLargeError, match="let fewer tasks write"):
                 await second.commit(too_many)
             await second.abort(too_many)
