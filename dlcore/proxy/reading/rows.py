@@ -15,12 +15,12 @@ from dlcore.proxy.flight.sending import batch_message, columns_message
 from dlcore.schemas import byte_row_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from dlcore.ids import DLSN
     from dlcore.log.reading.rows import StoredRows
     from dlcore.log.typed.schema import LogSchema
-    from dlcore.proxy.flight.columns import Ends
+    from dlcore.proxy.flight.columns import Ends, Integers
     from dlcore.wire.digest import BytesLike
 
 
@@ -66,11 +66,8 @@ class RowView:
 
     def _columns_of(self, entries: Sequence[StoredRows]) -> Columns:
         counts = [each.batch.num_rows for each in entries]
-        places = [_numbers_of(each) for each in entries]
-        lssn, entry_id, slot, sequence_id, timestamp = np.repeat(
-            np.array(places, np.int64).T, counts, axis=1
-        )
-        ahead = np.concatenate([np.arange(count, dtype=np.int64) for count in counts])
+        places = [each.place for each in entries]
+        slots = [each.first_slot for each in entries]
         columns = Columns(sum(counts))
         for name in self.schema.names:
             match name:
@@ -80,26 +77,39 @@ class RowView:
                     columns.add_values(ends, [text * columns.row_count])
                 case "dlsn":
                     columns.add_struct()
-                    for numbers in (lssn, entry_id, slot + ahead):
-                        columns.add_numbers(numbers)
+                    columns.add_numbers(_repeated((each.lssn for each in places), counts))
+                    columns.add_numbers(_repeated((each.entry_id for each in places), counts))
+                    columns.add_numbers(_counted(slots, counts))
                 case "txid":
                     columns.add_numbers(
                         np.concatenate([numbers_of(each.batch.column(0)) for each in entries])
                     )
                 case "sequence_id":
-                    columns.add_numbers(sequence_id + ahead)
+                    firsts = (
+                        each.sequence_id + slot for each, slot in zip(places, slots, strict=True)
+                    )
+                    columns.add_numbers(_counted(firsts, counts))
                 case "timestamp":
-                    columns.add_numbers(timestamp)
+                    times = (each.timestamp_ms * 1000 for each in places)
+                    columns.add_numbers(_repeated(times, counts))
                 case _:
                     columns.add_values(*_values_of([each.batch.column(1) for each in entries]))
         return columns
 
 
-def _numbers_of(rows: StoredRows) -> tuple[int, int, int, int, int]:
-    """Return what is known of the first of an entry's rows."""
-    place, slot = rows.place, rows.first_slot
-    sequence_id = place.sequence_id + slot
-    return place.lssn, place.entry_id, slot, sequence_id, place.timestamp_ms * 1000
+def _repeated(numbers: Iterable[int], counts: Sequence[int]) -> Integers:
+    """Return one number for all rows of an entry, entry after entry."""
+    return np.repeat(np.fromiter(numbers, np.int64, len(counts)), counts)
+
+
+def _counted(firsts: Iterable[int], counts: Sequence[int]) -> Integers:
+    """Return numbers that go up from row to row, from another one in each entry."""
+    return np.concatenate(
+        [
+            np.arange(first, first + count, dtype=np.int64)
+            for first, count in zip(firsts, counts, strict=True)
+        ]
+    )
 
 
 def _values_of(arrays: Sequence[pa.Array]) -> tuple[Ends, list[BytesLike]]:
