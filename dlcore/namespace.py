@@ -305,7 +305,7 @@ class Namespace(AsyncClosing):
 
         Raises:
             LogNotFoundError, AlreadyTruncatedError: of one of the logs.
-            ConfigurationError: a log is named twice, or not at all.
+            ConfigurationError: a log is named twice, or not at all; SchemaMismatchError: is typed.
         """
         self._require_open()
         known = dict(positions or {})

@@ -270,7 +270,8 @@ class Namespace(WritersNamespace):
     ) -> MergedReader:
         """Open a reader over several logs, whose records come by transaction id.
 
-        Raises: AlreadyTruncatedError, ConfigurationError, LogNotFoundError, MetadataError.
+        Raises: AlreadyTruncatedError, ConfigurationError, LogNotFoundError, MetadataError,
+            SchemaMismatchError: see the async method.
         """
         opening = self._namespace.open_merged_reader(
             names, txid=txid, timestamp_ms=timestamp_ms, positions=positions

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING
 
 from dlcore.blocking.twin import Blocking
@@ -26,15 +25,21 @@ class MergedReader(Blocking):
     def __init__(self, portal: Portal, reader: AsyncMergedReader) -> None:
         super().__init__(portal, reader.aclose)
         self._reader = reader
-        self._ready: deque[MergedRecord] = deque()
 
     def __repr__(self) -> str:
         return repr(self._reader).replace("AsyncMergedReader", "MergedReader")
 
     @property
     def positions(self) -> dict[str, DLSN]:
-        """Where it reads on in each log."""
-        return self._reader.positions | {log: record.dlsn for log, record in reversed(self._ready)}
+        """Where it reads on in each log.
+
+        Raises: ConfigurationError: it was opened before a fork, in another process.
+        """
+
+        async def positions() -> dict[str, DLSN]:
+            return self._reader.positions
+
+        return self._call(positions())  # on the loop, where a read that was cancelled may be ending
 
     def read_bulk(
         self, count: int, *, follow: bool = False, patience_s: float | None = None
@@ -45,9 +50,9 @@ class MergedReader(Blocking):
 
         Raises: DLError: of one of the logs' readers; what was read of the others stays.
         """
-        if self._ready:
-            return [self._ready.popleft() for _ in range(min(count, len(self._ready)))]
-        return self._call(self._reader.read_bulk(count, follow=follow, patience_s=patience_s))
+        # In two steps: an interrupt may come after records were gathered and before that is known.
+        self._call(self._reader.gather(count, follow=follow, patience_s=patience_s))
+        return self._reader.take_gathered(count)
 
     def records(
         self, *, follow: bool = False, patience_s: float | None = None
@@ -58,10 +63,13 @@ class MergedReader(Blocking):
 
         Raises: as `read_bulk`.
         """
-        while merged := self.read_bulk(_RECORDS_AT_ONCE, follow=follow, patience_s=patience_s):
-            self._ready.extendleft(reversed(merged))
-            while self._ready:
-                yield self._ready.popleft()
+        reader = self._reader
+        while True:
+            self._call(reader.gather(_RECORDS_AT_ONCE, follow=follow, patience_s=patience_s))
+            if not reader.gathered:
+                return
+            while reader.gathered:
+                yield reader.gathered.popleft()
 
     def __iter__(self) -> Iterator[MergedRecord]:
         return self.records()

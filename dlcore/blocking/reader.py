@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 from dlcore.blocking.twin import Blocking
 from dlcore.errors import ConfigurationError, DLError, EndOfStreamError
+from dlcore.log.reading.taking import drop_taken, no_records, take_records
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from dlcore.blocking.portal import Portal
     from dlcore.ids import DLSN
-    from dlcore.log.reading.reader import AsyncLogReader
+    from dlcore.log.reading.reader import AsyncLogReader, RowsWanted
     from dlcore.log.reading.rows import EntryRows
     from dlcore.records import LogRecordWithDLSN
 
@@ -31,7 +32,6 @@ class LogReader(Blocking):
         super().__init__(portal, reader.aclose)
         self._reader = reader
         self._rows: deque[EntryRows] = deque()  # taken over from the reader in bulk
-        self._position = reader.position  # of what was not taken over
 
     def __repr__(self) -> str:
         state = "CLOSED" if self._closed else "OPEN"
@@ -45,7 +45,7 @@ class LogReader(Blocking):
     @property
     def position(self) -> DLSN:
         """Where it reads on: each record below was returned, was truncated, or is not wanted."""
-        return self._rows[0].position if self._rows else self._position
+        return self._rows[0].position if self._rows else self._reader.position
 
     @property
     def broken_entries(self) -> int:
@@ -80,7 +80,6 @@ class LogReader(Blocking):
         self._call(self._reader.seek(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms))
         while self._rows:
             self._rows.popleft().drop()
-        self._position = self._reader.position
 
     def records(self, *, follow: bool = False) -> Iterator[LogRecordWithDLSN]:
         """Yield records until every readable one was returned, or the log's end.
@@ -122,10 +121,13 @@ class LogReader(Blocking):
         With `timeout_s` wait for more, and return fewer only when so much time is over.
 
         Raises:
-            ConfigurationError: `count` is below 1; else as `read_next`.
+            ConfigurationError: `count` is below 1.
+            SchemaMismatchError: the log is typed; else as `read_next`.
         """
         if count < 1:
             raise ConfigurationError(f"count={count}: expected a number > 0")
+        if self._reader.is_typed:
+            raise no_records()
         missing = count - sum(rows.rows_left for rows in self._rows)
         if missing > 0:
             try:
@@ -135,11 +137,7 @@ class LogReader(Blocking):
             except DLError:  # the next call meets it again
                 if missing == count:
                     raise
-        records: list[LogRecordWithDLSN] = []
-        while self._rows and len(records) < count:
-            records += self._rows[0].take_records(count - len(records))
-            self._drop_empty()
-        return records
+        return take_records(self._rows, count)
 
     def read_batch(self) -> pa.RecordBatch | None:
         """Return the rest of the current entry as Arrow, or None when caught up.
@@ -155,19 +153,14 @@ class LogReader(Blocking):
         except EndOfStreamError:
             return None
 
-    def _fill(self, **until: bool) -> EntryRows | None:
+    def _fill(self, **wanted: Unpack[RowsWanted]) -> EntryRows | None:
         """Return rows that have one left, None if there are none."""
-        self._drop_empty()
+        drop_taken(self._rows)
         if not self._rows:
-            self._take(**until)
+            self._take(**wanted)
         return self._rows[0] if self._rows else None
 
-    def _take(self, **until: Any) -> None:
-        taken = self._call(self._reader.take_rows(**until))
-        self._rows.extend(taken)
-        if taken:
-            self._position = taken[-1].place.end
-
-    def _drop_empty(self) -> None:
-        while self._rows and not self._rows[0].rows_left:
-            self._rows.popleft()
+    def _take(self, **wanted: Unpack[RowsWanted]) -> None:
+        # In two steps: an interrupt may come after rows were gathered and before that is known.
+        self._call(self._reader.gather_rows(**wanted))
+        self._rows.extend(self._reader.take_gathered())

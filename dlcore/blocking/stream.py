@@ -103,6 +103,8 @@ class AppendOnlyStreamReader(_Stream):
         super().__init__()
         self._portal = portal
         self._reader = reader
+        # The twin may be further: it has read for a call that was interrupted.
+        self._position = reader.tell()
 
     @property
     def has_ended(self) -> bool:
@@ -119,7 +121,7 @@ class AppendOnlyStreamReader(_Stream):
 
     def tell(self) -> int:
         """Return the position of the next byte."""
-        return self._reader.tell()
+        return self._position
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         """Read into `buffer` as many bytes as are at hand; return how many, 0 at the end.
@@ -127,12 +129,26 @@ class AppendOnlyStreamReader(_Stream):
         Raises: ValueError: it is closed; else as `AsyncAppendOnlyStreamReader.read`.
         """
         self._require_open()
-        return self._portal.call(self._reader.readinto(buffer))
+
+        async def readinto() -> int:
+            await self._reader.seek(self._position)
+            return await self._reader.readinto(buffer)
+
+        count = self._portal.call(readinto())
+        self._position += count
+        return count
 
     def readall(self) -> bytes:
         """Return all bytes that are readable.  Raises: as `readinto`."""
         self._require_open()
-        return self._portal.call(self._reader.read())
+
+        async def read() -> bytes:
+            await self._reader.seek(self._position)
+            return await self._reader.read()
+
+        found = self._portal.call(read())
+        self._position += len(found)
+        return found
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
         """Go to a position, forward or back, perhaps past the end; return it.
@@ -140,7 +156,10 @@ class AppendOnlyStreamReader(_Stream):
         Raises: ConfigurationError: there is no such position; else as `readinto`.
         """
         self._require_open()
-        return self._portal.call(self._reader.seek(offset, whence))
+        if whence == io.SEEK_CUR:
+            offset, whence = self._position + offset, io.SEEK_SET
+        self._position = self._portal.call(self._reader.seek(offset, whence))
+        return self._position
 
     def skip_to(self, position: int) -> bool:
         """Go to a position if it is readable, or the end; else stay and return False.
@@ -149,7 +168,10 @@ class AppendOnlyStreamReader(_Stream):
             EndOfStreamError: the stream is sealed and ends before.
         """
         self._require_open()
-        return self._portal.call(self._reader.skip_to(position))
+        is_there = self._portal.call(self._reader.skip_to(position))
+        if is_there:
+            self._position = position
+        return is_there
 
     def close(self) -> None:
         """Stop reading; harmless when it is closed."""

@@ -58,11 +58,13 @@ class LogWatch(Blocking):
             MetadataConnectionError: no answer for longer than a session lives; calling again goes
                 on, and nothing is lost.
         """
-        if self._changes:
-            changes = list(self._changes)
-            self._changes.clear()
-            return changes
-        return self._call(self._watch.take(timeout_s=timeout_s))
+
+        async def fetch() -> None:  # an interrupt may come before a result is known
+            self._changes.extend(await self._watch.take(timeout_s=timeout_s))
+
+        if not self._changes:
+            self._call(fetch())
+        return [self._changes.popleft() for _ in range(len(self._changes))]
 
     def listen(self, callback: Callable[[list[LogChange]], None]) -> None:
         """Call `callback` with each next changes, in a thread of its own, until it is closed.

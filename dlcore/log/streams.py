@@ -137,6 +137,8 @@ class AsyncAppendOnlyStreamReader(AsyncClosing):
         self._begin = position
         self._data = memoryview(b"")  # from `_begin` on
         self._has_ended = False
+        self._is_astray = False  # the log's reader is not where `_data` ends
+        self._turn = asyncio.Lock()
 
     def __repr__(self) -> str:
         return f"<AsyncAppendOnlyStreamReader {self._reader.log_name!r} at {self._position}>"
@@ -163,16 +165,27 @@ class AsyncAppendOnlyStreamReader(AsyncClosing):
     async def read(self, size: int = -1) -> bytes:
         """Return up to `size` bytes, all that are readable if it is negative; fewer at the end.
 
+        One that is cancelled, or fails, reads nothing: the position stays.
+
         Raises:
             AlreadyTruncatedError: the bytes at the position are gone.
             UnexpectedError: the log is no byte stream.
             LogNotFoundError, MetadataConnectionError, BookieUnavailableError: as `AsyncLogReader`.
         """
-        parts = []
-        left = size if size >= 0 else TXID_MAX
-        while left and (part := await self._next(left)):
-            parts.append(bytes(part))
-            left -= len(part)
+        async with self._turn:
+            return await self._read(size if size >= 0 else TXID_MAX)
+
+    async def _read(self, left: int) -> bytes:
+        parts, begin = [], self._position
+        try:
+            while left and (part := await self._next(left)):
+                parts.append(bytes(part))
+                left -= len(part)
+        except BaseException:
+            parts.append(bytes(self._data[self._position - self._begin :]))
+            self._begin = self._position = begin
+            self._data = memoryview(b"".join(parts))
+            raise
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def readinto(self, buffer: WriteableBuffer) -> int:
@@ -181,8 +194,9 @@ class AsyncAppendOnlyStreamReader(AsyncClosing):
         Raises: as `read`.
         """
         view = memoryview(buffer).cast("B")
-        part = await self._next(len(view)) if view else b""
-        view[: len(part)] = part
+        async with self._turn:
+            part = await self._next(len(view)) if view else b""
+            view[: len(part)] = part
         return len(part)
 
     async def _next(self, size: int) -> memoryview:
@@ -197,6 +211,9 @@ class AsyncAppendOnlyStreamReader(AsyncClosing):
 
     async def _take(self, *, anywhere: bool = False) -> bool:
         """Take over the next bytes of the log; return False if there are none now."""
+        if self._is_astray:
+            await self._reader.seek(txid=self._position + 1)
+            self._is_astray = False
         try:
             batch = await self._reader.read_batch(until_caught_up=True)
         except EndOfStreamError:
@@ -234,11 +251,11 @@ class AsyncAppendOnlyStreamReader(AsyncClosing):
             value=position,
             rule=f"expected 0 … {TXID_MAX - 1}",
         )
-        if not self._begin <= position <= self._begin + len(self._data):
-            await self._reader.seek(txid=position + 1)
-            self._begin, self._data = position, memoryview(b"")
-        self._position = position
-        self._has_ended = False
+        async with self._turn:
+            if not self._begin <= position <= self._begin + len(self._data):
+                self._begin, self._data, self._is_astray = position, memoryview(b""), True
+            self._position = position
+            self._has_ended = False
         return position
 
     async def skip_to(self, position: int) -> bool:

@@ -62,16 +62,20 @@ def test_records_that_are_here_come_before_an_error(portal: Portal) -> None:
     """A bulk that has some keeps the error for the next call."""
     answers: list[Any] = [[lone(0), lone(1), lone(2)]]
 
-    async def take_rows(**_: object) -> list[EntryRows]:
+    async def gather_rows(**_: object) -> None:
         if not answers:
             raise LedgerReadError("no replica answers")
-        return list(answers.pop())
 
     async def aclose() -> None:
         pass
 
     twin: Any = SimpleNamespace(
-        take_rows=take_rows, aclose=aclose, position=DLSN(1, 0, 0), log_name="clicks"
+        gather_rows=gather_rows,
+        take_gathered=answers.pop,
+        is_typed=False,
+        aclose=aclose,
+        position=DLSN(1, 0, 0),
+        log_name="clicks",
     )
     reader = LogReader(portal, twin)
     assert reader.log_name == "clicks"
@@ -112,7 +116,7 @@ def test_a_stream_reader_in_a_forked_child_closes_nothing_of_its_parent(
         pass
 
     portal: Any = SimpleNamespace(is_inherited=is_inherited, call=call)
-    twin: Any = SimpleNamespace(aclose=aclose)
+    twin: Any = SimpleNamespace(aclose=aclose, tell=int)
     reader = AppendOnlyStreamReader(portal, twin)
     reader.close()
     reader.close()

@@ -161,10 +161,12 @@ async def follow(logs: Logs, process: LogProcess) -> None:
     log = await process.namespace.open_log(logs.any_log(), config=process.config)
     reading = logs.new_reading(log._log, is_whole=rng.random() < 0.5)
     async with await log.open_reader(dlsn=reading.next_dlsn) as reader:
-        for _ in range(rng.randint(5, 40)):
+        for turn in range(rng.randint(5, 40)):
             floor = reading.floor
+            patience_s = 0.5 if turn % 2 else None  # it may be cancelled when it has some
+            read = reader.read_bulk(20, timeout_s=patience_s)
             try:
-                records = await logs.within(rng.uniform(0.05, 1.0), reader.read_bulk(20))
+                records = await logs.within(rng.uniform(0.05, 1.0), read)
             except AlreadyTruncatedError:
                 reading.on_truncated()
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from dataclasses import replace as with_fields
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from dlcore.log.metadata.changes import _Draft
 from dlcore.log.reading import snapshot
 from dlcore.log.reading.cursor import FollowExtent, ReadCursor, ReadExtent
 from dlcore.log.reading.fetch import Fetcher
+from dlcore.log.reading.reader import AsyncLogReader
 from dlcore.log.staging.writer import StagingWriter
 from dlcore.log.writing import truncation, writer
 from dlcore.log.writing.append import LogAppender
@@ -286,6 +288,22 @@ def readers_are_caught_up_too_early() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def cancelled_reads_lose_what_they_took() -> Iterator[None]:
+    """A bulk that is cancelled forgets the records that it had when it waited for more."""
+    gather = AsyncLogReader._gather
+
+    async def forgetful(self: AsyncLogReader, **wanted: Any) -> None:
+        try:
+            await gather(self, **wanted)
+        except asyncio.CancelledError:
+            self._rows.clear()
+            raise
+
+    with patch.object(AsyncLogReader, "_gather", forgetful):
+        yield
+
+
+@contextlib.contextmanager
 def snapshots_end_before_the_last_entry() -> Iterator[None]:
     """What is being written is read up to the entry before its LAC."""
     bounded_extent = recovery.bounded_extent
@@ -313,6 +331,7 @@ def what_failed_is_called_never_sent() -> Iterator[None]:
 MUTANTS = (
     a_takeover_does_not_fence,
     batches_are_answered_with_their_first_position,
+    cancelled_reads_lose_what_they_took,
     completed_segments_keep_an_open_extent,
     extents_miss_the_last_entry,
     headers_do_not_count_records_before,

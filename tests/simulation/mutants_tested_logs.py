@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from dlcore.blocking.reader import LogReader
 from dlcore.log.metadata.changes import SegmentLimits
 from dlcore.log.metadata.watching import LogWatch
 from dlcore.log.recovery import recover_log
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.values import LockHolder, VersionedHead
 
+_CANCELLED = "dlcore/log/test_cancelled_reads.py"
 _MACHINE = "dlcore/log/test_append.py"
 _WRITER = "dlcore/log/test_writer.py"
 _RETENTION = "dlcore/log/test_retention.py"
@@ -32,6 +34,17 @@ _RETENTION = "dlcore/log/test_retention.py"
 def a_lost_lock_suspends_nothing() -> Iterator[None]:
     """Records are acknowledged by who does not know whether the log is its own."""
     with patch.object(LogAppender, "suspended", lambda _: None):
+        yield
+
+
+@caught_by(f"{_CANCELLED}::test_an_interrupted_read_loses_and_repeats_nothing")
+def interrupted_reads_lose_what_had_come() -> Iterator[None]:
+    """Rows are handed over with the result, which nobody takes who is interrupted."""
+
+    def take(self: LogReader, **wanted: Any) -> None:
+        self._rows.extend(self._call(self._reader.take_rows(**wanted)))
+
+    with patch.object(LogReader, "_take", take):
         yield
 
 

@@ -7,10 +7,12 @@ from collections import deque
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from dlcore.closing import AsyncClosing
-from dlcore.errors import ConfigurationError, EndOfStreamError
+from dlcore.config import MIB
+from dlcore.errors import ConfigurationError, EndOfStreamError, SchemaMismatchError
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -26,10 +28,13 @@ if TYPE_CHECKING:
 
     from dlcore.ids import DLSN
     from dlcore.log.reading.reader import AsyncLogReader
+    from dlcore.log.reading.rows import EntryRows
     from dlcore.records import LogRecordWithDLSN
 
 _RECORDS_AT_ONCE = 1_000
-"""So many of each log are here at most, beside what its reader keeps fetched ahead."""
+_HERE_BYTES = 32 * MIB
+"""Entries of about so many bytes are here of all logs together, at least one of each, beside what
+their readers keep fetched ahead."""
 
 
 class MergedRecord(NamedTuple):
@@ -45,20 +50,45 @@ class _Source:
 
     name: str
     reader: AsyncLogReader
-    records: deque[LogRecordWithDLSN] = field(default_factory=deque)
+    rows: deque[EntryRows] = field(default_factory=deque)
     has_ended: bool = False
+    _next: LogRecordWithDLSN | None = None
+
+    @property
+    def next(self) -> LogRecordWithDLSN | None:
+        """The next record, if one is here."""
+        while self._next is None and self.rows:
+            self._next = next(self.rows[0].records(), None)
+            if self._next is None:
+                self.rows.popleft()
+        return self._next
+
+    @property
+    def position(self) -> DLSN:
+        """Where it reads on."""
+        record = self.next
+        return self.reader.position if record is None else record.dlsn
+
+    def take(self) -> LogRecordWithDLSN | None:
+        """Take the next record; return the one behind it."""
+        self._next = None
+        return self.next
 
 
 class AsyncMergedReader(AsyncClosing):
     """Reads many logs as one; use `Namespace.open_merged_reader`.
 
     Records come by transaction id, of equal ones those of the log that was named first; those of
-    one log keep their order.  `async for merged in reader` yields all that is readable.
+    one log keep their order.  `async for merged in reader` yields all that is readable.  A read
+    that is cancelled, or fails, takes nothing.
+
+    About 32 MB of entries are here of all logs together, at least one of each, beside the
+    `read_ahead_bytes` that the reader of each log keeps fetched ahead.
     """
 
     def __init__(self, readers: Mapping[str, AsyncLogReader]) -> None:
         self._sources = [_Source(name, reader) for name, reader in readers.items()]
-        self._ready: deque[MergedRecord] = deque()  # merged, for who iterates
+        self._ready: deque[MergedRecord] = deque()  # merged, and not taken
         self._turn = asyncio.Lock()
 
     @classmethod
@@ -72,6 +102,7 @@ class AsyncMergedReader(AsyncClosing):
 
         Raises:
             ConfigurationError: a log is named twice, or not at all.
+            SchemaMismatchError: a log is typed: its rows are no records of bytes.
             What `open_reader` raises; nothing stays open then.
         """
         if len(set(names)) != len(names) or not names or set(positioned) - set(names):
@@ -82,7 +113,13 @@ class AsyncMergedReader(AsyncClosing):
         readers: dict[str, AsyncLogReader] = {}
         async with AsyncExitStack() as opened:
             for name in names:
-                readers[name] = await opened.enter_async_context(await open_reader(name))
+                reader = await opened.enter_async_context(await open_reader(name))
+                if reader.is_typed:
+                    raise SchemaMismatchError(
+                        f"log {name!r} is typed, its rows are no records of bytes, which a merged "
+                        "reader gives: read its batches by a reader of its own"
+                    )
+                readers[name] = reader
             opened.pop_all()
         return cls(readers)
 
@@ -92,10 +129,7 @@ class AsyncMergedReader(AsyncClosing):
     @property
     def positions(self) -> dict[str, DLSN]:
         """Where it reads on in each log."""
-        found = {
-            source.name: source.records[0].dlsn if source.records else source.reader.position
-            for source in self._sources
-        }
+        found = {source.name: source.position for source in self._sources}
         return found | {log: record.dlsn for log, record in reversed(self._ready)}
 
     async def read_bulk(
@@ -111,58 +145,87 @@ class AsyncMergedReader(AsyncClosing):
             ConfigurationError: `count` is below 1.
             DLError: of one of the logs' readers, which see; what was read of the others stays.
         """
+        await self.gather(count, follow=follow, patience_s=patience_s)
+        return self.take_gathered(count)
+
+    async def gather(self, count: int, *, follow: bool, patience_s: float | None) -> None:
+        """Wait for what `read_bulk` returns, and leave it to `take_gathered`.
+
+        For callers who may not get a result though it was there, as one in another thread who is
+        interrupted.  Raises: as `read_bulk`.
+        """
         if count < 1:
             raise ConfigurationError(f"count={count}: expected a number > 0")
         async with self._turn:
-            if self._ready:
-                return [self._ready.popleft() for _ in range(min(count, len(self._ready)))]
             caught_up: set[int] = set()
-            while True:
+            while not self._ready:
                 await self._fill(caught_up, follow=follow, patience_s=patience_s)
-                merged = self._merge(count, caught_up)
-                if merged or not follow or all(s.has_ended for s in self._sources):
-                    return merged
+                self._ready.extend(self._merge(count, caught_up))
+                if not follow or all(s.has_ended for s in self._sources):
+                    return
                 caught_up.clear()
 
+    @property
+    def gathered(self) -> deque[MergedRecord]:
+        """What was gathered; who iterates takes from it."""
+        return self._ready
+
+    def take_gathered(self, count: int) -> list[MergedRecord]:
+        """Return up to `count` of the records that were gathered."""
+        taken = list(islice(self._ready, count))
+        self._ready = deque(islice(self._ready, count, None))
+        return taken
+
     async def _fill(self, caught_up: set[int], *, follow: bool, patience_s: float | None) -> None:
-        """Fetch records of each log that has none here; note those that give none."""
+        """Fetch entries of each log of which no record is here; note those that give none."""
+        bytes_max = _HERE_BYTES // len(self._sources)
 
         async def fill(index: int, source: _Source) -> None:
             try:
-                async with asyncio.timeout(patience_s if follow else None):
-                    source.records.extend(
-                        await source.reader.read_bulk(_RECORDS_AT_ONCE, until_caught_up=not follow)
-                    )
-            except TimeoutError:
-                pass
+                rows = await source.reader.take_rows(
+                    until_caught_up=not follow,
+                    timeout_s=patience_s if follow else None,
+                    bytes_max=max(bytes_max, 1),
+                )
+                source.rows.extend(rows)
             except EndOfStreamError:
                 source.has_ended = True
-            if not source.records:
+            if source.next is None:
                 caught_up.add(index)
 
-        empty = [
-            (index, source)
+        fills = [
+            asyncio.create_task(fill(index, source))
             for index, source in enumerate(self._sources)
-            if not source.records and not source.has_ended
+            if source.next is None and not source.has_ended
         ]
-        results = await asyncio.gather(
-            *(fill(index, source) for index, source in empty), return_exceptions=True
-        )
+        if not fills:
+            return
+        try:
+            await asyncio.wait(fills, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            for each in fills:
+                each.cancel()  # what they wait for is not lost
+            results = await asyncio.gather(*fills, return_exceptions=True)
         for result in results:
-            if isinstance(result, BaseException):
+            if isinstance(result, Exception):
                 raise result
 
     def _merge(self, count: int, caught_up: set[int]) -> list[MergedRecord]:
         """Take records in order, until one of a log might come first that is not here yet."""
-        heap = [(s.records[0].txid, index) for index, s in enumerate(self._sources) if s.records]
+        heap = [
+            (record.txid, index, record)
+            for index, source in enumerate(self._sources)
+            if (record := source.next) is not None
+        ]
         heapify(heap)
         merged: list[MergedRecord] = []
         while heap and len(merged) < count:
-            _, index = heap[0]
+            _, index, record = heap[0]
             source = self._sources[index]
-            merged.append(MergedRecord(source.name, source.records.popleft()))
-            if source.records:
-                heapreplace(heap, (source.records[0].txid, index))
+            merged.append(MergedRecord(source.name, record))
+            following = source.take()
+            if following is not None:
+                heapreplace(heap, (following.txid, index, following))
             elif index in caught_up or source.has_ended:
                 heappop(heap)
             else:
@@ -178,10 +241,10 @@ class AsyncMergedReader(AsyncClosing):
 
         Raises: as `read_bulk`.
         """
-        while merged := await self.read_bulk(
-            _RECORDS_AT_ONCE, follow=follow, patience_s=patience_s
-        ):
-            self._ready.extendleft(reversed(merged))
+        while True:
+            await self.gather(_RECORDS_AT_ONCE, follow=follow, patience_s=patience_s)
+            if not self._ready:
+                return
             while self._ready:
                 yield self._ready.popleft()
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
 
 from dlcore.closing import AsyncClosing
 from dlcore.errors import (
@@ -20,6 +22,7 @@ from dlcore.log.entries.batches import first_row_not_less
 from dlcore.log.entries.body import batch_message_of, decode_entry_batch, with_txid
 from dlcore.log.entries.plain_records import PARSED_RECORDS_MAX, plain_format
 from dlcore.log.reading.rows import EntryRows, TypedEntryRows
+from dlcore.log.reading.taking import drop_taken, no_records, take_records
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -54,6 +57,16 @@ class ReadStart:
             raise ConfigurationError("expected one of dlsn, txid and timestamp_ms, not several")
 
 
+class RowsWanted(TypedDict, total=False):
+    """What rows are wanted: see `AsyncLogReader.take_rows`."""
+
+    non_blocking: bool
+    until_caught_up: bool
+    records_min: int
+    bytes_max: int
+    timeout_s: float | None
+
+
 class Fetching(NamedTuple):
     """A fetcher, and the position at which it begins."""
 
@@ -63,6 +76,8 @@ class Fetching(NamedTuple):
 
 class AsyncLogReader(AsyncClosing):
     """Reads one log; use `DistributedLogManager.open_reader`.  Requests are served in order.
+
+    A read that is cancelled, or fails, takes nothing: the next one returns it.
 
     `async for record in reader` yields every record that is readable, and ends there; `records` and
     `batches` can also follow the log.
@@ -88,7 +103,7 @@ class AsyncLogReader(AsyncClosing):
         self._undecoded: FetchedEntry | None = None  # until its schema is known
         self._fetcher, self._position = fetching
         self._start: ReadStart | None = start
-        self._rows: EntryRows | None = None
+        self._rows: deque[EntryRows] = deque()  # decoded, and not taken by a call that has returned
         self._turn = asyncio.Lock()
         self._closed = False
         context.open_objects.add(self)
@@ -105,7 +120,13 @@ class AsyncLogReader(AsyncClosing):
     @property
     def position(self) -> DLSN:
         """Where it reads on: each record below was returned, was truncated, or is not wanted."""
-        return self._position if self._rows is None else self._rows.position
+        position, rows = self._position, self._rows  # in this order: `_add` may run meanwhile
+        return rows[0].position if rows else position
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether the log is typed: there are batches of it then, and no records."""
+        return self._schemas is not None
 
     @property
     def broken_entries(self) -> int:
@@ -151,13 +172,14 @@ class AsyncLogReader(AsyncClosing):
         async with self._turn:
             self._require_open()
             fetching = await self._fetch_from(start)
-            await self._fetcher.aclose()
+            if self._closed:  # meanwhile
+                await fetching.fetcher.aclose()
+                self._require_open()
+            left = self._fetcher
             self._fetcher, self._position = fetching
             self._start = start
             self._drop_rows()
-            if self._closed:  # meanwhile
-                await self._fetcher.aclose()
-                self._require_open()
+            await left.aclose()
 
     async def records(self, *, follow: bool = False) -> AsyncGenerator[LogRecordWithDLSN, None]:
         """Yield records until every readable one was returned, or the log's end.
@@ -210,7 +232,7 @@ class AsyncLogReader(AsyncClosing):
         """
         async with self._turn:
             rows = await self._fill(non_blocking=non_blocking, until_caught_up=until_caught_up)
-            return rows.take_records(1)[0] if rows is not None else None
+            return next(rows.records()) if rows is not None else None
 
     async def read_bulk(
         self, count: int, *, until_caught_up: bool = False, timeout_s: float | None = None
@@ -219,24 +241,23 @@ class AsyncLogReader(AsyncClosing):
 
         With `until_caught_up`, return fewer than `count` (or none) only when every readable record
         was returned, with `timeout_s` only when so much time is over; or before an error, which the
-        next call meets.  Raises: ConfigurationError: `count` is below 1; else as `read_next`.
+        next call meets.
+
+        Raises:
+            ConfigurationError: `count` is below 1.
+            SchemaMismatchError: the log is typed; else as `read_next`.
         """
         _require_count(count)
-        records: list[LogRecordWithDLSN] = []
-        wanted = count if until_caught_up or timeout_s is not None else 1
-        deadline = _deadline(timeout_s)
+        if self.is_typed:
+            raise no_records()
         async with self._turn:
-            while len(records) < count:
-                rows = await self._more(
-                    waits=len(records) < wanted,
-                    until_caught_up=until_caught_up,
-                    deadline=deadline,
-                    has_some=bool(records),
-                )
-                if rows is None:
-                    break
-                records += rows.take_records(count - len(records))
-        return records
+            await self._gather(
+                records_min=count if until_caught_up or timeout_s is not None else 1,
+                records_max=count,
+                until_caught_up=until_caught_up,
+                timeout_s=timeout_s,
+            )
+            return take_records(self._rows, count)
 
     async def read_batch(self, *, until_caught_up: bool = False) -> pa.RecordBatch | None:
         """Return what is left of the current entry, or the next one.
@@ -252,56 +273,76 @@ class AsyncLogReader(AsyncClosing):
             rows = await self._fill(non_blocking=False, until_caught_up=until_caught_up)
             return rows.take_batch() if rows is not None else None
 
-    async def take_rows(
-        self,
-        *,
-        non_blocking: bool = False,
-        until_caught_up: bool = False,
-        records_min: int = 1,
-        timeout_s: float | None = None,
-    ) -> list[EntryRows]:
+    async def take_rows(self, **wanted: Unpack[RowsWanted]) -> list[EntryRows]:
         """Return the rows that are here, of a few MB, which are the caller's from then on.
 
         Wait for `records_min` records, unless `non_blocking`, `until_caught_up` every readable one
         was returned, or for `timeout_s`.  Raises: as `read_next`.
         """
-        taken: list[EntryRows] = []
-        count = size_bytes = 0
-        wanted = 0 if non_blocking else records_min
-        deadline = _deadline(timeout_s)
+        await self.gather_rows(**wanted)
+        return self.take_gathered()
+
+    async def gather_rows(self, **wanted: Unpack[RowsWanted]) -> None:
+        """Wait for what `take_rows` returns, and leave it to `take_gathered`.
+
+        For callers who may not get a result though it was there, as one in another thread who is
+        interrupted.  Raises: as `read_next`.
+        """
         async with self._turn:
-            while size_bytes < _TAKEN_BYTES or count < wanted:
-                rows = await self._more(
-                    waits=count < wanted,
-                    until_caught_up=until_caught_up,
-                    deadline=deadline,
-                    has_some=bool(taken),
-                )
-                if rows is None:
-                    break
-                taken.append(rows)
-                self._rows, self._position = None, rows.place.end
-                count += rows.rows_left
-                size_bytes += rows.size_bytes
-        return taken
+            await self._gather(
+                records_min=0 if wanted.get("non_blocking") else wanted.get("records_min", 1),
+                bytes_max=wanted.get("bytes_max", _TAKEN_BYTES),
+                until_caught_up=wanted.get("until_caught_up", False),
+                timeout_s=wanted.get("timeout_s"),
+            )
+
+    def take_gathered(self) -> list[EntryRows]:
+        """Return the rows that were gathered, which are the caller's from then on."""
+        taken, self._rows = self._rows, deque()
+        drop_taken(taken)
+        return list(taken)
+
+    async def _gather(
+        self,
+        *,
+        records_min: int,
+        records_max: float = math.inf,
+        bytes_max: float = math.inf,
+        until_caught_up: bool,
+        timeout_s: float | None,
+    ) -> None:
+        """Gather what is here, up to `records_max` or `bytes_max`; wait for `records_min`."""
+        deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+        await self._require_usable()
+        drop_taken(self._rows)
+        count = sum(rows.rows_left for rows in self._rows)
+        size_bytes = sum(rows.size_bytes for rows in self._rows)
+        while count < records_min or (count < records_max and size_bytes < bytes_max):
+            rows = await self._more(
+                waits=count < records_min, until_caught_up=until_caught_up, deadline=deadline
+            )
+            if rows is None:
+                break
+            count += rows.rows_left
+            size_bytes += rows.size_bytes
 
     async def _more(
-        self, *, waits: bool, until_caught_up: bool, deadline: float | None, has_some: bool
+        self, *, waits: bool, until_caught_up: bool, deadline: float | None
     ) -> EntryRows | None:
-        """Return the next rows, None if there are none now.
+        """Add the next rows, and return them; None if there are none now.
 
-        If the caller `has_some`, an error waits for the next call, which meets it again.
+        If the caller has some, an error waits for the next call, which meets it again.
         """
-        filling = self._fill(non_blocking=not waits, until_caught_up=until_caught_up)
+        adding = self._add(non_blocking=not waits, until_caught_up=until_caught_up)
         try:
             if deadline is None or not waits:  # as for nearly every entry that is read in bulk
-                return await filling
+                return await adding
             async with asyncio.timeout_at(deadline):
-                return await filling
+                return await adding
         except TimeoutError:
             return None
         except DLError:
-            if not has_some:
+            if not self._rows:
                 raise
             return None
 
@@ -309,13 +350,24 @@ class AsyncLogReader(AsyncClosing):
         if self._closed:
             raise AlreadyClosedError(f"the reader of log {self._name!r} is closed")
 
-    async def _fill(self, *, non_blocking: bool, until_caught_up: bool) -> EntryRows | None:
-        """Return rows that have one left; None if there are none and the caller does not wait."""
+    async def _require_usable(self) -> None:
         self._require_open()
         if self._hold is not None:
             await self._hold.ensure_locked()
+
+    async def _fill(self, *, non_blocking: bool, until_caught_up: bool) -> EntryRows | None:
+        """Return rows that have one left; None if there are none and the caller does not wait."""
+        await self._require_usable()
+        drop_taken(self._rows)
+        if self._rows:
+            return self._rows[0]
+        return await self._add(non_blocking=non_blocking, until_caught_up=until_caught_up)
+
+    async def _add(self, *, non_blocking: bool, until_caught_up: bool) -> EntryRows | None:
+        """Add rows of the next entry that has any, and return them; None as `_fill`."""
+        await self._require_usable()
         reads = self._context.reads
-        while self._rows is None or not self._rows.rows_left:
+        while True:
             entry = self._undecoded or self._fetcher.take()
             if entry is not None:
                 if self._schemas is not None:
@@ -324,7 +376,12 @@ class AsyncLogReader(AsyncClosing):
                     self._undecoded = None
                 reads.entries += 1
                 reads.size_bytes += entry.body.nbytes
-                self._rows, self._position = self._decode_unbroken(entry), entry.place.end
+                rows = self._decode_unbroken(entry)
+                if rows is not None:
+                    self._rows.append(rows)
+                self._position = entry.place.end
+                if rows is not None:
+                    return rows
                 continue
             if self._fetcher.error is not None:
                 raise self._fetcher.error.with_traceback(None)  # else it grows with each call
@@ -334,11 +391,11 @@ class AsyncLogReader(AsyncClosing):
                 return None
             await self._fetcher.wait()
             self._require_open()
-        return self._rows
 
     def _decode_unbroken(self, entry: FetchedEntry) -> EntryRows | None:
+        """Return the entry's rows; None if none of them is wanted, or it is left out as broken."""
         try:
-            return self._decode(entry)
+            rows = self._decode(entry)
         except InvalidEntryError as error:
             try:
                 self._broken.meet(entry.place.lssn, entry.place.entry_id, error)
@@ -346,6 +403,7 @@ class AsyncLogReader(AsyncClosing):
                 self._fetcher.fail(error)  # nothing behind it is read as if it were not there
                 raise
             return None
+        return rows if rows is not None and rows.rows_left else None
 
     def _decode(self, entry: FetchedEntry) -> EntryRows | None:
         start = self._start
@@ -368,9 +426,9 @@ class AsyncLogReader(AsyncClosing):
 
     def _drop_rows(self) -> None:
         self._undecoded = None
-        if self._rows is not None:
-            self._rows.drop()
-            self._rows = None
+        rows, self._rows = self._rows, deque()
+        for each in rows:
+            each.drop()
 
     async def aclose(self) -> None:
         """Stop reading; harmless when it is closed."""
@@ -380,9 +438,11 @@ class AsyncLogReader(AsyncClosing):
         self._position = self.position
         self._drop_rows()
         self._context.open_objects.discard(self)
-        await self._fetcher.aclose()
-        if self._hold is not None:
-            await self._hold.release()
+        try:
+            await self._fetcher.aclose()
+        finally:
+            if self._hold is not None:
+                await self._hold.release()
 
     async def abandon(self, reason: str) -> None:
         """Stop reading, by which nothing is lost."""
@@ -419,10 +479,6 @@ def _plain_rows_of(entry: FetchedEntry) -> EntryRows | None:
         decode=partial(_batch_of, entry),
         size_bytes=entry.body.nbytes,
     )
-
-
-def _deadline(timeout_s: float | None) -> float | None:
-    return None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
 
 
 def _require_count(count: int) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
+from copy import copy
 from itertools import islice
 from operator import length_hint
 from typing import TYPE_CHECKING, NamedTuple
 
-from dlcore.errors import SchemaMismatchError
 from dlcore.ids import DLSN
 from dlcore.log.entries.batches import read_batch, records_of, typed_read_batch
+from dlcore.log.reading.taking import no_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -101,9 +103,13 @@ class EntryRows:
             )
         return self._records
 
-    def take_records(self, count: int) -> list[LogRecordWithDLSN]:
-        """Take up to `count` records."""
-        return list(islice(self.records(), count))
+    def peek_records(self, count: int) -> list[LogRecordWithDLSN]:
+        """Return the next records, up to `count`, which are not taken by that."""
+        return list(islice(copy(self.records()), count))
+
+    def skip(self, count: int) -> None:
+        """Take `count` records, also from those who iterate over them."""
+        deque(islice(self.records(), count), maxlen=0)
 
     def take_batch(self) -> pa.RecordBatch:
         """Take all that is left, with the columns that the log's batches have."""
@@ -143,7 +149,4 @@ class TypedEntryRows(EntryRows):
         Raises:
             SchemaMismatchError: read the log by batches.
         """
-        raise SchemaMismatchError(
-            "the log is typed, its rows are no records of bytes: use read_batch() or batches() of "
-            "a reader, or read() of the log, which gives tables and frames"
-        )
+        raise no_records()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from collections import deque
 
 import pyarrow as pa
 import pytest
@@ -36,6 +37,7 @@ from dlcore.log.entries.body import (
     ipc_options,
 )
 from dlcore.log.reading.rows import EntryRows
+from dlcore.log.reading.taking import take_records
 from dlcore.records import EntryPlace
 
 
@@ -264,7 +266,7 @@ def test_rows_are_taken_once() -> None:
     rows = EntryRows(batch, place, 2, size_bytes=1)
     assert (rows.rows_left, rows.position) == (8, DLSN(3, 8, 2))
     assert next(rows.records()).txid == 2
-    assert [record.txid for record in rows.take_records(2)] == [3, 4]
+    assert [record.txid for record in take_records(deque([rows]), 2)] == [3, 4]
     assert (rows.rows_left, rows.position) == (5, DLSN(3, 8, 5))
     for record in rows.records():
         if record.txid == 6:
@@ -274,7 +276,7 @@ def test_rows_are_taken_once() -> None:
     assert rest.column("slot_id").to_pylist() == [7, 8, 9]
     assert rest.column("sequence_id").to_pylist() == [107, 108, 109]
     assert (rows.rows_left, rows.position) == (0, DLSN(3, 9, 0))
-    assert rows.take_records(1) == []
+    assert rows.peek_records(1) == []
     dropped = EntryRows(batch, place, 0, size_bytes=1)
     left = dropped.records()
     dropped.drop()

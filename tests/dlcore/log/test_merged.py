@@ -6,9 +6,12 @@ import asyncio
 import random
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
-from dlcore.errors import ConfigurationError, LogNotFoundError
+from dlcore.errors import ConfigurationError, LogNotFoundError, SchemaMismatchError
+from dlcore.log.reading import merged
+from tests.fixtures.aio import until
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, record
 
 if TYPE_CHECKING:
@@ -109,6 +112,59 @@ def test_what_cannot_be_merged() -> None:
         async with await namespace.open_merged_reader(["clicks"]) as reader:
             with pytest.raises(ConfigurationError, match="count=0"):
                 await reader.read_bulk(0)
+            await (await namespace.open_log("clicks")).delete()
+            with pytest.raises(LogNotFoundError):
+                await reader.read_bulk(1, follow=True)
+
+    on_log(body)
+
+
+def test_what_is_here_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However large the records are: of each log its share of all that may be here."""
+    monkeypatch.setattr(merged, "_HERE_BYTES", 300_000)
+
+    async def body(cluster: MemoryCluster, _: DistributedLogManager) -> None:
+        namespace, rng = cluster.namespaces[0], random.Random(1)
+        for name in NAMES:
+            await namespace.create_log(name)
+            async with await (await namespace.open_log(name)).open_writer() as writer:
+                for txid in range(30):
+                    await writer.write(record(txid, rng.randbytes(40_000)))
+        most = count = 0
+        async with await namespace.open_merged_reader(NAMES) as reader:
+            fetchers = [each.reader._fetcher for each in reader._sources]
+            await until(lambda: all(each._buffered_bytes > 30 * 40_000 for each in fetchers))
+            async for _each in reader:
+                count += 1
+                here = sum(rows.size_bytes for each in reader._sources for rows in each.rows)
+                here += sum(len(each.record.payload) for each in reader.gathered)
+                most = max(most, here)
+        assert count == 90
+        assert 0 < most < 300_000 + len(NAMES) * 100_000
+
+    on_log(body)
+
+
+def test_a_typed_log_is_refused_where_the_reader_is_opened() -> None:
+    """Its rows are no records; what had been opened by then is closed."""
+
+    async def body(cluster: MemoryCluster, _: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        await namespace.create_log("typed", schema=pa.schema({"x": pa.int64()}))
+        with pytest.raises(SchemaMismatchError, match="'typed' is typed"):
+            await namespace.open_merged_reader(["clicks", "typed"])
+        assert "AsyncLogReader" not in namespace.get_statistics().open_objects
+
+    on_log(body)
+
+
+def test_an_error_of_one_log_waits_for_no_other() -> None:
+    """While the other has no records, the one that was deleted is told of."""
+
+    async def body(cluster: MemoryCluster, _: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        await namespace.create_log("quiet")
+        async with await namespace.open_merged_reader(["quiet", "clicks"]) as reader:
             await (await namespace.open_log("clicks")).delete()
             with pytest.raises(LogNotFoundError):
                 await reader.read_bulk(1, follow=True)

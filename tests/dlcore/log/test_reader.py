@@ -84,7 +84,7 @@ async def rows_in_bulk(
     rows = []
     while taken := await reader.take_rows(until_caught_up=True):
         for part in taken:
-            rows += as_rows(part.take_records(part.rows_left))
+            rows += as_rows(part.peek_records(part.rows_left))
     return rows
 
 

@@ -1,0 +1,46 @@
+"""How records are taken from rows that are here: all that a call returns, or none of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dlcore.errors import SchemaMismatchError
+
+if TYPE_CHECKING:
+    from collections import deque
+
+    from dlcore.log.reading.rows import EntryRows
+    from dlcore.records import LogRecordWithDLSN
+
+
+def take_records(rows: deque[EntryRows], count: int) -> list[LogRecordWithDLSN]:
+    """Take up to `count` records from the first rows; none while they are still being made.
+
+    So who is interrupted meanwhile, by a signal, finds them again.
+    """
+    records: list[LogRecordWithDLSN] = []
+    for each in rows:
+        if len(records) == count:
+            break
+        records += each.peek_records(count - len(records))
+    left = len(records)
+    while left:
+        taken = min(left, rows[0].rows_left)
+        rows[0].skip(taken)
+        left -= taken
+        drop_taken(rows)
+    return records
+
+
+def drop_taken(rows: deque[EntryRows]) -> None:
+    """Leave out the first rows of which none is left."""
+    while rows and not rows[0].rows_left:
+        rows.popleft()
+
+
+def no_records() -> SchemaMismatchError:
+    """Return the error of who wants records of a typed log."""
+    return SchemaMismatchError(
+        "the log is typed, its rows are no records of bytes: use read_batch() or batches() of "
+        "a reader, or read() of the log, which gives tables and frames"
+    )
