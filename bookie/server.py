@@ -160,6 +160,7 @@ class BookieServer(AsyncClosing):
             cluster_id=self._cluster_id,
             connection_bytes_max=config.connection_bytes_max,
             read_bytes_max=config.read_bytes_max,
+            receive_bytes_max=config.receive_bytes_max,
         )
         try:
             server = await asyncio.get_running_loop().create_server(

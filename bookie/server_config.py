@@ -75,6 +75,8 @@ class BookieConfig:
     """Bytes of adds of one connection not yet durable, beyond which it is not read: two batches."""
     read_bytes_max: int = 64 * MIB
     """Bytes on their way to readers, of all connections; beyond it reads wait."""
+    receive_bytes_max: int = 64 * MIB
+    """Bytes of adds that have begun to arrive, of all connections; beyond it large ones wait."""
     garbage_interval_s: float = 300.0
     """How often the bookie looks for deleted ledgers."""
     compact_interval_s: float = 300.0
@@ -133,6 +135,7 @@ class BookieConfig:
             "session_timeout_s",
             "connection_bytes_max",
             "read_bytes_max",
+            "receive_bytes_max",
             "garbage_interval_s",
             "compact_interval_s",
             "scrub_interval_s",

@@ -14,6 +14,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+from bookie.serving.answers import Answers
 from bookie.serving.eager import start
 from bookie.serving.read_streams import FollowStream, RangeStream
 from dlcore.errors import BadRequestError, BookieOverloadedError, BookieUnavailableError, DLError
@@ -23,7 +24,6 @@ from dlcore.wire.frames import FrameRun, gather, total_bytes
 from dlcore.wire.keepalive import Keepalive
 from dlcore.wire.messages import (
     CHUNK_BYTES_MAX,
-    DURABLE_IDS_MAX,
     Add,
     Buffer,
     Cancel,
@@ -39,7 +39,6 @@ from dlcore.wire.messages import (
     ReadEntry,
     ReadLac,
     WriteLac,
-    encode_durable,
 )
 from dlcore.wire.statuses import status_of
 
@@ -70,6 +69,7 @@ _UNSENT_BYTES_HIGH = 64 * 1024
 _UNSENT_BYTES_LOW = 16 * 1024
 _HANDSHAKE_S = 10.0
 _SHUTTING_DOWN = "the bookie is shutting down"
+_GIVEN_UP = "the bookie gave the request up"
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -79,7 +79,8 @@ class Connection(asyncio.BufferedProtocol):
         self._service = service
         self._storage = storage
         self._loop = asyncio.get_running_loop()
-        self._end = BookieEnd(service.bookie, service.cluster_id, service.memory)
+        self._room = service.receive_budget.room(self._read_on)
+        self._end = BookieEnd(service.bookie, service.cluster_id, service.memory, self._room)
         self.get_buffer = self._end.get_buffer  # type: ignore[method-assign]  # a step less
         self._opened_s = self._loop.time()
         self._keepalive = Keepalive(service.silence_s, now_s=self._opened_s)
@@ -96,8 +97,7 @@ class Connection(asyncio.BufferedProtocol):
         self._stalled_s = 0.0
         self._in_flight = 0
         self._in_flight_bytes = 0
-        self._durable: list[int] = []
-        self._failed: list[Failed] = []
+        self._answers = Answers()
         self._is_flush_due = False
         self._reads: dict[int, asyncio.Task[None]] = {}
         self._streams: dict[int, ReadStream] = {}
@@ -122,7 +122,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(high=_UNSENT_BYTES_HIGH, low=_UNSENT_BYTES_LOW)
         self.peer_name = name_in_certificate(transport.get_extra_info("peercert"))
         self._service.connections[self] = None
-        self._timer = self._loop.call_later(self._keepalive.interval_s, self._tick)
+        self._tick_later(self._opened_s)
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take bytes that came."""
@@ -137,6 +137,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_write_paused = True
         self._is_writable.clear()
         self._stalled_bytes = -1
+        self.stalled_s()
 
     def resume_writing(self) -> None:
         """Go on."""
@@ -160,6 +161,7 @@ class Connection(asyncio.BufferedProtocol):
         self._streams.clear()
         self._queue.clear()
         self._release()
+        self._room.give()
         self.settled.set()
         self.closed.set()
 
@@ -189,10 +191,8 @@ class Connection(asyncio.BufferedProtocol):
             self.abort()
             return
         now_s = self._loop.time()
-        self._timer = self._loop.call_later(self._keepalive.interval_s, self._tick)
-        if not self._end.is_open and now_s - self._opened_s > _HANDSHAKE_S:
+        if not self._end.is_open and now_s >= self._opened_s + _HANDSHAKE_S:
             self._refuse(BadRequestError(f"no HELLO within {_HANDSHAKE_S} s"))
-            return
         if not self._is_reading:
             self._keepalive.heard(now_s)  # it may be talking: nobody listens
         if self.stalled_s() >= self._service.silence_s:
@@ -205,8 +205,17 @@ class Connection(asyncio.BufferedProtocol):
             logger.info("client given up peer=%s: %s", self.peer, error)
             self.abort()
             return
+        self._tick_later(now_s)
         if ping is not None:
             self._write(self._end.send(ping))
+
+    def _tick_later(self, now_s: float) -> None:
+        due_s = self._keepalive.due_s(now_s)
+        if self._is_write_paused:
+            due_s = min(due_s, self._stalled_s + self._service.silence_s)
+        if not self._end.is_open and self._refusal is None:
+            due_s = min(due_s, self._opened_s + _HANDSHAKE_S)
+        self._timer = self._loop.call_at(due_s, self._tick)
 
     def stalled_s(self) -> float:
         """Return for how long the client has taken nothing of what waits for it."""
@@ -217,6 +226,13 @@ class Connection(asyncio.BufferedProtocol):
         if unsent != self._stalled_bytes:
             self._stalled_bytes, self._stalled_s = unsent, now_s
         return now_s - self._stalled_s
+
+    def sends_slowly(self, stall_s: float) -> bool:
+        """Return whether the client sends nothing of a large payload, or has not all of it yet."""
+        held_s, quiet_s = self._room.held_s(), self._keepalive.quiet_s(self._loop.time())
+        return self._is_reading and (
+            min(held_s, quiet_s) >= stall_s or held_s >= self._service.silence_s
+        )
 
     @property
     def peer(self) -> object:
@@ -251,6 +267,8 @@ class Connection(asyncio.BufferedProtocol):
                     self._loop.call_soon(self._read_on)
                     break
                 event = self._end.next_event()
+                if self._room.is_waiting:
+                    break
                 if event is None:
                     if not self._is_reading:
                         self._resume_reading()
@@ -278,12 +296,9 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def _read_on(self) -> None:
-        if not self._is_reading and not self._is_closing:
+        transport = self._transport
+        if not self._is_reading and transport is not None and not transport.is_closing():
             self._take_requests()
-
-    @property
-    def _is_closing(self) -> bool:
-        return self._transport is None or self._transport.is_closing()
 
     def _take(self, event: BookieEvent) -> None:
         match event:
@@ -363,24 +378,13 @@ class Connection(asyncio.BufferedProtocol):
         self._in_flight -= 1
         self._in_flight_bytes -= size_bytes
         assert self._in_flight_bytes >= 0
-        if future.cancelled():
-            self._note(request_ids, BookieUnavailableError("the bookie gave the request up"))
-        else:
-            self._note(request_ids, future.exception())
+        error = BookieUnavailableError(_GIVEN_UP) if future.cancelled() else future.exception()
+        self._answers.note(request_ids, error)
         (self._flush_soon if self._in_flight or self._is_flush_due else self._flush)()
 
     def _settle(self, request_ids: Sequence[int], error: BaseException | None) -> None:
-        self._note(request_ids, error)
+        self._answers.note(request_ids, error)
         self._flush_soon()
-
-    def _note(self, request_ids: Sequence[int], error: BaseException | None) -> None:
-        if error is None:
-            self._durable += request_ids
-        else:
-            if not isinstance(error, DLError):
-                logger.error("a request failed unexpectedly", exc_info=error)
-            status = status_of(error)
-            self._failed += (Failed(request_id, *status) for request_id in request_ids)
 
     def _flush_soon(self) -> None:
         if not self._is_flush_due:
@@ -390,15 +394,7 @@ class Connection(asyncio.BufferedProtocol):
     def _flush(self) -> None:
         """Send what was settled."""
         self._is_flush_due = False
-        durable, self._durable = self._durable, []
-        failed, self._failed = self._failed, []
-        buffers: list[Buffer] = [
-            encode_durable(durable[at : at + DURABLE_IDS_MAX])
-            for at in range(0, len(durable), DURABLE_IDS_MAX)
-        ]
-        for each in failed:
-            buffers += self._end.send(each)
-        self._write(buffers)
+        self._write(self._answers.take())
         if self._is_draining and not self._in_flight:
             self.settled.set()
         if self._refusal is not None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from bookie.serving.connection import Connection
 from bookie.serving.read_budget import ReadBudget
+from bookie.serving.receive_budget import ReceiveBudget
 from dlcore.config import MIB
 from dlcore.wire.memory import ReceiveMemory
 from dlcore.wire.messages import CHUNK_BYTES_MAX
@@ -26,9 +27,10 @@ logger = logging.getLogger(__name__)
 SILENCE_S = 20.0
 """After so long without a byte a client is given up; it is asked for a sign of life before."""
 READ_BYTES_MAX = 64 * MIB
+RECEIVE_BYTES_MAX = 64 * MIB
 _RELIEF_INTERVAL_S = 0.5
 _STALL_S_MAX = 2.0
-"""While others wait for the budget, a client that takes nothing for so long loses its share."""
+"""While others wait for a budget, a client that moves nothing for so long loses its share."""
 
 
 class BookieService:
@@ -41,6 +43,8 @@ class BookieService:
         connection_bytes_max: bytes of adds of one connection that are not yet durable; beyond it
             the connection is not read.
         read_bytes_max: bytes on their way to readers, of all connections.
+        receive_bytes_max: bytes of large payloads that are not whole yet, of all connections;
+            beyond it the next ones are not read.
         chunk_bytes_max: of one message to a reader, unless a single entry is larger.
         silence_s: how long a client may be silent.
     """
@@ -53,6 +57,7 @@ class BookieService:
         cluster_id: str,
         connection_bytes_max: int,
         read_bytes_max: int = READ_BYTES_MAX,
+        receive_bytes_max: int = RECEIVE_BYTES_MAX,
         chunk_bytes_max: int = CHUNK_BYTES_MAX,
         silence_s: float = SILENCE_S,
     ) -> None:
@@ -62,6 +67,7 @@ class BookieService:
         self.chunk_bytes_max = chunk_bytes_max
         self.silence_s = silence_s
         self.read_budget = ReadBudget(read_bytes_max, on_wait=self._relieve_later)
+        self.receive_budget = ReceiveBudget(receive_bytes_max, on_wait=self._relieve_later)
         self._relief: asyncio.TimerHandle | None = None
         self.memory = ReceiveMemory()
         self.connections: dict[Connection, None] = {}
@@ -78,13 +84,16 @@ class BookieService:
             self._relief = loop.call_later(_RELIEF_INTERVAL_S, self._relieve)
 
     def _relieve(self) -> None:
-        """End connections that take nothing of what they asked for, while others wait for room."""
+        """End connections that hold room and do not move, while others wait for it."""
         self._relief = None
-        if not self.read_budget.is_exhausted:
+        if not (self.read_budget.is_exhausted or self.receive_budget.is_exhausted):
             return
         for connection in list(self.connections):
             if connection.stalled_s() >= _STALL_S_MAX:
                 logger.info("client does not read, and others wait peer=%s", connection.peer)
+                connection.abort()
+            elif self.receive_budget.is_exhausted and connection.sends_slowly(_STALL_S_MAX):
+                logger.info("client sends slowly, and others wait peer=%s", connection.peer)
                 connection.abort()
         self._relieve_later()
 

@@ -132,7 +132,7 @@ class Connection(asyncio.BufferedProtocol):
         self._config = config
         self._loop = asyncio.get_running_loop()
         self._end: ClientEnd[Write, Incoming] = ClientEnd(hello, memory)
-        self._keepalive = Keepalive(config.add_timeout_s, now_s=self._loop.time())
+        self._keepalive = Keepalive(config.add_timeout_s, now_s=(now_s := self._loop.time()))
         self._transport: asyncio.Transport | None = None
         self._is_welcome = False
         self._is_write_paused = False
@@ -143,7 +143,7 @@ class Connection(asyncio.BufferedProtocol):
         self._pending_entries_max = _BACKLOG_FACTOR * config.pending_entries_max
         self._pending_bytes_max = _BACKLOG_FACTOR * config.pending_bytes_max + ENTRY_SIZE_BYTES_MAX
         self._expiry: asyncio.TimerHandle | None = None
-        self._ticker = self._loop.call_later(self._keepalive.interval_s, self._tick)
+        self._ticker = self._loop.call_at(self._keepalive.due_s(now_s), self._tick)
         self.is_broken = False
         self.on_broken: Callable[[], None] = lambda: None
         self.closed: asyncio.Future[None] = self._loop.create_future()
@@ -393,9 +393,10 @@ class Connection(asyncio.BufferedProtocol):
     # Time
 
     def _tick(self) -> None:
-        self._ticker = self._loop.call_later(self._keepalive.interval_s, self._tick)
+        now_s = self._loop.time()
+        self._ticker = self._loop.call_at(self._keepalive.due_s(now_s), self._tick)
         try:
-            ping = self._keepalive.check(self._loop.time())
+            ping = self._keepalive.check(now_s)
         except BookieUnavailableError as error:
             self._break(error)
         else:

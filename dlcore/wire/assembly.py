@@ -8,7 +8,7 @@ scratch buffer once more.  A payload gets its memory only after its header and f
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from dlcore.wire.messages import HEADER, Header, check_head, decode_header
 
@@ -29,6 +29,18 @@ class Frame(NamedTuple):
     payload: memoryview
 
 
+class Room(Protocol):
+    """Where the memory of big payloads is bounded over many connections."""
+
+    def take(self, size: int) -> bool:
+        """Return whether the payload that comes may have its memory; if not, ask again."""
+        ...
+
+    def give(self) -> None:
+        """Take note that the payload is whole."""
+        ...
+
+
 class _Partial:
     """A big frame whose payload is on its way."""
 
@@ -43,10 +55,17 @@ class _Partial:
 
 
 class Assembly:
-    """The receiving half of a connection; nothing is handed out before every byte was received."""
+    """The receiving half of a connection; nothing is handed out before every byte was received.
 
-    def __init__(self, memory: ReceiveMemory) -> None:
+    Args:
+        memory: where received bytes go.
+        room: asked before a big payload gets memory; while there is none `next_frame` returns None,
+            and nothing shall be received.
+    """
+
+    def __init__(self, memory: ReceiveMemory, room: Room | None = None) -> None:
         self._memory = memory
+        self._room = room
         self._scratch = memory.scratch
         self._data = b""
         self._position = 0
@@ -93,6 +112,8 @@ class Assembly:
         fields = check_head(data, start, header)
         payload = memoryview(data)[body:end]
         if len(data) < end:
+            if self._room is not None and not self._room.take(header.payload_bytes):
+                return None
             memory = self._memory.take(header.payload_bytes)
             self._partial = _Partial(header, fields, payload, memory)
             self._data, self._position = b"", 0
@@ -108,4 +129,6 @@ class Assembly:
             return None
         self._partial = None
         self._was_big = True
+        if self._room is not None:
+            self._room.give()
         return Frame(partial.header, partial.fields, partial.payload.toreadonly())

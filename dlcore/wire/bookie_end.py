@@ -41,6 +41,7 @@ from dlcore.wire.messages import (
 
 if TYPE_CHECKING:
     from dlcore.ids import BookieId
+    from dlcore.wire.assembly import Room
     from dlcore.wire.memory import ReceiveMemory
 
 BookieEvent: TypeAlias = (
@@ -65,12 +66,15 @@ class BookieEnd:
         bookie: who this is; a client that means another one is refused.
         cluster_id: of the namespace.
         memory: where received bytes go.
+        room: what bounds those of big payloads.
     """
 
-    def __init__(self, bookie: BookieId, cluster_id: str, memory: ReceiveMemory) -> None:
+    def __init__(
+        self, bookie: BookieId, cluster_id: str, memory: ReceiveMemory, room: Room | None = None
+    ) -> None:
         self._bookie = bookie
         self._cluster_id = cluster_id
-        self._assembly = Assembly(memory)
+        self._assembly = Assembly(memory, room)
         self.get_buffer = self._assembly.get_buffer
         self.received = self._assembly.received
         self.is_open = False

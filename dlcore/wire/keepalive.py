@@ -24,13 +24,17 @@ class Keepalive:
         self._heard_s = now_s
         self._is_waiting = False
 
+    def quiet_s(self, now_s: float) -> float:
+        """Return for how long nothing was heard."""
+        return now_s - self._heard_s
+
     def check(self, now_s: float) -> Ping | None:
-        """Return the PING to send now, if any; to be called about four times per `silence_s`.
+        """Return the PING to send now, if any; to be called when it is due.
 
         Raises:
             BookieUnavailableError: the other side is silent.
         """
-        quiet_s = now_s - self._heard_s
+        quiet_s = self.quiet_s(now_s)
         if quiet_s >= self._silence_s:
             raise BookieUnavailableError(
                 f"not a byte for {quiet_s:.1f} s: the other side is silent"
@@ -41,7 +45,7 @@ class Keepalive:
         self._pings += 1
         return Ping(self._pings)
 
-    @property
-    def interval_s(self) -> float:
-        """How often to call `check`."""
-        return self._silence_s / 4
+    def due_s(self, now_s: float) -> float:
+        """Return when to call `check` next: half the patience, or all of it, after a byte."""
+        half_s = self._silence_s / 2
+        return self._heard_s + half_s * (self.quiet_s(now_s) // half_s + 1)

@@ -179,7 +179,7 @@ def test_a_client_that_never_reads_its_refusals_costs_a_bounded_backlog(tmp_path
                 end.send(adds(*[bad] * ADD_FRAMES_MAX, first=first))
                 first += ADD_FRAMES_MAX
                 await asyncio.sleep(0)
-            assert len(connection._failed) <= 2 * ADD_FRAMES_MAX
+            assert len(connection._answers._failed) <= 2 * ADD_FRAMES_MAX
             assert connection._transport is not None
             assert connection._transport.get_write_buffer_size() < 2**20
             client = client_of(served)

@@ -13,6 +13,8 @@ import crc32c
 from bookie.files import entry_reader as entry_reader_module
 from bookie.files.unsealed import UnsealedFiles
 from bookie.ledger_state import LedgerState
+from bookie.serving.connection import Connection
+from bookie.serving.receive_budget import ReceiveRoom
 from dlcore.transport.client import _Reading
 from dlcore.wire import digest as digest_module, memory as memory_module
 from dlcore.wire.assembly import Assembly, Frame
@@ -37,6 +39,25 @@ def a_short_read_is_taken_for_a_frame() -> Iterator[None]:
         return Frame(partial.header, partial.fields, partial.payload.toreadonly())
 
     with patch.object(Assembly, "_take_partial", take_partial):
+        yield
+
+
+@caught_by(
+    "bookie/test_receive_budget.py::"
+    "test_adds_that_have_begun_to_come_are_bounded_over_all_connections"
+)
+def what_has_begun_to_come_is_in_no_budget() -> Iterator[None]:
+    """Each connection gets memory for the add that it sends, however many there are."""
+    with patch.object(ReceiveRoom, "take", lambda *_: True):
+        yield
+
+
+@caught_by(
+    "bookie/test_receive_budget.py::test_who_stops_in_the_middle_is_given_up_while_others_wait"
+)
+def who_stops_in_the_middle_holds_up_the_others() -> Iterator[None]:
+    """A client that is not heard of holds its memory as long as it likes."""
+    with patch.object(Connection, "sends_slowly", lambda *_: False):
         yield
 
 

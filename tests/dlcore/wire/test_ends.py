@@ -227,6 +227,46 @@ def test_a_big_payload_is_received_in_place() -> None:
     assert frame.payload.readonly
 
 
+class OneAtATime:
+    """Room for a big payload, if it is free."""
+
+    is_free = False
+
+    def take(self, size: int) -> bool:
+        """Return whether it is."""
+        assert size == BIG_BYTES
+        return self.is_free
+
+    def give(self) -> None:
+        """Count."""
+        self.is_free = True
+
+
+BIG_BYTES = 40_000
+
+
+def test_a_big_payload_that_is_not_whole_waits_for_room() -> None:
+    """What of it has come stays where it is; one that came in one piece needs none."""
+    room, entry = OneAtATime(), b"x" * BIG_BYTES
+    assembly = Assembly(ReceiveMemory(), room)
+    data = b"".join(encode(Add(1, False, [entry])))
+    feed(assembly, [data])
+    assert assembly.next_frame() is not None
+    assert not room.is_free
+    feed(assembly, [data[:1000]])
+    for _ in range(2):
+        assert assembly.next_frame() is None
+    room.is_free = True
+    assert assembly.next_frame() is None
+    room.is_free = False
+    assert len(assembly.get_buffer()) == len(data) - 1000
+    feed(assembly, [data[1000:]])
+    frame = assembly.next_frame()
+    assert frame is not None
+    assert frame.payload == entry
+    assert room.is_free  # given back
+
+
 def test_the_shortest_entry_is_the_header_of_a_frame() -> None:
     """The wire knows no more of entries than this."""
     assert ENTRY_BYTES_MIN == FRAME_BYTES
@@ -330,7 +370,6 @@ def test_small_buffers_are_joined_and_large_ones_stay() -> None:
 def test_silence_is_asked_about_and_then_ends() -> None:
     """A PING after half the patience, one only; any byte begins anew."""
     keepalive = Keepalive(8.0, now_s=0.0)
-    assert keepalive.interval_s == 2.0
     assert keepalive.check(3.9) is None
     assert keepalive.check(4.0) == Ping(1)
     assert keepalive.check(6.0) is None
@@ -339,3 +378,11 @@ def test_silence_is_asked_about_and_then_ends() -> None:
     assert keepalive.check(10.5) == Ping(2)
     with pytest.raises(BookieUnavailableError, match="silent"):
         keepalive.check(14.5)
+
+
+def test_silence_is_looked_at_when_it_means_something() -> None:
+    """At half of the patience and at its end, whenever the last byte came, and never at once."""
+    keepalive = Keepalive(8.0, now_s=0.0)
+    assert [keepalive.due_s(now_s) for now_s in (0.0, 3.9, 4.0, 7.9)] == [4.0, 4.0, 8.0, 8.0]
+    keepalive.heard(7.0)
+    assert [keepalive.due_s(now_s) for now_s in (8.0, 11.0, 15.0)] == [11.0, 15.0, 19.0]

@@ -1,0 +1,45 @@
+"""Answers to what writes, until they are sent: many in one message."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from dlcore.errors import DLError
+from dlcore.wire.messages import DURABLE_IDS_MAX, Buffer, Failed, encode, encode_durable
+from dlcore.wire.statuses import status_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+logger = logging.getLogger(__name__)
+
+
+class Answers:
+    """What was settled and is not told yet, of one connection."""
+
+    def __init__(self) -> None:
+        self._durable: list[int] = []
+        self._failed: list[Failed] = []
+
+    def note(self, request_ids: Sequence[int], error: BaseException | None) -> None:
+        """Settle requests: they are durable, or failed alike."""
+        if error is None:
+            self._durable += request_ids
+        else:
+            if not isinstance(error, DLError):
+                logger.error("a request failed unexpectedly", exc_info=error)
+            status = status_of(error)
+            self._failed += (Failed(request_id, *status) for request_id in request_ids)
+
+    def take(self) -> list[Buffer]:
+        """Return the messages to send now."""
+        durable, self._durable = self._durable, []
+        failed, self._failed = self._failed, []
+        buffers: list[Buffer] = [
+            encode_durable(durable[at : at + DURABLE_IDS_MAX])
+            for at in range(0, len(durable), DURABLE_IDS_MAX)
+        ]
+        for each in failed:
+            buffers += encode(each)
+        return buffers

@@ -1,0 +1,107 @@
+"""One budget for large payloads that a bookie has begun to receive."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class ReceiveBudget:
+    """Bytes of payloads that are not whole yet, over all connections.
+
+    A payload gets memory for all of it at once, in turn, and gives it back when it is whole: who
+    holds some waits for nobody but its client.  If nobody holds any, one gets what it wants.
+
+    `on_wait` is called when somebody begins to wait.
+    """
+
+    def __init__(self, bytes_max: int, *, on_wait: Callable[[], None]) -> None:
+        self._bytes_max = bytes_max
+        self._held_bytes = 0
+        self._on_wait = on_wait
+        self._waiters: dict[ReceiveRoom, int] = {}
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether somebody waits."""
+        return bool(self._waiters)
+
+    def room(self, on_granted: Callable[[], None]) -> ReceiveRoom:
+        """Return that of a connection; `on_granted` is called when it gets what it waited for."""
+        loop = asyncio.get_running_loop()
+        return ReceiveRoom(self, loop.time, partial(loop.call_soon, on_granted))
+
+    def take(self, room: ReceiveRoom, size: int) -> None:
+        """Give `room` so many bytes, behind those who waited before."""
+        if not self._waiters and self._fits(size):
+            self._grant(room, size)
+        else:
+            self._waiters[room] = size
+            self._on_wait()
+
+    def give(self, room: ReceiveRoom) -> None:
+        """Take back what `room` holds, or wants."""
+        self._waiters.pop(room, None)
+        self._held_bytes -= room.held_bytes
+        room.hold(0)
+        self._serve()
+
+    def wants(self, room: ReceiveRoom) -> bool:
+        """Return whether `room` waits."""
+        return room in self._waiters
+
+    def _serve(self) -> None:
+        for room, size in list(self._waiters.items()):
+            if not self._fits(size):
+                return
+            del self._waiters[room]
+            self._grant(room, size)
+            room.on_granted()
+
+    def _fits(self, size: int) -> bool:
+        return not self._held_bytes or self._held_bytes + size <= self._bytes_max
+
+    def _grant(self, room: ReceiveRoom, size: int) -> None:
+        self._held_bytes += size
+        room.hold(size)
+
+
+class ReceiveRoom:
+    """What one connection has of the budget: memory for one payload at a time."""
+
+    def __init__(
+        self, budget: ReceiveBudget, now_s: Callable[[], float], on_granted: Callable[[], object]
+    ) -> None:
+        self._budget = budget
+        self._now_s = now_s
+        self._since_s = 0.0
+        self.on_granted = on_granted
+        self.held_bytes = 0
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it wants more than it has."""
+        return self._budget.wants(self)
+
+    def take(self, size: int) -> bool:
+        """Return whether a payload of `size` bytes may have its memory; if not, ask again."""
+        if not self.held_bytes and not self.is_waiting:
+            self._budget.take(self, size)
+        return bool(self.held_bytes)
+
+    def hold(self, size: int) -> None:
+        """Take note of what it has now."""
+        self.held_bytes = size
+        self._since_s = self._now_s()
+
+    def held_s(self) -> float:
+        """Return for how long a payload has had its memory without being whole."""
+        return self._now_s() - self._since_s if self.held_bytes else 0.0
+
+    def give(self) -> None:
+        """The payload is whole, or will never be."""
+        self._budget.give(self)

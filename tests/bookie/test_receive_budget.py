@@ -1,0 +1,128 @@
+"""Large payloads that are not whole: so much of them at once, in turn, and who holds it goes on.
+
+Goal: clients that send parts of adds cost a bookie a bounded memory, all of them together, and hold
+up nobody for long.  Method: the budget itself, and a bookie whose clients stop in the middle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bookie.serving import service as service_module
+from bookie.serving.receive_budget import ReceiveBudget, ReceiveRoom
+from dlcore.wire.messages import Add, Durable, encode
+from tests.fixtures.aio import until
+from tests.fixtures.raw_wire import RawEnd, raw_connection
+from tests.fixtures.served_bookie import frame_of, run, serve
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ENTRY_BYTES = 1_000_000
+
+
+def test_who_waits_gets_its_turn() -> None:
+    """Nobody overtakes; who goes away wants nothing; if nobody holds any, any size is right."""
+
+    async def scenario() -> None:
+        waits: list[int] = []
+        granted: list[str] = []
+        budget = ReceiveBudget(1000, on_wait=lambda: waits.append(1))
+
+        def room(name: str) -> ReceiveRoom:
+            return budget.room(lambda: granted.append(name))
+
+        first, second, third, fourth = map(room, ("first", "second", "third", "fourth"))
+        assert first.take(700)
+        assert first.take(700)  # what it has, it has
+        assert not any(each.take(size) for each, size in ((second, 2000), (third, 200)))
+        assert not fourth.take(300)
+        assert not second.take(2000)
+        assert (len(waits), budget.is_exhausted, second.is_waiting) == (3, True, True)
+        first.give()
+        assert second.held_bytes == 2000
+        assert third.is_waiting
+        assert (first.held_s(), second.held_s() >= 0) == (0.0, True)
+        fourth.give()
+        second.give()
+        await until(lambda: granted == ["second", "third"])
+        assert not budget.is_exhausted
+        third.give()
+        assert budget._held_bytes == 0
+
+    run(scenario)
+
+
+async def begin(end: RawEnd, ledger_id: int) -> bytes:
+    """Send half of an add; return the rest."""
+    frame = frame_of(ledger_id, 0, b"x" * ENTRY_BYTES)
+    data = b"".join(encode(Add(1, False, [frame])))
+    end.send(data[: len(data) // 2])
+    await end.writer.drain()
+    return data[len(data) // 2 :]
+
+
+def test_adds_that_have_begun_to_come_are_bounded_over_all_connections(tmp_path: Path) -> None:
+    """Two fit at once, the others are not read until one is whole or its client gone."""
+
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            served = await stack.enter_async_context(
+                serve(tmp_path, receive_bytes_max=5 * ENTRY_BYTES // 2)
+            )
+            budget = served.service.receive_budget
+            ends = [
+                await stack.enter_async_context(raw_connection(served.address)) for _ in range(6)
+            ]
+            rests = [await begin(end, number) for number, end in enumerate(ends)]
+            await until(lambda: len(budget._waiters) == 4)
+            assert budget._held_bytes < 5 * ENTRY_BYTES // 2
+            connections = list(served.service.connections)
+            assert sum(not each._is_reading for each in connections) == 4
+            holders = [n for n, each in enumerate(connections) if each._room.held_bytes]
+            ends[holders[0]].writer.transport.abort()
+            for number, end in enumerate(ends):
+                if number != holders[0]:
+                    end.send(rests[number])
+            for number, end in enumerate(ends):
+                if number != holders[0]:
+                    assert await end.receive() == Durable((1,))
+            assert (budget._held_bytes, budget.is_exhausted) == (0, False)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("trickles", [False, True])
+def test_who_stops_in_the_middle_is_given_up_while_others_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trickles: bool
+) -> None:
+    """Nothing comes any more, or a byte now and then: that connection ends, the other add is taken.
+
+    While nobody waits, it may take its time.
+    """
+    monkeypatch.setattr(service_module, "_RELIEF_INTERVAL_S", 0.02)
+    monkeypatch.setattr(service_module, "_STALL_S_MAX", 100.0 if trickles else 0.1)
+
+    async def scenario() -> None:
+        async with (
+            serve(tmp_path, receive_bytes_max=ENTRY_BYTES, silence_s=0.4) as served,
+            raw_connection(served.address) as slow,
+        ):
+            budget = served.service.receive_budget
+            await begin(slow, 1)
+            await until(lambda: budget._held_bytes > 0)
+            async with raw_connection(served.address) as other:
+                rest = await begin(other, 2)
+                await until(lambda: budget.is_exhausted)
+                while trickles and budget.is_exhausted:
+                    slow.send(b"x")
+                    await asyncio.sleep(0.02)
+                other.send(rest)
+                assert await other.receive() == Durable((1,))
+            assert await slow.receive() is None
+
+    run(scenario)
