@@ -404,11 +404,16 @@ class ReaderIdleError(LogError):
 class LogNotReadyError(LogError):
     """The writer takes no record now: it starts a segment, or does not own the log at the moment.
 
-    Raised only where `LogConfig.fail_while_rolling` asks for it, and by a writer of a proxy.
+    Raised only where `LogConfig.fail_while_rolling` asks for it, and by a proxy, which may say
+    after which time to come again; `retry_after_s` is 0 if it does not.
     """
 
     code = 518
     retriable = True
+
+    def __init__(self, message: str, *, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class SubscriptionMovedError(LogError):

@@ -74,6 +74,8 @@ class ProxyConfig:
     """A batch that would wait longer for these rates is refused, and told when to come again."""
     pending_bytes_max: int = 256 * MIB
     """Bytes of all streams that are accepted and not durable; those without room wait in turn."""
+    received_bytes_max: int = 128 * MIB
+    """Bytes of messages that wait for a rate, or for their log; a stream above it is ended."""
     staging_max: int = 8
     """Streams that stage at once, as of Spark's tasks; each takes 32 MiB at most, others wait."""
     calls_max: int = 10_000
@@ -106,6 +108,7 @@ class ProxyConfig:
             "window_records",
             "window_bytes",
             "pending_bytes_max",
+            "received_bytes_max",
             "staging_max",
             "calls_max",
             "logs_max",

@@ -61,6 +61,8 @@ class ProxyServer(AsyncClosing):
                     # Two processes on one port would share its clients between them.
                     ("grpc.so_reuseport", 0),
                     ("grpc.max_receive_message_length", config.message_bytes_max),
+                    # Else it reads some MiB ahead of a stream from which nothing is taken.
+                    ("grpc.http2.bdp_probe", 0),
                     # Clients whose machine is gone hold nothing for long.
                     *KEEPALIVE_OPTIONS,
                     # Those who wait for records look likewise whether the proxy is there.

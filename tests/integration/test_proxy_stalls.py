@@ -1,6 +1,7 @@
 """A log that stands still beside one that does not, on one proxy.
 
-Goal: whoever writes to a log without a quorum waits, and nobody else.
+Goal: whoever writes to a log without a quorum waits or is sent away, and nobody else; what the
+proxy holds of it is bounded.
 Method: three bookies, one of which is stopped; one log needs all three, and more is sent to it, by
 more streams, than the proxy may hold of all logs.
 """
@@ -8,7 +9,7 @@ more streams, than the proxy may hold of all logs.
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import grpc
@@ -18,11 +19,13 @@ from dlcore.config import LedgerClientConfig, LogConfig, QuorumConfig
 from dlcore.namespace import Namespace, open_namespace
 from dlcore.proxy.config import ProxyConfig
 from dlcore.proxy.server import ProxyServer
-from tests.fixtures.aio import run
+from tests.fixtures.aio import run, until
+from tests.fixtures.proxies import proxy_process
 from tests.fixtures.served_proxies import Client, Stream
+from tests.integration.test_proxy_reading import resident_kb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
     from dlcore.sandbox.cluster import Sandbox
 
@@ -31,14 +34,44 @@ pytestmark = pytest.mark.integration
 LONG_SESSIONS = ("--session-timeout-s", "60")
 PATIENT = LedgerClientConfig(add_timeout_s=60.0)
 MIB = 1 << 20
-PAYLOAD = bytes(1_000_000)
+RECORD = bytes(1_000_000)
 STREAMS, MESSAGES = 20, 2
+OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
+
+
+async def logs_on(uri: str) -> None:
+    """Make a log that needs all three bookies, and one that needs two."""
+    for name, quorum in (
+        ("still", QuorumConfig.of_replication_factor(3)),
+        ("lively", QuorumConfig()),
+    ):
+        async with await open_namespace(uri, config=LogConfig(quorum=quorum)) as namespace:
+            await namespace.create_log(name)
+
+
+@asynccontextmanager
+async def paused(cluster: Sandbox) -> AsyncIterator[None]:
+    """Stop a bookie meanwhile."""
+    cluster.bookies[0].pause()
+    try:
+        yield
+    finally:
+        cluster.bookies[0].resume()
+
+
+async def write_on(lively: Stream, *, first: int, count: int) -> None:
+    """Write so many batches, each of which is acknowledged before the next."""
+    for number in range(first, first + count):
+        await lively.send(RECORD)
+        message = await lively.told()
+        assert message is not None, await lively.status()
+        assert message["acked"] == number
 
 
 async def push(stream: Stream) -> None:
     """Send what is acknowledged when all bookies are there."""
     for _ in range(MESSAGES):
-        await stream.send(PAYLOAD)
+        await stream.send(RECORD)
     told = await stream.told_all() or {}
     assert told.get("acked") == MESSAGES, await stream.status()
 
@@ -55,15 +88,8 @@ def test_a_log_without_a_quorum_stops_no_other(fresh_sandbox: Callable[..., Sand
 
     async def scenario() -> None:
         async with AsyncExitStack() as steps:
+            await logs_on(cluster.uri)
             direct = await steps.enter_async_context(await open_as("direct"))
-            for name, quorum in (
-                ("still", QuorumConfig.of_replication_factor(3)),
-                ("lively", QuorumConfig()),
-            ):
-                config = LogConfig(quorum=quorum)
-                namespace = await open_namespace(cluster.uri, config=config)
-                async with namespace:
-                    await namespace.create_log(name)
             server = await ProxyServer.start(open_as, ProxyConfig(pending_bytes_max=8 * MIB))
             await steps.enter_async_context(server)
             channel = grpc.aio.insecure_channel(server.address)
@@ -71,20 +97,70 @@ def test_a_log_without_a_quorum_stops_no_other(fresh_sandbox: Callable[..., Sand
             client = Client(channel)
             still = [await client.opened("still") for _ in range(STREAMS)]
             lively = await client.opened("lively")
-            cluster.bookies[0].pause()
-            try:
+            async with paused(cluster):
                 pushing = [asyncio.create_task(push(stream)) for stream in still]
-                for number in range(1, 21):
-                    await lively.send(PAYLOAD)
-                    message = await lively.told()
-                    assert message is not None
-                    assert message["acked"] == number
+                await write_on(lively, first=1, count=20)
                 assert not any(task.done() for task in pushing), "it stood still all the while"
-            finally:
-                cluster.bookies[0].resume()
             await asyncio.gather(*pushing)
             await lively.told_all()
             found = await direct.open_log("still")
             assert await found.get_log_record_count() == STREAMS * MESSAGES
 
     run(scenario())
+
+
+def test_what_waits_for_a_log_without_a_quorum_is_bounded(
+    fresh_sandbox: Callable[..., Sandbox],
+) -> None:
+    """Of messages of 4 MB in 36 streams it keeps few, and tells those above; gRPC keeps none."""
+    cluster = fresh_sandbox(3, bookie_options=LONG_SESSIONS)
+    limits = (
+        f"--pending-bytes-max={32 * MIB}",
+        f"--received-bytes-max={32 * MIB}",
+        "--window-bytes=1",
+    )
+    large = [RECORD] * 4
+
+    async def push_on(stream: Stream) -> None:
+        await stream.send(b"small")  # and no more is read until it is acknowledged
+        while True:
+            await stream.send(*large)
+
+    async def scenario(location: str, pid: int) -> None:
+        async with AsyncExitStack() as steps:
+
+            async def opened(log: str) -> Stream:
+                address = location.partition("://")[2]
+                channel = grpc.aio.insecure_channel(address, options=OWN_CONNECTION)
+                steps.push_async_callback(channel.close)
+                return await Client(channel).opened(log)
+
+            await logs_on(cluster.uri)
+            lively, still = await opened("lively"), [await opened("still") for _ in range(36)]
+            pushed = [await opened("still") for _ in range(24)]
+            await write_on(lively, first=1, count=5)
+            before_kb = resident_kb(pid)
+            async with paused(cluster):
+                pushing = [asyncio.create_task(push_on(stream)) for stream in pushed]
+                await write_on(lively, first=6, count=10)
+                assert resident_kb(pid) - before_kb < 60_000, "of what is not read yet"
+                await asyncio.gather(*(stream.send(*large) for stream in still))
+                ends = [asyncio.create_task(stream.told_all()) for stream in still]
+                await until(lambda: sum(task.done() for task in ends) >= 30)
+                await write_on(lively, first=16, count=10)
+                # 64 MB may wait or be on their way to bookies.
+                assert resident_kb(pid) - before_kb < 150_000
+                for task in pushing:
+                    task.cancel()
+            told = await asyncio.gather(*ends)
+            refused = [
+                await each.status() for each, last in zip(still, told, strict=True) if not last
+            ]
+            assert len(refused) >= 30
+            for code, message, metadata in refused:
+                assert (code, metadata["dlog-retry-after-ms"]) == ("UNAVAILABLE", "1000")
+                assert "LogNotReadyError: log 'still': too much waits already" in message
+            await lively.told_all()
+
+    with proxy_process(cluster.uri, *limits) as proxy:
+        run(scenario(proxy.location, proxy.process.pid))

@@ -25,6 +25,7 @@ from dlcore.errors import (
     LogExistsError,
     LogModeError,
     LogNotFoundError,
+    LogNotReadyError,
     LogRecordTooLongError,
     OverCapacityError,
     OwnershipAcquireFailedError,
@@ -101,6 +102,6 @@ def metadata_of(error: DLError) -> tuple[tuple[str, str], ...]:
         return (*number, (EXPECTED_KEY, str(error.expected)))
     if isinstance(error, ConditionFailedError):
         return (*number, (LAST_KEY, error.last or "none"))
-    if isinstance(error, OverCapacityError) and error.retry_after_s:
+    if isinstance(error, (OverCapacityError, LogNotReadyError)) and error.retry_after_s:
         return (*number, (RETRY_KEY, str(math.ceil(error.retry_after_s * 1000))))
     return number

@@ -8,9 +8,17 @@ log holds up no other log; who waits for memory itself does, or others would alw
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
+from typing import TYPE_CHECKING
+
+from dlcore.errors import LogNotReadyError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _SHARE = 4
+RETRY_AFTER_S = 1.0
 
 
 class ByteBudget:
@@ -25,10 +33,16 @@ class ByteBudget:
         self._taken_by: dict[str, int] = {}  # by log, of those that hold something
         self._waiting: dict[str, deque[tuple[int, asyncio.Future[None]]]] = {}
 
+    def take_now(self, log: str, size_bytes: int) -> bool:
+        """Take so much for a log, if nobody waits and it is free; return whether it is taken."""
+        if self._waiting or not self._fits(size_bytes) or not self._may(log, size_bytes):
+            return False
+        self._add(log, size_bytes)
+        return True
+
     async def take(self, log: str, size_bytes: int) -> None:
         """Take so much for a log; wait until it may, behind those of it who waited before."""
-        if not self._waiting and self._fits(size_bytes) and self._may(log, size_bytes):
-            self._add(log, size_bytes)
+        if self.take_now(log, size_bytes):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(log, deque()).append((size_bytes, turn))
@@ -76,3 +90,24 @@ class ByteBudget:
                 queue.popleft()
             else:
                 del self._waiting[log]
+
+
+class ReceivedBytes:
+    """What is read of streams and has to wait: never more than there may be, who is above fails."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._budget = ByteBudget(bytes_max)
+
+    @contextlib.contextmanager
+    def hold(self, log: str, size_bytes: int) -> Iterator[None]:
+        """Hold so much for a log.  Raises: LogNotReadyError."""
+        if not self._budget.take_now(log, size_bytes):
+            raise LogNotReadyError(
+                f"log {log!r}: too much waits already for it to have room, or for its rates: "
+                "write again later",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        try:
+            yield
+        finally:
+            self._budget.give(log, size_bytes)

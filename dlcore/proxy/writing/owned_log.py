@@ -6,6 +6,7 @@ What waits goes into the next entry, whoever sent it: that is the writer's own w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -27,7 +28,7 @@ from dlcore.log.writing.producers import Durable, Fresh, InFlight, Mark, Produce
 from dlcore.log.writing.typed import AsyncTypedLogWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator
 
     from dlcore.clock import Clock
     from dlcore.errors import DLError
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
 
+READING_MAX = 8
+"""So many streams read at once when the log takes records more slowly than they come."""
 _PAYLOAD_NAMES = ("payload", "value")
 _TXID = "txid"
 _PAYLOAD_KINDS = (
@@ -93,6 +96,10 @@ class OwnedLog:
         self.writer = writer
         self._clock = clock
         self._producers = producers
+        self.reading_turns = asyncio.Semaphore(READING_MAX)
+        self._waiting = 0
+        self._none_waits = asyncio.Event()
+        self._none_waits.set()
         self._conditional = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._streams: dict[Callable[[], None], None] = {}  # a set that keeps its order
@@ -109,6 +116,29 @@ class OwnedLog:
     def name(self) -> str:
         """The log's name."""
         return self.writer.log_name
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it has room for what is not read yet: nothing that was read waits for it."""
+        return self.writer.has_capacity and not self._waiting
+
+    async def wait_for_room(self) -> None:
+        """Wait for that."""
+        while not self.has_room:
+            await self._none_waits.wait()
+            await self.writer.wait_for_capacity()
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Note that a message waits meanwhile."""
+        self._waiting += 1
+        self._none_waits.clear()
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+            if not self._waiting:
+                self._none_waits.set()
 
     def idle_s(self) -> float:
         """Return for how long no stream has written to it."""

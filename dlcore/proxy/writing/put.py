@@ -21,6 +21,7 @@ from dlcore.errors import (
     ConfigurationError,
     DLError,
     LogElsewhereError,
+    LogNotReadyError,
     SequenceGapError,
     WriteError,
 )
@@ -31,12 +32,13 @@ from dlcore.proxy.flight.calls import principal_of, send
 from dlcore.proxy.flight.put import (
     PutDecoder,
     PutMessage,
+    PutTarget,
     StagingTarget,
     parse_target,
     sequence_of,
 )
 from dlcore.proxy.writing.acks import Ack, StreamAcks
-from dlcore.proxy.writing.budget import ByteBudget
+from dlcore.proxy.writing.budget import RETRY_AFTER_S, ByteBudget, ReceivedBytes
 from dlcore.proxy.writing.rates import Rate, Rates
 
 if TYPE_CHECKING:
@@ -53,6 +55,12 @@ if TYPE_CHECKING:
     from dlcore.proxy.writing.staging import Stagings
 
 _PARTING_S = 1.0
+STALL_S = 30.0
+"""A message that its log does not take for so long is given up, and its stream ended."""
+_SOON_S = 0.01
+"""A stream that is let read and has nothing there for so long lets others."""
+_SCHEMA_BYTES = 64 * 1024
+"""A schema that is larger counts as a message that waits."""
 
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, pb.PutResult]"
 
@@ -72,6 +80,7 @@ class PutService:
         self._stagings = stagings
         self._config = config
         self._budget = ByteBudget(config.pending_bytes_max)
+        self._received = ReceivedBytes(config.received_bytes_max)
 
         def rate(scope: str) -> Rate:
             per_s = (getattr(config, f"{scope}{unit}_per_s") for unit in ("records", "bytes"))
@@ -95,11 +104,17 @@ class PutService:
         first = await _read(context)
         if first is None:
             return
-        target = parse_target(first.told.flight_descriptor)
-        if isinstance(target, StagingTarget):
-            await self._stagings.serve(context, first, target, self._rates)
-            return
-        decoder = PutDecoder(first)
+        target, decoder = parse_target(first.told.flight_descriptor), PutDecoder(first)
+        schema_bytes = len(first.told.data_header)
+        del first  # while it waits
+        name = target.staging if isinstance(target, StagingTarget) else target.log
+        with self._received.hold(name, schema_bytes if schema_bytes > _SCHEMA_BYTES else 0):
+            if isinstance(target, StagingTarget):
+                await self._stagings.serve(context, decoder, target, self._rates)
+            else:
+                await self._serve(context, decoder, target)
+
+    async def _serve(self, context: Context, decoder: PutDecoder, target: PutTarget) -> None:
         log = await self._owner.get(target.log)
         log.check(decoder.schema)
         config = self._config
@@ -115,7 +130,7 @@ class PutService:
             positions=target.positions,
         )
         rates = self._rates.join(target.log, principal_of(context))
-        limits = _Limits(acks, self._budget, rates)
+        limits = _Limits(acks, self._budget, self._received, rates)
         stream = _Stream(context, log, limits, partial(self._lost, target.log, log))
         log.join(stream.rouse)
         try:
@@ -149,10 +164,11 @@ class PutService:
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """What bounds one stream: its window, the memory of all, and rates."""
+    """What bounds one stream: its window, the memory of all, what of it waits, and rates."""
 
     acks: StreamAcks
     budget: ByteBudget
+    received: ReceivedBytes
     rates: StreamRates
 
 
@@ -170,6 +186,7 @@ class _Stream:
         self._log = log
         self._acks = limits.acks
         self._budget = limits.budget
+        self._received = limits.received
         self._rates = limits.rates
         self._throttled_s = 0.0  # and not told
         self._lost = lost
@@ -207,32 +224,36 @@ class _Stream:
 
     async def _take(self, decoder: PutDecoder) -> None:
         """Take batches until the client has sent all; once the log is let go of, drop them."""
+        try:
+            while await self._take_one(decoder):
+                pass
+        except DLError as error:
+            # With its traceback it would hold what was refused until the stream ends.
+            raise error.with_traceback(None) from error.__cause__
+
+    async def _take_one(self, decoder: PutDecoder) -> bool:
+        """Take a message, and hold nothing of it afterwards; False if the client has sent all."""
+        await self._wait_for_room()
+        message = await self._next()
+        if message is None:
+            return False
         log = self._log
-        while True:
-            await self._wait_for_room()
-            message = await _read(self._context)
-            if message is None:
-                return
-            if log.ending is not None:
-                self._has_dropped = True
-                continue
-            batch = decoder.decode(message)
-            if not batch.num_rows:
-                continue
-            mark = self._mark_of(message, batch.num_rows)
-            if self._condition is not None and await _read(self._context) is not None:
-                raise ConfigurationError(
-                    "what is written all or none comes in one message, and this is another one"
-                )
-            size_bytes = len(message.body)
-            if self._rates.is_limited:
-                await self._wait_for_rate(batch.num_rows, size_bytes)
-            try:
-                await self._accept(batch, size_bytes, mark)
-            except DLError as error:
-                if error is not self._log.ending:
-                    raise
-                self._has_dropped = True
+        if log.ending is not None:
+            self._has_dropped = True
+            return True
+        batch = decoder.decode(message)
+        if not batch.num_rows:
+            return True
+        mark = self._mark_of(message, batch.num_rows)
+        size_bytes = len(message.body)
+        del message  # the batch has its bytes
+        try:
+            await self._accept(batch, size_bytes, mark)
+        except DLError as error:
+            if error is not self._log.ending:
+                raise
+            self._has_dropped = True
+        return True
 
     def _mark_of(self, message: PutMessage, count: int) -> Mark | None:
         """Return the sequences of a batch, which follow those of the batch before."""
@@ -255,11 +276,72 @@ class _Stream:
             self._room.clear()
             await self._room.wait()
 
-    async def _wait_for_rate(self, records: int, size_bytes: int) -> None:
+    async def _next(self) -> PutMessage | None:
+        """Return the next message; few streams read at once of a log that has no room for more.
+
+        So what waits for it waits with the clients.
+        """
+        log = self._log
+        if log.has_room and not log.reading_turns.locked():
+            return await _read(self._context)
+        async with log.reading_turns:
+            await log.wait_for_room()
+            reading = asyncio.create_task(_read(self._context), name="reading a stream")
+            try:
+                await asyncio.wait([reading], timeout=_SOON_S)
+            except BaseException:
+                reading.cancel()
+                raise
+        try:
+            return await reading
+        finally:
+            reading.cancel()
+
+    async def _admit(self, records: int, size_bytes: int) -> None:
+        """Take memory for a batch once its rate allows it, and its log has room.
+
+        Raises:
+            OverCapacityError: of its rate.
+            LogNotReadyError: too much waits already, or the log had no room for long.
+        """
+        delay_s = 0.0
+        if self._rates.is_limited:
+            now_s = asyncio.get_running_loop().time()
+            delay_s = self._rates.take(records, size_bytes, now_s=now_s)
+        log = self._log
+        if (
+            not delay_s
+            and self._condition is None
+            and log.writer.has_capacity
+            and self._budget.take_now(log.name, size_bytes)
+        ):
+            return
+        with self._received.hold(log.name, size_bytes):
+            await self._wait_for_rate(delay_s)
+            try:
+                async with asyncio.timeout(STALL_S):
+                    if self._condition is not None:
+                        await self._require_end()
+                    with log.waiting():
+                        await self._take_memory(size_bytes)
+            except TimeoutError as error:
+                raise LogNotReadyError(
+                    f"log {log.name!r}: a message waited for {STALL_S:g} s, and is given up: "
+                    "write it again",
+                    retry_after_s=RETRY_AFTER_S,
+                ) from error
+
+    async def _require_end(self) -> None:
+        if await _read(self._context) is not None:
+            raise ConfigurationError(
+                "what is written all or none comes in one message, and this is another one"
+            )
+
+    async def _wait_for_rate(self, delay_s: float) -> None:
         """Delay a batch that comes too soon, and tell of it; once the log is let go of, go on."""
         clock = asyncio.get_running_loop().time
         begun_s = clock()
-        until_s = begun_s + self._rates.take(records, size_bytes, now_s=begun_s)
+        until_s = begun_s + delay_s
         while not self._log.ending and (left_s := until_s - clock()) > 0:
             self._room.clear()
             with contextlib.suppress(TimeoutError):
@@ -269,7 +351,7 @@ class _Stream:
             self._throttled_s += clock() - begun_s
 
     async def _accept(self, batch: pa.RecordBatch, size_bytes: int, mark: Mark | None) -> None:
-        await self._take_memory(size_bytes)
+        await self._admit(batch.num_rows, size_bytes)
         try:
             if self._condition is None:
                 accepted = await self._log.accept(batch, mark)

@@ -18,7 +18,7 @@ import msgspec
 from dlcore.errors import DLError, OverCapacityError
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.flight.calls import principal_of, send
-from dlcore.proxy.flight.put import PutDecoder, PutMessage, log_of
+from dlcore.proxy.flight.put import PutMessage, log_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dlcore.namespace import Namespace
     from dlcore.proxy.config import ProxyConfig
     from dlcore.proxy.flight.calls import Context
-    from dlcore.proxy.flight.put import StagingTarget
+    from dlcore.proxy.flight.put import PutDecoder, StagingTarget
     from dlcore.proxy.writing.rates import Rates, StreamRates
 
 logger = logging.getLogger(__name__)
@@ -63,14 +63,13 @@ class Stagings:
         self._clock = asyncio.get_running_loop().time
 
     async def serve(
-        self, context: Context, first: PutMessage, target: StagingTarget, rates: Rates
+        self, context: Context, decoder: PutDecoder, target: StagingTarget, rates: Rates
     ) -> None:
         """Serve one stream to its end.
 
         Raises:
             DLError: what refused it; nothing of it can be committed.
         """
-        decoder = PutDecoder(first)
         limits: dict[str, StreamRates] = {}
         async with self._turns:
             async with self._lend(target) as writer:
