@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
 from dlcore.blocking.twin import Blocking
 from dlcore.errors import ConfigurationError, DLError, EndOfStreamError
 from dlcore.log.reading.taking import drop_taken, no_records, take_records
+from dlcore.records import LogRecordWithDLSN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,55 +17,38 @@ if TYPE_CHECKING:
 
     from dlcore.blocking.portal import Portal
     from dlcore.ids import DLSN
-    from dlcore.log.reading.reader import AsyncLogReader, RowsWanted
-    from dlcore.log.reading.rows import EntryRows
-    from dlcore.records import LogRecordWithDLSN
+    from dlcore.log.reading.reader import AsyncLogReader
+    from dlcore.log.reading.rows import EntryRows, Rows
+    from dlcore.log.reading.rows_reader import RowsWanted
 
 
-class LogReader(Blocking):
-    """A reader at a position of the log.  Not thread-safe.
+_Rows = TypeVar("_Rows", bound="Rows[Any]")
+_Record = TypeVar("_Record")
 
-    `for record in reader` yields every record that is readable, and ends there; `records` and
-    `batches` can also follow the log.
-    """
 
-    def __init__(self, portal: Portal, reader: AsyncLogReader) -> None:
+class RowsTwin(Blocking, Generic[_Rows, _Record]):
+    """The blocking twin of a `RowsReader` that has a name of its log, and can `seek`."""
+
+    def __init__(self, portal: Portal, reader: Any) -> None:
         super().__init__(portal, reader.aclose)
         self._reader = reader
-        self._rows: deque[EntryRows] = deque()  # taken over from the reader in bulk
+        self._rows: deque[_Rows] = deque()  # taken over from the reader in bulk
 
     def __repr__(self) -> str:
         state = "CLOSED" if self._closed else "OPEN"
-        return f"<LogReader {self._reader.log_name!r} at {self.position} {state}>"
+        return f"<{type(self).__name__} {self.log_name!r} at {self.position} {state}>"
 
     @property
     def log_name(self) -> str:
         """The log's name."""
-        return self._reader.log_name
+        name: str = self._reader.log_name
+        return name
 
     @property
     def position(self) -> DLSN:
         """Where it reads on: each record below was returned, was truncated, or is not wanted."""
-        return self._rows[0].position if self._rows else self._reader.position
-
-    @property
-    def broken_entries(self) -> int:
-        """How many entries were left out because they are broken, if that was asked for."""
-        return self._reader.broken_entries
-
-    @property
-    def committed(self) -> DLSN | None:
-        """The position stored for its subscriber; None if it reads for none."""
-        return self._reader.committed
-
-    def commit(self, position: DLSN | None = None) -> DLSN:
-        """Store where its subscriber goes on, the reader's position if none is given; return it.
-
-        Raises:
-            SubscriptionMovedError: another reader took the subscription over.
-            ConfigurationError: it was opened without a subscriber.
-        """
-        return self._call(self._reader.commit(position or self.position))
+        position: DLSN = self._rows[0].position if self._rows else self._reader.position
+        return position
 
     def seek(
         self,
@@ -81,7 +65,7 @@ class LogReader(Blocking):
         while self._rows:
             self._rows.popleft().drop()
 
-    def records(self, *, follow: bool = False) -> Iterator[LogRecordWithDLSN]:
+    def records(self, *, follow: bool = False) -> Iterator[_Record]:
         """Yield records until every readable one was returned, or the log's end.
 
         With `follow` wait for more, until the log is sealed.  Each record that comes out is read:
@@ -100,10 +84,10 @@ class LogReader(Blocking):
         while (rows := self._next_rows(follow=follow)) is not None:
             yield rows.take_batch()
 
-    def __iter__(self) -> Iterator[LogRecordWithDLSN]:
+    def __iter__(self) -> Iterator[_Record]:
         return self.records()
 
-    def read_next(self, *, non_blocking: bool = False) -> LogRecordWithDLSN | None:
+    def read_next(self, *, non_blocking: bool = False) -> _Record | None:
         """Return the next record, or None when every readable record has been returned.
 
         With `non_blocking`, return at once, and None also while the next record is being fetched.
@@ -115,7 +99,7 @@ class LogReader(Blocking):
         rows = self._fill(non_blocking=non_blocking, until_caught_up=not non_blocking)
         return None if rows is None else next(rows.records())
 
-    def read_bulk(self, count: int, *, timeout_s: float | None = None) -> list[LogRecordWithDLSN]:
+    def read_bulk(self, count: int, *, timeout_s: float | None = None) -> list[_Record]:
         """Return up to `count` records, fewer only when every readable record has been returned.
 
         With `timeout_s` wait for more, and return fewer only when so much time is over.
@@ -147,13 +131,13 @@ class LogReader(Blocking):
         rows = self._fill(until_caught_up=True)
         return None if rows is None else rows.take_batch()
 
-    def _next_rows(self, *, follow: bool) -> EntryRows | None:
+    def _next_rows(self, *, follow: bool) -> _Rows | None:
         try:
             return self._fill(until_caught_up=not follow)
         except EndOfStreamError:
             return None
 
-    def _fill(self, **wanted: Unpack[RowsWanted]) -> EntryRows | None:
+    def _fill(self, **wanted: Unpack[RowsWanted]) -> _Rows | None:
         """Return rows that have one left, None if there are none."""
         drop_taken(self._rows)
         if not self._rows:
@@ -164,3 +148,33 @@ class LogReader(Blocking):
         # In two steps: an interrupt may come after rows were gathered and before that is known.
         self._call(self._reader.gather_rows(**wanted))
         self._rows.extend(self._reader.take_gathered())
+
+
+class LogReader(RowsTwin["EntryRows", LogRecordWithDLSN]):
+    """A reader at a position of the log.  Not thread-safe.
+
+    `for record in reader` yields every record that is readable, and ends there; `records` and
+    `batches` can also follow the log.
+    """
+
+    _reader: AsyncLogReader
+    _rows: deque[EntryRows]
+
+    @property
+    def broken_entries(self) -> int:
+        """How many entries were left out because they are broken, if that was asked for."""
+        return self._reader.broken_entries
+
+    @property
+    def committed(self) -> DLSN | None:
+        """The position stored for its subscriber; None if it reads for none."""
+        return self._reader.committed
+
+    def commit(self, position: DLSN | None = None) -> DLSN:
+        """Store where its subscriber goes on, the reader's position if none is given; return it.
+
+        Raises:
+            SubscriptionMovedError: another reader took the subscription over.
+            ConfigurationError: it was opened without a subscriber.
+        """
+        return self._call(self._reader.commit(position or self.position))

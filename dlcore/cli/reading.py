@@ -8,7 +8,7 @@ import sys
 from collections import deque
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -16,26 +16,27 @@ import click
 from dlcore.cli.context import common_options, run_async, wants_json
 from dlcore.cli.framing import DELIMITER, framed as frame_of
 from dlcore.cli.output import Progress, payload_json, payload_text, show_bytes, show_json, time_text
-from dlcore.cli.remote import show_records, snapshot_of
+from dlcore.cli.remote import snapshot_of
 from dlcore.cli.times import EPOCH_MS
 from dlcore.config import LogConfig
 from dlcore.errors import EndOfStreamError
 from dlcore.ids import DLSN
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterable
-    from typing import Any, TypeVar
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+    from typing import Any, TypeAlias, TypeVar
 
     from dlcore.log.manager import DistributedLogManager
     from dlcore.log.reading.reader import AsyncLogReader
     from dlcore.log.reading.scan import ExtentView, LogSnapshot, ScanRange
     from dlcore.namespace import Namespace
     from dlcore.records import LogRecordWithDLSN
-    from dlcore.remote.reading import RemoteNamespace, RemoteRecord
+    from dlcore.remote.reader import RemoteReader, RemoteRecord
+    from dlcore.remote.reading import RemoteLog, RemoteNamespace
 
+    _Log: TypeAlias = DistributedLogManager | RemoteLog
     _Command = TypeVar("_Command", bound=Callable[..., Any])
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _BULK_RECORDS = 1000
 _TAIL_RECORDS = 10
 _ENTRY_LINE = "{:<14} {:>14} {:>8} {:>9}  {}  {}"
@@ -228,43 +229,27 @@ class _Tail:
 
     async def run(self, namespace: Namespace) -> None:
         async with await namespace.open_log(self.log, config=self.config) as manager:
-            with suppress(EndOfStreamError):  # a sealed log has an end, also for -f
-                if self.dlsn is None and self.txid is None and self.timestamp_ms is None:
-                    await self._show_end(manager)
-                else:
-                    async with await manager.open_reader(
-                        dlsn=self.dlsn, txid=self.txid, timestamp_ms=self.timestamp_ms
-                    ) as reader:
-                        await self._show_on(reader, self.count)
+            await self._show(manager, manager.get_snapshot)
 
     async def run_remote(self, namespace: RemoteNamespace) -> None:
         """Show it through proxies."""
         log = await namespace.open_log(self.log)
-        if self.dlsn is None and self.txid is None and self.timestamp_ms is None:
-            count = _TAIL_RECORDS if self.count is None else self.count
-            snapshot = await snapshot_of(namespace, self.log)
-            start = start_of_tail(snapshot, count)
-            last: deque[Any] = deque(maxlen=count)
-            reader = log.open_reader(dlsn=start)
-            async for record in reader.records():
-                last.append(record)
-            self.printer.show(last)
-            if self.follow:
-                await show_records(reader, self.printer, follow=True)
-            return
-        at = (
-            None
-            if self.timestamp_ms is None
-            else _EPOCH + timedelta(milliseconds=self.timestamp_ms)
-        )
-        reader = log.open_reader(dlsn=self.dlsn, txid=self.txid, timestamp=at)
-        await show_records(reader, self.printer, count=self.count, follow=self.follow)
+        await self._show(log, partial(snapshot_of, namespace, self.log))
 
-    async def _show_end(self, manager: DistributedLogManager) -> None:
+    async def _show(self, log: _Log, snapshot: Callable[[], Awaitable[LogSnapshot]]) -> None:
+        with suppress(EndOfStreamError):  # a sealed log has an end, also for -f
+            if self.dlsn is None and self.txid is None and self.timestamp_ms is None:
+                await self._show_end(log, await snapshot())
+            else:
+                async with await log.open_reader(
+                    dlsn=self.dlsn, txid=self.txid, timestamp_ms=self.timestamp_ms
+                ) as reader:
+                    await self._show_on(reader, self.count)
+
+    async def _show_end(self, log: _Log, snapshot: LogSnapshot) -> None:
         count = _TAIL_RECORDS if self.count is None else self.count
-        last: deque[LogRecordWithDLSN] = deque(maxlen=count)
-        start = start_of_tail(await manager.get_snapshot(), count)
-        async with await manager.open_reader(dlsn=start) as reader:
+        last: deque[LogRecordWithDLSN | RemoteRecord] = deque(maxlen=count)
+        async with await log.open_reader(dlsn=start_of_tail(snapshot, count)) as reader:
             try:
                 while records := await reader.read_bulk(_BULK_RECORDS, until_caught_up=True):
                     last.extend(records)
@@ -273,7 +258,7 @@ class _Tail:
             if self.follow:
                 await self._show_on(reader, None)
 
-    async def _show_on(self, reader: AsyncLogReader, count: int | None) -> None:
+    async def _show_on(self, reader: AsyncLogReader | RemoteReader, count: int | None) -> None:
         done = 0
         with Progress(beside=sys.stdout) as progress:
             while count is None or done < count:
@@ -334,25 +319,20 @@ def dump_log(
             if entries:
                 await _dump_entries(namespace, await manager.get_snapshot(), start, end)
             else:
-                await _dump_records(manager, printer, start, end)
+                now = (await manager.get_snapshot()).end
+                await _dump_records(manager, printer, start, min(end or now, now))
 
     async def dump_remote(namespace: RemoteNamespace) -> None:
         if entries:
             raise click.UsageError("--entries is told by bookies: give --uri and no --endpoint")
-        snapshot = await snapshot_of(namespace, log)
-        reader = (await namespace.open_log(log)).open_reader(dlsn=start)
-        until = snapshot.end if end is None else min(end, snapshot.end)
-        await show_records(reader, printer, end=until)
+        now = (await snapshot_of(namespace, log)).end
+        await _dump_records(await namespace.open_log(log), printer, start, min(end or now, now))
 
     run_async(dump, remote=dump_remote, is_long=True)
 
 
-async def _dump_records(
-    manager: DistributedLogManager, printer: RecordPrinter, start: DLSN | None, end: DLSN | None
-) -> None:
-    now = (await manager.get_snapshot()).end
-    end = now if end is None else min(end, now)
-    async with await manager.open_reader(dlsn=start) as reader:
+async def _dump_records(log: _Log, printer: RecordPrinter, start: DLSN | None, end: DLSN) -> None:
+    async with await log.open_reader(dlsn=start) as reader:
         with suppress(EndOfStreamError), Progress(beside=sys.stdout) as progress:
             done = 0
             while records := await reader.read_bulk(_BULK_RECORDS, until_caught_up=True):

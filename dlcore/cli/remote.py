@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from dlcore.cli.output import Progress
 from dlcore.errors import LogNotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from dlcore.cli.reading import RecordPrinter
     from dlcore.ids import DLSN
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.records import NotLessThan
-    from dlcore.remote.reading import RemoteNamespace, RemoteReader, RemoteRecord
+    from dlcore.remote.reading import RemoteNamespace
 
 
 async def snapshot_of(namespace: RemoteNamespace, log: str) -> LogSnapshot:
@@ -61,35 +55,3 @@ async def remote_position(
     snapshot = await snapshot_of(namespace, log)
     (place,) = await namespace.find_places([(snapshot, wanted)])
     return place.dlsn, snapshot.end
-
-
-async def show_records(
-    reader: RemoteReader,
-    printer: RecordPrinter,
-    *,
-    count: int | None = None,
-    end: DLSN | None = None,
-    follow: bool = False,
-) -> None:
-    """Print the records of a reader: so many, or up to a position, or what is there."""
-    with Progress(beside=sys.stdout) as progress:
-        done = 0
-        async with aclosing(_portions(reader, follow=follow)) as portions:
-            async for records in portions:
-                wanted = [each for each in records if end is None or each.dlsn < end]
-                wanted = wanted if count is None else wanted[: count - done]
-                printer.show(wanted)
-                done += len(wanted)
-                progress.tell("records", done, count)
-                if len(wanted) < len(records) or done == count:
-                    return
-
-
-async def _portions(
-    reader: RemoteReader, *, follow: bool
-) -> AsyncGenerator[list[RemoteRecord], None]:
-    from dlcore.remote.reading import records_of
-
-    async with aclosing(reader.batches(follow=follow)) as batches:
-        async for batch in batches:
-            yield records_of(batch)

@@ -2,7 +2,7 @@
 
     async with await open_namespace("grpc://10.0.0.1:4190,10.0.0.2:4190") as namespace:
         log = await namespace.open_log("clicks")
-        async with log.open_reader(txid=100) as reader:
+        async with await log.open_reader(txid=100) as reader:
             async for record in reader.records(follow=True):
                 ...
         async with await log.open_writer(producer="meter-7") as writer:
@@ -15,14 +15,8 @@ it was, so that it returns each record once, and what a writer accepts is in the
 
 from __future__ import annotations
 
-from dlcore.remote.reading import (
-    RemoteLog,
-    RemoteNamespace,
-    RemoteRange,
-    RemoteReader,
-    RemoteRecord,
-    open_namespace,
-)
+from dlcore.remote.reader import RemoteReader, RemoteRecord
+from dlcore.remote.reading import RemoteLog, RemoteNamespace, RemoteRange, open_namespace
 from dlcore.remote.writing import RemoteWriter
 
 __all__ = [

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -50,6 +51,38 @@ def arrow_of(message: PutMessage) -> pa.Buffer:
     """Return the Arrow message in one of Flight."""
     header = message.told.data_header
     return pa.py_buffer(b"".join((_PREFIX.pack(-1, len(header)), header, message.body)))
+
+
+class Received(NamedTuple):
+    """Rows that a proxy sent, and the position behind them; without rows it told the columns."""
+
+    schema: pa.Schema
+    batch: pa.RecordBatch | None
+    end: DLSN
+
+
+async def received(calls: Endpoint, ticket: Ticket) -> AsyncGenerator[Received, None]:
+    """Yield what proxies send for a ticket; after an outage what follows.
+
+    Raises: LogNotFoundError, AlreadyTruncatedError, SchemaMismatchError, ProxyUnavailableError.
+    """
+    schema: pa.Schema | None = None
+
+    def asked() -> pb.Ticket:
+        return pb.Ticket(ticket=ticket.encode())
+
+    async with calls.stream("DoGet", asked) as messages:
+        async for data in messages:
+            message = PutMessage.parse(data)
+            arrow = arrow_of(message)
+            if not message.told.app_metadata:
+                schema = pa.ipc.read_schema(arrow)
+                yield Received(schema, None, DLSN.INITIAL)
+                continue
+            end = msgspec.json.decode(message.told.app_metadata, type=Passed).next
+            ticket = msgspec.structs.replace(ticket, start=Place(dlsn=end))
+            batch = pa.ipc.read_record_batch(arrow, schema)
+            yield Received(schema, batch, DLSN.parse(end))
 
 
 async def act(calls: Endpoint, action: str, request: Any, answer: Any) -> Any:
@@ -114,7 +147,7 @@ async def find_places(
     calls: Endpoint, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]
 ) -> list[RecordPlace]:
     """Return the place of each first record that is wanted, in its snapshot."""
-    searches = [Search(at.log, at.log_id, str(at.end), _place_of(what)) for at, what in wanted]
+    searches = [Search(at.log, at.log_id, str(at.end), place_of(what)) for at, what in wanted]
     answer = await act(calls, "places", PlacesRequest(searches), dict[str, list[FoundPlace]])
     return [
         RecordPlace(DLSN.parse(each.dlsn), each.sequence_id, each.timestamp_ms)
@@ -122,7 +155,8 @@ async def find_places(
     ]
 
 
-def _place_of(what: DLSN | NotLessThan) -> Place:
+def place_of(what: DLSN | NotLessThan) -> Place:
+    """Return what names a record in a ticket."""
     if isinstance(what, DLSN):
         return Place(dlsn=str(what))
     if what.field is RecordField.TXID:
@@ -149,29 +183,21 @@ async def scan(
     backoff, advanced_s = Backoff(_FIRST_PAUSE_S, _PAUSE_MAX_S), clock()
     columns = _columns_of(part)
 
-    def ticket() -> pb.Ticket:
-        asked = Ticket(
+    while position < part.end:
+        before = position
+        ticket = Ticket(
             log=part.log,
             log_id=part.log_id,
             start=Place(dlsn=str(position)),
             end=Place(dlsn=str(part.end)),
             columns=columns,
         )
-        return pb.Ticket(ticket=asked.encode())
-
-    while position < part.end:
-        before, schema = position, None
-        async with calls.stream("DoGet", ticket) as messages:
-            async for data in messages:
-                message = PutMessage.parse(data)
-                if not message.told.app_metadata:
-                    schema = pa.ipc.read_schema(arrow_of(message))
-                    continue
-                position = DLSN.parse(
-                    msgspec.json.decode(message.told.app_metadata, type=Passed).next
-                )
-                for each in _entries_of(pa.ipc.read_record_batch(arrow_of(message), schema)):
-                    yield each
+        async with aclosing(received(calls, ticket)) as messages:
+            async for message in messages:
+                if message.batch is not None:
+                    position = message.end
+                    for each in _entries_of(message.batch):
+                        yield each
         if position > before:
             backoff, advanced_s = Backoff(_FIRST_PAUSE_S, _PAUSE_MAX_S), clock()
         elif clock() - advanced_s > patience_s:

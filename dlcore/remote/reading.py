@@ -18,12 +18,11 @@ from dlcore.log.entries.batches import batch_of
 from dlcore.log.reading.ranges import timestamp_ms_of
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.actions import CreateRequest, SchemaRequest
-from dlcore.proxy.flight.put import PutMessage
-from dlcore.proxy.flight.sending import Passed
 from dlcore.proxy.reading.tickets import Place, Ticket
 from dlcore.remote import planning
 from dlcore.remote.endpoint import Endpoint, path_of
-from dlcore.remote.planning import arrow_of
+from dlcore.remote.planning import received
+from dlcore.remote.reader import LogInfo, RemoteReader
 from dlcore.remote.staging import RemoteStagedAppend, RemoteStagingWriter
 from dlcore.remote.writing import RemoteWriter, append_if
 
@@ -37,27 +36,6 @@ if TYPE_CHECKING:
     from dlcore.tls import TlsFiles
 
 PATIENCE_S = 60.0
-
-
-class RemoteRecord(msgspec.Struct, frozen=True, gc=False):
-    """A record as read: where it is, its number in the log (from 0, no gaps), and when written."""
-
-    dlsn: DLSN
-    txid: int
-    sequence_id: int
-    timestamp_ms: int
-    payload: bytes
-
-
-class LogInfo(msgspec.Struct, frozen=True):
-    """What a proxy tells of a log; see `dlcore.proxy.reading.serving.InfoMetadata`."""
-
-    log_id: str
-    end: str
-    records: int
-    sealed: bool
-    first: str | None = None
-    last: str | None = None
 
 
 async def open_namespace(
@@ -291,99 +269,30 @@ class RemoteLog:
             raise ConfigurationError("nothing is to be appended: expected records")
         return await append_if(self._calls, self.name, records, expected, self._calls.patience_s)
 
-    def open_reader(
+    async def open_reader(
         self,
         *,
         dlsn: DLSN | None = None,
         txid: int | None = None,
-        timestamp: datetime | None = None,
+        timestamp_ms: int | None = None,
         columns: Sequence[str] | None = None,
     ) -> RemoteReader:
         """Open a reader; at the first record that is not truncated, unless one of these is given.
 
-        Raises: ConfigurationError: several are.
-        """
-        given: list[Bound] = [each for each in (dlsn, txid, timestamp) if each is not None]
-        if len(given) > 1:
-            raise ConfigurationError("expected one of dlsn, txid and timestamp, not several")
-        start = _place_of(given[0]) if given else None
-        return RemoteReader(self._calls, self.name, start, columns)
-
-
-class RemoteReader(AsyncClosing):
-    """Reads one log in order, each record once; use `RemoteLog.open_reader`."""
-
-    def __init__(
-        self,
-        calls: Endpoint,
-        name: str,
-        start: Place | None,
-        columns: Sequence[str] | None,
-        end: Place | None = None,
-    ) -> None:
-        self._calls = calls
-        self._place, self._end = start, end
-        self._columns = None if columns is None else list(columns)
-        self.log_name = name
-        self.schema: pa.Schema | None = None
-        """The columns, once the first answer came."""
-
-    def __repr__(self) -> str:
-        return f"<RemoteReader {self.log_name!r} at {self.position}>"
-
-    @property
-    def position(self) -> DLSN | None:
-        """Where it reads on; None as long as that is not told by a position."""
-        if self._place is None or self._place.dlsn is None:
-            return None
-        return DLSN.parse(self._place.dlsn)
-
-    async def batches(self, *, follow: bool = False) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Yield Arrow batches until every readable record was returned.
-
-        With `follow` wait for more, until the log is sealed.  A batch that comes out is read.
+        Args:
+            dlsn: the position of the first record wanted; one beyond the end waits for its record.
+            txid: the first record with this transaction id or a higher one.
+            timestamp_ms: the first record written at that time or later, in epoch milliseconds.
+            columns: which ones, by name.
 
         Raises:
-            ProxyUnavailableError: no proxy answered for as long as the namespace waits; it may be
-                called again.
-            LogNotFoundError, AlreadyTruncatedError, SchemaMismatchError: as told by the proxy.
+            ConfigurationError: several positions are given.
+            AlreadyTruncatedError: `dlsn` was truncated away.
+            LogNotFoundError, ProxyUnavailableError.
         """
-        async with self._calls.stream("DoGet", lambda: self._ticket(follow=follow)) as messages:
-            async for data in messages:
-                message = PutMessage.parse(data)
-                arrow = arrow_of(message)
-                if not message.told.app_metadata:
-                    self.schema = pa.ipc.read_schema(arrow)
-                    continue
-                passed = msgspec.json.decode(message.told.app_metadata, type=Passed)
-                self._place = Place(dlsn=passed.next)
-                yield pa.ipc.read_record_batch(arrow, self.schema)
-
-    def _ticket(self, *, follow: bool) -> pb.Ticket:
-        ticket = Ticket(
-            log=self.log_name,
-            start=self._place,
-            end=self._end,
-            follow=follow,
-            columns=self._columns,
-        )
-        return pb.Ticket(ticket=ticket.encode())
-
-    async def records(self, *, follow: bool = False) -> AsyncGenerator[RemoteRecord, None]:
-        """Yield records of a log of bytes; ends as `batches` does.
-
-        The records of a message that came are read: who leaves the loop reads on behind them.
-
-        Raises:
-            ConfigurationError: the reader has not all columns; else as `batches`.
-        """
-        async with aclosing(self.batches(follow=follow)) as batches:
-            async for batch in batches:
-                for record in records_of(batch):
-                    yield record
-
-    async def aclose(self) -> None:
-        """Nothing is held between calls: an iteration that ends lets go of its stream."""
+        reader = RemoteReader(self._calls, self.name, columns)
+        await reader.seek(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms)
+        return reader
 
 
 class RemoteRange:
@@ -391,23 +300,25 @@ class RemoteRange:
 
     def __init__(self, calls: Endpoint, name: str, *asked: Any) -> None:
         self._calls = calls
-        self._name = name
-        self._start, self._end, self._columns = asked
+        start, end, columns = asked
+        self._ticket = Ticket(
+            log=name, start=start, end=end, columns=None if columns is None else list(columns)
+        )
 
     def __repr__(self) -> str:
-        return f"<RemoteRange of {self._name!r}>"
+        return f"<RemoteRange of {self._ticket.log!r}>"
 
-    def _reader(self) -> RemoteReader:
-        return RemoteReader(self._calls, self._name, self._start, self._columns, self._end)
-
-    def __aiter__(self) -> AsyncIterator[pa.RecordBatch]:
-        return self._reader().batches()
+    async def __aiter__(self) -> AsyncIterator[pa.RecordBatch]:
+        async with aclosing(received(self._calls, self._ticket)) as messages:
+            async for message in messages:
+                if message.batch is not None:
+                    yield message.batch
 
     async def to_arrow(self) -> pa.Table:
-        """Return all of it as a table.  Raises: as `RemoteReader.batches`."""
-        reader = self._reader()
-        batches = [batch async for batch in reader.batches()]
-        return pa.Table.from_batches(batches, reader.schema)
+        """Return all of it as a table.  Raises: as iterating."""
+        messages = [message async for message in received(self._calls, self._ticket)]
+        batches = [message.batch for message in messages if message.batch is not None]
+        return pa.Table.from_batches(batches, messages[-1].schema)
 
 
 def _place_of(bound: Bound | None) -> Place | None:
@@ -419,26 +330,3 @@ def _place_of(bound: Bound | None) -> Place | None:
         timestamp_ms_of(bound)  # refuses one without a time zone
         return Place(time=bound)
     return Place(txid=bound)
-
-
-def records_of(batch: pa.RecordBatch) -> list[RemoteRecord]:
-    """Return the rows of a log of bytes as records."""
-    names = ("dlsn", "txid", "sequence_id", "timestamp", "value")
-    if not set(names) <= set(batch.schema.names):
-        raise ConfigurationError(
-            f"records need the columns {', '.join(names)} of a log of bytes, there are "
-            f"{', '.join(batch.schema.names)}: read batches"
-        )
-    dlsns = zip(*(part.to_pylist() for part in batch.column("dlsn").flatten()), strict=True)
-    times = batch.column("timestamp").cast(pa.int64()).to_numpy() // 1000
-    return [
-        RemoteRecord(DLSN(*dlsn), *row)
-        for dlsn, *row in zip(
-            dlsns,
-            batch.column("txid").to_pylist(),
-            batch.column("sequence_id").to_pylist(),
-            times.tolist(),
-            batch.column("value").to_pylist(),
-            strict=True,
-        )
-    ]

@@ -6,17 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 from dlcore.blocking.buffering import BUFFERED_RECORD_BYTES, BufferingWriter, WritersNamespace
 from dlcore.blocking.portal import Portal, shared_portal
+from dlcore.blocking.reader import RowsTwin
 from dlcore.blocking.staging import StagedAppend, StagingWriter
-from dlcore.blocking.twin import Blocking, iterate
+from dlcore.blocking.twin import iterate
 from dlcore.log.writing.transmit import checked_payload
 from dlcore.remote import reading, writing
 from dlcore.remote.outbox import MESSAGE_BYTES
-from dlcore.remote.reading import PATIENCE_S, LogInfo, RemoteRecord
+from dlcore.remote.reader import LogInfo, RemoteRecord, RemoteRows
+from dlcore.remote.reading import PATIENCE_S
 from dlcore.remote.writing import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from datetime import datetime
 
     import pyarrow as pa
 
@@ -194,15 +195,17 @@ class RemoteLog:
         *,
         dlsn: DLSN | None = None,
         txid: int | None = None,
-        timestamp: datetime | None = None,
+        timestamp_ms: int | None = None,
         columns: Sequence[str] | None = None,
     ) -> RemoteReader:
         """Open a reader; at the first record that is not truncated, unless one of these is given.
 
-        Raises: ConfigurationError: several are.
+        Raises: as the async twin.
         """
-        reader = self._log.open_reader(dlsn=dlsn, txid=txid, timestamp=timestamp, columns=columns)
-        return RemoteReader(self._portal, reader)
+        opening = self._log.open_reader(
+            dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms, columns=columns
+        )
+        return RemoteReader(self._portal, self._portal.call(opening))
 
 
 class RemoteWriter(BufferingWriter):
@@ -272,40 +275,17 @@ class RemoteWriter(BufferingWriter):
         return counted(count) if count else None
 
 
-class RemoteReader(Blocking):
-    """Reads one log in order, each record once.  Not thread-safe."""
+class RemoteReader(RowsTwin[RemoteRows, RemoteRecord]):
+    """Reads one log in order, each record once.  Not thread-safe.
 
-    def __init__(self, portal: Portal, reader: reading.RemoteReader) -> None:
-        super().__init__(portal, reader.aclose)
-        self._reader = reader
-
-    def __repr__(self) -> str:
-        return repr(self._reader)
+    `for record in reader` yields every record that is readable, and ends there; `records` and
+    `batches` can also follow the log.
+    """
 
     @property
-    def log_name(self) -> str:
-        """The log's name."""
-        return self._reader.log_name
-
-    @property
-    def position(self) -> DLSN | None:
-        """Where it reads on; None as long as that is not told by a position."""
-        return self._reader.position
-
-    def batches(self, *, follow: bool = False) -> Iterator[pa.RecordBatch]:
-        """Yield Arrow batches, up to the end of what is readable, or following the log.
-
-        Raises: as the async twin.
-        """
-        return iterate(self._portal, self._reader.batches(follow=follow))
-
-    def records(self, *, follow: bool = False) -> Iterator[RemoteRecord]:
-        """Yield records of a log of bytes; ends as `batches` does.
-
-        Raises: as the async twin.
-        """
-        for batch in self.batches(follow=follow):
-            yield from reading.records_of(batch)
+    def schema(self) -> pa.Schema | None:
+        """The columns, once the first answer came."""
+        return self._reader.schema
 
 
 class RemoteRange:

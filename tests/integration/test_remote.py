@@ -126,7 +126,7 @@ def test_a_reader_goes_on_where_it_was(remote: RemoteNamespace, log: Distributed
     """Each record once, over calls; its position is told."""
     write(log, 0, 20)
     with remote.open_log(log.name).open_reader(txid=5) as reader:
-        assert (reader.position, reader.log_name) == (None, log.name)
+        assert reader.log_name == log.name
         records = list(reader.records())
         assert [record.txid for record in records] == list(range(5, 20))
         expected = next(iter(log.open_reader(txid=19).records()))
@@ -207,11 +207,14 @@ def test_async_and_closed_meanwhile(proxy: ProxyThread, log: DistributedLogManag
     async def use() -> None:
         namespace = await open_remote_async(proxy.server.location)
         async with namespace:
-            reader = (await namespace.open_log(log.name)).open_reader()
+            opened = await namespace.open_log(log.name)
+            reader = await opened.open_reader()
             async with reader, aclosing(reader.records(follow=True)) as records:
                 assert (await anext(records)).txid == 0
                 assert len(followed) == 1
-            waiting = asyncio.create_task(anext(reader.batches(follow=True)))
+            last = await opened.get_last_dlsn()
+            waits = await opened.open_reader(dlsn=DLSN(last.lssn, last.entry_id + 1, 0))
+            waiting = asyncio.create_task(anext(waits.batches(follow=True)))
             await asyncio.to_thread(
                 wait_until, lambda: any(each.users for each in followed), timeout_s=WAIT_S
             )

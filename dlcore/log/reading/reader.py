@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import math
-from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
+from typing import TYPE_CHECKING, NamedTuple
 
-from dlcore.closing import AsyncClosing
 from dlcore.errors import (
     AlreadyClosedError,
     ConfigurationError,
-    DLError,
     EndOfStreamError,
     InvalidEntryError,
 )
@@ -22,10 +17,11 @@ from dlcore.log.entries.batches import first_row_not_less
 from dlcore.log.entries.body import batch_message_of, decode_entry_batch, with_txid
 from dlcore.log.entries.plain_records import PARSED_RECORDS_MAX, plain_format
 from dlcore.log.reading.rows import EntryRows, TypedEntryRows
-from dlcore.log.reading.taking import drop_taken, no_records, take_records
+from dlcore.log.reading.rows_reader import RowsReader
+from dlcore.records import LogRecordWithDLSN
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable
 
     import pyarrow as pa
 
@@ -35,12 +31,8 @@ if TYPE_CHECKING:
     from dlcore.log.reading.fetch import FetchedEntry, Fetcher
     from dlcore.log.reading.schemas import KnownSchemas
     from dlcore.log.reading.subscriptions import SubscriptionHold
-    from dlcore.records import LogRecordWithDLSN
 
 logger = logging.getLogger(__name__)
-
-_TAKEN_BYTES = 4 * 1024 * 1024
-"""How much the blocking reader takes over at once, to spare a thread switch per entry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,16 +49,6 @@ class ReadStart:
             raise ConfigurationError("expected one of dlsn, txid and timestamp_ms, not several")
 
 
-class RowsWanted(TypedDict, total=False):
-    """What rows are wanted: see `AsyncLogReader.take_rows`."""
-
-    non_blocking: bool
-    until_caught_up: bool
-    records_min: int
-    bytes_max: int
-    timeout_s: float | None
-
-
 class Fetching(NamedTuple):
     """A fetcher, and the position at which it begins."""
 
@@ -74,7 +56,7 @@ class Fetching(NamedTuple):
     position: DLSN
 
 
-class AsyncLogReader(AsyncClosing):
+class AsyncLogReader(RowsReader[EntryRows, LogRecordWithDLSN]):
     """Reads one log; use `DistributedLogManager.open_reader`.  Requests are served in order.
 
     A read that is cancelled, or fails, takes nothing: the next one returns it.
@@ -101,10 +83,9 @@ class AsyncLogReader(AsyncClosing):
         self._hold = hold
         self._schemas = schemas
         self._undecoded: FetchedEntry | None = None  # until its schema is known
-        self._fetcher, self._position = fetching
+        super().__init__(fetching.position)
+        self._fetcher = fetching.fetcher
         self._start: ReadStart | None = start
-        self._rows: deque[EntryRows] = deque()  # decoded, and not taken by a call that has returned
-        self._turn = asyncio.Lock()
         self._closed = False
         context.open_objects.add(self)
 
@@ -116,12 +97,6 @@ class AsyncLogReader(AsyncClosing):
     def log_name(self) -> str:
         """The log's name."""
         return self._name
-
-    @property
-    def position(self) -> DLSN:
-        """Where it reads on: each record below was returned, was truncated, or is not wanted."""
-        position, rows = self._position, self._rows  # in this order: `_add` may run meanwhile
-        return rows[0].position if rows else position
 
     @property
     def is_typed(self) -> bool:
@@ -181,171 +156,6 @@ class AsyncLogReader(AsyncClosing):
             self._drop_rows()
             await left.aclose()
 
-    async def records(self, *, follow: bool = False) -> AsyncGenerator[LogRecordWithDLSN, None]:
-        """Yield records until every readable one was returned, or the log's end.
-
-        With `follow` wait for more, until the log is sealed.  Each record that comes out is read:
-        who leaves the loop reads on behind it.
-
-        Raises: as `read_next`, but for EndOfStreamError.
-        """
-        while (rows := await self._next_rows(follow=follow)) is not None:
-            for record in rows.records():
-                yield record
-
-    async def batches(self, *, follow: bool = False) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Yield Arrow batches as `read_batch` returns them; ends as `records` does.
-
-        Raises: as `read_next`, but for EndOfStreamError.
-        """
-        while (rows := await self._next_rows(follow=follow)) is not None:
-            yield rows.take_batch()
-
-    def __aiter__(self) -> AsyncIterator[LogRecordWithDLSN]:
-        return self.records()
-
-    async def _next_rows(self, *, follow: bool) -> EntryRows | None:
-        async with self._turn:
-            try:
-                return await self._fill(non_blocking=False, until_caught_up=not follow)
-            except EndOfStreamError:
-                return None
-
-    async def read_next(
-        self, *, non_blocking: bool = False, until_caught_up: bool = False
-    ) -> LogRecordWithDLSN | None:
-        """Return the next record; wait until there is one.
-
-        Args:
-            non_blocking: return None at once if no record is here.
-            until_caught_up: return None once every readable record was returned.
-
-        Raises:
-            EndOfStreamError: the log is sealed, and all of it was read.
-            AlreadyTruncatedError: the position was truncated away.
-            LogNotFoundError: the log was deleted.
-            OwnershipAcquireFailedError, SubscriptionMovedError: its subscriber has another reader.
-            MetadataConnectionError, BookieUnavailableError: for `read_unavailable_timeout_s` it
-                waited while ZooKeeper or all bookies were gone; it can be called again.
-            ReaderIdleError: no record came for `reader_idle_error_s`; it can be called again.
-            LedgerReadError, InvalidEntryError: an entry is missing, or broken.
-        """
-        async with self._turn:
-            rows = await self._fill(non_blocking=non_blocking, until_caught_up=until_caught_up)
-            return next(rows.records()) if rows is not None else None
-
-    async def read_bulk(
-        self, count: int, *, until_caught_up: bool = False, timeout_s: float | None = None
-    ) -> list[LogRecordWithDLSN]:
-        """Return up to `count` records: at least one, and then what is here.
-
-        With `until_caught_up`, return fewer than `count` (or none) only when every readable record
-        was returned, with `timeout_s` only when so much time is over; or before an error, which the
-        next call meets.
-
-        Raises:
-            ConfigurationError: `count` is below 1.
-            SchemaMismatchError: the log is typed; else as `read_next`.
-        """
-        _require_count(count)
-        if self.is_typed:
-            raise no_records()
-        async with self._turn:
-            await self._gather(
-                records_min=count if until_caught_up or timeout_s is not None else 1,
-                records_max=count,
-                until_caught_up=until_caught_up,
-                timeout_s=timeout_s,
-            )
-            return take_records(self._rows, count)
-
-    async def read_batch(self, *, until_caught_up: bool = False) -> pa.RecordBatch | None:
-        """Return what is left of the current entry, or the next one.
-
-        It has `read_schema`'s columns; of a typed log `_dlsn`, `_txid`, `_sequence_id`,
-        `_timestamp` and the log's own, by the latest version of its schema that the reader met.
-
-        Wait until there is one; with `until_caught_up` return None once all was returned.
-
-        Raises: as `read_next`.
-        """
-        async with self._turn:
-            rows = await self._fill(non_blocking=False, until_caught_up=until_caught_up)
-            return rows.take_batch() if rows is not None else None
-
-    async def take_rows(self, **wanted: Unpack[RowsWanted]) -> list[EntryRows]:
-        """Return the rows that are here, of a few MB, which are the caller's from then on.
-
-        Wait for `records_min` records, unless `non_blocking`, `until_caught_up` every readable one
-        was returned, or for `timeout_s`.  Raises: as `read_next`.
-        """
-        await self.gather_rows(**wanted)
-        return self.take_gathered()
-
-    async def gather_rows(self, **wanted: Unpack[RowsWanted]) -> None:
-        """Wait for what `take_rows` returns, and leave it to `take_gathered`.
-
-        For callers who may not get a result though it was there, as one in another thread who is
-        interrupted.  Raises: as `read_next`.
-        """
-        async with self._turn:
-            await self._gather(
-                records_min=0 if wanted.get("non_blocking") else wanted.get("records_min", 1),
-                bytes_max=wanted.get("bytes_max", _TAKEN_BYTES),
-                until_caught_up=wanted.get("until_caught_up", False),
-                timeout_s=wanted.get("timeout_s"),
-            )
-
-    def take_gathered(self) -> list[EntryRows]:
-        """Return the rows that were gathered, which are the caller's from then on."""
-        taken, self._rows = self._rows, deque()
-        drop_taken(taken)
-        return list(taken)
-
-    async def _gather(
-        self,
-        *,
-        records_min: int,
-        records_max: float = math.inf,
-        bytes_max: float = math.inf,
-        until_caught_up: bool,
-        timeout_s: float | None,
-    ) -> None:
-        """Gather what is here, up to `records_max` or `bytes_max`; wait for `records_min`."""
-        deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
-        await self._require_usable()
-        drop_taken(self._rows)
-        count = sum(rows.rows_left for rows in self._rows)
-        size_bytes = sum(rows.size_bytes for rows in self._rows)
-        while count < records_min or (count < records_max and size_bytes < bytes_max):
-            rows = await self._more(
-                waits=count < records_min, until_caught_up=until_caught_up, deadline=deadline
-            )
-            if rows is None:
-                break
-            count += rows.rows_left
-            size_bytes += rows.size_bytes
-
-    async def _more(
-        self, *, waits: bool, until_caught_up: bool, deadline: float | None
-    ) -> EntryRows | None:
-        """Add the next rows, and return them; None if there are none now.
-
-        If the caller has some, an error waits for the next call, which meets it again.
-        """
-        adding = self._add(non_blocking=not waits, until_caught_up=until_caught_up)
-        try:
-            if deadline is None or not waits:  # as for nearly every entry that is read in bulk
-                return await adding
-            async with asyncio.timeout_at(deadline):
-                return await adding
-        except TimeoutError:
-            return None
-        except DLError:
-            if not self._rows:
-                raise
-            return None
-
     def _require_open(self) -> None:
         if self._closed:
             raise AlreadyClosedError(f"the reader of log {self._name!r} is closed")
@@ -354,14 +164,6 @@ class AsyncLogReader(AsyncClosing):
         self._require_open()
         if self._hold is not None:
             await self._hold.ensure_locked()
-
-    async def _fill(self, *, non_blocking: bool, until_caught_up: bool) -> EntryRows | None:
-        """Return rows that have one left; None if there are none and the caller does not wait."""
-        await self._require_usable()
-        drop_taken(self._rows)
-        if self._rows:
-            return self._rows[0]
-        return await self._add(non_blocking=non_blocking, until_caught_up=until_caught_up)
 
     async def _add(self, *, non_blocking: bool, until_caught_up: bool) -> EntryRows | None:
         """Add rows of the next entry that has any, and return them; None as `_fill`."""
@@ -426,9 +228,7 @@ class AsyncLogReader(AsyncClosing):
 
     def _drop_rows(self) -> None:
         self._undecoded = None
-        rows, self._rows = self._rows, deque()
-        for each in rows:
-            each.drop()
+        super()._drop_rows()
 
     async def aclose(self) -> None:
         """Stop reading; harmless when it is closed."""
@@ -479,8 +279,3 @@ def _plain_rows_of(entry: FetchedEntry) -> EntryRows | None:
         decode=partial(_batch_of, entry),
         size_bytes=entry.body.nbytes,
     )
-
-
-def _require_count(count: int) -> None:
-    if count < 1:
-        raise ConfigurationError(f"count={count}: expected a number > 0")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import deque
 from copy import copy
 from itertools import islice
 from operator import length_hint
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from dlcore.ids import DLSN
 from dlcore.log.entries.batches import read_batch, records_of, typed_read_batch
 from dlcore.log.reading.taking import no_records
+from dlcore.records import LogRecordWithDLSN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dlcore.log.entries.plain_records import PlainRecords
-    from dlcore.records import EntryPlace, LogRecordWithDLSN
+    from dlcore.records import EntryPlace
+
+_Record = TypeVar("_Record")
 
 
 class StoredRows(NamedTuple):
@@ -39,24 +43,74 @@ class StoredRows(NamedTuple):
         return StoredRows(rows, self.place, self.first_slot + first_row)
 
 
-class EntryRows:
-    """What is left of an entry: records that are made once the first of them is asked for.
+class Rows(Generic[_Record]):
+    """What is left of rows that came together: records that are made once the first is asked for.
 
     Whoever iterates over `records` takes each record that comes out; a batch takes the rest.
     """
 
-    __slots__ = ("_batch", "_next_row", "_plain", "_records", "_row_count", "place", "size_bytes")
+    __slots__ = ("_next_row", "_records", "_row_count", "size_bytes")
+
+    def __init__(self, row_count: int, first_row: int, *, size_bytes: int) -> None:
+        self._row_count = row_count
+        self._next_row = min(first_row, row_count)
+        self._records: Iterator[_Record] | None = None  # all but those that were taken
+        self.size_bytes = size_bytes
+
+    @property
+    def rows_left(self) -> int:
+        """How many rows were not taken."""
+        if self._records is not None:
+            return length_hint(self._records)
+        return self._row_count - self._next_row
+
+    @property
+    @abstractmethod
+    def position(self) -> DLSN:
+        """The position of the next row; the one behind all of them when none is left."""
+
+    @abstractmethod
+    def _make_records(self, first_row: int) -> list[_Record]:
+        """Return the records from this row on."""
+
+    @abstractmethod
+    def take_batch(self) -> pa.RecordBatch:
+        """Take all that is left, with the columns that the log's batches have."""
+
+    def records(self) -> Iterator[_Record]:
+        """Return the one iterator over what is left."""
+        if self._records is None:
+            self._records = iter(self._make_records(self._next_row))
+        return self._records
+
+    def peek_records(self, count: int) -> list[_Record]:
+        """Return the next records, up to `count`, which are not taken by that."""
+        return list(islice(copy(self.records()), count))
+
+    def skip(self, count: int) -> None:
+        """Take `count` records, also from those who iterate over them."""
+        deque(islice(self.records(), count), maxlen=0)
+
+    def drop(self) -> None:
+        """Leave no rows, also for those who iterate over them."""
+        self._next_row = self._row_count
+        for _ in self._records or ():
+            pass
+
+
+class EntryRows(Rows[LogRecordWithDLSN]):
+    """What is left of an entry."""
+
+    __slots__ = ("_batch", "_plain", "place")
 
     def __init__(
         self, batch: pa.RecordBatch, place: EntryPlace, first_row: int, *, size_bytes: int
     ) -> None:
+        # The size is told, for a batch takes long to tell its own.
+        super().__init__(int(batch.num_rows), first_row, size_bytes=size_bytes)
         self._batch: pa.RecordBatch | Callable[[], pa.RecordBatch] = batch
-        self._row_count = int(batch.num_rows)
-        self._next_row = min(first_row, self._row_count)
         self._plain: PlainRecords | None = None
-        self._records: Iterator[LogRecordWithDLSN] | None = None  # all but those that were taken
         self.place = place
-        self.size_bytes = size_bytes  # of the entry: a batch takes long to tell its own
 
     @classmethod
     def plain(
@@ -70,19 +124,9 @@ class EntryRows:
     ) -> EntryRows:
         """Return the rows of an entry that Arrow has no part in unless a batch is wanted."""
         rows = cls.__new__(cls)
-        rows._batch = decode
-        rows._row_count, rows._next_row = len(records.txids), first_row
-        rows._plain, rows._records = records, None
-        rows.place = place
-        rows.size_bytes = size_bytes
+        Rows.__init__(rows, len(records.txids), first_row, size_bytes=size_bytes)
+        rows._batch, rows._plain, rows.place = decode, records, place
         return rows
-
-    @property
-    def rows_left(self) -> int:
-        """How many rows were not taken."""
-        if self._records is not None:
-            return length_hint(self._records)
-        return self._row_count - self._next_row
 
     @property
     def position(self) -> DLSN:
@@ -92,24 +136,11 @@ class EntryRows:
             return place.end
         return DLSN(place.lssn, place.entry_id, self._row_count - left)
 
-    def records(self) -> Iterator[LogRecordWithDLSN]:
-        """Return the one iterator over what is left."""
-        if self._records is None:
-            place, first = self.place, self._next_row
-            self._records = iter(
-                records_of(self._slice(first), place, first_slot=first)
-                if self._plain is None
-                else self._plain.records(place, first)
-            )
-        return self._records
-
-    def peek_records(self, count: int) -> list[LogRecordWithDLSN]:
-        """Return the next records, up to `count`, which are not taken by that."""
-        return list(islice(copy(self.records()), count))
-
-    def skip(self, count: int) -> None:
-        """Take `count` records, also from those who iterate over them."""
-        deque(islice(self.records(), count), maxlen=0)
+    def _make_records(self, first_row: int) -> list[LogRecordWithDLSN]:
+        place = self.place
+        if self._plain is not None:
+            return self._plain.records(place, first_row)
+        return records_of(self._slice(first_row), place, first_slot=first_row)
 
     def take_batch(self) -> pa.RecordBatch:
         """Take all that is left, with the columns that the log's batches have."""
@@ -128,12 +159,6 @@ class EntryRows:
         if callable(self._batch):
             self._batch = self._batch()
         return self._batch.slice(first_row)
-
-    def drop(self) -> None:
-        """Leave no rows, also for those who iterate over them."""
-        self._next_row = self._row_count
-        for _ in self._records or ():
-            pass
 
 
 class TypedEntryRows(EntryRows):

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dlcore.errors import SchemaMismatchError
 
 if TYPE_CHECKING:
     from collections import deque
 
-    from dlcore.log.reading.rows import EntryRows
-    from dlcore.records import LogRecordWithDLSN
+    from dlcore.log.reading.rows import Rows
+
+_Rows = TypeVar("_Rows", bound="Rows[Any]")
 
 
-def take_records(rows: deque[EntryRows], count: int) -> list[LogRecordWithDLSN]:
+def take_records(rows: deque[_Rows], count: int) -> list[Any]:
     """Take up to `count` records from the first rows; none while they are still being made.
 
     So who is interrupted meanwhile, by a signal, finds them again.
     """
-    records: list[LogRecordWithDLSN] = []
+    records: list[Any] = []
     for each in rows:
         if len(records) == count:
             break
@@ -32,7 +33,7 @@ def take_records(rows: deque[EntryRows], count: int) -> list[LogRecordWithDLSN]:
     return records
 
 
-def drop_taken(rows: deque[EntryRows]) -> None:
+def drop_taken(rows: deque[_Rows]) -> None:
     """Leave out the first rows of which none is left."""
     while rows and not rows[0].rows_left:
         rows.popleft()

@@ -27,7 +27,7 @@ def test_another_proxy_is_asked() -> None:
             assert await writer.write(LogRecord(0, b"0"))
         assert await log.append([LogRecord(1, b"1")], expected=writer.last_dlsn)
         assert await log.get_log_record_count() == 2
-        async with log.open_reader() as reader:
+        async with await log.open_reader() as reader:
             assert [each.payload async for each in reader.records()] == [b"0", b"1"]
         call.cancel()
 

@@ -78,7 +78,7 @@ def test_the_right_files_read_write_and_stage(files: Files) -> None:
                 append = await namespace.begin_append("job", served.servers.index(server))
                 await append.write_batch("clicks", pa.record_batch({"payload": [b"staged"]}))
                 await append.commit()
-                read = [each.payload async for each in log.open_reader().records()]
+                read = [each.payload async for each in (await log.open_reader()).records()]
         assert read == [each.payload for each in await records(served)]
         assert read == [b"written", b"staged"] * 2
 

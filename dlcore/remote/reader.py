@@ -1,0 +1,295 @@
+"""The reader of a log over an endpoint, which gives out rows as the core's does.
+
+A stream of a proxy is open while it is read from: one that follows the log for those who wait for
+records, and one that ends with what is readable for those who do not.  Whoever changes his mind, or
+comes back to one that has ended, has another one opened at the reader's position.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+
+from dlcore.errors import AlreadyClosedError, ConfigurationError, DLError, EndOfStreamError
+from dlcore.ids import DLSN
+from dlcore.log.reading.reader import ReadStart
+from dlcore.log.reading.rows import Rows
+from dlcore.log.reading.rows_reader import RowsReader
+from dlcore.proto import flight_pb2 as pb
+from dlcore.proxy.reading.tickets import Place, Ticket
+from dlcore.records import NotLessThan, RecordField
+from dlcore.remote.planning import place_of, received
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from dlcore.remote.endpoint import Endpoint
+    from dlcore.remote.planning import Received
+
+_DLSN_COLUMNS = ("dlsn", "_dlsn")
+_RECORD_COLUMNS = {"dlsn", "txid", "sequence_id", "timestamp", "value"}
+
+
+class LogInfo(msgspec.Struct, frozen=True):
+    """What a proxy tells of a log; see `dlcore.proxy.reading.serving.InfoMetadata`."""
+
+    log_id: str
+    end: str
+    records: int
+    sealed: bool
+    first: str | None = None
+    last: str | None = None
+
+
+class RemoteRecord(msgspec.Struct, frozen=True, gc=False):
+    """A record as read: where it is, its number in the log (from 0, no gaps), and when written."""
+
+    dlsn: DLSN
+    txid: int
+    sequence_id: int
+    timestamp_ms: int
+    payload: bytes
+
+
+def records_of(batch: pa.RecordBatch) -> list[RemoteRecord]:
+    """Return the rows of a log of bytes as records.
+
+    Raises:
+        ConfigurationError: they are none, or lack some of their columns.
+    """
+    if not set(batch.schema.names) >= _RECORD_COLUMNS:
+        needed, found = ", ".join(sorted(_RECORD_COLUMNS)), ", ".join(batch.schema.names)
+        raise ConfigurationError(
+            f"records need the columns {needed} of a log of bytes, there are {found}: read batches"
+        )
+    dlsns = zip(*(part.to_pylist() for part in batch.column("dlsn").flatten()), strict=True)
+    times = batch.column("timestamp").cast(pa.int64()).to_numpy() // 1000
+    return [
+        RemoteRecord(DLSN(*dlsn), *row)
+        for dlsn, *row in zip(
+            dlsns,
+            batch.column("txid").to_pylist(),
+            batch.column("sequence_id").to_pylist(),
+            times.tolist(),
+            batch.column("value").to_pylist(),
+            strict=True,
+        )
+    ]
+
+
+class RemoteRows(Rows[RemoteRecord]):
+    """What is left of the rows of a message, behind which a reader is at `end`.
+
+    Their own positions are told if they were asked for.  Else all are taken together, at `start`.
+    """
+
+    __slots__ = ("_batch", "_end", "_start")
+
+    def __init__(self, batch: pa.RecordBatch, start: DLSN, end: DLSN) -> None:
+        super().__init__(int(batch.num_rows), 0, size_bytes=int(batch.nbytes))
+        self._batch, self._start, self._end = batch, start, end
+
+    @property
+    def position(self) -> DLSN:
+        """The position of the next row; the one behind all of them when none is left."""
+        left = self.rows_left
+        if not left:
+            return self._end
+        names = [name for name in _DLSN_COLUMNS if name in self._batch.schema.names]
+        if not names:
+            return self._start
+        return DLSN(*self._batch.column(names[0])[self._row_count - left].as_py().values())
+
+    def _make_records(self, first_row: int) -> list[RemoteRecord]:
+        return records_of(self._batch.slice(first_row))
+
+    def take_batch(self) -> pa.RecordBatch:
+        """Take all that is left, with the columns that were asked for."""
+        first_row = self._row_count - self.rows_left
+        self.drop()
+        return self._batch.slice(first_row)
+
+
+class _Feed:
+    """A stream of a proxy, of which one message is waited for at a time."""
+
+    def __init__(self, messages: AsyncGenerator[Received, None], *, follows: bool) -> None:
+        self.follows = follows
+        self._messages = messages
+        self._next: asyncio.Task[Received | None] | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether a message is here; else it is asked for from now on."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._receive(), name="reading from a proxy")
+            self._next.add_done_callback(_leave_to_the_next)
+        return self._next.done()
+
+    async def _receive(self) -> Received | None:
+        return await anext(self._messages, None)
+
+    async def take(self) -> Received | None:
+        """Wait for a message; None at the end.  Who waits no longer leaves it to the next one."""
+        if not self.is_here:
+            assert self._next is not None
+            await asyncio.wait([self._next])
+        assert self._next is not None
+        done, self._next = self._next, None
+        if done.cancelled():
+            raise AlreadyClosedError("the reader was closed")
+        return done.result()
+
+    async def aclose(self) -> None:
+        """Read no more."""
+        if self._next is not None:
+            self._next.cancel()
+            await asyncio.gather(self._next, return_exceptions=True)
+        await self._messages.aclose()
+
+
+class RemoteReader(RowsReader[RemoteRows, RemoteRecord]):
+    """Reads one log in order, each record once; use `RemoteLog.open_reader`.
+
+    `async for record in reader` yields every record that is readable, and ends there; `records` and
+    `batches` can also follow the log.  Batches have the rows of a message of the proxy.
+
+    What waits for proxies raises ProxyUnavailableError when none answered for as long as the
+    namespace waits; it may be called again.
+    """
+
+    def __init__(self, calls: Endpoint, name: str, columns: Sequence[str] | None) -> None:
+        super().__init__(DLSN.INITIAL)
+        self._calls = calls
+        self._columns = None if columns is None else list(columns)
+        self._place: Place | None = None  # what to ask for
+        self._feed: _Feed | None = None
+        self._has_ended = self._closed = self._is_typed = False
+        self.log_name = name
+        self.schema: pa.Schema | None = None
+        """The columns, once the first answer came."""
+
+    def __repr__(self) -> str:
+        state = "CLOSED" if self._closed else "OPEN"
+        return f"<RemoteReader {self.log_name!r} at {self.position} {state}>"
+
+    async def seek(
+        self,
+        *,
+        dlsn: DLSN | None = None,
+        txid: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> None:
+        """Read on at another position, forward or back; arguments are those of `open_reader`.
+
+        It waits for reads that were called before.
+
+        Raises: as `RemoteLog.open_reader`.
+        """
+        place = _place_of(ReadStart(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms))
+        async with self._turn:
+            await self._require_usable()
+            found = await self._look(place)
+            await self._leave()
+            self._drop_rows()
+            self._has_ended = False
+            if found.first is not None:
+                self._position = DLSN.parse(found.first)
+                place = None if place is None else Place(dlsn=found.first)
+            else:  # a transaction id or a time is of a record to come
+                self._position = dlsn or DLSN.parse(found.end)
+            self._place = place
+
+    async def _look(self, start: Place | None) -> LogInfo:
+        """Return what is readable from there on, and learn whether that is records."""
+        ticket = Ticket(log=self.log_name, start=start).encode()
+        asked = pb.FlightDescriptor(type=pb.FlightDescriptor.CMD, cmd=ticket)
+        info = await self._calls.ask("GetFlightInfo", asked, pb.FlightInfo)
+        names = pa.ipc.read_schema(pa.py_buffer(info.schema)).names
+        self._is_typed = not set(names) >= _RECORD_COLUMNS
+        return msgspec.json.decode(info.app_metadata, type=LogInfo)
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether the log is typed: there are batches of it then, and no records."""
+        return self._is_typed
+
+    async def _require_usable(self) -> None:
+        if self._closed:
+            raise AlreadyClosedError(f"the reader of log {self.log_name!r} is closed")
+
+    async def _add(self, *, non_blocking: bool, until_caught_up: bool) -> RemoteRows | None:
+        while True:
+            await self._require_usable()
+            if self._has_ended:
+                raise EndOfStreamError(f"log {self.log_name!r} is sealed and was read to its end")
+            feed = await self._fed(follow=not until_caught_up, any_will_do=non_blocking)
+            if non_blocking and not feed.is_here:
+                return None
+            try:
+                message = await feed.take()
+            except DLError:
+                await self._leave()  # the next call begins where this one did
+                raise
+            if message is None:
+                await self._leave()
+                self._has_ended = feed.follows or await self._is_sealed_here()
+                if until_caught_up and not self._has_ended:
+                    return None
+            elif (rows := self._take_up(message)) is not None:
+                return rows
+
+    async def _fed(self, *, follow: bool, any_will_do: bool) -> _Feed:
+        feed = self._feed
+        if feed is None or not (any_will_do or feed.follows == follow):
+            await self._leave()
+            messages = received(self._calls, self._ticket(follow=follow))
+            feed = self._feed = _Feed(messages, follows=follow)
+        return feed
+
+    def _ticket(self, *, follow: bool) -> Ticket:
+        return Ticket(log=self.log_name, start=self._place, follow=follow, columns=self._columns)
+
+    def _take_up(self, message: Received) -> RemoteRows | None:
+        """Add the rows of a message, if it has any, and return them."""
+        self.schema = message.schema
+        if message.batch is None or not message.batch.num_rows:
+            return None
+        rows = RemoteRows(message.batch, self._position, message.end)
+        self._rows.append(rows)  # before the position, see there
+        self._position, self._place = message.end, Place(dlsn=str(message.end))
+        return rows
+
+    async def _is_sealed_here(self) -> bool:
+        found = await self._look(self._place)
+        return found.sealed and not found.records
+
+    async def _leave(self) -> None:
+        feed, self._feed = self._feed, None
+        if feed is not None:
+            await feed.aclose()
+
+    async def aclose(self) -> None:
+        """Stop reading; harmless when it is closed.  Who waits for it is told."""
+        self._closed = True
+        self._position = self.position
+        self._drop_rows()
+        await self._leave()
+
+
+def _leave_to_the_next(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()  # else asyncio would log it where nobody reads on
+
+
+def _place_of(start: ReadStart) -> Place | None:
+    if start.dlsn is not None:
+        return place_of(start.dlsn)
+    if start.txid is not None:
+        return place_of(NotLessThan(RecordField.TXID, max(0, start.txid)))
+    if start.timestamp_ms is not None:
+        return place_of(NotLessThan(RecordField.TIMESTAMP_MS, max(0, start.timestamp_ms)))
+    return None

@@ -1,0 +1,270 @@
+"""Readers: that of an endpoint gives out records as the core's does, over the same log."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING, TypeAlias
+
+import pyarrow as pa
+import pytest
+
+from dlcore.errors import (
+    AlreadyClosedError,
+    AlreadyTruncatedError,
+    ConfigurationError,
+    EndOfStreamError,
+    LogNotFoundError,
+    ProxyUnavailableError,
+    SchemaMismatchError,
+)
+from dlcore.ids import DLSN
+from dlcore.remote.reader import RemoteReader, RemoteRows
+from tests.dlcore.remote.test_writing import numbered, remote
+from tests.fixtures.aio import until_async
+from tests.fixtures.served_proxies import Proxies, with_proxies
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from dlcore.log.manager import DistributedLogManager
+    from dlcore.log.reading.reader import AsyncLogReader
+    from dlcore.remote import RemoteLog
+
+    Log: TypeAlias = DistributedLogManager | RemoteLog
+    Reader: TypeAlias = AsyncLogReader | RemoteReader
+    Body: TypeAlias = Callable[[Log, DistributedLogManager], Awaitable[None]]
+
+
+@pytest.fixture(params=["core", "remote"])
+def on_both(request: pytest.FixtureRequest) -> Callable[[Body], None]:
+    """Run a body with the log as a reader has it, and with the log itself."""
+
+    def run(body: Body) -> None:
+        async def scenario(served: Proxies) -> None:
+            await served.start()
+            direct = await served.cluster.namespaces[0].open_log("clicks")
+            await body(direct if request.param == "core" else await remote(served), direct)
+
+        with_proxies("clicks")(scenario)
+
+    return run
+
+
+async def write(log: DistributedLogManager, first: int, count: int) -> None:
+    """Write records whose transaction ids are their numbers, some to an entry, and commit them."""
+    async with await log.open_writer() as writer:
+        for number in range(first, first + count, 3):
+            writer.write_bulk(numbered(number, min(3, first + count - number)))
+            await writer.flush()
+
+
+async def txids(reader: Reader, count: int) -> list[int]:
+    """Return the transaction ids of what is read in bulk until it is caught up."""
+    return [each.txid for each in await reader.read_bulk(count, until_caught_up=True)]
+
+
+def test_one_by_one_and_in_bulk(on_both: Callable[[Body], None]) -> None:
+    """Up to the end, in any portions; the position is that of the next record."""
+
+    async def body(log: Log, direct: DistributedLogManager) -> None:
+        await write(direct, 0, 10)
+        async with await log.open_reader() as reader:
+            assert (reader.log_name, reader.position) == ("clicks", DLSN.INITIAL)
+            first = await reader.read_next()
+            assert first is not None
+            assert (first.txid, first.payload, first.dlsn) == (0, b"0", DLSN.INITIAL)
+            assert reader.position == DLSN(1, 0, 1)
+            assert await txids(reader, 4) == [1, 2, 3, 4]
+            assert reader.position == DLSN(1, 1, 2)
+            rest = await reader.read_batch()
+            assert rest is not None
+            assert rest.column("txid").to_pylist()[0] == 5
+            assert await txids(reader, 100) == list(range(5 + rest.num_rows, 10))
+            assert await reader.read_bulk(5, until_caught_up=True) == []
+            assert await reader.read_next(until_caught_up=True) is None
+            assert await reader.read_batch(until_caught_up=True) is None
+            assert await reader.read_next(non_blocking=True) is None
+            await write(direct, 10, 1)
+            assert [each.txid async for each in reader] == [10]
+            assert "OPEN" in repr(reader)
+            with pytest.raises(ConfigurationError, match="count=0"):
+                await reader.read_bulk(0)
+        assert "CLOSED" in repr(reader)
+        with pytest.raises(AlreadyClosedError):
+            await reader.read_next()
+        with pytest.raises(AlreadyClosedError):
+            await reader.seek()
+
+    on_both(body)
+
+
+def test_who_leaves_a_loop_reads_on_behind_it(on_both: Callable[[Body], None]) -> None:
+    """Also where he stood in the middle of what came together."""
+
+    async def body(log: Log, direct: DistributedLogManager) -> None:
+        await write(direct, 0, 10)
+        async with await log.open_reader(txid=1) as reader:
+            async with aclosing(reader.records()) as records:
+                async for record in records:
+                    if record.txid == 4:
+                        break
+            assert reader.position == DLSN(1, 1, 2)
+            batches = [each async for each in reader.batches()]
+            assert pa.Table.from_batches(batches).column("txid").to_pylist() == list(range(5, 10))
+
+    on_both(body)
+
+
+def test_seeking(on_both: Callable[[Body], None]) -> None:
+    """Forward and back, by whatever tells a position; who seeks drops what was here."""
+
+    async def body(log: Log, direct: DistributedLogManager) -> None:
+        await write(direct, 0, 10)
+        async with await log.open_reader(dlsn=DLSN(1, 1, 1)) as reader:
+            assert await txids(reader, 2) == [4, 5]
+            await reader.seek(txid=2)
+            assert await txids(reader, 2) == [2, 3]
+            await reader.seek()
+            first = await reader.read_next()
+            assert first is not None
+            await reader.seek(timestamp_ms=first.timestamp_ms)
+            assert (await txids(reader, 100))[:1] == [0]
+            await reader.seek(dlsn=DLSN(1, 2, 0))
+            assert reader.position == DLSN(1, 2, 0)
+            assert (await txids(reader, 100))[:1] == [6]
+            with pytest.raises(ConfigurationError, match="not several"):
+                await reader.seek(txid=1, dlsn=DLSN.INITIAL)
+            await reader.seek(txid=12)
+            assert await reader.read_next(until_caught_up=True) is None
+            await write(direct, 10, 5)
+            assert await txids(reader, 100) == [12, 13, 14]
+            await direct.truncate(txid=6)
+            with pytest.raises(AlreadyTruncatedError):
+                await reader.seek(dlsn=DLSN(1, 0, 1))
+            await reader.seek()
+            assert (await txids(reader, 1)) == [6]
+
+    on_both(body)
+
+
+def test_waiting(on_both: Callable[[Body], None]) -> None:
+    """For a record, or for so long; who gave up loses nothing."""
+
+    async def body(log: Log, direct: DistributedLogManager) -> None:
+        async with await log.open_reader() as reader:
+            assert await reader.read_bulk(3, timeout_s=0.05) == []
+            waiting = asyncio.create_task(reader.read_next())
+            await asyncio.wait([waiting], timeout=0.02)
+            assert not waiting.done()
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            await write(direct, 0, 4)
+            found: list[int] = []
+            while len(found) < 4:
+                found += [each.txid for each in await reader.read_bulk(10)]
+            assert found == [0, 1, 2, 3]
+            await write(direct, 4, 2)
+
+            async def is_here() -> bool:
+                record = await reader.read_next(non_blocking=True)
+                found.extend([] if record is None else [record.txid])
+                return record is not None
+
+            await until_async(is_here)
+            await until_async(is_here)
+            assert found == list(range(6))
+            closing = asyncio.create_task(reader.read_next())
+            await asyncio.wait([closing], timeout=0.02)
+            await reader.aclose()
+            with pytest.raises(AlreadyClosedError):
+                await closing
+
+    on_both(body)
+
+
+@pytest.mark.parametrize("count", [0, 5])
+def test_a_sealed_log_has_an_end(count: int, on_both: Callable[[Body], None]) -> None:
+    """Which is an error for those who ask for the next record, and the end of a loop."""
+
+    async def body(log: Log, direct: DistributedLogManager) -> None:
+        await write(direct, 0, count)
+        async with await log.open_reader() as caught_up, await log.open_reader() as following:
+            assert len(await txids(caught_up, 10)) == count
+            await direct.mark_end_of_stream()
+            with pytest.raises(EndOfStreamError):
+                await caught_up.read_next(until_caught_up=True)
+            with pytest.raises(EndOfStreamError):
+                await caught_up.read_bulk(1)
+            async with asyncio.timeout(10):
+                assert len([each async for each in following.records(follow=True)]) == count
+            with pytest.raises(EndOfStreamError):
+                await following.read_next()
+            assert [each async for each in following] == []
+            await following.seek()
+            assert len([each async for each in following]) == count
+
+    on_both(body)
+
+
+def test_a_reader_that_failed_goes_on_where_it_was() -> None:
+    """Once a proxy answers again."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        direct = await served.cluster.namespaces[0].open_log("clicks")
+        await write(direct, 0, 5)
+        log = await remote(served, patience_s=0.1)
+        async with await log.open_reader() as reader:
+            assert await txids(reader, 2) == [0, 1]
+            await write(direct, 5, 5)
+            await served.servers[0].aclose()
+            assert await txids(reader, 3) == [2, 3, 4]
+            with pytest.raises(ProxyUnavailableError):
+                await reader.read_next()
+            with pytest.raises(ProxyUnavailableError):
+                await reader.seek()
+            await served.start(port=int(served.servers[0].address.rpartition(":")[2]))
+            log._calls.patience_s = 60.0
+            assert await txids(reader, 100) == list(range(5, 10))
+        none = await remote(served)
+        none.name = "none"
+        with pytest.raises(LogNotFoundError):
+            await none.open_reader()
+
+    with_proxies("clicks")(scenario)
+
+
+def test_rows_without_positions() -> None:
+    """Whose columns were not asked for: they are taken together."""
+    batch = pa.record_batch({"txid": [1, 2]})
+    rows = RemoteRows(batch, DLSN(1, 0, 0), DLSN(1, 1, 0))
+    assert (rows.rows_left, rows.position) == (2, DLSN(1, 0, 0))
+    with pytest.raises(ConfigurationError, match="read batches"):
+        rows.records()
+    assert rows.take_batch() == batch
+    assert (rows.rows_left, rows.position) == (0, DLSN(1, 1, 0))
+
+
+def test_a_typed_log_has_batches_only() -> None:
+    """Who wants records is told so, and nothing is lost by that."""
+
+    async def scenario(served: Proxies) -> None:
+        schema = pa.schema({"km": pa.int32()})
+        direct = served.cluster.namespaces[0]
+        await direct.create_log("trips", schema=schema)
+        await served.start()
+        async with await (await direct.open_log("trips")).open_writer() as writer:
+            await writer.write_batch(pa.record_batch({"km": pa.array([1, 2], pa.int32())}))
+        log = await remote(served)
+        log.name = "trips"
+        async with await log.open_reader() as reader:
+            for _ in range(2):
+                with pytest.raises(SchemaMismatchError, match="use read_batch"):
+                    await reader.read_bulk(2, until_caught_up=True)
+            batch = await reader.read_batch()
+            assert batch is not None
+            assert batch.column("km").to_pylist() == [1, 2]
+            assert (reader.schema, reader.is_typed) == (batch.schema, True)
+
+    with_proxies("clicks")(scenario)
