@@ -31,14 +31,15 @@ class Target:
 class Figure:
     """One measured figure; `value` and `limit` have the same unit.
 
-    Where there are several limits, `limits` has them by name, and `limit` is the strictest.
+    Where there are several limits, `limits` has them by name, and `limit` is the strictest.  A
+    figure without a target is told, and not judged.
     """
 
     name: str
     unit: str
     value: float
     limit: float
-    target: Target
+    target: Target | None
     limits: Mapping[str, float] = field(default_factory=dict)
     cpu_s_per_gb: Mapping[str, float] = field(default_factory=dict)
     """Of user data, by who computed."""

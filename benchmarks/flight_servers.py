@@ -1,7 +1,8 @@
 """The Flight protocol twice: pyarrow's own server, and grpc.aio that frames its messages by hand.
 
-DoPut acknowledges how many batches were taken, at once or when a log has them durably; DoGet gives
-each follower what a clock makes.  Neither does more than that: what is compared are the two roads.
+DoPut acknowledges how many records were taken, at once or when a log has them durably, in the words
+of a proxy; DoGet gives each follower what a clock makes, and that of grpc.aio, by a ticket
+``{"batches", "rows"}``, one batch so many times.  None does more: what is compared are the roads.
 
 `python -m benchmarks.flight_servers pyarrow|aio [URI]` prints its port, serves until its standard
 input ends, and answers the action `usage` with its CPU seconds, memory, threads and followers.
@@ -18,6 +19,7 @@ import struct
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +37,11 @@ if TYPE_CHECKING:
 SCHEMA = pa.schema([("payload", pa.binary())])
 _METHOD = "/arrow.flight.protocol.FlightService/"
 _ROW_BYTES = 1024
+_READY = b'{"ready": {}}'
+
+
+def _acked(count: int) -> bytes:
+    return b'{"acked": %d}' % count
 
 
 class Log:
@@ -58,7 +65,7 @@ class Log:
             return
         now = pa.array([time.time_ns() // 1000] * batch.num_rows, pa.int64())
         stored = self.writer.write_batch(
-            pa.RecordBatch.from_arrays([now, batch.column(0)], names=["txid", "payload"])
+            pa.RecordBatch.from_arrays([now, batch.column("payload")], names=["txid", "payload"])
         )
         stored.add_done_callback(lambda done: acknowledge() if done.result() else None)
 
@@ -119,26 +126,30 @@ class PyarrowServer(fl.FlightServerBase):  # type: ignore[misc]
 
     def do_put(self, _context: Any, _descriptor: Any, reader: Any, writer: Any) -> None:
         """Take batches; a second thread acknowledges where it is not done at once."""
+        writer.write(_READY)
         if self._log.writer is None:
-            for count, _ in enumerate(reader, 1):
-                writer.write(struct.pack("<q", count))
+            count = 0
+            for chunk in reader:
+                count += chunk.data.num_rows
+                writer.write(_acked(count))
             return
-        acks: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        acks: queue.SimpleQueue[int] = queue.SimpleQueue()
         answering = threading.Thread(target=_answer, args=(acks, writer))
         answering.start()
         taken = 0
         stored = threading.Semaphore(0)
 
-        def acknowledge() -> None:
-            acks.put(True)
+        def acknowledge(row_count: int) -> None:
+            acks.put(row_count)
             stored.release()
 
         for chunk in reader:
-            self._loop.call_soon_threadsafe(self._log.append, chunk.data, acknowledge)
+            stored_rows = partial(acknowledge, chunk.data.num_rows)
+            self._loop.call_soon_threadsafe(self._log.append, chunk.data, stored_rows)
             taken += 1
         for _ in range(taken):
             stored.acquire()
-        acks.put(False)
+        acks.put(0)
         answering.join()
 
     def do_get(self, _context: Any, _ticket: Any) -> Any:
@@ -166,11 +177,11 @@ class PyarrowServer(fl.FlightServerBase):  # type: ignore[misc]
         return [usage(self._feed)]
 
 
-def _answer(acks: queue.SimpleQueue[bool], writer: Any) -> None:
+def _answer(acks: queue.SimpleQueue[int], writer: Any) -> None:
     count = 0
-    while acks.get():
-        count += 1
-        writer.write(struct.pack("<q", count))
+    while row_count := acks.get():
+        count += row_count
+        writer.write(_acked(count))
 
 
 # grpc.aio
@@ -236,9 +247,9 @@ class AioServer(grpc.GenericRpcHandler):
         taken = stored = 0
         news, done = asyncio.Event(), False
 
-        def acknowledge() -> None:
+        def acknowledge(row_count: int) -> None:
             nonlocal stored
-            stored += 1
+            stored += row_count
             news.set()
 
         async def answer() -> None:
@@ -248,23 +259,31 @@ class AioServer(grpc.GenericRpcHandler):
                 news.clear()
                 if told < stored:
                     told = stored
-                    await context.write(b"".join(field(1, struct.pack("<q", told))))
+                    await context.write(b"".join(field(1, _acked(told))))
 
+        await context.write(b"".join(field(1, _READY)))
+        schema = SCHEMA
         answering = asyncio.create_task(answer())
         async for message in requests:
             parts = fields(message)
             header = parts[2]
+            message = struct.pack("<iI", -1, len(header)) + bytes(header)
             if 1000 not in parts:
-                continue  # the schema
-            message = struct.pack("<iI", -1, len(header)) + bytes(header) + bytes(parts[1000])
-            batch = pa.ipc.read_record_batch(pa.py_buffer(message), SCHEMA)
-            taken += 1
-            self._log.append(batch, acknowledge)
+                schema = pa.ipc.read_schema(pa.py_buffer(message))
+                continue
+            message += parts[1000]
+            batch = pa.ipc.read_record_batch(pa.py_buffer(message), schema)
+            taken += batch.num_rows
+            self._log.append(batch, partial(acknowledge, batch.num_rows))
         done = True
         news.set()
         await answering
 
-    async def _do_get(self, _: bytes, context: Any) -> None:
+    async def _do_get(self, message: bytes, context: Any) -> None:
+        ticket = fields(message).get(1)
+        if ticket:
+            await self._send(context, **json.loads(bytes(ticket)))
+            return
         feed, index = self._feed, 0
         feed.followers += 1
         try:
@@ -277,6 +296,16 @@ class AioServer(grpc.GenericRpcHandler):
                 await news.wait()
         finally:
             feed.followers -= 1
+
+    async def _send(self, context: Any, batches: int, rows: int) -> None:
+        """Send a batch again and again: nothing is read or made for it."""
+        txids = pa.array(range(rows), pa.int64())
+        values = pa.array([os.urandom(_ROW_BYTES)] * rows, pa.binary())
+        batch = pa.record_batch({"txid": txids, "value": values})
+        await context.write(framed(batch.schema.serialize()))
+        message = framed(batch.serialize())
+        for _ in range(batches):
+            await context.write(message)
 
     async def _do_action(self, message: bytes, context: Any) -> None:
         parts = fields(message)

@@ -27,6 +27,7 @@ from benchmarks import (
     old_log,
     plan_many,
     proxies,
+    proxy_reads,
     proxy_transport,
     reading,
     record_write,
@@ -80,9 +81,10 @@ BENCHMARKS: dict[str, Callable[[Sandbox, Path], list[Figure]]] = {
     "proxy_write_large": proxies.write_large,
     "proxy_write_small": proxies.write_small,
     "proxy_append": proxies.append,
-    "proxy_fan_out": proxies.fan_out,
+    "proxy_fan_out": proxy_reads.fan_out,
     "proxy_handover": proxies.handover,
-    "proxy_read": proxies.read,
+    "proxy_rolling_restart": proxies.rolling_restart,
+    "proxy_read": proxy_reads.read,
     "proxy_transport": proxy_transport.proxy_transport,
     "peers_read": peers_spark.read,
     "peers_read_1k": peers_spark.read_1k,
@@ -90,7 +92,7 @@ BENCHMARKS: dict[str, Callable[[Sandbox, Path], list[Figure]]] = {
     "peers_write_1k_synced": peers_spark.write_1k_synced,
     "peers_trigger": peers_spark.trigger,
 }
-PROXIES = {"proxy_handover": 2}
+PROXIES = {"proxy_handover": 2, "proxy_rolling_restart": 3}
 """How many run beside the bookies, where that is not one; only benchmarks of proxies have any."""
 PEERS = tuple(name for name in BENCHMARKS if name.startswith("peers_"))
 LONG = (
@@ -216,14 +218,15 @@ def table_of(figures: list[Figure]) -> Table:
         table.add_column(column, justify="right")
     table.add_column("reached")
     for figure in figures:
+        target = figure.target
         table.add_row(
             figure.name,
             figure.unit,
             f"{figure.value:,.1f}",
             f"{figure.limit:,.1f}",
             f"{figure.ratio:.2f}",
-            str(figure.target),
-            "yes" if figure.target.is_met_by(figure.ratio) else "no",
+            "" if target is None else str(target),
+            "" if target is None else "yes" if target.is_met_by(figure.ratio) else "no",
         )
     return table
 

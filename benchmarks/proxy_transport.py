@@ -13,13 +13,14 @@ import threading
 import time
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.flight as fl
 
 from benchmarks.figures import Figure, Target
 from benchmarks.flight_servers import SCHEMA
+from benchmarks.put_clients import Put
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,7 +54,7 @@ def proxy_transport(sandbox: Sandbox, _folder: Path) -> list[Figure]:
             for load in _LOADS:
                 kib, window, clients = load
                 found = _in_turn(
-                    addresses, partial(put_rate, kib=kib, window=window, clients=clients)
+                    addresses, partial(_put_rate, kib=kib, window=window, clients=clients)
                 )
                 label = f"{name}_{kib}k_w{window}_c{clients}"
                 figures.append(_beside(label, "batches/s", "rate", found, is_rate=True))
@@ -65,8 +66,8 @@ def proxy_transport(sandbox: Sandbox, _folder: Path) -> list[Figure]:
             figures += [_beside(f"{name}_{each}", each, each, used) for each in _USED]
     found = {}
     for kind in _KINDS:
-        with served(kind) as address:
-            found[kind] = [_follow(address)]
+        with served(kind) as server:
+            found[kind] = [_follow(server.location)]
     whats = ("p50_ms", "p99_ms", "cpu_s", *_USED, "left", "missed")
     return figures + [_beside(f"followers_{what}", what, what, found) for what in whats]
 
@@ -74,7 +75,7 @@ def proxy_transport(sandbox: Sandbox, _folder: Path) -> list[Figure]:
 @contextmanager
 def _both(*arguments: str) -> Iterator[dict[str, str]]:
     with served("aio", *arguments) as one, served("pyarrow", *arguments) as other:
-        yield {"aio": one, "pyarrow": other}
+        yield {"aio": one.location, "pyarrow": other.location}
 
 
 def _in_turn(
@@ -100,8 +101,15 @@ def _beside(
     return Figure(name=name, unit=unit, value=value, limit=limit or 1e-9, target=target)
 
 
+class Served(NamedTuple):
+    """A server that runs."""
+
+    location: str
+    pid: int
+
+
 @contextmanager
-def served(*arguments: str) -> Iterator[str]:
+def served(*arguments: str) -> Iterator[Served]:
     """Run one of the servers, a process of its own."""
     command = [sys.executable, "-m", "benchmarks.flight_servers", *arguments]
     with subprocess.Popen(
@@ -109,7 +117,7 @@ def served(*arguments: str) -> Iterator[str]:
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        yield f"grpc://127.0.0.1:{int(process.stdout.readline())}"
+        yield Served(f"grpc://127.0.0.1:{int(process.stdout.readline())}", process.pid)
         process.stdin.close()
 
 
@@ -124,7 +132,7 @@ def _own_cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def put_rate(address: str, *, kib: int, window: int, clients: int) -> dict[str, float]:
+def _put_rate(address: str, *, kib: int, window: int, clients: int) -> dict[str, float]:
     """Return batches per second, and the CPU of both sides for each."""
     batch = pa.record_batch([pa.array([os.urandom(1024)] * kib, pa.binary())], schema=SCHEMA)
     counts: list[int] = []
@@ -132,22 +140,14 @@ def put_rate(address: str, *, kib: int, window: int, clients: int) -> dict[str, 
     before, own = _usage(watched), _own_cpu_s()
     started = time.perf_counter()
 
-    def put() -> None:
-        with fl.connect(address) as client:
-            writer, reader = client.do_put(fl.FlightDescriptor.for_path("transport"), SCHEMA)
-            sent = stored = 0
-            while time.perf_counter() - started < _SECONDS or not sent:
-                writer.write_batch(batch)
-                sent += 1
-                while sent - stored >= window:
-                    stored = struct.unpack("<q", reader.read())[0]
-            writer.done_writing()
-            while stored < sent:
-                stored = struct.unpack("<q", reader.read())[0]
-            counts.append(stored)
-            writer.close()
+    def write() -> None:
+        put = Put(address, "transport", SCHEMA)
+        while time.perf_counter() - started < _SECONDS or not put.sent:
+            put.write(batch, in_flight_max=(window - 1) * kib)
+        put.close()
+        counts.append(put.acked // kib)
 
-    _together(put, clients)
+    _together(write, clients)
     seconds = time.perf_counter() - started
     used, count = _usage(watched)["cpu_s"] - before["cpu_s"], sum(counts)
     client_s = _own_cpu_s() - own

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks.figures import Figure, Target, measure
-from benchmarks.main import PEERS, Times, names_of, others_share
+from benchmarks.main import PEERS, Times, names_of, others_share, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,16 +25,17 @@ def test_the_strictest_of_several_limits_counts(
     *, is_rate: bool, limit: float, ratio: float
 ) -> None:
     """The lowest rate, or the longest time; the others are told beside it."""
+    target = Target(ratio=0.4, is_rate=is_rate)
     figure = measure(
         name="writes",
         unit="MB/s",
-        target=Target(ratio=0.4, is_rate=is_rate),
+        target=target,
         value=rounds(100.0, 1.0, 2.0, 9.0),
         limit={"disk": rounds(0.0, 3.0, 4.0, 70.0), "servers": rounds(0.0, 8.0, 8.0, 8.0)},
         rounds=3,
     )
     assert (figure.value, figure.limit, figure.ratio) == (2.0, limit, ratio)
-    assert figure.target.is_met_by(figure.ratio)
+    assert target.is_met_by(figure.ratio)
     assert figure.notes == ["writes: limits disk 4.0 MB/s, servers 8.0 MB/s"]
     assert figure.as_json()["limits"] == {"disk": 4.0, "servers": 8.0}
 
@@ -48,6 +49,15 @@ def test_one_limit_and_cpu() -> None:
     costs = {"client": 1.0, "bookies": 2.5}
     figure = Figure(name="c", unit="s", value=1, limit=1, target=target, cpu_s_per_gb=costs)
     assert figure.notes == ["c: CPU s/GB client 1.0, bookies 2.5"]
+
+
+def test_a_figure_without_a_target_is_told_and_not_judged() -> None:
+    """Its row says nothing of what to reach."""
+    targets = [None, Target(ratio=1.5, is_rate=False)]
+    table = table_of(
+        [Figure(name="f", unit="s", value=2, limit=1, target=each) for each in targets]
+    )
+    assert [list(column.cells) for column in table.columns][-2:] == [["", "<= 1.5"], ["", "no"]]
 
 
 def test_no_kafka_is_started_unless_asked_for() -> None:
