@@ -40,6 +40,8 @@ from dlcore.wire.messages import (
     ReadLac,
     WriteLac,
 )
+from tests.fixtures.certificates import make_tls
+from tests.fixtures.lateness import stopwatch
 from tests.fixtures.raw_wire import HELLO, WELCOME, adds, kind_of, raw_connection
 from tests.fixtures.served_bookie import (
     BOOKIE,
@@ -54,13 +56,14 @@ from tests.fixtures.served_bookie import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from dlcore.tls import TlsFiles
     from tests.fixtures.raw_wire import RawEnd
     from tests.fixtures.served_bookie import ServedBookie
 
 
-def client_of(served: ServedBookie) -> WireBookieClient:
+def client_of(served: ServedBookie, tls: TlsFiles | None = None) -> WireBookieClient:
     """Return a well-behaved client."""
-    return WireBookieClient(served.resolve, cluster_id=CLUSTER_ID, config=CLIENT)
+    return WireBookieClient(served.resolve, cluster_id=CLUSTER_ID, config=CLIENT, tls=tls)
 
 
 async def results(end: RawEnd, count: int) -> tuple[list[int], dict[int, type]]:
@@ -340,12 +343,14 @@ def test_a_full_bookie_says_so_early(tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_draining_answers_what_was_taken_and_refuses_the_rest(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_draining_answers_what_was_taken_and_refuses_the_rest(tmp_path: Path, is_tls: bool) -> None:
     """Drain under load: every acknowledged entry is held, every other add is unavailable."""
+    tls = make_tls(tmp_path / "tls") if is_tls else None
 
     async def scenario() -> None:
-        async with serve(tmp_path) as served:
-            client = client_of(served)
+        async with serve(tmp_path / "data", tls=tls.bookie if tls else None) as served:
+            client = client_of(served, tls.client if tls else None)
             await client.add_entry(BOOKIE, frame_of(1, 0))
             updates = client.follow(BOOKIE, ledger_id=1, first_entry_id=0)
             await anext(updates)
@@ -415,8 +420,10 @@ def test_a_silent_client_is_given_up(tmp_path: Path, hello: bool) -> None:
             serve(tmp_path, silence_s=0.3) as served,
             raw_connection(served.address, hello=hello) as end,
         ):
-            while await end.receive() is not None:
-                pass
+            async with stopwatch() as watch:
+                while await end.receive() is not None:
+                    pass
+                assert watch.own_s < 0.3 + 0.1
             assert not served.service.connections
 
     run(scenario)

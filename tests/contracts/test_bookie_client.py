@@ -1,4 +1,5 @@
-"""What every `BookieClient` does: the real one against a real bookie, and the one in memory."""
+"""What every `BookieClient` does: the real one against a real bookie, with TLS and without, and
+the one in memory."""
 
 from __future__ import annotations
 
@@ -25,6 +26,7 @@ from dlcore.ids import BookieId
 from dlcore.ledger.port import BookieClient, EntryRange, FollowUpdate
 from dlcore.transport.client import WireBookieClient
 from dlcore.transport.memory import MemoryBookie, MemoryBookieClient
+from tests.fixtures.certificates import Tls, make_tls
 from tests.fixtures.served_bookie import (
     BOOKIE,
     CLIENT,
@@ -54,8 +56,8 @@ class Cluster:
 
 
 @asynccontextmanager
-async def _open_wire(directory: Path) -> AsyncIterator[Cluster]:
-    async with serve(directory) as served:
+async def _open_wire(directory: Path, tls: Tls | None = None) -> AsyncIterator[Cluster]:
+    async with serve(directory, tls=tls.bookie if tls else None) as served:
 
         async def resolve(bookie: BookieId) -> str:
             return "127.0.0.1:1" if bookie == ABSENT else served.address
@@ -64,7 +66,11 @@ async def _open_wire(directory: Path) -> AsyncIterator[Cluster]:
             return "127.0.0.1:1" if bookie == ABSENT else served.control_address
 
         client = WireBookieClient(
-            resolve, cluster_id=CLUSTER_ID, config=CLIENT, resolve_control=resolve_control
+            resolve,
+            cluster_id=CLUSTER_ID,
+            config=CLIENT,
+            resolve_control=resolve_control,
+            tls=tls.client if tls else None,
         )
         try:
             yield Cluster(client, BOOKIE)
@@ -81,10 +87,22 @@ async def _open_memory(_directory: Path) -> AsyncIterator[Cluster]:
         await client.aclose()
 
 
-@pytest.fixture(params=[_open_wire, _open_memory], ids=["wire", "memory"])
-def open_cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    """Files of a bookie and a client that trust each other."""
+    return make_tls(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(params=["wire", "tls", "memory"])
+def open_cluster(request: pytest.FixtureRequest, tmp_path: Path, tls: Tls) -> Open:
     """Return what opens a cluster inside the test's event loop."""
-    return lambda: cast("AbstractAsyncContextManager[Cluster]", request.param(tmp_path))
+    match request.param:
+        case "wire":
+            return lambda: _open_wire(tmp_path)
+        case "tls":
+            return lambda: _open_wire(tmp_path, tls)
+        case _:
+            return lambda: _open_memory(tmp_path)
 
 
 def run(open_cluster: Open, scenario: Callable[[Cluster], Awaitable[None]]) -> None:

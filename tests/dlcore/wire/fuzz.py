@@ -1,7 +1,7 @@
 """Feeds the parsers of the wire with bytes that a coverage-guided fuzzer makes up.
 
 `make fuzz SECONDS=n`.  Whatever comes, an end says that the protocol was broken, or waits for more;
-it neither crashes nor takes memory for what was never sent.
+it neither crashes nor takes more memory than the largest message needs.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ with atheris.instrument_imports(include=["dlcore.wire"]):
     from dlcore.wire.messages import HEADER, Hello, encode
 
 import crc32c
+
+from tests.dlcore.wire.held import HELD_BYTES_MAX, held_bytes
 
 BOOKIE = BookieId("bookie-1", "1" * 32)
 HELLO = Hello(1, 0, "cluster", BOOKIE.name, BOOKIE.incarnation)
@@ -69,6 +71,7 @@ def take(end: BookieEnd | ClientEnd[int, int], data: bytes, piece: int) -> None:
         end.received(size)
         while end.next_event() is not None:
             pass
+        assert held_bytes(end) <= HELD_BYTES_MAX
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from dlcore.config import MIB
 from dlcore.errors import (
     BookieError,
     BookieUnavailableError,
@@ -55,6 +56,7 @@ from dlcore.wire.messages import (
     encode,
 )
 from dlcore.wire.statuses import Status
+from tests.dlcore.wire.held import held_bytes
 from tests.dlcore.wire.test_vectors import MESSAGES
 from tests.fixtures.lengths import amount
 
@@ -141,8 +143,12 @@ def test_messages_arrive_whole_however_they_are_cut(
 @settings(max_examples=amount(200, sampled=60))
 @given(data=st.binary(max_size=300), cuts=st.lists(st.integers(1, 50), min_size=1, max_size=4))
 def test_any_bytes_are_an_error_or_nothing(data: bytes, cuts: list[int]) -> None:
-    """Random bytes, before and behind the handshake, and behind a sound magic: never a crash."""
-    for start in (b"", b"\xd1\x0b", HEADER.pack(0xD10B, 2, 0, 4, 60, 1, 0)[:20]):
+    """Random bytes, before and behind the handshake, and behind a sound magic: never a crash.
+
+    Nor do they take memory for what is only announced.
+    """
+    heads = (HEADER.pack(0xD10B, 2, 0, 4, size, 1, 0)[:20] for size in (60, 4 * MIB))
+    for start in (b"", b"\xd1\x0b", *heads):
         for end in (
             new_bookie(is_open=False),
             new_bookie(),
@@ -160,6 +166,8 @@ def test_any_bytes_are_an_error_or_nothing(data: bytes, cuts: list[int]) -> None
                         pass
                 except BookieError:
                     break
+                finally:
+                    assert held_bytes(end) <= len(start) + len(data)
 
 
 @settings(max_examples=amount(200, sampled=60))

@@ -1,0 +1,23 @@
+"""What an end of the wire keeps of bytes that are no whole frame yet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dlcore.config import ENTRY_SIZE_BYTES_MAX
+from dlcore.wire.memory import SCRATCH_BYTES
+from dlcore.wire.messages import CHUNK_BYTES_MAX
+
+if TYPE_CHECKING:
+    from dlcore.wire.bookie_end import BookieEnd
+    from dlcore.wire.client_end import ClientEnd
+
+HELD_BYTES_MAX = CHUNK_BYTES_MAX + ENTRY_SIZE_BYTES_MAX + 2 * SCRATCH_BYTES
+"""The largest payload that a sound head may announce, and what came before it was one."""
+
+
+def held_bytes(end: BookieEnd | ClientEnd[Any, Any]) -> int:
+    """Return the bytes of memory that an end has for what was sent to it."""
+    assembly = end._assembly
+    partial = assembly._partial
+    return len(assembly._data) + (0 if partial is None else len(partial.payload))
