@@ -110,7 +110,8 @@ class PutService:
         name = target.staging if isinstance(target, StagingTarget) else target.log
         with self._received.hold(name, schema_bytes if schema_bytes > _SCHEMA_BYTES else 0):
             if isinstance(target, StagingTarget):
-                await self._stagings.serve(context, decoder, target, self._rates)
+                rates = self._rates.join(name, principal_of(context))
+                await self._stagings.serve(context, decoder, target, rates)
             else:
                 await self._serve(context, decoder, target)
 

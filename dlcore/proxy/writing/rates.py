@@ -110,12 +110,15 @@ class Rates:
 
     def join(self, log: str, principal: str | None) -> StreamRates:
         """Return the rates of a stream of a principal, if he is known, to a log."""
+        own = [_Scope("this stream", self._stream)] if self._stream.is_limited else []
+        return self._join(log, principal, own)
+
+    def _join(self, log: str, principal: str | None, own: list[_Scope]) -> StreamRates:
         shared = [(f"log {log!r}", self._log), ("this proxy", self._proxy)]
         if principal is not None:
             shared.append((f"principal {principal!r}", self._principal))
-        own = [_Scope("this stream", self._stream)] if self._stream.is_limited else []
         limited = [(what, rate) for what, rate in shared if rate.is_limited]
-        return StreamRates(self, own, limited)
+        return StreamRates(self, principal, own, limited)
 
     def _take(
         self,
@@ -154,8 +157,15 @@ class Rates:
 class StreamRates:
     """What concerns one stream.  Use `Rates.join`."""
 
-    def __init__(self, rates: Rates, own: list[_Scope], shared: list[tuple[str, Rate]]) -> None:
+    def __init__(
+        self,
+        rates: Rates,
+        principal: str | None,
+        own: list[_Scope],
+        shared: list[tuple[str, Rate]],
+    ) -> None:
         self._rates = rates
+        self._principal = principal
         self._own = own
         self._shared = shared
 
@@ -163,6 +173,10 @@ class StreamRates:
     def is_limited(self) -> bool:
         """Whether there is a limit."""
         return bool(self._own or self._shared)
+
+    def to(self, log: str) -> StreamRates:
+        """Return what concerns the same stream if it writes to another log."""
+        return self._rates._join(log, self._principal, self._own)
 
     def take(self, records: int, size_bytes: int, *, now_s: float) -> float:
         """Take for a batch; return how many seconds it has to wait first.

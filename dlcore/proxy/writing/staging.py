@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,7 +18,7 @@ import msgspec
 
 from dlcore.errors import DLError, OverCapacityError
 from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy.flight.calls import principal_of, send
+from dlcore.proxy.flight.calls import send
 from dlcore.proxy.flight.put import PutMessage, log_of
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from dlcore.proxy.config import ProxyConfig
     from dlcore.proxy.flight.calls import Context
     from dlcore.proxy.flight.put import PutDecoder, StagingTarget
-    from dlcore.proxy.writing.rates import Rates, StreamRates
+    from dlcore.proxy.writing.rates import StreamRates
 
 logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -63,14 +64,14 @@ class Stagings:
         self._clock = asyncio.get_running_loop().time
 
     async def serve(
-        self, context: Context, decoder: PutDecoder, target: StagingTarget, rates: Rates
+        self, context: Context, decoder: PutDecoder, target: StagingTarget, rates: StreamRates
     ) -> None:
         """Serve one stream to its end.
 
         Raises:
             DLError: what refused it; nothing of it can be committed.
         """
-        limits: dict[str, StreamRates] = {}
+        throttled_s = 0.0
         async with self._turns:
             async with self._lend(target) as writer:
                 ready = {"staging": target.staging, "message_bytes_max": self._message_bytes_max}
@@ -78,17 +79,17 @@ class Stagings:
                 try:
                     while (message := await _read(context)) is not None:
                         batch, log = decoder.decode(message), log_of(message)
-                        if log not in limits:
-                            limits[log] = rates.join(log, principal_of(context))
                         records, size_bytes = batch.num_rows, len(message.body)
-                        now_s = self._clock()
-                        await asyncio.sleep(limits[log].take(records, size_bytes, now_s=now_s))
+                        delay_s = rates.to(log).take(records, size_bytes, now_s=self._clock())
+                        await asyncio.sleep(delay_s)
+                        throttled_s += delay_s
                         await _to_its_end(writer.write_batch(log, batch))
                     staged = await _to_its_end(writer.stage())
                 except DLError:
                     await _part(context)
                     raise
-            await _send(context, staged=staged)
+            told = {"throttled_ms": math.ceil(throttled_s * 1000)} if throttled_s else {}
+            await _send(context, staged=staged, **told)
 
     @contextlib.asynccontextmanager
     async def _lend(self, target: StagingTarget) -> AsyncIterator[StagingWriter]:

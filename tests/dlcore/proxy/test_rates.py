@@ -51,6 +51,16 @@ def test_each_scope_counts_what_it_should(scope: str, unit: str) -> None:
     assert waits == pytest.approx(shares[scope])
 
 
+def test_a_stream_to_several_logs_has_one_rate_of_its_own() -> None:
+    """Beside the rate of each log."""
+    rates = Rates(stream=Rate(records_per_s=100), log=Rate(records_per_s=10), wait_max_s=100)
+    stream = rates.join("staging", "me")
+    waits = [stream.to(log).take(20, 0, now_s=0) for log in ("a", "b", "a", "a")]
+    assert waits == pytest.approx([0, 0, 1, 3])
+    assert stream.to("c").take(100, 0, now_s=0) == 0
+    assert stream.to("d").take(1, 0, now_s=0) == pytest.approx(0.8)
+
+
 def test_who_would_wait_too_long_is_refused_and_told_when_to_come() -> None:
     """He takes nothing: whoever waits has the debt of those before him only."""
     rates = Rates(log=Rate(records_per_s=10), stream=Rate(bytes_per_s=1), wait_max_s=2)

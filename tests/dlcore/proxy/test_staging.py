@@ -122,6 +122,27 @@ def test_streams_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     with_proxies("a")(scenario)
 
 
+def test_a_stream_is_delayed_by_one_rate_for_all_its_logs() -> None:
+    """And what is told in the end says for how long."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start(stream_records_per_s=50.0)
+        stream = await opened(client, "job")
+        await stream.told()
+        for log in ("a", "b", "c"):
+            await send(stream, *[b"x"] * 50, log=log)
+        told = await stream.told_all()
+        assert told is not None
+        assert len(told["staged"]) == 3
+        assert told["throttled_ms"] > 500
+        quick = await opened(client, "quick")
+        await quick.told()
+        await send(quick, b"y")
+        assert "throttled_ms" not in (await quick.told_all() or {})
+
+    with_proxies("a", "b", "c")(scenario)
+
+
 def test_kept_writers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that waits for longest is closed; what it staged can be committed."""
 
