@@ -5,6 +5,9 @@ from __future__ import annotations
 from dlcore.errors import BookieUnavailableError
 from dlcore.wire.messages import Ping
 
+_LEAST_S = 0.001
+"""Times are rounded: what is due again at once would be so for ever where no time passes."""
+
 
 class Keepalive:
     """One end's patience with the other: after `silence_s` without a byte it is given up.
@@ -48,4 +51,5 @@ class Keepalive:
     def due_s(self, now_s: float) -> float:
         """Return when to call `check` next: half the patience, or all of it, after a byte."""
         half_s = self._silence_s / 2
-        return self._heard_s + half_s * (self.quiet_s(now_s) // half_s + 1)
+        due_s = self._heard_s + half_s * (self.quiet_s(now_s) // half_s + 1)
+        return max(due_s, now_s + _LEAST_S)

@@ -394,3 +394,13 @@ def test_silence_is_looked_at_when_it_means_something() -> None:
     assert [keepalive.due_s(now_s) for now_s in (0.0, 3.9, 4.0, 7.9)] == [4.0, 4.0, 8.0, 8.0]
     keepalive.heard(7.0)
     assert [keepalive.due_s(now_s) for now_s in (8.0, 11.0, 15.0)] == [11.0, 15.0, 19.0]
+
+
+def test_what_is_due_is_never_due_at_once() -> None:
+    """However sums of times are rounded."""
+    for number in range(1000):
+        heard_s = number * 0.7
+        keepalive = Keepalive(0.3, now_s=heard_s)
+        half_s = keepalive.due_s(heard_s)
+        whole_s = keepalive.due_s(half_s)
+        assert heard_s < half_s < whole_s < keepalive.due_s(whole_s)
