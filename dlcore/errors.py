@@ -51,6 +51,7 @@ is set); ``retriable`` says whether the same call may succeed later without a ch
         ├── LogElsewhereError           another proxy serves the log
         ├── ProxyUnavailableError       no proxy of an endpoint answers
         ├── ReaderIdleError             no record for longer than the reader was told to wait
+        ├── ReaderStalledError          a proxy needs the room of what its client does not take
         ├── OverCapacityError
         ├── LogNotReadyError            the next segment is being started, or the lock is lost
         ├── SubscriptionMovedError      another reader has the stored position now
@@ -398,6 +399,13 @@ class ReaderIdleError(LogError):
     """A reader heard of no record for `LogConfig.reader_idle_error_s`; it can be called again."""
 
     code = 550
+    retriable = True
+
+
+class ReaderStalledError(LogError):
+    """A client of a proxy took nothing for long, and others needed the room; it can go on."""
+
+    code = 555
     retriable = True
 
 

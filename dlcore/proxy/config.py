@@ -48,6 +48,8 @@ class ProxyConfig:
     """The largest message that it takes; clients split what is larger."""
     ring_bytes_max: int = 64 * MIB
     """What it keeps of the ends of the logs that it follows, of all together."""
+    sending_bytes_max: int = 64 * MIB
+    """What it is sending to readers, all together; above it those that take nothing are ended."""
     catching_up_max: int = 8
     """How many readers of older records it serves at once; each reads some MiB ahead."""
     window_records: int = 65_536
@@ -104,6 +106,7 @@ class ProxyConfig:
             self,
             "message_bytes_max",
             "ring_bytes_max",
+            "sending_bytes_max",
             "catching_up_max",
             "window_records",
             "window_bytes",

@@ -6,14 +6,16 @@ is.  gRPC answers UNIMPLEMENTED for those that are not in the table.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import grpc
 
-from dlcore.errors import DLError
+from dlcore.errors import DLError, ReaderStalledError
 from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy.flight.calls import send
+from dlcore.proxy.flight.calls import close_connection, send
 from dlcore.proxy.flight.statuses import code_of, message_of, metadata_of
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from dlcore.proxy.actions import Actions
     from dlcore.proxy.reading.serving import ReadPath
     from dlcore.proxy.writing.put import PutService
+
+logger = logging.getLogger(__name__)
 
 FLIGHT = "arrow.flight.protocol.FlightService"
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -113,6 +117,11 @@ class FlightService:
     async def _do_get(self, request: pb.Ticket, context: Context) -> None:
         try:
             await self._reads.do_get(request.ticket, partial(send, context))
+        except ReaderStalledError as error:
+            logger.info("%s: %s", context.peer(), error)
+            if close_connection(context):
+                raise asyncio.CancelledError from error
+            await refuse(context, error)
         except DLError as error:
             await refuse(context, error)
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import grpc
 
@@ -27,6 +31,35 @@ def principal_of(context: Context) -> str | None:
     """Return the common name in the certificate of a call's client, if he has one."""
     for name in context.auth_context().get("x509_common_name", ()):
         return name.decode("utf-8", "replace")
+    return None
+
+
+def close_connection(context: Context) -> bool:
+    """Close the connection of a call's client, with all its calls; False if it is not found.
+
+    A server of gRPC cannot reset a call: what its client does not take is kept for it until it is
+    gone, whatever became of the call.
+    """
+    peer = unquote(context.peer())
+    for descriptor in list(Path("/dev/fd").iterdir()):
+        with suppress(OSError):  # it is no socket, or gone by now
+            connection = socket.socket(fileno=int(descriptor.name))
+            try:
+                if peer == _peer_of(connection):
+                    connection.shutdown(socket.SHUT_RDWR)
+                    return True
+            finally:
+                connection.detach()  # it is gRPC's to close
+    return False
+
+
+def _peer_of(connection: socket.socket) -> str | None:
+    """Return the other end of a connection as gRPC names it."""
+    address = connection.getpeername()
+    if connection.family == socket.AF_INET6 and not address[0].startswith("::ffff:"):
+        return f"ipv6:[{address[0]}]:{address[1]}"
+    if connection.family in (socket.AF_INET, socket.AF_INET6):
+        return f"ipv4:{address[0].removeprefix('::ffff:')}:{address[1]}"
     return None
 
 

@@ -2,7 +2,8 @@
 
 A reader is somewhere in its log, and holds no more than that and the message that it is being sent.
 Behind the ring it is caught up by a core reader of its own, of which there are so many at most; one
-whose client takes nothing for a while gives its up, and gets another once the client goes on.
+whose client takes nothing for a while, a short one if others wait, gives its up, and gets another
+once the client goes on.
 """
 
 from __future__ import annotations
@@ -10,32 +11,31 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from dlcore.errors import AlreadyTruncatedError, EndOfStreamError
 from dlcore.proxy.reading.awaited import first_not_less
+from dlcore.proxy.reading.outgoing import STALL_S, Outgoing
 from dlcore.proxy.reading.runs import PART_BYTES, fetched
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator
 
     from dlcore.ids import DLSN
     from dlcore.log.manager import DistributedLogManager
     from dlcore.proxy.reading.following import FollowedLog, FollowedLogs
+    from dlcore.proxy.reading.outgoing import Send
     from dlcore.proxy.reading.ring import Ring, RingReader
     from dlcore.proxy.reading.rows import RowView
     from dlcore.proxy.reading.runs import Fetched
     from dlcore.records import NotLessThan
 
-STALL_S = 1.0
-"""A client that takes nothing for so long has no use for what is read ahead for it."""
 _LOOK_S = 1.0
 _FIRST_BYTES = 64 * 1024
 _GROWTH = 4
 """A reader's first messages are small, and soon larger: one that takes none holds little."""
 TURN_BYTES = 64 * 1024 * 1024
 """After so much a reader that is caught up makes room for one that waits."""
-Send: TypeAlias = "Callable[[bytes], Awaitable[None]]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,17 +58,19 @@ class Deliveries:
 
     Args:
         followed: the logs that are followed.
+        outgoing: what is being sent to them.
         catching_up_max: how many are caught up at once; each reads some way ahead.
     """
 
-    def __init__(self, followed: FollowedLogs, *, catching_up_max: int) -> None:
+    def __init__(self, followed: FollowedLogs, outgoing: Outgoing, *, catching_up_max: int) -> None:
         self._followed = followed
+        self._outgoing = outgoing
         self._turns = asyncio.Semaphore(catching_up_max)
 
     async def deliver(self, reading: Reading, send: Send) -> None:
         """Send a client the records that it asked for; return when it has them all.
 
-        Raises: AlreadyTruncatedError, and as `AsyncLogReader.read_next`.
+        Raises: AlreadyTruncatedError, ReaderStalledError, and as `AsyncLogReader.read_next`.
         """
         if not reading.follow:
             await self._catch_up(reading, reading.start, reading.end, send)
@@ -138,7 +140,7 @@ class Deliveries:
                 return min(run.end, end)
             reader.advance()
             if not skipped:
-                await send(run.data)
+                await self._outgoing.send(send, run.data)
         return None
 
     async def _catch_up(self, reading: Reading, position: DLSN, end: DLSN, send: Send) -> None:
@@ -150,8 +152,9 @@ class Deliveries:
                     left = TURN_BYTES
                     async for message, reached in messages:
                         position = reached
-                        sending = asyncio.ensure_future(send(message))
-                        done, _ = await asyncio.wait({sending}, timeout=STALL_S)
+                        sending = await self._outgoing.begin(send, message)
+                        patience_s = STALL_S / 10 if self._turns.locked() else STALL_S
+                        done, _ = await asyncio.wait({sending}, timeout=patience_s)
                         left -= len(message)
                         if not done or (left < 0 and self._turns.locked()):
                             break

@@ -15,6 +15,7 @@ from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.flight.sending import schema_message
 from dlcore.proxy.reading.delivery import Deliveries, Reading
 from dlcore.proxy.reading.following import FollowedLogs
+from dlcore.proxy.reading.outgoing import Outgoing
 from dlcore.proxy.reading.parts import Part, parts_of
 from dlcore.proxy.reading.ring import RingBudget
 from dlcore.proxy.reading.rows import RowView
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from dlcore.namespace import Namespace
     from dlcore.proxy.config import ProxyConfig
     from dlcore.proxy.membership import Membership
-    from dlcore.proxy.reading.delivery import Send
+    from dlcore.proxy.reading.outgoing import Send
     from dlcore.proxy.reading.tickets import Wanted
 
 READ_AHEAD_BYTES = 2 * MIB
@@ -94,7 +95,10 @@ class ReadPath:
             WeakValueDictionary()
         )
         self.followed = FollowedLogs(RingBudget(config.ring_bytes_max))
-        self._deliveries = Deliveries(self.followed, catching_up_max=config.catching_up_max)
+        self.outgoing = Outgoing(config.sending_bytes_max)
+        self._deliveries = Deliveries(
+            self.followed, self.outgoing, catching_up_max=config.catching_up_max
+        )
 
     async def aclose(self) -> None:
         """Follow no log any more."""
@@ -108,6 +112,7 @@ class ReadPath:
             LogNotFoundError: it is of a log that is not there, or of another one of that name.
             SchemaMismatchError: the log has no such column.
             AlreadyTruncatedError: its position was truncated away.
+            ReaderStalledError: the client took nothing for long, and others needed the room.
         """
         await self._deliveries.deliver(await self._begin(data, send), send)
 

@@ -11,6 +11,7 @@ from dlcore.errors import AlreadyTruncatedError
 from dlcore.ids import DLSN
 from dlcore.proxy.reading import delivery
 from dlcore.proxy.reading.delivery import Deliveries, Reading
+from dlcore.proxy.reading.outgoing import Outgoing
 from dlcore.proxy.reading.rows import RowView
 from tests.dlcore.proxy.test_runs import entry, values
 
@@ -63,7 +64,7 @@ def messages(log: Log, end: DLSN) -> list[bytes]:
         got.append(message)
 
     reading = Reading(log=cast("Any", log), view=VIEW, start=DLSN.INITIAL, end=end, follow=False)
-    deliveries = Deliveries(cast("Any", None), catching_up_max=1)
+    deliveries = Deliveries(cast("Any", None), Outgoing(1), catching_up_max=1)
     asyncio.run(deliveries.deliver(reading, send))
     return got
 

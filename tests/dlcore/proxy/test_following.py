@@ -13,6 +13,7 @@ from dlcore.errors import LedgerReadError
 from dlcore.ids import DLSN
 from dlcore.proxy.reading.delivery import Deliveries, Reading
 from dlcore.proxy.reading.following import FollowedLogs
+from dlcore.proxy.reading.outgoing import Outgoing
 from dlcore.proxy.reading.ring import RingBudget
 from dlcore.proxy.reading.rows import RowView
 from dlcore.proxy.reading.runs import RUN_BYTES
@@ -102,7 +103,7 @@ async def _followed(
     """Let clients follow a log until they have the entries before `end`."""
     log = GrowingLog()
     followed = FollowedLogs(RingBudget(1 << 20))
-    deliveries = Deliveries(followed, catching_up_max=1)
+    deliveries = Deliveries(followed, Outgoing(1 << 20), catching_up_max=1)
     reading = Reading(
         log=cast("Any", log), view=VIEW, start=start, end=DLSN(1, end, 0), follow=True
     )
