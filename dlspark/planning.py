@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyspark.sql.datasource import InputPartition
 
 from dlcore import ScanRange
+from dlcore.ids import DLSN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from dlcore.ids import DLSN
-    from dlcore.sync import LogSnapshot
+    from dlcore.sync import ExtentView, LogSnapshot
     from dlspark.options import Division
 
 PARTITIONS_BEFORE_GROUPING = 64
@@ -62,6 +62,27 @@ class Stretch:
     def scans(self) -> list[ScanRange]:
         """Return what is readable of it, segment by segment."""
         return self.snapshot.scans(self.start, self.end)
+
+
+def first_sequence_id(part: ScanRange) -> int | None:
+    """Return the number of a range's first record; None if that is not known without reading."""
+    first = part.extents[0]
+    is_at_edge = part.start == DLSN(part.lssn, first.base_entry_id, 0) and _has_its_first(first)
+    return first.start_sequence_id if is_at_edge else None
+
+
+def end_sequence_id(part: ScanRange) -> int | None:
+    """Return the number of the record after a range; None if that is not known without reading."""
+    last = part.extents[-1]
+    is_at_edge = part.end == DLSN(part.lssn, last.end_entry_id, 0) and _has_its_first(last)
+    if is_at_edge and last.last_entry_id == part.ledgers[last.ledger_id].last_entry_id:
+        return last.start_sequence_id + last.record_count
+    return None
+
+
+def _has_its_first(extent: ExtentView) -> bool:
+    """Return whether a view, which may be clipped, surely has its extent's first entry."""
+    return 0 in (extent.base_entry_id, extent.first_entry_id)
 
 
 class CountedRange(NamedTuple):

@@ -22,6 +22,8 @@ from dlspark.planning import (
     CountedRange,
     DlogPartition,
     Stretch,
+    end_sequence_id,
+    first_sequence_id,
     plan_counts,
     plan_partitions,
 )
@@ -30,7 +32,7 @@ from dlspark.sessions import describe_missing, open_shared_logs, scan_range
 from dlspark.workers import freeze_imports
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
     from pyspark.sql.datasource import InputPartition
@@ -251,24 +253,79 @@ def read_rows(partition: InputPartition | None, options: ReadOptions) -> Iterato
     elif isinstance(partition, DlogPartition):
         for log, parts in groupby(partition.scans, key=lambda part: part.log):
             wanted = (replace(part, columns=shape.log_columns) for part in parts)
-            batches = _scan(wanted, options.address, fail=options.fail_on_data_loss)
-            yield from RowBuilder(log, shape).build(batches)
+            yield from RowBuilder(log, shape).build(_scan(wanted, options))
 
 
-def _scan(parts: Iterable[ScanRange], address: Address, *, fail: bool) -> Iterator[ScanBatch]:
-    """Scan ranges of one log; of those with a loss what was there, unless `fail`."""
+def find_log(
+    source: LogSnapshots, options: ReadOptions, log: str, log_id: str
+) -> LogSnapshot | None:
+    """Return what a log holds now, also if it has another of the selected names; None if gone."""
+    snapshot = source.take([log])[log]
+    if snapshot is not None and snapshot.log_id == log_id:
+        return snapshot
+    others = source.take(list_selected(options.address, options.logs)).values()
+    return next((each for each in others if each is not None and each.log_id == log_id), None)
+
+
+def _scan(parts: Iterable[ScanRange], options: ReadOptions) -> Iterator[ScanBatch]:
+    """Scan ranges of one log; by failOnDataLoss fail for what is gone, or go on after it."""
     for part in parts:
-        try:
-            yield from scan_range(address, part)
-        except (AlreadyTruncatedError, LogNotFoundError) as error:
-            if fail:
-                raise type(error)(f"{error}. {_ADVICE_ON_LOSS}") from error
-            logger.warning(
-                "data loss: log %r: the rest of %s … %s, of about %d records, is skipped, because "
-                "failOnDataLoss is false: %s",
-                part.log,
-                part.start,
-                part.end,
-                part.record_count_estimate,
-                error,
-            )
+        left: ScanRange | None = part
+        while left is not None:
+            left = yield from _scan_until_lost(left, options)
+
+
+def _scan_until_lost(
+    part: ScanRange, options: ReadOptions
+) -> Generator[ScanBatch, None, ScanRange | None]:
+    """Scan a range up to what is gone; return what is left after that, None at the range's end."""
+    start, sequence_id = part.start, first_sequence_id(part)
+    try:
+        for batch in scan_range(options.address, part):
+            yield batch
+            rows = batch.batch.num_rows
+            start = DLSN(batch.lssn, batch.entry_id, batch.first_slot + rows)
+            sequence_id = batch.sequence_id + rows
+    except (AlreadyTruncatedError, LogNotFoundError) as error:
+        return _left_after(part, start, sequence_id, options, error)
+    return None
+
+
+def _left_after(
+    part: ScanRange,
+    start: DLSN,
+    sequence_id: int | None,
+    options: ReadOptions,
+    error: AlreadyTruncatedError | LogNotFoundError,
+) -> ScanRange | None:
+    """Return what is left of a range that was read up to `start`; fail, or warn of what is not."""
+    source = LogSnapshots(options.address)
+    snapshot = find_log(source, options, part.log, part.log_id)
+    scans = [] if snapshot is None else snapshot.scans(start, part.end)
+    left, end, number_at_end = None, part.end, end_sequence_id(part)
+    if snapshot is not None and scans:
+        left = replace(scans[0], columns=part.columns)
+        end, number_at_end = left.start, source.find([(snapshot, left.start)])[0].sequence_id
+        if (left.log, end) == (part.log, part.start):
+            raise error  # all of it is there, and still it was not given
+    if end == start or (sequence_id is not None and sequence_id == number_at_end):
+        return left  # under another name, or behind an entry of which all was read
+    lost = part.between(start, end).record_count_estimate
+    count = f"about {lost}"
+    if sequence_id is not None and number_at_end is not None:
+        count = str(number_at_end - sequence_id)
+    held = (
+        "the log was deleted, or renamed to a name that is not read"
+        if snapshot is None
+        else f"it holds {snapshot.first} … {snapshot.end} (exclusive)"
+    )
+    loss = f"records from {start} up to {end} (exclusive), {count} of them, are gone; {held}"
+    if options.fail_on_data_loss:
+        raise type(error)(f"log {part.log!r}: {loss}. {_ADVICE_ON_LOSS}") from error
+    logger.warning(
+        "data loss: log %r: %s; going on, because failOnDataLoss is false: %s",
+        part.log,
+        loss,
+        error,
+    )
+    return left

@@ -31,9 +31,10 @@ from dlspark.staging import abort_staged, commit_staged, stage_rows
 from tests.fixtures.spark import list_staged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from dlcore.sync import Namespace
+    from tests.fixtures.proxies import ProxyProcess
 
 pytestmark = pytest.mark.integration
 VALUES = StructType([StructField("value", StringType())])
@@ -188,6 +189,34 @@ def test_truncated_records_fail_a_batch_or_are_told(
     assert "data loss" in caplog.text
     assert bench.read(log=bench.log, startingOffsets="1:3:0") == list(range(3, 10))
     assert bench.read(log=bench.log) == list(range(3, 10))
+
+
+def test_records_truncated_after_they_were_planned_at_an_endpoint(
+    bench: Bench, proxy: ProxyProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is left of a partition is read, under the log's new name, too; else the task fails."""
+    where = {"endpoint": proxy.location, "logsPattern": f"{bench.log}(-renamed)?"}
+
+    def planned(fail: str) -> tuple[DlogReader, Sequence[InputPartition]]:
+        source = DistributedLogDataSource({**where, "failOnDataLoss": fail})
+        reader: Any = source.reader(source.schema())
+        return reader, reader.partitions()
+
+    def txids(reader: DlogReader, parts: Sequence[InputPartition]) -> list[int]:
+        batches = [batch for part in parts for batch in reader.read(part)]
+        return [txid for batch in batches for txid in batch.column("txid").to_pylist()]
+
+    strict, lenient = planned("true"), planned("false")
+    try:
+        bench.truncate(DLSN(1, 2, 0))
+        with pytest.raises(AlreadyTruncatedError, match=r"2 of them.* holds 1:2:0 … 2:5:0"):
+            txids(*strict)
+        bench.namespace.rename_log(bench.log, f"{bench.log}-renamed")
+        with caplog.at_level(logging.WARNING):
+            assert txids(*lenient) == list(range(2, 10))
+        assert "from 1:0:0 up to 1:2:0 (exclusive), 2 of them" in caplog.text
+    finally:
+        close_shared_namespace(Address(uri=proxy.location))
 
 
 def test_a_stream_reads_on_from_its_offsets(bench: Bench) -> None:

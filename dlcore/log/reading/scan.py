@@ -179,14 +179,15 @@ class ScanRange:
             ),
             self.end,
         ]
-        return [self._between(start, stop) for start, stop in pairwise(cuts)]
+        return [self.between(start, stop) for start, stop in pairwise(cuts)]
 
     def after_entry(self, entry_id: int) -> ScanRange | None:
         """Return what follows an entry of the range; None if that is nothing."""
-        rest = self._between(DLSN(self.lssn, entry_id + 1, 0), self.end)
+        rest = self.between(DLSN(self.lssn, entry_id + 1, 0), self.end)
         return rest if rest.extents and rest.start < rest.end else None
 
-    def _between(self, start: DLSN, end: DLSN) -> ScanRange:
+    def between(self, start: DLSN, end: DLSN) -> ScanRange:
+        """Return its records in [start, end), which lie within it."""
         extents = _clip(self.extents, start, end)
         ledgers = _named(self.ledgers, extents)
         return replace(self, start=start, end=end, extents=extents, ledgers=ledgers)

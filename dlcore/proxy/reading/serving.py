@@ -181,7 +181,9 @@ class ReadPath:
         if ticket.start is not None:
             wanted = ticket.start.wanted
             start = await self._position_of(snapshot, wanted)
-            if DLSN.INITIAL < start < snapshot.first:
+            # By hand the very first position means the beginning; in a planned part, itself.
+            is_part = ticket.log_id is not None and not ticket.follow
+            if start < snapshot.first and (is_part or start > DLSN.INITIAL):
                 raise AlreadyTruncatedError(
                     f"log {log.name!r}: position {start} was truncated away, the first one left is "
                     f"{snapshot.first}"
