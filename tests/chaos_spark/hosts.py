@@ -36,13 +36,23 @@ def enter_namespaces(arguments: Sequence[str]) -> None:
     if _MARK in os.environ:
         return
     os.environ[_MARK] = "no"
+    if unshare := launcher_apart():
+        os.environ[_MARK] = "yes"
+        os.execvp(unshare[0], [*unshare, sys.executable, *arguments])
+
+
+def launcher_apart() -> tuple[str, ...]:
+    """Return what to put before a command that shall run in namespaces of its own.
+
+    Nothing, if the user may not have them.
+    """
     if not all(map(shutil.which, ("unshare", "ip", "mount"))):
-        return
+        return ()
     for unshare in _UNSHARE:
         probe = subprocess.run([*unshare, "sh", "-c", _SET_UP], capture_output=True, check=False)
         if probe.returncode == 0:
-            os.environ[_MARK] = "yes"
-            os.execvp(unshare[0], [*unshare, sys.executable, *arguments])
+            return unshare
+    return ()
 
 
 def can_have_hosts() -> bool:

@@ -1,7 +1,14 @@
-"""Spark reads and writes through proxies alone: it is told of no ZooKeeper, and of no bookie."""
+"""Spark reads and writes through proxies alone: it is told of no ZooKeeper, and of no bookie.
+
+One test runs it where it could not reach them either.
+"""
 
 from __future__ import annotations
 
+import json
+import socket
+import subprocess
+import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -10,7 +17,10 @@ import pyarrow as pa
 import pytest
 
 from dlcore.sync import open_namespace
+from tests.chaos_spark.hosts import launcher_apart
 from tests.fixtures.proxies import proxy_process
+from tests.fixtures.relay import listen_at, relay
+from tests.fixtures.spark import spark_environment
 from tests.fixtures.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -20,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from dlcore.sandbox.cluster import Sandbox
     from dlcore.sync import Namespace
     from tests.fixtures.proxies import ProxyProcess
 
@@ -203,3 +214,37 @@ def test_a_stream_is_written_through_proxies_that_die(
         table = namespace.open_log(target).read().to_arrow()
     assert table["txid"].to_pylist() == list(range(1100))
     assert [int(bytes(each)) for each in table["payload"].to_pylist()] == list(range(1100))
+
+
+@pytest.mark.prove  # the tests above show that nothing but the endpoint is told
+def test_spark_where_proxies_alone_can_be_reached(
+    sandbox: Sandbox, proxy: ProxyProcess, logs: Logs, tmp_path: Path
+) -> None:
+    """Its driver and its workers have a network of their own, with one proxy in it."""
+    launcher = launcher_apart()
+    if not launcher:
+        pytest.skip("this user may not have a network namespace")
+    with open_namespace(sandbox.uri) as namespace:
+        namespace.create_log(f"{logs.home}/copy")
+    host, _, port = proxy.location.partition("://")[2].rpartition(":")
+    others = [sandbox.zookeeper.servers, *(each.address for each in sandbox.bookies)]
+    path = tmp_path / "proxy"
+    with listen_at(path) as listener:
+        relay(listener, lambda: socket.create_connection((host, int(port))))
+        done = subprocess.run(
+            [
+                *(*launcher, sys.executable, "-m", "tests.spark.apart"),
+                *(str(path), port, logs.home, str(tmp_path), *others),
+            ],
+            env=spark_environment(),
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        listener.shutdown(socket.SHUT_RDWR)
+    assert json.loads(done.stdout) == list(range(1000))
+    with open_namespace(sandbox.uri) as namespace:
+        copied = namespace.open_log(f"{logs.home}/copy").read().to_arrow()
+        assert sorted(copied["txid"].to_pylist()) == list(range(1000))
+        new = namespace.open_log(f"{logs.home}/new").read().to_arrow()
+        assert sorted(map(bytes, new["payload"].to_pylist())) == [b"%d" % n for n in range(10)]
