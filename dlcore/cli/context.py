@@ -168,7 +168,8 @@ def namespace_uri() -> str:
     if namespace_endpoint() is not None:
         raise click.UsageError(
             f"{context.command_path} needs ZooKeeper and bookies: give --uri and no --endpoint; "
-            "proxies answer log list, show, count, position, tail, dump and write",
+            "proxies are asked for log create, list, show, schema, count, position, write, tail, "
+            "dump, truncate, seal, rename and delete",
             context,
         )
     uri = context.obj.get(NAMESPACE_KEY)

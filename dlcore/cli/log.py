@@ -14,12 +14,25 @@ from typing import TYPE_CHECKING
 import click
 
 from dlcore.cli.bulk import cat_log, copy_records, purge_log
-from dlcore.cli.context import ask, common_options, confirmed, require_consent, run_async
+from dlcore.cli.context import (
+    ask,
+    common_options,
+    confirmed,
+    namespace_endpoint,
+    require_consent,
+    run_async,
+)
 from dlcore.cli.inspecting import inspect_logs, repair_log, show_lag, show_space
 from dlcore.cli.keeping import set_retention, show_settings
 from dlcore.cli.output import bytes_text, show_done, show_fields, show_rows, telling_time, time_text
 from dlcore.cli.reading import dump_log, tail_log
-from dlcore.cli.remote import remote_count, remote_position, remote_status
+from dlcore.cli.remote import (
+    remote_count,
+    remote_deletion,
+    remote_position,
+    remote_schema,
+    remote_status,
+)
 from dlcore.cli.times import EPOCH_MS
 from dlcore.cli.watching import watch_log
 from dlcore.cli.writing import write_log
@@ -33,6 +46,7 @@ if TYPE_CHECKING:
 
     from dlcore.log.reading.status import LogStatus
     from dlcore.namespace import Namespace
+    from dlcore.remote.reading import RemoteNamespace
 
 
 @click.group("log")
@@ -88,10 +102,19 @@ def create_log(
 
     Acknowledged records survive the loss of QA - 1 bookies.
     """
-    quorum = _quorum(replication_factor, ensemble, write_quorum, ack_quorum)
-    config, schema = LogConfig(quorum=quorum), _schema(schema_text, schema_file)
-    run_async(lambda namespace: namespace.create_log(log, config=config, schema=schema))
-    show_done(f"created log {log} (E/Qw/Qa {quorum})", {"log": log, "quorum": str(quorum)})
+    sizes = (replication_factor, ensemble, write_quorum, ack_quorum)
+    asks_proxies = namespace_endpoint() is not None
+    if asks_proxies and any(size is not None for size in sizes):
+        raise click.UsageError("proxies say on how many bookies a log is: give --uri to say it")
+    quorum, schema = _quorum(*sizes), _schema(schema_text, schema_file)
+    run_async(
+        lambda logs: logs.create_log(log, config=LogConfig(quorum=quorum), schema=schema),
+        remote=lambda logs: logs.create_log(log, schema=schema),
+    )
+    if asks_proxies:
+        show_done(f"created log {log}", {"log": log})
+    else:
+        show_done(f"created log {log} (E/Qw/Qa {quorum})", {"log": log, "quorum": str(quorum)})
 
 
 def _schema(text: str | None, file: Path | None) -> pa.Schema | None:
@@ -254,13 +277,15 @@ def truncate_log(log: str, dlsn: str, *, yes: bool) -> None:
         async with await namespace.open_log(log) as manager:
             return await manager.get_log_record_count(None, position)
 
-    ask(f"Drop the {run_async(count)} records of log {log} before {position}", yes=yes)
+    counted = run_async(count, remote=partial(remote_count, log=log, start=None, end=position))
+    ask(f"Drop the {counted} records of log {log} before {position}", yes=yes)
 
-    async def truncate(namespace: Namespace) -> bool:
+    async def truncate(namespace: Namespace | RemoteNamespace) -> bool:
         async with await namespace.open_log(log) as manager:
             return await manager.truncate(position)
 
-    changed = run_async(telling_time("truncating", truncate), is_long=True)
+    work = telling_time("truncating", truncate)
+    changed = run_async(work, remote=work, is_long=True)
     fields = {"log": log, "dlsn": str(position), "changed": changed}
     if changed:
         show_done(f"truncated log {log} before {position}", fields)
@@ -275,7 +300,8 @@ def truncate_log(log: str, dlsn: str, *, yes: bool) -> None:
 def seal_log(log: str, *, yes: bool) -> None:
     """Mark the end of LOG: no record can ever follow, and readers learn that it has ended.
 
-    What a dead writer left is recovered first.  A live writer keeps its log, this fails then.
+    What a dead writer left is recovered first.  A live writer keeps its log, this fails then; a
+    proxy that is asked with --endpoint, or knows who writes it, lets go of it.
     """
     require_consent(yes=yes)
     ask(f"Seal log {log}: nothing can be written to it afterwards", yes=yes)
@@ -285,7 +311,11 @@ def seal_log(log: str, *, yes: bool) -> None:
         async with await namespace.open_log(log, config=config) as manager:
             await manager.mark_end_of_stream()
 
-    run_async(seal)
+    async def remote_seal(namespace: RemoteNamespace) -> None:
+        async with await namespace.open_log(log) as manager:
+            await manager.mark_end_of_stream()
+
+    run_async(seal, remote=remote_seal)
     show_done(f"sealed log {log}", {"log": log})
 
 
@@ -299,7 +329,10 @@ def rename_log(log: str, new_name: str) -> None:
     Who has it open goes on.  A Spark query finds the log by its name: start it again with the new
     one.  What its last batch wrote is known by the log's id, and not written again.
     """
-    run_async(lambda namespace: namespace.rename_log(log, new_name))
+    run_async(
+        lambda namespace: namespace.rename_log(log, new_name),
+        remote=lambda namespace: namespace.rename_log(log, new_name),
+    )
     show_done(f"renamed log {log} to {new_name}", {"log": new_name, "old_name": log})
 
 
@@ -309,13 +342,13 @@ def rename_log(log: str, new_name: str) -> None:
 def show_schema(log: str) -> None:
     """Show the columns of LOG and their types, if it is a typed log."""
 
-    async def read(namespace: Namespace) -> list[dict[str, object]]:
+    async def read(namespace: Namespace) -> pa.Schema | None:
         async with await namespace.open_log(log) as manager:
-            schema = await manager.get_schema()
-        return [{"column": field.name, "type": str(field.type)} for field in schema or ()]
+            return await manager.get_schema()
 
-    columns = ("column", "type")
-    show_rows(run_async(read), columns=columns, empty=f"log {log} is one of bytes")
+    schema = run_async(read, remote=partial(remote_schema, log=log))
+    rows = [{"column": field.name, "type": str(field.type)} for field in schema or ()]
+    show_rows(rows, columns=("column", "type"), empty=f"log {log} is one of bytes")
 
 
 @log_group.command("subscriptions", epilog="Example: dlog log subscriptions clicks --json")
@@ -362,9 +395,14 @@ def delete_log(log: str, *, damaged: bool, yes: bool) -> None:
     that they were its own stay then, until `dlog ledger audit --delete`.
     """
     require_consent(yes=yes)
-    ask(run_async(lambda namespace: _describe_deletion(namespace, log, damaged)), yes=yes)
+    what = run_async(
+        lambda namespace: _describe_deletion(namespace, log, damaged),
+        remote=None if damaged else partial(remote_deletion, log=log),
+    )
+    ask(what, yes=yes)
     run_async(
         telling_time("deleting", lambda namespace: namespace.delete_log(log, damaged=damaged)),
+        remote=telling_time("deleting", lambda namespace: namespace.delete_log(log)),
         is_long=True,
     )
     show_done(f"deleted log {log}", {"log": log})

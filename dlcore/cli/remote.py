@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from dlcore.errors import LogNotFoundError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from dlcore.ids import DLSN
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.records import NotLessThan
@@ -26,7 +28,7 @@ async def remote_status(namespace: RemoteNamespace, log: str) -> dict[str, objec
     from dlcore.schemas import describe_schema
 
     info = await (await namespace.open_log(log)).get_info()
-    schema = (await namespace.get_schemas([log])).get(log)
+    schema = await remote_schema(namespace, log)
     return {
         "log": log,
         "schema": None if schema is None else describe_schema(schema),
@@ -35,6 +37,21 @@ async def remote_status(namespace: RemoteNamespace, log: str) -> dict[str, objec
         "first_dlsn": info.first,
         "last_dlsn": info.last,
     }
+
+
+async def remote_schema(namespace: RemoteNamespace, log: str) -> pa.Schema | None:
+    """Return the columns of a typed log; None of one of bytes.  Raises: LogNotFoundError."""
+    schemas = await namespace.get_schemas([log])
+    if log not in schemas:
+        raise LogNotFoundError(f"log {log!r} does not exist")
+    schema: pa.Schema | None = schemas[log]
+    return schema
+
+
+async def remote_deletion(namespace: RemoteNamespace, log: str) -> str:
+    """Return what the deletion of a log deletes."""
+    records = (await (await namespace.open_log(log)).get_info()).records
+    return f"Delete log {log} with {records} records"
 
 
 async def remote_count(

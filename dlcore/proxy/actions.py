@@ -36,6 +36,13 @@ class LogRequest(msgspec.Struct, forbid_unknown_fields=True):
     log: str
 
 
+class RenameRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """A log, and what it is to be called."""
+
+    log: str
+    new_name: str
+
+
 class CreateRequest(msgspec.Struct, forbid_unknown_fields=True):
     """A log to create; with a schema, as an Arrow message, a typed one."""
 
@@ -104,6 +111,8 @@ class Actions:
             self._create,
         )
         self._add("delete", "Delete a log and its data: {log}.", LogRequest, self._delete)
+        text = "Give a log another name: {log, new_name}."
+        self._add("rename", text, RenameRequest, self._rename)
         self._add("seal", "Let no record follow in a log: {log}.", LogRequest, self._seal)
         self._add(
             "truncate",
@@ -191,6 +200,12 @@ class Actions:
         log = await self._let_go(request.log)
         with self._owner_of_logs.redirecting(log):
             await self._namespace.delete_log(log)
+        return {}
+
+    async def _rename(self, request: RenameRequest) -> Answer:
+        log = await self._let_go(request.log)
+        with self._owner_of_logs.redirecting(log):
+            await self._namespace.rename_log(log, request.new_name)
         return {}
 
     async def _seal(self, request: LogRequest) -> Answer:

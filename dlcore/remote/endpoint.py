@@ -15,6 +15,7 @@ from dlcore.closing import AsyncClosing
 from dlcore.errors import AlreadyClosedError, ConfigurationError, DLError, ProxyUnavailableError
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.flight.calls import KEEPALIVE_OPTIONS
+from dlcore.proxy.flight.statuses import LOCATION_KEY
 from dlcore.remote.tls_reasons import tls_reason
 
 if TYPE_CHECKING:
@@ -92,6 +93,36 @@ def error_of(status: grpc.StatusCode, details: str) -> DLError:
     return errors.UnexpectedError(f"a proxy answered {status.name}: {details}")
 
 
+class _Retries:
+    """When and where a call is made again that has failed."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._clock = asyncio.get_running_loop().time
+        self.location: str | None = None
+        """Where the proxy serves that we were sent to."""
+        self._asked: set[str] = set()  # such locations
+        self.succeeded()
+
+    def succeeded(self) -> None:
+        """Forget the failures."""
+        self._backoff = Backoff(_FIRST_PAUSE_S, _PAUSE_MAX_S)
+        self._failed_at: float | None = None
+
+    def failed(self, error: DLError, location: str | None) -> float:
+        """Return after how long the call is to be made again.  Raises: what ends it for good."""
+        now = self._clock()
+        self._failed_at = now if self._failed_at is None else self._failed_at
+        if not error.retriable or now - self._failed_at >= self._patience_s:
+            raise error
+        self.location = location
+        if location is not None and location not in self._asked:
+            self._asked.add(location)
+            return 0.0
+        left_s = self._failed_at + self._patience_s - now  # then once more, to tell why
+        return max(0.0, min(self._backoff.failed(now), left_s))
+
+
 class Endpoint(AsyncClosing):
     """Some proxies, one of which is asked until it fails."""
 
@@ -126,11 +157,10 @@ class Endpoint(AsyncClosing):
     async def _messages(
         self, kind: str, method: str, request: Callable[[], Message]
     ) -> AsyncGenerator[bytes, None]:
-        clock = asyncio.get_running_loop().time
-        backoff, failed_at = Backoff(_FIRST_PAUSE_S, _PAUSE_MAX_S), None
+        retries = _Retries(self.patience_s)
         while True:
             self._require_open()
-            stub = getattr(self._channels[self._turn], kind)(f"{_METHOD}{method}")
+            stub = getattr(self._channel_at(retries.location), kind)(f"{_METHOD}{method}")
             call = stub(request().SerializeToString())
             try:
                 if kind == "unary_unary":
@@ -140,24 +170,24 @@ class Endpoint(AsyncClosing):
                     return
                 async for data in call:
                     self.is_reached = True
-                    backoff, failed_at = Backoff(_FIRST_PAUSE_S, _PAUSE_MAX_S), None
+                    retries.succeeded()
                     yield data
             except asyncio.CancelledError:
                 if not is_cancelled():
                     self._require_open()  # which ended the call
                 raise
             except grpc.aio.AioRpcError as failure:
+                location = dict(failure.trailing_metadata() or ()).get(LOCATION_KEY)
+                self.is_reached |= location is not None
                 error = await self.explained(error_of(failure.code(), failure.details() or ""))
-                failed_at = clock() if failed_at is None else failed_at
-                if not error.retriable or clock() - failed_at >= self.patience_s:
-                    raise error from failure
+                pause_s = retries.failed(error, location)
             else:
                 return
             finally:
                 call.cancel()
-            self._turn = (self._turn + 1) % len(self._channels)
-            left_s = failed_at + self.patience_s - clock()  # then once more, to tell why
-            await asyncio.sleep(max(0.0, min(backoff.failed(clock()), left_s)))
+            if location is None:
+                self._turn = (self._turn + 1) % len(self._channels)
+            await asyncio.sleep(pause_s)
 
     async def explained(self, error: DLError) -> DLError:
         """Return what to tell of a failure at the proxy asked last.
@@ -181,14 +211,16 @@ class Endpoint(AsyncClosing):
     def put(self, log: str) -> Any:
         """Begin to write to a log, at the proxy that owns it, as far as that is known."""
         self._require_open()
-        location = self._owners.get(log)
-        if location is None:
-            channel = self._channels[self._turn]
-        else:
-            if location not in self._located:
-                (self._located[location],) = open_channels(location, self._tls)
-            channel = self._located[location]
+        channel = self._channel_at(self._owners.get(log))
         return channel.stream_stream(f"{_METHOD}DoPut")()
+
+    def _channel_at(self, location: str | None) -> grpc.aio.Channel:
+        """Return a channel to the proxy there, or to the one whose turn it is."""
+        if location is None:
+            return self._channels[self._turn]
+        if location not in self._located:
+            (self._located[location],) = open_channels(location, self._tls)
+        return self._located[location]
 
     def is_owned_by(self, log: str, location: str) -> None:
         """Note which proxy writes a log."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence  # noqa: TC003  # for those who ask at run time
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +12,18 @@ import pyarrow as pa
 
 from dlcore.closing import AsyncClosing
 from dlcore.config import require_positive
-from dlcore.errors import ConfigurationError, LogEmptyError
+from dlcore.errors import ConfigurationError, LogEmptyError, LogExistsError
 from dlcore.ids import DLSN, validate_log_name
 from dlcore.log.entries.batches import batch_of
 from dlcore.log.reading.ranges import timestamp_ms_of
 from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy.actions import CreateRequest, SchemaRequest
+from dlcore.proxy.actions import (
+    CreateRequest,
+    LogRequest,
+    RenameRequest,
+    SchemaRequest,
+    TruncateRequest,
+)
 from dlcore.proxy.reading.tickets import Place, Ticket
 from dlcore.remote import planning
 from dlcore.remote.endpoint import Endpoint, path_of
@@ -111,6 +117,28 @@ class RemoteNamespace(AsyncClosing):
         packed = None if schema is None else schema.serialize().to_pybytes()
         await planning.act(self._calls, "create", CreateRequest(name, packed), Any)
 
+    async def delete_log(self, name: str) -> None:
+        """Delete a log and its data; the proxy that writes it lets go of it first.
+
+        Raises:
+            LogNotFoundError: there is no such log.
+            OwnershipAcquireFailedError: a writer beside the proxies owns it.
+            MetadataError, ProxyUnavailableError.
+        """
+        await planning.act(self._calls, "delete", LogRequest(validate_log_name(name)), Any)
+
+    async def rename_log(self, name: str, new_name: str) -> None:
+        """Give a log another name, at once for everybody.
+
+        Raises: LogExistsError: there is a log `new_name`; else as `delete_log`.
+        """
+        request = RenameRequest(validate_log_name(name), validate_log_name(new_name))
+        await planning.act(self._calls, "rename", request, Any)
+
+    async def log_exists(self, name: str) -> bool:
+        """Return whether the log exists.  Raises: MetadataError, ProxyUnavailableError."""
+        return name in await self.get_schemas([validate_log_name(name)])
+
     async def merge_schema(self, name: str, schema: pa.Schema) -> None:
         """Add columns to a typed log, or widen them.
 
@@ -151,8 +179,14 @@ class RemoteNamespace(AsyncClosing):
         """
         return RemoteStagingWriter(self._calls, identity, shared=shared, patience_s=self.patience_s)
 
-    async def open_log(self, name: str) -> RemoteLog:
-        """Open a log.  Raises: LogNotFoundError, InvalidLogNameError, ProxyUnavailableError."""
+    async def open_log(self, name: str, *, create_if_missing: bool = False) -> RemoteLog:
+        """Open a log, with `create_if_missing` one of bytes that is made if there is none.
+
+        Raises: LogNotFoundError, InvalidLogNameError, ProxyUnavailableError.
+        """
+        if create_if_missing and not await self.log_exists(name):
+            with suppress(LogExistsError):
+                await self.create_log(name)
         log = RemoteLog(self._calls, validate_log_name(name))
         await log.get_info()
         return log
@@ -162,7 +196,7 @@ class RemoteNamespace(AsyncClosing):
         await self._calls.aclose()
 
 
-class RemoteLog:
+class RemoteLog(AsyncClosing):
     """One log.  Use `RemoteNamespace.open_log`."""
 
     def __init__(self, calls: Endpoint, name: str) -> None:
@@ -209,6 +243,44 @@ class RemoteLog:
     async def is_end_of_stream_marked(self) -> bool:
         """Return whether the log is sealed.  Raises: as `get_info`."""
         return (await self.get_info()).sealed
+
+    async def truncate(
+        self,
+        dlsn: DLSN | None = None,
+        *,
+        txid: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> bool:
+        """Drop the records below a position, a transaction id or a time, beside a live writer.
+
+        Args:
+            dlsn: the first position to keep; that after the last record drops all there are.
+            txid: the first record with this transaction id or a higher one is kept.
+            timestamp_ms: the first record written at that time or later is kept.
+
+        Returns: whether anything was dropped that was not before.
+
+        Raises:
+            ConfigurationError: `dlsn` lies past the end of what is readable, which is named; not
+                one of the three is given.
+            LogNotFoundError, MetadataError, ProxyUnavailableError.
+        """
+        first = None if dlsn is None else str(dlsn)
+        request = TruncateRequest(self.name, first, txid, timestamp_ms)
+        answer = await planning.act(self._calls, "truncate", request, dict[str, bool])
+        return bool(answer["truncated"])
+
+    async def mark_end_of_stream(self) -> None:
+        """Seal the log: no record can follow, readers learn that they are done.
+
+        The proxy that writes it lets go of it first, with all that was accepted.
+
+        Raises:
+            EndOfStreamError: it is sealed.
+            OwnershipAcquireFailedError: a writer beside the proxies owns it.
+            LogNotFoundError, MetadataError, ProxyUnavailableError.
+        """
+        await planning.act(self._calls, "seal", LogRequest(self.name), Any)
 
     async def read(
         self,
@@ -293,6 +365,9 @@ class RemoteLog:
         reader = RemoteReader(self._calls, self.name, columns)
         await reader.seek(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms)
         return reader
+
+    async def aclose(self) -> None:
+        """Nothing is held: readers and writers go on."""
 
 
 class RemoteRange:

@@ -8,7 +8,7 @@ from dlcore.blocking.buffering import BUFFERED_RECORD_BYTES, BufferingWriter, Wr
 from dlcore.blocking.portal import Portal, shared_portal
 from dlcore.blocking.reader import RowsTwin
 from dlcore.blocking.staging import StagedAppend, StagingWriter
-from dlcore.blocking.twin import iterate
+from dlcore.blocking.twin import Blocking, iterate
 from dlcore.log.writing.transmit import checked_payload
 from dlcore.remote import reading, writing
 from dlcore.remote.outbox import MESSAGE_BYTES
@@ -101,6 +101,18 @@ class RemoteNamespace(WritersNamespace):
         """Create a log of bytes, or with a schema a typed one.  Raises: as the async twin."""
         self._call(self._namespace.create_log(name, schema=schema))
 
+    def delete_log(self, name: str) -> None:
+        """Delete a log and its data.  Raises: as the async twin."""
+        self._call(self._namespace.delete_log(name))
+
+    def rename_log(self, name: str, new_name: str) -> None:
+        """Give a log another name, at once for everybody.  Raises: as the async twin."""
+        self._call(self._namespace.rename_log(name, new_name))
+
+    def log_exists(self, name: str) -> bool:
+        """Return whether the log exists.  Raises: MetadataError, ProxyUnavailableError."""
+        return self._call(self._namespace.log_exists(name))
+
     def merge_schema(self, name: str, schema: pa.Schema) -> None:
         """Add columns to a typed log, or widen them.  Raises: as the async twin."""
         self._call(self._namespace.merge_schema(name, schema))
@@ -115,18 +127,22 @@ class RemoteNamespace(WritersNamespace):
         opening = self._namespace.open_staging_writer(identity=identity, shared=shared)
         return StagingWriter(self._portal, self._call(opening))
 
-    def open_log(self, name: str) -> RemoteLog:
-        """Open a log.  Raises: LogNotFoundError, InvalidLogNameError, ProxyUnavailableError."""
-        return RemoteLog(self._portal, self._call(self._namespace.open_log(name)), self._writers)
+    def open_log(self, name: str, *, create_if_missing: bool = False) -> RemoteLog:
+        """Open a log, with `create_if_missing` one of bytes that is made if there is none.
+
+        Raises: LogNotFoundError, InvalidLogNameError, ProxyUnavailableError.
+        """
+        opening = self._namespace.open_log(name, create_if_missing=create_if_missing)
+        return RemoteLog(self._portal, self._call(opening), self._writers)
 
 
-class RemoteLog:
+class RemoteLog(Blocking):
     """One log.  Each method is that of the async twin, with its errors."""
 
     def __init__(
         self, portal: Portal, log: reading.RemoteLog, writers: dict[BufferingWriter, None]
     ) -> None:
-        self._portal = portal
+        super().__init__(portal, log.aclose)
         self._log = log
         self._writers = writers
 
@@ -140,27 +156,47 @@ class RemoteLog:
 
     def get_info(self) -> LogInfo:
         """Return what the log holds now.  Raises: LogNotFoundError, ProxyUnavailableError."""
-        return self._portal.call(self._log.get_info())
+        return self._call(self._log.get_info())
 
     def get_schema(self) -> pa.Schema:
         """Return the columns of its rows.  Raises: as `get_info`."""
-        return self._portal.call(self._log.get_schema())
+        return self._call(self._log.get_schema())
 
     def get_log_record_count(self) -> int:
         """Return the exact number of readable records.  Raises: as `get_info`."""
-        return self._portal.call(self._log.get_log_record_count())
+        return self._call(self._log.get_log_record_count())
 
     def get_first_dlsn(self) -> DLSN:
         """Return the position of the first record.  Raises: LogEmptyError, and as `get_info`."""
-        return self._portal.call(self._log.get_first_dlsn())
+        return self._call(self._log.get_first_dlsn())
 
     def get_last_dlsn(self) -> DLSN:
         """Return the position of the last record.  Raises: LogEmptyError, and as `get_info`."""
-        return self._portal.call(self._log.get_last_dlsn())
+        return self._call(self._log.get_last_dlsn())
 
     def is_end_of_stream_marked(self) -> bool:
         """Return whether the log is sealed.  Raises: as `get_info`."""
-        return self._portal.call(self._log.is_end_of_stream_marked())
+        return self._call(self._log.is_end_of_stream_marked())
+
+    def truncate(
+        self,
+        dlsn: DLSN | None = None,
+        *,
+        txid: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> bool:
+        """Drop the records below a position, a transaction id or a time.
+
+        Returns: whether anything was dropped that was not before.  Raises: as the async twin.
+        """
+        return self._call(self._log.truncate(dlsn, txid=txid, timestamp_ms=timestamp_ms))
+
+    def mark_end_of_stream(self) -> None:
+        """Seal the log: no record can follow, readers learn that they are done.
+
+        Raises: as the async twin.
+        """
+        self._call(self._log.mark_end_of_stream())
 
     def read(
         self,
@@ -173,12 +209,12 @@ class RemoteLog:
 
         Raises: ConfigurationError: a time has no time zone.
         """
-        found = self._portal.call(self._log.read(start, end, columns=columns))
+        found = self._call(self._log.read(start, end, columns=columns))
         return RemoteRange(self._portal, found)
 
     def open_writer(self, *, producer: str | None = None) -> RemoteWriter:
         """Return a writer, which a proxy has accepted.  Arguments and errors: the async twin's."""
-        writer = self._portal.call(self._log.open_writer(producer=producer))
+        writer = self._call(self._log.open_writer(producer=producer))
         return RemoteWriter(self._portal, writer, self._writers)
 
     def append(
@@ -188,7 +224,7 @@ class RemoteLog:
 
         Raises: ConditionFailedError: it is not; else as the async twin.
         """
-        return self._portal.call(self._log.append(records, expected=expected))
+        return self._call(self._log.append(records, expected=expected))
 
     def open_reader(
         self,
@@ -205,7 +241,7 @@ class RemoteLog:
         opening = self._log.open_reader(
             dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms, columns=columns
         )
-        return RemoteReader(self._portal, self._portal.call(opening))
+        return RemoteReader(self._portal, self._call(opening))
 
 
 class RemoteWriter(BufferingWriter):

@@ -166,6 +166,32 @@ def test_what_is_wrong_is_told_by_the_cores_errors(
         open_remote("http://127.0.0.1:1")
 
 
+def test_logs_come_and_go(remote: RemoteNamespace) -> None:
+    """By the core's names, blocking."""
+    name = f"remote/{uuid4().hex}"
+    assert not remote.log_exists(name)
+    with remote.open_log(name, create_if_missing=True) as log:
+        with log.open_writer() as writer:
+            writer.write_table(pa.table({"payload": ["a", "b", "c"]}))
+        with log.open_reader() as reader:
+            assert [each.payload for each in reader.read_bulk(2)] == [b"a", b"b"]
+            third = reader.read_next()
+            assert third is not None
+            assert reader.read_next() is None
+            assert reader.read_next(non_blocking=True) is None
+            reader.seek(txid=third.txid)
+            assert [each.dlsn for each in reader][-1] == third.dlsn
+            assert reader.schema is not None
+            assert reader.schema.names == log.get_schema().names
+        assert log.truncate(third.dlsn)
+        assert not log.truncate(txid=0)
+        log.mark_end_of_stream()
+    remote.rename_log(name, f"{name}/new")
+    assert (remote.log_exists(name), remote.log_exists(f"{name}/new")) == (False, True)
+    remote.delete_log(f"{name}/new")
+    assert remote.get_logs(name) == []
+
+
 def test_nobody_answers() -> None:
     """That is told after the time that one is willing to wait."""
     with (

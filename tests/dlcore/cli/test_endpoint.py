@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from typing import TYPE_CHECKING, Protocol
@@ -12,6 +13,7 @@ import pytest
 
 from dlcore.cli.app import run
 from dlcore.ids import DLSN
+from dlcore.remote.sync import open_namespace as open_remote
 from dlcore.sync import open_namespace
 from tests.fixtures.certificates import Authority
 from tests.fixtures.proxies import log_name_for, proxy_process
@@ -176,3 +178,34 @@ def test_proxies_that_speak_tls(log: str, dlog: Dlog, namespace_uri: str, tmp_pa
                 assert (code, expected in told) == (2, True), told
                 assert f"the proxy at {command[1]}: " in told
             assert time.monotonic() - began < 30
+
+
+def test_logs_are_made_and_ended_through_proxies(
+    dlog: Dlog, namespace_uri: str, proxy: ProxyProcess
+) -> None:
+    """Created, of bytes or typed, cut off, sealed while a proxy writes them, renamed, deleted."""
+    endpoint = {"DLOG_ENDPOINT": proxy.location}
+    log = log_name_for(proxy, namespace_uri)
+    code, told = dlog("log", "create", log, "--ensemble", "1", **endpoint)
+    assert (code, "give --uri to say it" in told) == (2, True)
+    assert dlog("log", "create", log, "--json", **endpoint) == (0, json.dumps({"log": log}) + "\n")
+    assert dlog("log", "schema", log, **endpoint) == (0, f"log {log} is one of bytes\n")
+    assert dlog("log", "create", f"{log}/t", "--schema", "city string", **endpoint)[0] == 0
+    assert "city" in dlog("log", "schema", f"{log}/t", **endpoint)[1]
+    code, told = dlog("log", "schema", f"{log}/none", **endpoint)
+    assert (code, f"'{log}/none' does not exist" in told) == (1, True)
+    with open_remote(proxy.location) as namespace, namespace.open_log(log) as opened:
+        with opened.open_writer() as writer:
+            writer.write_table(pa.table({"payload": ["a", "b", "c"]}))
+        code, told = dlog("log", "truncate", log, str(opened.get_last_dlsn()), "--yes", **endpoint)
+        assert (code, "Drop the 2 records" in told) == (0, True)
+        assert opened.get_log_record_count() == 1
+        assert dlog("log", "seal", log, "--yes", **endpoint)[0] == 0
+        assert opened.is_end_of_stream_marked()
+    code, told = dlog("log", "rename", log, f"{log}/new", **endpoint)
+    assert (code, told) == (0, f"renamed log {log} to {log}/new\n")
+    code, told = dlog("log", "delete", f"{log}/new", "--yes", **endpoint)
+    assert (code, f"Delete log {log}/new with 1 records" in told) == (0, True)
+    code, told = dlog("log", "delete", f"{log}/t", "--yes", "--damaged", **endpoint)
+    assert (code, "give --uri and no --endpoint" in told) == (2, True)
+    assert dlog("log", "list", log, **endpoint) == (0, f"log\n{log}/t\n")
