@@ -41,8 +41,8 @@ async def copy_log(
     does, transaction ids and columns.  Each record is copied once, however often this is
     called, wherever a call died, and if several run at once: the version of each commit is how many
     records of the source it reaches, and it must follow the one that the copier went on from.  The
-    record of commits is kept for 90 days after the last one; a copy that rested for longer begins
-    anew.
+    first call begins at the first record that is not truncated.  The record of commits is kept for
+    90 days after the last one; a copy that rested for longer begins anew.
 
     Args:
         source: the log to copy, of this namespace or another.
@@ -51,7 +51,7 @@ async def copy_log(
         report: is told how many were copied, after each commit.
 
     Raises:
-        AlreadyTruncatedError: records of the source were truncated before they were copied.
+        AlreadyTruncatedError: records behind those that were copied were truncated since.
         TransactionIdOutOfOrderError: the target has higher transaction ids than come next.
         ConfigurationError: the target is the source.
         LogRenamedError: the target is another log by now; called with its name, it goes on.
@@ -82,11 +82,11 @@ async def _copy_some(
     done: int,
 ) -> int | None:
     """Copy the records behind the first `done`; return how many, None if another did."""
-    batches = await _next_batches(source, max(done, 0))
+    first, batches = await _next_batches(source, done)
     count = sum(batch.num_rows for batch in batches)
     if not count:
         return 0
-    append = await namespace.begin_append(identity, max(done, 0) + count, after=done)
+    append = await namespace.begin_append(identity, first + count, after=done)
     async with append:
         for batch in batches:
             await append.write_batch(target, batch)
@@ -103,10 +103,15 @@ async def _copy_some(
     return count if result.committed else None
 
 
-async def _next_batches(source: DistributedLogManager, done: int) -> list[pa.RecordBatch]:
-    """Return the records from sequence id `done` on, some MB of them."""
-    place = await source.find_place(NotLessThan(RecordField.SEQUENCE_ID, done))
-    if place.sequence_id > done:
+async def _next_batches(
+    source: DistributedLogManager, done: int
+) -> tuple[int, list[pa.RecordBatch]]:
+    """Return the sequence id that comes next, and some MB of the records from it on.
+
+    That is `done`, or the first there is if it is negative: of a log that was never copied.
+    """
+    place = await source.find_place(NotLessThan(RecordField.SEQUENCE_ID, max(done, 0)))
+    if place.sequence_id > done >= 0:
         raise AlreadyTruncatedError(
             f"log {source.name!r}: the records {done} to {place.sequence_id - 1} were truncated "
             "before they were copied"
@@ -124,4 +129,4 @@ async def _next_batches(source: DistributedLogManager, done: int) -> list[pa.Rec
         size_bytes += batch.nbytes
         if size_bytes >= _COMMIT_BYTES:
             break
-    return batches
+    return place.sequence_id, batches

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlcore.blocking.portal import close_at_exit, fail_exit, forget
 from dlcore.blocking.twin import Blocking
-from dlcore.errors import DLError
+from dlcore.errors import DLError, LogNotReadyError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,6 +28,8 @@ _EXIT_FLUSH_S = 10.0
 """How long at exit a writer may take."""
 _EXIT_CLOSE_S = 10.0
 """How long at exit a namespace may take, after its writers."""
+_NOT_READY_S = 0.02
+"""After this time a writer that ends asks again one that takes no record at the moment."""
 
 
 class BufferingWriter(Blocking):
@@ -114,14 +116,14 @@ class BufferingWriter(Blocking):
         self._opened.pop(self, None)
         try:
             if not self._portal.is_inherited:
-                self._hand_over()
+                self._hand_over(waits=True)
         finally:
             super().close()
 
-    def _hand_over(self) -> None:
+    def _hand_over(self, *, waits: bool = False) -> None:
         self._buffer_to_outbox()
         if self._outbox:
-            self._call(self._empty_outbox())
+            self._call(self._empty_outbox(waits=waits))
 
     def _buffer_to_outbox(self) -> None:
         if not self._txids:
@@ -134,15 +136,25 @@ class BufferingWriter(Blocking):
     def _drop_buffer(self) -> None:
         self._txids, self._payloads, self._buffered_bytes = [], [], 0
 
-    async def _empty_outbox(self) -> None:
-        """Let the writer accept what is there; when interrupted, no batch is lost or doubled."""
+    async def _empty_outbox(self, *, waits: bool = False, in_background: bool = False) -> None:
+        """Let the writer accept what is there; when interrupted, no batch is lost or doubled.
+
+        A batch that is refused is dropped, and the caller told.  It stays if it is refused only at
+        the moment, `waits` until then; if the call is `in_background`, for a later one to be told;
+        and at exit, which tells how much was not written.
+        """
         async with self._accepting:
             while self._outbox:
                 await self._writer.wait_for_capacity()
                 try:
                     self._accept(self._outbox[0])
+                except LogNotReadyError:
+                    if not waits:
+                        raise
+                    await asyncio.sleep(_NOT_READY_S)
+                    continue
                 except DLError:
-                    if not self._closed:  # else nobody is told, but how much was not written
+                    if not (in_background or self._closed):
                         self._outbox.popleft()
                     raise
                 self._outbox.popleft()
@@ -154,7 +166,7 @@ class BufferingWriter(Blocking):
         try:
             async with asyncio.timeout(_EXIT_FLUSH_S):
                 self._buffer_to_outbox()
-                await self._empty_outbox()
+                await self._empty_outbox(waits=True)
                 await self._writer.aclose()
         except DLError as error:
             reason = f"{type(error).__name__}: {error}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlcore.blocking.buffering import BUFFERED_RECORD_BYTES, BufferingWriter
 from dlcore.config import RECORD_SIZE_BYTES_MAX
-from dlcore.errors import DLError, SchemaMismatchError
+from dlcore.errors import DLError, LogNotReadyError, SchemaMismatchError
 from dlcore.ids import TXID_MAX
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ class LogWriter(BufferingWriter):
 
     `write` buffers in the calling thread; `flush`, `commit`, `close` or a full buffer hand records
     over. An error of a record already handed over is raised by the next call that hands over.
+    Where the log's writer takes none at the moment (`fail_while_rolling`), what was taken waits for
+    the next call, which hands it over first or takes nothing: LogNotReadyError.
 
     One that is open when its namespace closes, or at exit, is closed then.  What cannot be written
     at exit within 10 s is logged as an error, and the exit status is 120.
@@ -65,7 +67,10 @@ class LogWriter(BufferingWriter):
         return self._last_txid
 
     def write(self, record: LogRecord) -> None:
-        """Buffer a record; raise at once if its transaction id or size is not acceptable."""
+        """Buffer a record; raise at once if its transaction id or size is not acceptable.
+
+        Raises: as the async `write`.
+        """
         txid, payload = record.txid, record.payload
         # In this order each step may be taken; nearly every record passes all of them.
         if (
@@ -80,10 +85,24 @@ class LogWriter(BufferingWriter):
         self._payloads.append(payload)
         self._buffered_bytes += len(payload) + BUFFERED_RECORD_BYTES
         if self._buffered_bytes >= self._buffer_bytes:
-            self._hand_over()
+            self._hand_over_taken()
 
     def _next_lowest_txid(self) -> int:
-        return max(0, self._last_txid) if self._typed is None else TXID_MAX + 1
+        looks_closer = self._typed is not None or self._outbox
+        return TXID_MAX + 1 if looks_closer else max(0, self._last_txid)
+
+    def _hand_over_taken(self) -> None:
+        """Hand over what this call took; what is refused at the moment waits for the next one."""
+        try:
+            self._hand_over()
+        except LogNotReadyError:
+            self._lowest_txid = self._next_lowest_txid()
+
+    def _hand_over_left(self) -> None:
+        """Hand over what earlier calls took: unless it is accepted, this one takes nothing."""
+        if self._outbox:
+            self._hand_over()
+            self._last_txid = max(self._last_txid, self._writer.last_txid)
 
     def _checked(self, record: LogRecord) -> bytes:
         from dlcore.log.writing.transmit import checked_payload
@@ -91,6 +110,7 @@ class LogWriter(BufferingWriter):
         self._portal.check_process()
         if self._typed is not None:
             raise self._typed.refusal()
+        self._hand_over_left()
         return checked_payload(record.txid, record.payload, last_txid=self._last_txid)
 
     def _look_closer(self) -> None:
@@ -105,9 +125,10 @@ class LogWriter(BufferingWriter):
         """
         self._portal.check_process()
         self._buffer_to_outbox()
+        self._hand_over_left()
         if batch.num_rows:
             self._outbox.append(self._fitted(batch))
-        self._hand_over()
+        self._hand_over_taken()
         self._last_txid = max(self._last_txid, self._writer.last_txid)
         self._lowest_txid = self._next_lowest_txid()
 
@@ -159,28 +180,48 @@ class TimedLogWriter(LogWriter):
         self._clock = portal.submit(self._hand_over_now_and_then())
 
     async def _hand_over_now_and_then(self) -> None:
+        refused = None
         while True:
             await asyncio.sleep(self._writer.config.flush_interval_s)
             if not self._lock.acquire(blocking=False):
                 continue  # a call is at work, perhaps waiting for this event loop
             try:
-                self._buffer_to_outbox()
+                if not self._outbox:  # else what waits comes first
+                    self._buffer_to_outbox()
             finally:
                 self._lock.release()
-            try:
-                await self._empty_outbox()
-            except DLError as error:
-                logger.warning("log %r: its writer takes no more: %s", self._writer.log_name, error)
-                return  # the next call tells
+            refused = await self._hand_over_in_background(refused)
+
+    async def _hand_over_in_background(self, refused: Any) -> Any:
+        """Hand over what is there, unless it begins with what was refused; return what is."""
+        if not self._outbox or self._outbox[0] is refused:
+            return refused
+        try:
+            await self._empty_outbox(in_background=True)
+        except LogNotReadyError:
+            return None
+        except DLError as error:
+            logger.warning(
+                "log %r: records are refused, as the next call will tell: %s",
+                self._writer.log_name,
+                error,
+            )
+            return self._outbox[0] if self._outbox else None
+        return None
 
     def write(self, record: LogRecord) -> None:
         """Buffer a record, as `LogWriter.write`."""
         with self._lock:
             super().write(record)
 
-    def _hand_over(self) -> None:
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        """Write a batch, as `LogWriter.write_batch`."""
         with self._lock:
-            super()._hand_over()
+            super().write_batch(batch)
+
+    def _hand_over(self, *, waits: bool = False) -> None:
+        with self._lock:
+            super()._hand_over(waits=waits)
 
     def _look_closer(self) -> None:
         super()._look_closer()

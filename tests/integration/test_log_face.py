@@ -61,7 +61,7 @@ def test_a_timed_writer_that_fails_says_so_at_the_next_call(
         writer = log.open_writer()
         writer.mark_end_of_stream()
         writer.write(LogRecord(1, b"late"))
-        wait_until(lambda: "takes no more" in caplog.text, timeout_s=30)
+        wait_until(lambda: "records are refused" in caplog.text, timeout_s=30)
         with pytest.raises(EndOfStreamError):
             writer.write_batch(pa.record_batch({"txid": [2], "payload": [b"late"]}))
         writer.close()

@@ -55,7 +55,10 @@ class _Stream:
         async def fetch() -> _Frames | None:
             return await anext(self._chunks, None)
 
-        return asyncio.get_running_loop().create_task(fetch())
+        task = asyncio.get_running_loop().create_task(fetch())
+        # Its error is retrieved, also if the read ends without asking for the answer.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return task
 
     def fetch_next(self, now: float) -> None:
         """Start fetching the chunk after the one that arrived."""
@@ -66,8 +69,6 @@ class _Stream:
         """End the request."""
         self.task.cancel()
         await asyncio.wait([self.task])
-        if not self.task.cancelled():
-            self.task.exception()  # retrieved: nobody needs the answer any more
         close = getattr(self._chunks, "aclose", None)
         if close is not None:
             await close()

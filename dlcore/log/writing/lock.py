@@ -273,7 +273,8 @@ class WriterLock:
     async def release(self) -> None:
         """Give the lock up; harmless when it is not held.
 
-        While the metadata store does not answer it goes on in the background.
+        While the metadata store does not answer it goes on in the background, and if it is
+        cancelled.
         """
         self._ownership.release()
         for unsubscribe in self._unsubscribe:
@@ -282,12 +283,16 @@ class WriterLock:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        if self._ownership.has_attempted:
-            deletion = _deletions.start(self._delete_own_node(), name=f"release-{self._name}")
+        if task is not None or self._ownership.has_attempted:
+            deletion = _deletions.start(self._delete_own_node(task), name=f"release-{self._name}")
             await asyncio.wait({deletion}, timeout=_RELEASE_WAIT_S)
 
-    async def _delete_own_node(self) -> None:
+    async def _delete_own_node(self, task: asyncio.Task[None] | None) -> None:
+        if task is not None:  # which may still be creating it
+            await asyncio.gather(task, return_exceptions=True)
+        if not self._ownership.has_attempted:
+            return
+
         async def delete() -> None:
             node = await self._store.get(self._path, fresh=True)
             if node is None or not self._is_own(node):

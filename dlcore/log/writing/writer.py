@@ -253,7 +253,7 @@ class AsyncLogWriter(AsyncClosing):
     # Waiting
 
     async def flush(self) -> DLSN | None:
-        """Wait until all that was accepted is durable; return the last position written, if any.
+        """Wait until all that was accepted is durable; return the last position, if any.
 
         Raises: WriteError, EndOfStreamError, AlreadyClosedError.
         """
@@ -271,7 +271,7 @@ class AsyncLogWriter(AsyncClosing):
             raise
 
     async def find_last(self) -> DLSN | None:
-        """Flush, and return the position of the log's last record, if any.  Raises: as `commit`."""
+        """Flush, and return the position of the log's last record.  Raises: as `commit`."""
         while True:
             await self.flush()
             at = self._machine.at
@@ -335,8 +335,7 @@ class AsyncLogWriter(AsyncClosing):
     async def aclose(self) -> None:
         """Flush, complete the segment and release the lock; harmless when it is closed.
 
-        Raises:
-            WriteError: records failed; what was acknowledged is durable.
+        Raises: WriteError: records failed; what was acknowledged is durable.
         """
         if self._machine.is_closing:
             return
@@ -373,12 +372,13 @@ class AsyncLogWriter(AsyncClosing):
 
     async def _stop(self) -> None:
         self._pump_task.cancel()
-        await asyncio.gather(self._pump_task, return_exceptions=True)
-        await self._let_go("the writer was aborted")
+        try:
+            await asyncio.gather(self._pump_task, return_exceptions=True)
+        finally:  # cancelled again, nobody else would
+            await self._let_go("the writer was aborted")
 
     async def _let_go(self, reason: str) -> None:
-        error = WriteCancelledError(f"log {self.log_name!r}: {reason}")
-        self._perform(self._machine.abort(error))
+        self._perform(self._machine.abort(WriteCancelledError(f"log {self.log_name!r}: {reason}")))
         self._context.open_objects.discard(self)
         left_open.discard(self)
         ledger, self._ledger = self._ledger, None

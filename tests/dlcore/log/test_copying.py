@@ -71,6 +71,36 @@ def test_what_cannot_be_copied() -> None:
     on_log(body)
 
 
+def test_a_log_whose_beginning_is_truncated_is_copied_from_there_on() -> None:
+    """The first time, also by several at once; what goes later without being copied is told."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        await namespace.create_log("copy")
+        async with await log.open_writer() as writer:
+            for txid in range(5):
+                await writer.write(record(txid))
+        await log.truncate(DLSN(1, 3, 0))
+        counts = await asyncio.gather(*(copy_log(log, namespace, "copy") for _ in range(3)))
+        assert sum(counts) == 2
+        target = await namespace.open_log("copy")
+        assert [txid for txid, _ in await content(target)] == [3, 4]
+        assert await copy_log(log, namespace, "copy") == 0
+        async with await log.open_writer() as writer:
+            for txid in range(5, 9):
+                await writer.write(record(txid))
+        assert await copy_log(log, namespace, "copy") == 4
+        assert [txid for txid, _ in await content(target)] == list(range(3, 9))
+        async with await log.open_writer() as writer:
+            for txid in range(9, 12):
+                await writer.write(record(txid))
+        await log.truncate(DLSN(3, 1, 0))
+        with pytest.raises(AlreadyTruncatedError, match="the records 9 to 9 were truncated"):
+            await copy_log(log, namespace, "copy")
+
+    on_log(body)
+
+
 def test_an_append_that_follows_another_version_is_refused() -> None:
     """Whoever went on from an older commit appends nothing."""
 

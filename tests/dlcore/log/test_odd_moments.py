@@ -255,3 +255,21 @@ def test_a_lock_that_breaks_is_no_secret() -> None:
             await asyncio.wait_for(log.open_writer(), 10.0)
 
     on_log(body)
+
+
+def test_a_close_that_is_cancelled_twice_lets_go_of_the_log() -> None:
+    """Wherever it is: nobody else would."""
+
+    async def body(cluster: MemoryCluster, _: DistributedLogManager) -> None:
+        config = dataclasses.replace(CONFIG, lock_timeout_s=5.0)
+        log = await cluster.namespaces[0].open_log("clicks", config=config)
+        for turns in range(12):
+            closing = asyncio.create_task((await log.open_writer()).aclose())
+            for turn in range(1, 2 * turns + 3):
+                await asyncio.sleep(0)
+                if turn % (turns + 1) == 0:
+                    closing.cancel()
+            await asyncio.gather(closing, return_exceptions=True)
+            assert "AsyncLogWriter" not in cluster.namespaces[0].get_statistics().open_objects
+
+    on_log(body)

@@ -1,0 +1,180 @@
+"""A blocking writer whose twin refuses records: at the moment, for good, while nobody calls.
+
+Goal: a record whose write returned is in the log once, or a later call says that it is not.
+Method: the writer of a cluster in memory, on the portal's loop, refuses when the test says so.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from dlcore.blocking.portal import Portal
+from dlcore.blocking.writer import LogWriter, TimedLogWriter
+from dlcore.errors import DLError, LogNotReadyError, TransactionIdOutOfOrderError
+from dlcore.records import LogRecord
+from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, read_all
+from tests.fixtures.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dlcore.config import LogConfig
+
+NOT_READY = LogNotReadyError("log 'clicks' is rolling and takes no record at the moment")
+
+
+class Refusing:
+    """A log, its blocking writer, and what the writer's twin answers to what it gets."""
+
+    def __init__(self, portal: Portal, cluster: MemoryCluster) -> None:
+        self._portal = portal
+        self._cluster = cluster
+        self.error: DLError | None = None
+        self.refused = 0
+        self.writer: LogWriter
+
+    def open(self, config: LogConfig) -> LogWriter:
+        """Open the writer."""
+
+        async def open_writer() -> Any:
+            namespace = await self._cluster.open("a", config=config)
+            log = await namespace.open_log("clicks", create_if_missing=True)
+            return await log.open_writer()
+
+        twin = self._portal.call(open_writer())
+        write_fitted = twin.write_fitted
+
+        def refuse(rows: Any, **how: Any) -> Any:
+            if self.error is not None:
+                self.refused += 1
+                raise self.error
+            return write_fitted(rows, **how)
+
+        twin.write_fitted = refuse
+        kind = TimedLogWriter if config.flush_interval_s else LogWriter
+        self.writer = kind(self._portal, twin, {})
+        return self.writer
+
+    def refuses_again(self) -> None:
+        """Wait until it has refused once more."""
+        before = self.refused
+        wait_until(lambda: self.refused > before + 1, timeout_s=30)
+
+    def txids(self) -> list[int]:
+        """Return what is readable."""
+
+        async def read() -> list[int]:
+            log = await self._cluster.namespaces[0].open_log("clicks")
+            return [each.txid for each in await read_all(log)]
+
+        return self._portal.call(read())
+
+
+@pytest.fixture
+def log() -> Iterator[Refusing]:
+    """Return one in a cluster of its own."""
+    portal, cluster = Portal(), MemoryCluster()
+    portal.call(cluster.start())
+    found = Refusing(portal, cluster)
+    yield found
+    found.error = None
+    with suppress(DLError):
+        found.writer.abort()
+    portal.call(cluster.aclose())
+    portal.stop()
+
+
+def test_what_is_refused_at_the_moment_waits_for_the_next_call(log: Refusing) -> None:
+    """A call that raises has taken nothing, and what was taken is written once."""
+    writer = log.open(replace(CONFIG, buffer_bytes=300))
+    taken: list[int] = []
+    for txid in range(60):
+        log.error = NOT_READY if txid % 3 else None
+        with suppress(LogNotReadyError):
+            writer.write(LogRecord(txid, b"x" * 50))
+            taken.append(txid)
+        if txid % 7 == 0:
+            batch = pa.record_batch({"txid": [txid, txid], "payload": [b"y", b"y"]})
+            with suppress(LogNotReadyError):
+                writer.write_batch(batch)
+                taken += [txid, txid]
+    assert 20 < len(taken) < 70, "some were taken, and some were not"
+    assert log.refused > 10
+    log.error = NOT_READY
+    with pytest.raises(LogNotReadyError):
+        writer.flush()
+    log.error = None
+    writer.commit()
+    assert log.txids() == taken
+    writer.close()
+
+
+def test_a_refused_writer_keeps_no_more_than_a_buffer_and_a_batch(log: Refusing) -> None:
+    """Whoever goes on writing is refused, from then on each time."""
+    writer = log.open(replace(CONFIG, buffer_bytes=300))
+    log.error = NOT_READY
+    taken: Counter[bool] = Counter()
+    for txid in range(50):
+        try:
+            writer.write(LogRecord(txid, b"x" * 50))
+        except LogNotReadyError:
+            taken[False] += 1
+        else:
+            taken[True] += 1
+    assert taken == {True: 3, False: 47}
+    log.error = None
+    writer.close()
+    assert log.txids() == [0, 1, 2]
+
+
+def test_a_writer_that_closes_waits_until_it_is_taken(log: Refusing) -> None:
+    """It is the last call: what was accepted has no other."""
+    writer = log.open(CONFIG)
+    writer.write(LogRecord(1, b"x"))
+    log.error = NOT_READY
+    closing = threading.Thread(target=writer.close)
+    closing.start()
+    log.refuses_again()
+    log.error = None
+    closing.join(30)
+    assert not closing.is_alive()
+    assert log.txids() == [1]
+
+
+def test_a_timed_writer_hands_over_what_was_refused_at_the_moment(log: Refusing) -> None:
+    """No call is needed for that."""
+    writer = log.open(replace(CONFIG, flush_interval_s=0.01))
+    log.error = NOT_READY
+    writer.write(LogRecord(1, b"x"))
+    log.refuses_again()
+    writer.write(LogRecord(2, b"x"))
+    log.refuses_again()
+    log.error = None
+    wait_until(lambda: log.txids() == [1, 2], timeout_s=30)
+    writer.close()
+    assert log.txids() == [1, 2]
+
+
+def test_a_timed_writer_tells_what_was_refused_while_nobody_called(
+    log: Refusing, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next call that hands over; then it goes on, for the writer does."""
+    writer = log.open(replace(CONFIG, flush_interval_s=0.01))
+    log.error = TransactionIdOutOfOrderError("log 'clicks': 1 follows 7")
+    writer.write(LogRecord(1, b"x"))
+    wait_until(lambda: "records are refused" in caplog.text, timeout_s=30)
+    writer.write(LogRecord(2, b"x"))
+    with pytest.raises(TransactionIdOutOfOrderError):
+        writer.flush()
+    assert caplog.text.count("records are refused") == 1
+    log.error = None
+    writer.write(LogRecord(3, b"x"))
+    wait_until(lambda: log.txids() == [2, 3], timeout_s=30)
+    writer.close()
