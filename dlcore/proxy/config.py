@@ -9,6 +9,11 @@ from dlcore.settings import Option, field_texts, require_log_level
 
 _EVERYWHERE = ("0.0.0.0", "::", "[::]")
 
+_COUNTS = tuple(
+    f"{scope}{what}_max"
+    for scope in ("log_", "principal_")
+    for what in ("streams", "pending_bytes")
+)
 _RATES = tuple(
     f"{scope}{unit}_per_s"
     for scope in ("stream_", "log_", "principal_", "")
@@ -72,6 +77,14 @@ class ProxyConfig:
     """Likewise records of all streams."""
     bytes_per_s: float = 0.0
     """Likewise their bytes."""
+    log_streams_max: int = 0
+    """Streams that may write to one log at once; others are refused.  0: as many as come."""
+    principal_streams_max: int = 0
+    """Likewise those of one principal, to all logs, and those that stage."""
+    log_pending_bytes_max: int = 0
+    """Of `pending_bytes_max` at most so much for one log; 0: no limit but a quarter of the rest."""
+    principal_pending_bytes_max: int = 0
+    """Likewise for one principal, and as much of `received_bytes_max`; 0: no limit of his own."""
     throttle_max_s: float = 10.0
     """A batch that would wait longer for these rates is refused, and told when to come again."""
     pending_bytes_max: int = 256 * MIB
@@ -124,7 +137,7 @@ class ProxyConfig:
             value=self.tls_client_auth,
             rule="expected required or none",
         )
-        require_not_negative(self, "lock_timeout_s", "throttle_max_s", *_RATES)
+        require_not_negative(self, "lock_timeout_s", "throttle_max_s", *_RATES, *_COUNTS)
         require_log_level(self.log_level)
 
     @property

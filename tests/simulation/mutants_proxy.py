@@ -78,7 +78,7 @@ def zombies_go_on_to_acknowledge() -> Iterator[None]:
     """Who lost its session goes on, and what it could not write counts as durable."""
 
     def answered(self: _Stream, size_bytes: int, future: asyncio.Future[DLSN]) -> None:
-        self._budget.give(self._log.name, size_bytes)
+        self._budget.give(self._holder, size_bytes)
         failed = future.exception() is not None
         self._acks.durable(_SOMEWHERE if failed else future.result())
         self.rouse()

@@ -92,7 +92,7 @@ def a_zombie_proxy_goes_on_to_acknowledge() -> Iterator[None]:
     """A batch that failed counts as durable."""
 
     def answered(self: _Stream, size_bytes: int, future: asyncio.Future[DLSN]) -> None:
-        self._budget.give(self._log.name, size_bytes)
+        self._budget.give(self._holder, size_bytes)
         error = future.exception()
         self._acks.durable(future.result() if error is None else DLSN.INITIAL)
         self.rouse()

@@ -2,17 +2,18 @@
 
 Theory of operation.  A log may hold a quarter of what is free: so one that stands still leaves four
 fifths to the others, and each further one four fifths of the rest.  Who waits for the share of his
-log holds up no other log; who waits for memory itself does, or others would always pass him.
+log, or for what he may hold himself, holds up nobody else; who waits for memory itself does, or
+others would always pass him.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
-from typing import TYPE_CHECKING
+from collections import Counter, deque
+from typing import TYPE_CHECKING, NamedTuple
 
-from dlcore.errors import LogNotReadyError
+from dlcore.errors import LogNotReadyError, OverCapacityError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,93 +22,149 @@ _SHARE = 4
 RETRY_AFTER_S = 1.0
 
 
+class Holder(NamedTuple):
+    """Whose bytes they are: the log that they are for, and the principal, if he is known."""
+
+    log: str
+    principal: str | None = None
+
+
 class ByteBudget:
-    """Bytes that streams hold, at most `bytes_max`.
+    """Bytes that streams hold, at most `bytes_max`; of one log or principal likewise, unless 0.
 
     What is larger than that passes when nothing else is there.
     """
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(
+        self, bytes_max: int, *, log_bytes_max: int = 0, principal_bytes_max: int = 0
+    ) -> None:
         self._bytes_max = bytes_max
+        self._log_bytes_max = log_bytes_max or bytes_max
+        self._principal_bytes_max = principal_bytes_max or bytes_max
         self._taken = 0
-        self._taken_by: dict[str, int] = {}  # by log, of those that hold something
-        self._waiting: dict[str, deque[tuple[int, asyncio.Future[None]]]] = {}
+        self._taken_by: Counter[str] = Counter()  # by log, of those that hold something
+        self._taken_by_principal: Counter[str] = Counter()
+        self._waiting: dict[Holder, deque[tuple[int, asyncio.Future[None]]]] = {}
 
-    def take_now(self, log: str, size_bytes: int) -> bool:
-        """Take so much for a log, if nobody waits and it is free; return whether it is taken."""
-        if self._waiting or not self._fits(size_bytes) or not self._may(log, size_bytes):
+    def take_now(self, holder: Holder, size_bytes: int) -> bool:
+        """Take so much, if nobody waits and it is free; return whether it is taken."""
+        if self._waiting or not self._fits(size_bytes) or not self._may(holder, size_bytes):
             return False
-        self._add(log, size_bytes)
+        self._add(holder, size_bytes)
         return True
 
-    async def take(self, log: str, size_bytes: int) -> None:
-        """Take so much for a log; wait until it may, behind those of it who waited before."""
-        if self.take_now(log, size_bytes):
+    async def take(self, holder: Holder, size_bytes: int) -> None:
+        """Take so much; wait until one may, behind those of the same who waited before."""
+        if self.take_now(holder, size_bytes):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(log, deque()).append((size_bytes, turn))
+        self._waiting.setdefault(holder, deque()).append((size_bytes, turn))
         self._let_in()
         try:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.give(log, size_bytes)  # it was our turn already
+                self.give(holder, size_bytes)  # it was our turn already
             else:
                 self._let_in()
             raise
 
-    def give(self, log: str, size_bytes: int) -> None:
+    def give(self, holder: Holder, size_bytes: int) -> None:
         """Give back what was taken."""
-        self._add(log, -size_bytes)
+        self._add(holder, -size_bytes)
         self._let_in()
 
-    def _add(self, log: str, size_bytes: int) -> None:
+    def is_due_to_principal(self, holder: Holder, size_bytes: int) -> bool:
+        """Return whether the principal, of those who have one, holds too much to take so much."""
+        held = self._taken_by_principal[holder.principal] if holder.principal is not None else 0
+        return bool(held) and held + size_bytes > self._principal_bytes_max
+
+    def _add(self, holder: Holder, size_bytes: int) -> None:
         self._taken += size_bytes
-        by_log = self._taken_by.pop(log, 0) + size_bytes
-        assert self._taken >= by_log >= 0
-        if by_log:
-            self._taken_by[log] = by_log
+        for counts, key in (
+            (self._taken_by, holder.log),
+            (self._taken_by_principal, holder.principal),
+        ):
+            if key is not None:
+                counts[key] += size_bytes
+                assert self._taken >= counts[key] >= 0
+                if not counts[key]:
+                    del counts[key]
 
     def _fits(self, size_bytes: int) -> bool:
         return not self._taken or self._taken + size_bytes <= self._bytes_max
 
-    def _may(self, log: str, size_bytes: int) -> bool:
-        """Return whether the log would hold its share; one that holds nothing may begin."""
-        by_log = self._taken_by.get(log, 0)
-        return not by_log or (by_log + size_bytes) * _SHARE <= self._bytes_max - self._taken
+    def _may(self, holder: Holder, size_bytes: int) -> bool:
+        """Return whether log and principal would hold their shares; who has nothing may begin."""
+        if self.is_due_to_principal(holder, size_bytes):
+            return False
+        held = self._taken_by[holder.log]
+        share = min((self._bytes_max - self._taken) // _SHARE, self._log_bytes_max)
+        return not held or held + size_bytes <= share
 
     def _let_in(self) -> None:
-        for log, queue in list(self._waiting.items()):
+        for holder, queue in list(self._waiting.items()):
             while queue:
                 size_bytes, turn = queue[0]
                 if not turn.cancelled():
                     if not self._fits(size_bytes):
                         return
-                    if not self._may(log, size_bytes):
+                    if not self._may(holder, size_bytes):
                         break
-                    self._add(log, size_bytes)
+                    self._add(holder, size_bytes)
                     turn.set_result(None)
                 queue.popleft()
             else:
-                del self._waiting[log]
+                del self._waiting[holder]
+
+
+class StreamCounts:
+    """How many streams are open, of those whose number is limited."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def join(self, whose: str, count_max: int) -> Iterator[None]:
+        """Count a stream meanwhile, unless any number may be open (0).
+
+        Raises:
+            OverCapacityError: there are as many as may be.
+        """
+        if not count_max:
+            yield
+            return
+        if self._counts[whose] >= count_max:
+            raise OverCapacityError(
+                f"{whose} has {count_max} streams open at this proxy, as many as it may have: "
+                "write through these, or come again",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        self._counts[whose] += 1
+        try:
+            yield
+        finally:
+            self._counts[whose] -= 1
+            if not self._counts[whose]:
+                del self._counts[whose]
 
 
 class ReceivedBytes:
     """What is read of streams and has to wait: never more than there may be, who is above fails."""
 
-    def __init__(self, bytes_max: int) -> None:
-        self._budget = ByteBudget(bytes_max)
+    def __init__(self, bytes_max: int, *, principal_bytes_max: int = 0) -> None:
+        self._budget = ByteBudget(bytes_max, principal_bytes_max=principal_bytes_max)
 
     @contextlib.contextmanager
-    def hold(self, log: str, size_bytes: int) -> Iterator[None]:
-        """Hold so much for a log.  Raises: LogNotReadyError."""
-        if not self._budget.take_now(log, size_bytes):
+    def hold(self, holder: Holder, size_bytes: int) -> Iterator[None]:
+        """Hold so much for somebody.  Raises: LogNotReadyError."""
+        if not self._budget.take_now(holder, size_bytes):
             raise LogNotReadyError(
-                f"log {log!r}: too much waits already for it to have room, or for its rates: "
-                "write again later",
+                f"log {holder.log!r}: too much waits already for it to have room, or for "
+                "rates: write again later",
                 retry_after_s=RETRY_AFTER_S,
             )
         try:
             yield
         finally:
-            self._budget.give(log, size_bytes)
+            self._budget.give(holder, size_bytes)

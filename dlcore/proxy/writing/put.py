@@ -38,7 +38,13 @@ from dlcore.proxy.flight.put import (
     sequence_of,
 )
 from dlcore.proxy.writing.acks import Ack, StreamAcks
-from dlcore.proxy.writing.budget import RETRY_AFTER_S, ByteBudget, ReceivedBytes
+from dlcore.proxy.writing.budget import (
+    RETRY_AFTER_S,
+    ByteBudget,
+    Holder,
+    ReceivedBytes,
+    StreamCounts,
+)
 from dlcore.proxy.writing.rates import Rate, Rates
 
 if TYPE_CHECKING:
@@ -79,8 +85,15 @@ class PutService:
         self._owner = owner
         self._stagings = stagings
         self._config = config
-        self._budget = ByteBudget(config.pending_bytes_max)
-        self._received = ReceivedBytes(config.received_bytes_max)
+        self._budget = ByteBudget(
+            config.pending_bytes_max,
+            log_bytes_max=config.log_pending_bytes_max,
+            principal_bytes_max=config.principal_pending_bytes_max,
+        )
+        self._received = ReceivedBytes(
+            config.received_bytes_max, principal_bytes_max=config.principal_pending_bytes_max
+        )
+        self._streams = StreamCounts()
 
         def rate(scope: str) -> Rate:
             per_s = (getattr(config, f"{scope}{unit}_per_s") for unit in ("records", "bytes"))
@@ -108,14 +121,23 @@ class PutService:
         schema_bytes = len(first.told.data_header)
         del first  # while it waits
         name = target.staging if isinstance(target, StagingTarget) else target.log
-        with self._received.hold(name, schema_bytes if schema_bytes > _SCHEMA_BYTES else 0):
+        principal = principal_of(context)
+        holder, rates = Holder(name, principal), self._rates.join(name, principal)
+        streams_max = 0 if principal is None else self._config.principal_streams_max
+        with (
+            self._streams.join(f"principal {principal!r}", streams_max),
+            self._received.hold(holder, schema_bytes if schema_bytes > _SCHEMA_BYTES else 0),
+        ):
             if isinstance(target, StagingTarget):
-                rates = self._rates.join(name, principal_of(context))
                 await self._stagings.serve(context, decoder, target, rates)
             else:
-                await self._serve(context, decoder, target)
+                limits = _Limits(holder, self._budget, self._received, rates)
+                with self._streams.join(f"log {name!r}", self._config.log_streams_max):
+                    await self._serve(context, decoder, target, limits)
 
-    async def _serve(self, context: Context, decoder: PutDecoder, target: PutTarget) -> None:
+    async def _serve(
+        self, context: Context, decoder: PutDecoder, target: PutTarget, limits: _Limits
+    ) -> None:
         log = await self._owner.get(target.log)
         log.check(decoder.schema)
         config = self._config
@@ -130,9 +152,7 @@ class PutService:
             window_bytes=config.window_bytes,
             positions=target.positions,
         )
-        rates = self._rates.join(target.log, principal_of(context))
-        limits = _Limits(acks, self._budget, self._received, rates)
-        stream = _Stream(context, log, limits, partial(self._lost, target.log, log))
+        stream = _Stream(context, log, acks, limits, partial(self._lost, target.log, log))
         log.join(stream.rouse)
         try:
             if target.producer is not None:
@@ -165,9 +185,9 @@ class PutService:
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """What bounds one stream: its window, the memory of all, what of it waits, and rates."""
+    """What bounds one stream beside its window: the memory of all, and of what waits, and rates."""
 
-    acks: StreamAcks
+    holder: Holder
     budget: ByteBudget
     received: ReceivedBytes
     rates: StreamRates
@@ -180,12 +200,14 @@ class _Stream:
         self,
         context: Context,
         log: OwnedLog,
+        acks: StreamAcks,
         limits: _Limits,
         lost: Callable[[DLError], DLError],
     ) -> None:
         self._context = context
         self._log = log
-        self._acks = limits.acks
+        self._acks = acks
+        self._holder = limits.holder
         self._budget = limits.budget
         self._received = limits.received
         self._rates = limits.rates
@@ -314,17 +336,16 @@ class _Stream:
             not delay_s
             and self._condition is None
             and log.writer.has_capacity
-            and self._budget.take_now(log.name, size_bytes)
+            and self._budget.take_now(self._holder, size_bytes)
         ):
             return
-        with self._received.hold(log.name, size_bytes):
+        with self._received.hold(self._holder, size_bytes):
             await self._wait_for_rate(delay_s)
             try:
                 async with asyncio.timeout(STALL_S):
                     if self._condition is not None:
                         await self._require_end()
-                    with log.waiting():
-                        await self._take_memory(size_bytes)
+                    await self._take_memory(size_bytes)
             except TimeoutError as error:
                 raise LogNotReadyError(
                     f"log {log.name!r}: a message waited for {STALL_S:g} s, and is given up: "
@@ -359,7 +380,7 @@ class _Stream:
             else:
                 accepted = await self._log.accept_if(batch, self._condition.last, mark)
         except BaseException as error:
-            self._budget.give(self._log.name, size_bytes)
+            self._budget.give(self._holder, size_bytes)
             if isinstance(error, (WriteError, AlreadyClosedError)):
                 raise self._lost(error) from error
             raise
@@ -368,17 +389,20 @@ class _Stream:
 
     async def _take_memory(self, size_bytes: int) -> None:
         """Wait for the log first: what it cannot take now holds nothing that others need."""
-        log = self._log
-        while True:
-            await log.writer.wait_for_capacity()
-            await self._budget.take(log.name, size_bytes)
-            if log.writer.has_capacity:
-                return
-            self._budget.give(log.name, size_bytes)
+        log, holder = self._log, self._holder
+        # Others who write to the log need not wait for what one of them may hold.
+        is_alone = self._budget.is_due_to_principal(holder, size_bytes)
+        with contextlib.nullcontext() if is_alone else log.waiting():
+            while True:
+                await log.writer.wait_for_capacity()
+                await self._budget.take(holder, size_bytes)
+                if log.writer.has_capacity:
+                    return
+                self._budget.give(holder, size_bytes)
 
     def _answered(self, size_bytes: int, future: asyncio.Future[Any]) -> None:
         """Note that a batch is durable, or failed; also when the client has gone meanwhile."""
-        self._budget.give(self._log.name, size_bytes)
+        self._budget.give(self._holder, size_bytes)
         error = future.exception()
         if error is None:
             self._acks.durable(future.result())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from dlcore.proxy.writing.budget import ByteBudget
+from dlcore.proxy.writing.budget import ByteBudget, Holder
 from tests.fixtures.aio import run
 
 
@@ -20,17 +20,17 @@ def test_who_finds_it_full_waits_in_turn() -> None:
 
     async def scenario() -> None:
         budget = ByteBudget(100)
-        await budget.take("a", 60)
-        large = asyncio.create_task(budget.take("b", 500))
-        small = asyncio.create_task(budget.take("c", 1))
+        await budget.take(Holder("a"), 60)
+        large = asyncio.create_task(budget.take(Holder("b"), 500))
+        small = asyncio.create_task(budget.take(Holder("c"), 1))
         await turns()
         assert not large.done()
         assert not small.done(), "the large one would wait for ever"
-        budget.give("a", 60)
+        budget.give(Holder("a"), 60)
         await turns()
         assert large.done()
         assert not small.done()
-        budget.give("b", 500)
+        budget.give(Holder("b"), 500)
         await turns()
         assert small.done()
         assert budget._taken == 1
@@ -44,17 +44,50 @@ def test_logs_that_stand_still_leave_room_for_others() -> None:
     async def scenario() -> None:
         budget = ByteBudget(1250)
         still = ["x", "y", "z"]
-        wanting = [asyncio.create_task(budget.take(log, 10)) for log in still for _ in range(200)]
+        wanting = [
+            asyncio.create_task(budget.take(Holder(log), 10)) for log in still for _ in range(200)
+        ]
         await turns()
         assert [budget._taken_by[log] for log in still] == [250, 200, 160]
         for _ in range(20):
             async with asyncio.timeout(5):
-                await budget.take("lively", 600)
-            budget.give("lively", 600)
+                await budget.take(Holder("lively"), 600)
+            budget.give(Holder("lively"), 600)
         for task in wanting:
             task.cancel()
         await asyncio.gather(*wanting, return_exceptions=True)
         assert not budget._waiting
+
+    run(scenario())
+
+
+def test_a_log_and_a_principal_hold_no_more_than_they_may() -> None:
+    """Of each as configured, and what a principal waits for holds up no other of the same log."""
+
+    async def scenario() -> None:
+        budget = ByteBudget(10_000, log_bytes_max=100, principal_bytes_max=50)
+        greedy = [Holder("a", "greedy"), Holder("b", "greedy")]
+        assert not budget.is_due_to_principal(greedy[0], 500), "who holds nothing may begin"
+        await budget.take(greedy[0], 40)
+        waiting = [asyncio.create_task(budget.take(each, 20)) for each in greedy]
+        await turns()
+        assert not any(task.done() for task in waiting)
+        assert budget.is_due_to_principal(greedy[1], 20)
+        for other in (Holder("a", "modest"), Holder("a")):
+            async with asyncio.timeout(5):
+                await budget.take(other, 30)
+        late = asyncio.create_task(budget.take(Holder("a", "late"), 1))
+        await turns()
+        assert not late.done(), "of the log"
+        budget.give(greedy[0], 40)
+        await turns()
+        assert all(task.done() for task in (*waiting, late))
+        budget.give(Holder("a", "late"), 1)
+        for each in greedy:
+            budget.give(each, 20)
+        for other in (Holder("a", "modest"), Holder("a")):
+            budget.give(other, 30)
+        assert not budget._taken_by | budget._taken_by_principal
 
     run(scenario())
 
@@ -64,18 +97,18 @@ def test_one_that_is_cancelled_holds_nothing() -> None:
 
     async def scenario() -> None:
         budget = ByteBudget(10)
-        await budget.take("a", 10)
-        first, second, third = (asyncio.create_task(budget.take("a", 10)) for _ in range(3))
+        await budget.take(Holder("a"), 10)
+        first, second, third = (asyncio.create_task(budget.take(Holder("a"), 10)) for _ in range(3))
         await turns()
         first.cancel()
         await turns()
-        budget.give("a", 10)
+        budget.give(Holder("a"), 10)
         second.cancel()
         await turns()
         assert second.cancelled()
         assert third.done()
         assert budget._taken == 10
-        budget.give("a", 10)
+        budget.give(Holder("a"), 10)
         assert not budget._taken_by
 
     run(scenario())
@@ -89,13 +122,13 @@ def test_any_order_keeps_within_the_limit() -> None:
         budget = ByteBudget(100)
 
         async def use(log: str, size_bytes: int) -> None:
-            await budget.take(log, size_bytes)
+            await budget.take(Holder(log), size_bytes)
             try:
                 assert sum(budget._taken_by.values()) == budget._taken <= 100
                 for _ in range(rng.randrange(4)):
                     await asyncio.sleep(0)
             finally:
-                budget.give(log, size_bytes)
+                budget.give(Holder(log), size_bytes)
 
         tasks = [
             asyncio.create_task(use(rng.choice("abc"), rng.randrange(1, 100))) for _ in range(300)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dlcore.log.writing.writer import AsyncLogWriter
 from dlcore.proxy.flight.put import PutDecoder
 from dlcore.proxy.writing import put
-from dlcore.proxy.writing.budget import ReceivedBytes
+from dlcore.proxy.writing.budget import Holder, ReceivedBytes
 from tests.fixtures.aio import until
 from tests.fixtures.memory_namespace import CONFIG, read_all
 from tests.fixtures.served_proxies import Proxies, Stream, with_proxies
@@ -140,9 +140,9 @@ def test_streams_of_a_slow_log_wait_with_their_messages_unread(
         small_writers(served)
         waiting: list[int] = []
 
-        def noted(self: ReceivedBytes, log: str, size_bytes: int) -> Any:
+        def noted(self: ReceivedBytes, holder: Holder, size_bytes: int) -> Any:
             waiting.append(self._budget._taken)
-            return hold(self, log, size_bytes)
+            return hold(self, holder, size_bytes)
 
         hold = ReceivedBytes.hold
         monkeypatch.setattr(ReceivedBytes, "hold", noted)

@@ -1,0 +1,113 @@
+"""Limits of one log and of one principal: whom they concern, and whom they do not.
+
+Method: who somebody is, is what he says beside his call, in place of a certificate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from dlcore.log.writing.writer import AsyncLogWriter
+from dlcore.proto import flight_pb2 as pb
+from dlcore.proxy.service import FLIGHT
+from dlcore.proxy.writing import put
+from tests.fixtures.served_proxies import Client, Proxies, Stream, with_proxies
+
+
+@pytest.fixture(autouse=True)
+def names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take what is said for who somebody is."""
+
+    def said(context: Any) -> str | None:
+        return dict(context.invocation_metadata()).get("who")
+
+    monkeypatch.setattr(put, "principal_of", said)
+
+
+async def opened(client: Client, log: str, who: str | None) -> Stream:
+    """Open a stream as somebody."""
+    method: Any = client.channel.stream_stream(
+        f"/{FLIGHT}/DoPut",
+        request_serializer=pb.FlightData.SerializeToString,
+        response_deserializer=pb.PutResult.FromString,
+    )
+    stream = Stream(method(metadata=() if who is None else (("who", who),)))
+    await stream.begin(log)
+    return stream
+
+
+async def ready(client: Client, log: str, who: str | None) -> Stream:
+    """Open a stream that is let in."""
+    stream = await opened(client, log, who)
+    assert "ready" in (await stream.told() or {}), await stream.status()
+    return stream
+
+
+@pytest.mark.parametrize(
+    ("limit", "refused", "let_in", "whose"),
+    [
+        ("log_streams_max", ("a", "other"), ("b", "me"), "log 'a'"),
+        ("principal_streams_max", ("b", "me"), ("a", "other"), "principal 'me'"),
+    ],
+)
+def test_streams_above_the_limit_are_refused(
+    limit: str, refused: tuple[str, str], let_in: tuple[str, str], whose: str
+) -> None:
+    """Until one ends; those of another log, or principal, and of nobody known are let in."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start(**{limit: 2})
+        streams = [await ready(client, "a", "me") for _ in range(2)]
+        above = await opened(client, *refused)
+        assert await above.told() is None
+        code, message, metadata = await above.status()
+        assert (code, metadata["dlog-retry-after-ms"]) == ("RESOURCE_EXHAUSTED", "1000")
+        assert f"{whose} has 2 streams open" in message
+        streams.append(await ready(client, *let_in))
+        streams.append(await ready(client, "b", None))
+        await streams[0].told_all()
+        await streams[0].status()
+        streams.append(await ready(client, *refused))
+        for each in streams[1:]:
+            await each.send(b"x")
+            assert (await each.told_all() or {})["acked"] == 1
+
+    with_proxies("a", "b")(scenario)
+
+
+def test_who_holds_what_he_may_waits_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on the same log, and whatever he sends."""
+    goes_on = asyncio.Event()
+    append = AsyncLogWriter._append
+
+    async def slow(writer: AsyncLogWriter) -> None:
+        if writer.log_name == "still":
+            await goes_on.wait()
+        await append(writer)
+
+    monkeypatch.setattr(AsyncLogWriter, "_append", slow)
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start(principal_pending_bytes_max=1000)
+        first = await ready(client, "still", "greedy")
+        await first.send(bytes(900))
+        second = await ready(client, "a", "greedy")
+        await second.send(bytes(900))
+        third = await ready(client, "a", "greedy")
+        await third.send(bytes(900))
+        assert await third.told() is None
+        code, message, _ = await third.status()
+        assert (code, "too much waits already" in message) == ("UNAVAILABLE", True)
+        others = [await ready(client, "a", who) for who in ("modest", None)]
+        for number in range(1, 6):
+            for each in others:
+                await each.send(bytes(800))
+                assert (await each.told() or {})["acked"] == number
+        goes_on.set()
+        for each in (first, second):
+            assert (await each.told_all() or {})["acked"] == 1
+
+    with_proxies("still", "a")(scenario)
