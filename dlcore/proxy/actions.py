@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import msgspec
 
-from dlcore.errors import ConfigurationError
+from dlcore.errors import ConfigurationError, LogNotFoundError
 from dlcore.ids import DLSN, validate_log_name
 from dlcore.proxy.flight.put import parse_schema
 from dlcore.proxy.reading.planning import (
@@ -120,7 +120,7 @@ class Actions:
             TruncateRequest,
             self._truncate,
         )
-        self._add("owner", "Tell which proxy should own a log: {log}.", LogRequest, self._owner)
+        self._add("owner", "Tell which proxy owns a log: {log}.", LogRequest, self._owner)
         self._add("logs", "List the logs that this proxy owns: {}.", NoRequest, self._logs)
         self._add("release", "Let go of a log: {log}.", LogRequest, self._release)
         self._add("drain", "Let go of all logs and take none: {}.", NoRequest, self._drain)
@@ -243,7 +243,11 @@ class Actions:
         return {"producer": claim, "sequence": sequence}
 
     async def _owner(self, request: LogRequest) -> Answer:
-        return {"location": self._membership.preferred(validate_log_name(request.log))}
+        try:
+            log = await self._namespace.log_context.logs.find(validate_log_name(request.log))
+        except LogNotFoundError:  # one that is created there is written there
+            return {"location": self._membership.preferred(request.log)}
+        return {"location": await self._membership.owner_of(log)}
 
     async def _proxies(self, _: NoRequest) -> Answer:
         return {"locations": sorted(self._membership.live)}

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING
 from dlcore.background import BackgroundTasks
 from dlcore.errors import AlreadyClosedError, MetadataError
 from dlcore.log.metadata.owner import SessionNode
+from dlcore.log.metadata.store import LogStore
 from dlcore.metadata.paths import unescape
 from dlcore.proxy.rendezvous import preferred_owner
 
 if TYPE_CHECKING:
+    from dlcore.log.metadata.values import LogKey
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore, Unsubscribe
 
@@ -35,6 +37,7 @@ class Membership:
         self.location = location
         self._store = store
         self._paths = paths
+        self._logs = LogStore(store, paths)
         self._node = SessionNode(store, paths.proxy(location))
         self._changed = asyncio.Event()
         self._tasks = BackgroundTasks()
@@ -45,6 +48,16 @@ class Membership:
     def preferred(self, log: str) -> str | None:
         """Return the location of the proxy that should own a log; None if there is none."""
         return preferred_owner(log, self.live)
+
+    async def owner_of(self, log: LogKey) -> str | None:
+        """Return the live proxy that owns a log; where none does, the one that should.
+
+        Raises: MetadataError.
+        """
+        holder = await self._logs.read_lock(log)
+        if holder is not None and holder.owner in self.live:
+            return holder.owner
+        return self.preferred(log.name)
 
     async def join(self) -> None:
         """Appear among the live ones, and know the others.  Raises: MetadataError."""

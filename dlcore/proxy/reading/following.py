@@ -170,6 +170,9 @@ class FollowedLogs:
     def __iter__(self) -> Iterator[FollowedLog]:
         return iter(list(self._logs.values()))
 
+    def __contains__(self, log_id: str) -> bool:
+        return log_id in self._logs
+
     @asynccontextmanager
     async def follow(self, log: DistributedLogManager) -> AsyncIterator[FollowedLog]:
         """Hold a log that is followed."""

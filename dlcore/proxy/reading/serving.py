@@ -11,6 +11,7 @@ import msgspec
 from dlcore.config import MIB
 from dlcore.errors import AlreadyTruncatedError, ConfigurationError, LogNotFoundError
 from dlcore.ids import DLSN
+from dlcore.log.metadata.values import LogKey
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.flight.sending import schema_message
 from dlcore.proxy.reading.delivery import Deliveries, Reading
@@ -23,7 +24,7 @@ from dlcore.proxy.reading.tickets import Latest, Place, Ticket
 from dlcore.records import NotLessThan, RecordField
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Collection
 
     import pyarrow as pa
 
@@ -51,7 +52,7 @@ class InfoMetadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         records: how many there are.
         size_bytes: about how many bytes they take in their entries.
         sealed: whether no record can follow in the log.
-        owner: the location of the proxy that should write the log.
+        owner: the location of the proxy that owns the log, or, if none does, should.
     """
 
     log_id: str
@@ -134,11 +135,12 @@ class ReadPath:
         if reading.follow and not (parts and parts[-1].is_tail):
             at = parts[-1].end if parts else start
             parts.append(Part(start=at, end=at, record_count=0, size_bytes=0, is_tail=True))
-        known = await self._metadata(snapshot, start, end, sum(each.size_bytes for each in parts))
+        size_bytes = sum(each.size_bytes for each in parts)
+        known = await self._metadata(snapshot, start, end, size_bytes)
         return pb.FlightInfo(
             schema=reading.view.schema.serialize().to_pybytes(),
             flight_descriptor=descriptor,
-            endpoint=[self._endpoint(asked, part) for part in parts],
+            endpoint=[self._endpoint(asked, part, known.owner) for part in parts],
             total_records=known.records,
             total_bytes=known.size_bytes,
             ordered=True,
@@ -224,6 +226,7 @@ class ReadPath:
             wanted = NotLessThan(RecordField.SEQUENCE_ID, stop.sequence_id - 1)
             (place,) = await self._namespace.find_places([(snapshot, wanted)])
             last = str(place.dlsn)
+        key = LogKey(name=snapshot.log, log_id=snapshot.log_id)
         return InfoMetadata(
             log_id=snapshot.log_id,
             first=str(first.dlsn) if count else None,
@@ -232,10 +235,10 @@ class ReadPath:
             records=count,
             size_bytes=size_bytes,
             sealed=snapshot.sealed,
-            owner=self._membership.preferred(snapshot.log),
+            owner=await self._membership.owner_of(key),
         )
 
-    def _endpoint(self, asked: _Asked, part: Part) -> pb.FlightEndpoint:
+    def _endpoint(self, asked: _Asked, part: Part, owner: str | None) -> pb.FlightEndpoint:
         ticket, follows = asked.ticket, asked.ticket.follow and part.is_tail
         end: Place | None = Place(dlsn=str(part.end))
         start: Place | None = Place(dlsn=str(part.start))
@@ -243,10 +246,11 @@ class ReadPath:
             end = ticket.end
             if part.start == asked.snapshot.end and ticket.start is not None:
                 start = ticket.start  # which may name a record to come
-        locations: Iterable[str] = self._membership.live
-        if part.is_tail:  # whoever follows it does so at one proxy
-            owner = self._membership.preferred(asked.snapshot.log)
-            locations = [] if owner is None else [owner]
+        locations: Collection[str] = self._membership.live
+        if part.is_tail:  # whoever follows it does so at one proxy, this one if it does already
+            here = self._membership.location
+            is_here = here in locations and asked.snapshot.log_id in self.followed
+            locations = [here] if is_here else [owner] if owner is not None else []
         place = Ticket(
             log=asked.snapshot.log,
             log_id=asked.snapshot.log_id,
