@@ -6,7 +6,8 @@ compares offsets as text:
     {"ids": {"clicks": "9f…"}, "init": {"clicks": "1:0:0"}, "logs": {"clicks": "3:17:0"},
      "seq": {"clicks": 52113}, "v": 1}
 
-* ``ids`` tells a log from one that was deleted and created again under the same name.
+* ``ids`` tells a log from one that was deleted and created again under the same name, and finds one
+  that was renamed: it goes on under its new name, at its position.
 * ``init`` holds the resolved start of the logs that the batch ending here reads for the first time.
   Spark does not store the start of a query's first batch and asks for it again on a restart; with
   ``init`` the replayed batch is the same.  Logs that a pattern finds later get theirs likewise.
@@ -118,7 +119,10 @@ class DataLoss:
         """The log does not exist any more."""
         return cls(
             log=log,
-            what=f"it was deleted; the query has read it up to {position.dlsn} (exclusive)",
+            what=(
+                "it was deleted, or renamed to a name that the query does not read; the query has "
+                f"read it up to {position.dlsn} (exclusive)"
+            ),
             error=LogNotFoundError,
             key=(log, position.log_id),
         )
@@ -129,7 +133,8 @@ class DataLoss:
         return cls(
             log=log,
             what=(
-                f"it was deleted and created again (id {position.log_id}, now {view.log_id}); "
+                "it was deleted and created again, or renamed, and another has its name "
+                f"(id {position.log_id}, now {view.log_id}); "
                 f"the query has read the old one up to {position.dlsn} (exclusive), the new one "
                 f"holds {view.first} … {view.end} (exclusive)"
             ),
@@ -233,7 +238,8 @@ class StreamOffset:
     ) -> tuple[StreamOffset, list[DataLoss]]:
         """Return the offset after all that `views` hold, and what was lost since this one.
 
-        In logs of which `ends` has a position it goes no further than that.
+        In logs of which `ends` has a position it goes no further than that.  A log that has another
+        name by now is known by its id, and goes on under that name.
 
         A view of None says that the log does not exist; logs without a view are not read any more
         and keep their position.  The offset goes on from what is there, for callers that accept
@@ -241,38 +247,60 @@ class StreamOffset:
         rolled.
         """
         step = _Step(self, ends or {})
+        followed = self._followed(views)
+        renamed = {was for log, was in followed.items() if was != log}
         for log in sorted(self.logs.keys() | views.keys()):
-            if log in views:
-                step.take(log, self.logs.get(log), views[log])
-            else:
-                step.keep(log, self.logs[log])
+            known, view = (None if log in renamed else self.logs.get(log)), views.get(log)
+            was = followed.get(log)
+            if view is not None and was is not None:
+                if known is not None and was != log:
+                    step.losses.append(DataLoss.recreated(log, known, view))
+                step.move(log, self.logs[was], view, was=was)
+            elif log in views:
+                step.take(log, known, view)
+            elif known is not None:
+                step.keep(log, known, was=log)
         moved = StreamOffset(logs=step.logs, init=step.init)
         return (self if moved.logs == self.logs else moved), step.losses
+
+    def _followed(self, views: Mapping[str, LogView | None]) -> dict[str, str]:
+        """Return the names of the logs that there are, and those that they have in this offset."""
+        names = {view.log_id: log for log, view in views.items() if view is not None}
+        followed: dict[str, str] = {}
+        for was, known in self.logs.items():
+            here = views.get(was)
+            is_here = here is not None and here.log_id == known.log_id
+            log = was if is_here else names.get(known.log_id)
+            if log is not None and (log not in followed or log == was):
+                followed[log] = was
+        return followed
 
     def ranges_to(self, end: StreamOffset) -> list[LogRange]:
         """Return what the batch from here to `end` reads, by log name, without empty ranges."""
         if self.to_json() == end.to_json():
             return []
         ranges = []
+        by_id = {position.log_id: position for position in self.logs.values()}
         for log in sorted(end.logs):
-            start, stop = self._start_of(log, end), end.logs[log].dlsn
+            start, stop = self._start_of(log, end, by_id), end.logs[log].dlsn
             if start.dlsn < stop:
                 ranges.append(LogRange(log=log, start=start, end=stop))
         return ranges
 
-    def _start_of(self, log: str, end: StreamOffset) -> LogPosition:
-        position, known = end.logs[log], self.logs.get(log)
-        is_same_log = known is not None and known.log_id == position.log_id
-        if log in end.init:
-            if is_same_log and known is not None and known.dlsn == end.init[log]:
-                return known  # with its count
-            return LogPosition(log_id=position.log_id, dlsn=end.init[log])
-        if known is None or not is_same_log:
+    def _start_of(
+        self, log: str, end: StreamOffset, by_id: Mapping[str, LogPosition]
+    ) -> LogPosition:
+        log_id, known = end.logs[log].log_id, self.logs.get(log)
+        if known is None or known.log_id != log_id:
+            known = by_id.get(log_id)  # under the name that it had
+        if log in end.init and (known is None or known.dlsn != end.init[log]):
+            return LogPosition(log_id=log_id, dlsn=end.init[log])
+        if known is None:
             raise ConfigurationError(
                 f"the offset {end.to_json()} does not follow {self.to_json()}: it has no start for "
                 f"log {log!r}; the checkpoint was changed by hand, or belongs to another query"
             )
-        return known
+        return known  # with its count
 
 
 class _Step:
@@ -286,18 +314,14 @@ class _Step:
         self._ends = ends
 
     def take(self, log: str, known: LogPosition | None, view: LogView | None) -> None:
-        """Move one log on."""
-        if known is None:
-            if view is not None:
-                self._begin(log, view)
-        elif view is None:
-            self.losses.append(DataLoss.deleted(log, known))
-            self.keep(log, known)
-        elif view.log_id != known.log_id:
-            self.losses.append(DataLoss.recreated(log, known, view))
+        """Begin with a log, or tell that the one that had its name is gone."""
+        if view is not None:
+            if known is not None:
+                self.losses.append(DataLoss.recreated(log, known, view))
             self._begin(log, view)
-        else:
-            self._move(log, known, view)
+        elif known is not None:
+            self.losses.append(DataLoss.deleted(log, known))
+            self.keep(log, known, was=log)
 
     def _begin(self, log: str, view: LogView) -> None:
         if view.first_sequence_id:
@@ -306,10 +330,10 @@ class _Step:
         self.init[log] = view.first
         self.logs[log] = self._end_of(log, view)
 
-    def keep(self, log: str, known: LogPosition) -> None:
-        """Leave one log where it is."""
+    def keep(self, log: str, known: LogPosition, *, was: str) -> None:
+        """Leave one log, whose name was `was`, where it is."""
         self.logs[log] = known
-        if self._start.init.get(log) == known.dlsn:
+        if self._start.init.get(was) == known.dlsn:
             self.init[log] = known.dlsn
 
     def _end_of(self, log: str, view: LogView) -> LogPosition:
@@ -317,14 +341,15 @@ class _Step:
         wanted = self._ends.get(log, end)
         return wanted if wanted.dlsn < end.dlsn else end
 
-    def _move(self, log: str, known: LogPosition, view: LogView) -> None:
+    def move(self, log: str, known: LogPosition, view: LogView, *, was: str) -> None:
+        """Move one log on, whose name was `was`."""
         # Without a readable record a loss cannot be told yet, and nothing is skipped before.
         if not view.is_empty and view.has_lost_after(known):
             self.losses.append(DataLoss.truncated(log, known, view))
         end = self._end_of(log, view)
         if view.is_empty or end.dlsn <= known.dlsn:
-            self.keep(log, known)
+            self.keep(log, known, was=was)
             return
         self.logs[log] = end
-        if self._start.init.get(log) == known.dlsn:
+        if self._start.init.get(was) == known.dlsn:
             self.init[log] = known.dlsn

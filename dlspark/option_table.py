@@ -86,7 +86,8 @@ OPTIONS = (
         values="a regular expression",
         default="",
         meaning="Logs whose whole name matches; in place of `log`. A stream finds new ones while "
-        "it runs, and reads them from their beginning.",
+        "it runs, and reads them from their beginning; one that is renamed to another name that "
+        "matches goes on at its position.",
     ),
     Option(
         name="metadata",

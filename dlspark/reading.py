@@ -259,12 +259,16 @@ def read_rows(partition: InputPartition | None, options: ReadOptions) -> Iterato
 def find_log(
     source: LogSnapshots, options: ReadOptions, log: str, log_id: str
 ) -> LogSnapshot | None:
-    """Return what a log holds now, also if it has another of the selected names; None if gone."""
-    snapshot = source.take([log])[log]
-    if snapshot is not None and snapshot.log_id == log_id:
-        return snapshot
-    others = source.take(list_selected(options.address, options.logs)).values()
-    return next((each for each in others if each is not None and each.log_id == log_id), None)
+    """Return what the log with this id holds, whichever of the selected names it has by now.
+
+    If it is gone, return what has its name, or None.
+    """
+    here = source.take([log])[log]
+    if here is not None and here.log_id == log_id:
+        return here
+    names = [name for name in list_selected(options.address, options.logs) if name != log]
+    others = source.take(names).values() if names else ()
+    return next((each for each in others if each is not None and each.log_id == log_id), here)
 
 
 def _scan(parts: Iterable[ScanRange], options: ReadOptions) -> Iterator[ScanBatch]:
@@ -301,6 +305,8 @@ def _left_after(
     """Return what is left of a range that was read up to `start`; fail, or warn of what is not."""
     source = LogSnapshots(options.address)
     snapshot = find_log(source, options, part.log, part.log_id)
+    if snapshot is not None and snapshot.log_id != part.log_id:
+        snapshot = None
     scans = [] if snapshot is None else snapshot.scans(start, part.end)
     left, end, number_at_end = None, part.end, end_sequence_id(part)
     if snapshot is not None and scans:

@@ -32,6 +32,7 @@ from dlspark.offsets import DataLoss, LogPosition, LogRange, LogView, StreamOffs
 from dlspark.planning import Stretch
 from dlspark.reading import (
     LogSnapshots,
+    find_log,
     list_selected,
     plan_read,
     read_rows,
@@ -79,7 +80,7 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._source = source
         self._snapshots: dict[str, LogSnapshot] = {}
         self._target: dict[str, LogPosition] | None = None
-        """Where a run with Trigger.AvailableNow ends; None for one that goes on."""
+        """By log id where a run with Trigger.AvailableNow ends; None for one that goes on."""
         self._last_batch_ns: int | None = None
         self._counted: set[tuple[str, ...]] = set()
         self._skipped_records = 0
@@ -107,14 +108,15 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         """Note what is readable now: that far, and no further, does this run go."""
         snapshots = self._logs.take(list_selected(self._options.address, self._options.logs))
-        self._target = {}
-        for log, snapshot in snapshots.items():
-            if snapshot is not None:
-                self._target[log] = LogPosition(
-                    log_id=snapshot.log_id,
-                    dlsn=snapshot.end,
-                    sequence_id=LogView.of(snapshot).end_sequence_id,
-                )
+        self._target = {
+            snapshot.log_id: LogPosition(
+                log_id=snapshot.log_id,
+                dlsn=snapshot.end,
+                sequence_id=LogView.of(snapshot).end_sequence_id,
+            )
+            for snapshot in snapshots.values()
+            if snapshot is not None
+        }
 
     def latestOffset(
         self, start: dict[str, Any] | None = None, limit: object = None
@@ -131,7 +133,7 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._options.limits.bounds_batches and not has_admission_control():
                 self._warn_of_version()
         views = self._look(since)
-        offset, losses = since.advanced(views, self._target)
+        offset, losses = since.advanced(views, self._ends(views))
         self._report(losses)
         if not is_unlimited(limit):
             offset = self._limited(since, offset, views)
@@ -178,7 +180,16 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
             for (log, _), place in zip(cut, found, strict=True)
         }
-        return since.advanced(views, {**(self._target or {}), **stops})[0]
+        return since.advanced(views, {**self._ends(views), **stops})[0]
+
+    def _ends(self, views: Mapping[str, LogView | None]) -> dict[str, LogPosition]:
+        """Return where a run with Trigger.AvailableNow ends, by the names that logs have now."""
+        target = self._target or {}
+        return {
+            log: target[view.log_id]
+            for log, view in views.items()
+            if view is not None and view.log_id in target
+        }
 
     def _count(self, positions: list[LogPosition], ranges: list[LogRange]) -> list[int]:
         """Return how many records precede each position, one of each range's log."""
@@ -197,11 +208,11 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return what is left to read after the offset that was returned last."""
         if self._known is None or not self._snapshots:
             return None
-        positions = {log: position.dlsn for log, position in self._known.logs.items()}
+        positions = {each.log_id: each.dlsn for each in self._known.logs.values()}
         behind: list[tuple[LogSnapshot, DLSN | NotLessThan]] = [
             (snapshot, position)
-            for log, snapshot in self._snapshots.items()
-            if (position := positions.get(log, snapshot.first)) < snapshot.end
+            for snapshot in self._snapshots.values()
+            if (position := positions.get(snapshot.log_id, snapshot.first)) < snapshot.end
         ]
         lags = {
             snapshot.log: Lag.of(snapshot, place)
@@ -231,8 +242,7 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             views = {
                 log: view
                 for log, view in views.items()
-                if log in self._target and view is not None
-                if view.log_id == self._target[log].log_id
+                if view is not None and view.log_id in self._target
             }
         # A log that a pattern listed and that is gone already was never there for this query.
         views |= {log: None for log in known if log not in self._snapshots}
@@ -242,11 +252,12 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, since: StreamOffset, views: dict[str, LogView | None]
     ) -> dict[str, LogView | None]:
         """Count the records before the first one where that tells how many were lost."""
+        known = {each.log_id: each.dlsn for each in since.logs.values()}
         uncounted = [
             (log, view)
             for log, view in views.items()
             if view is not None and not view.is_empty and view.first_sequence_id is None
-            if log not in since.logs or since.logs[log].dlsn < view.first
+            if view.log_id not in known or known[view.log_id] < view.first
         ]
         places = self._logs.find([(self._snapshots[log], view.first) for log, view in uncounted])
         for (log, view), place in zip(uncounted, places, strict=True):
@@ -285,7 +296,7 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ):
             return snapshot
         for delay_s in (*REGRESSED_END_DELAYS_S, None):
-            snapshot = self._logs.take([wanted.log])[wanted.log]
+            snapshot = find_log(self._logs, self._options, wanted.log, wanted.start.log_id)
             if (
                 snapshot is None
                 or snapshot.log_id != wanted.start.log_id

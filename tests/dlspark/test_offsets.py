@@ -7,6 +7,7 @@ number.
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from typing import Any
@@ -143,7 +144,7 @@ def test_recreated_log_is_a_loss_and_is_read_from_its_beginning() -> None:
     """Positions of the old log mean nothing in the new one, even where they exist in both."""
     start, _ = initial(a="1:0:0").advanced({"a": view("1:5:0")})
     end, losses = start.advanced({"a": view("1:9:0", log_id="j")})
-    assert "created again (id i, now j)" in str(losses[0])
+    assert "created again, or renamed, and another has its name (id i, now j)" in str(losses[0])
     assert as_text(start.ranges_to(through_spark(end))) == ["a 1:0:0-1:9:0"]
     assert end.logs["a"].log_id == "j"
 
@@ -223,31 +224,41 @@ def test_foreign_offsets_are_refused(value: object, words: list[str]) -> None:
 def test_offsets_that_do_not_follow_each_other_are_refused() -> None:
     """A log in the end without any start means that the checkpoint is not this query's."""
     start, _ = initial(a="1:0:0").advanced({"a": view("1:5:0")})
-    end = StreamOffset(logs={"b": LogPosition(log_id="i", dlsn=DLSN(1, 1, 0))})
+    end = StreamOffset(logs={"b": LogPosition(log_id="b", dlsn=DLSN(1, 1, 0))})
     with pytest.raises(ConfigurationError, match="does not follow"):
         start.ranges_to(end)
 
 
+def grow(rng: random.Random, logs: dict[str, list[int]]) -> None:
+    """Add entries to some logs, and segments."""
+    for segments in logs.values():
+        if rng.random() < 0.3:
+            segments.append(0)
+        segments[-1] += rng.choice([0, 0, 1, 3])
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_random_walk_reads_every_record_once(seed: int) -> None:
-    """Logs grow, roll and appear; batches are replayed at random from re-asked initial offsets."""
+    """Logs grow, roll, appear and are renamed; batches are replayed from re-asked first offsets."""
     rng = random.Random(seed)
     logs: dict[str, list[int]] = {"a": [0], "b": [0]}  # entries by segment, segments from 1 on
+    ids = {"a": 0, "b": 1}
 
     def views() -> dict[str, LogView | None]:
         found: dict[str, LogView | None] = {}
         for log, segments in logs.items():
             filled = [number for number, count in enumerate(segments, 1) if count]
             end = DLSN(filled[-1], segments[filled[-1] - 1], 0) if filled else DLSN.INITIAL
-            found[log] = view(str(end), counts=(0, sum(segments)))
+            found[log] = view(str(end), log_id=f"i{ids[log]}", counts=(0, sum(segments)))
         return found
 
     def positions() -> dict[str, LogPosition]:
-        return {log: LogPosition(log_id="i", dlsn=v.end) for log, v in views().items() if v}
+        found = ((log, v) for log, v in views().items() if v)
+        return {log: LogPosition(log_id=v.log_id, dlsn=v.end) for log, v in found}
 
-    def read(start: StreamOffset, end: StreamOffset) -> list[tuple[str, int, int]]:
+    def read(start: StreamOffset, end: StreamOffset) -> list[tuple[int, int, int]]:
         return [
-            (part.log, segment, entry)
+            (ids[part.log], segment, entry)
             for part in start.ranges_to(end)
             for segment, count in enumerate(logs[part.log], 1)
             for entry in range(count)
@@ -255,15 +266,18 @@ def test_random_walk_reads_every_record_once(seed: int) -> None:
         ]
 
     offset = StreamOffset.initial(positions())
-    batches: list[list[tuple[str, int, int]]] = []
+    batches: list[list[tuple[int, int, int]]] = []
     for _ in range(30):
-        for segments in logs.values():
-            if rng.random() < 0.3:
-                segments.append(0)
-            segments[-1] += rng.choice([0, 0, 1, 3])
+        grow(rng, logs)
         if rng.random() < 0.1:
-            logs.setdefault(f"c{rng.randrange(3)}", [0])
-        end, losses = through_spark(offset).advanced(views())
+            new = f"c{len(ids)}"
+            logs[new], ids[new] = [0], len(ids)
+        if rng.random() < 0.2:  # some to names that others had until now
+            names = rng.sample(sorted({*logs, "d", "e"}), len(logs))
+            logs = dict(zip(names, logs.values(), strict=True))
+            ids = dict(zip(names, ids.values(), strict=True))
+        gone = {log: None for log in offset.logs if log not in logs}
+        end, losses = through_spark(offset).advanced({**views(), **gone})
         assert not losses
         batch = read(offset, end)
         if batches:
@@ -272,14 +286,43 @@ def test_random_walk_reads_every_record_once(seed: int) -> None:
             assert read(StreamOffset.initial(positions()), end) == batch
         batches.append(batch)
         offset = end
-    seen = [record for batch in batches for record in batch]
     every = [
-        (log, segment, entry)
+        (ids[log], segment, entry)
         for log, segments in logs.items()
         for segment, count in enumerate(segments, 1)
         for entry in range(count)
     ]
-    assert sorted(seen) == sorted(every)
+    assert sorted(itertools.chain(*batches)) == sorted(every)
+
+
+def test_a_renamed_log_goes_on_under_its_new_name() -> None:
+    """From its position, also in a batch that is replayed; the old name is free for another log."""
+    start = initial(a="1:2:0", b="1:0:0")
+    both = {"a": view("1:5:0"), "b": view("1:4:0", log_id="b")}
+    first, _ = StreamOffset(
+        logs={**start.logs, "b": LogPosition(log_id="b", dlsn=DLSN.INITIAL)}, init=start.init
+    ).advanced(both)
+    new = view("1:3:0", log_id="new", counts=(0, 3))
+    renamed = {"a": new, "b": view("1:4:0", log_id="b"), "c": view("1:9:0")}
+    second, losses = through_spark(first).advanced(renamed)
+    assert not losses
+    assert as_text(first.ranges_to(through_spark(second))) == ["a 1:0:0-1:3:0", "c 1:5:0-1:9:0"]
+    assert sorted(second.logs) == ["a", "b", "c"]
+    third, losses = second.advanced({"a": None, "b": view("1:9:0"), "c": None})
+    assert as_text(second.ranges_to(third)) == []  # what was c is b now, and has nothing new
+    gone, replaced = (str(loss) for loss in losses)
+    assert "log 'a': it was deleted, or renamed to a name that the query does not read" in gone
+    assert "log 'b': it was deleted and created again, or renamed, and another" in replaced
+    assert sorted(third.logs) == ["a", "b"]
+
+
+def test_a_log_that_is_renamed_before_the_first_batch_ends_keeps_its_start() -> None:
+    """Spark asks for the first offset again after a crash, when the log has its new name."""
+    end, losses = initial(a="1:5:0").advanced({"a": None, "c": view("1:9:0")})
+    assert not losses
+    assert as_text(initial(c="1:9:0").ranges_to(through_spark(end))) == ["c 1:5:0-1:9:0"]
+    idle, _ = initial(a="1:5:0").advanced({"a": None, "c": view("1:5:0")})
+    assert as_text(initial(c="1:0:0").ranges_to(through_spark(idle))) == []
 
 
 def snapshot(first: DLSN, end: DLSN, *segments: tuple[int, int, int, int]) -> LogSnapshot:
@@ -327,7 +370,7 @@ def test_records_before_a_position_are_counted_where_segments_tell(
 def test_a_new_log_whose_first_records_are_gone_is_a_loss() -> None:
     """It was written and truncated between two batches: the query has missed records."""
     start = initial(a="1:0:0")
-    moved, losses = start.advanced({"b": view("2:9:0", first="2:3:0", counts=(30, 90))})
+    moved, losses = start.advanced({"b": view("2:9:0", first="2:3:0", log_id="b", counts=(30, 90))})
     (loss,) = losses
     assert str(loss) == (
         "log 'b': records from 1:0:0 up to 2:3:0 (exclusive), 30 of them, were truncated; it "

@@ -248,6 +248,33 @@ def test_a_stream_reads_on_from_its_offsets(bench: Bench) -> None:
     assert txids(start, end) == list(range(10))
 
 
+def test_a_stream_goes_on_with_a_log_that_is_renamed(bench: Bench) -> None:
+    """Under another name that its pattern matches; a batch that is planned again is the same."""
+    source = bench.source(logsPattern=f"{bench.log}(-2)?", startingOffsets="earliest")
+    reader: Any = source.streamReader(source.schema())
+
+    def rows(first: dict[str, Any], last: dict[str, Any]) -> list[int]:
+        parts = reader.partitions(first, last)
+        batches = [batch for part in parts for batch in reader.read(part)]
+        return [txid for batch in batches for txid in batch.column("txid").to_pylist()]
+
+    start = reader.initialOffset()
+    end = reader.latestOffset(start)
+    bench.namespace.rename_log(bench.log, f"{bench.log}-2")
+    assert rows(start, end) == list(range(10))
+    for log, txid in ((f"{bench.log}-2", 10), (bench.log, 100)):
+        if log == bench.log:
+            bench.namespace.create_log(log)
+        with bench.namespace.open_log(log) as manager, manager.open_writer() as writer:
+            writer.write(LogRecord(txid=txid, payload=b"x"))
+    later = reader.latestOffset(end)
+    assert sorted(rows(end, later)) == [10, 100]
+    bench.namespace.rename_log(f"{bench.log}-2", f"{bench.log}-3")
+    with pytest.raises(LogNotFoundError, match="renamed to a name that the query does not read"):
+        reader.latestOffset(later)
+    reader.stop()
+
+
 def test_a_stream_of_a_log_that_goes(bench: Bench) -> None:
     """It stops, and says which option lets it go on."""
     source = bench.source(log=bench.log, startingOffsets="earliest")

@@ -25,7 +25,7 @@ from pyspark.sql.streaming.datasource import (
 
 from dlcore.errors import AlreadyTruncatedError
 from dlcore.ids import DLSN
-from dlspark import stream
+from dlspark import reading, stream
 from dlspark.lag import Lag, LagReport
 from dlspark.options import Mode, ReadOptions
 from dlspark.planning import DlogPartition
@@ -50,7 +50,10 @@ class MadeUpLogs(LogSnapshots):
     def take(self, logs: Iterable[str]) -> dict[str, LogSnapshot | None]:
         """Return what each log holds."""
         found = {log: self.logs.get(log) for log in logs}
-        return {log: each and replace(each, log=log) for log, each in found.items()}
+        return {
+            log: each and replace(each, log=log, log_id=log if each.log_id == "i" else each.log_id)
+            for log, each in found.items()
+        }
 
     def find(self, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]) -> list[RecordPlace]:
         """Return where the records are."""
@@ -74,11 +77,9 @@ class Query:
 
     def __init__(self, logs: MadeUpLogs, **options: str) -> None:
         self.clock = Clock()
-        given = {
-            "uri": "distributedlog://h:1/p",
-            "logs": ",".join(logs.logs),
-            "startingOffsets": "earliest",
-        }
+        given = {"uri": "distributedlog://h:1/p", "startingOffsets": "earliest"}
+        if "logsPattern" not in options:
+            given["logs"] = ",".join(logs.logs)
         self.options = ReadOptions.parse(given | options, Mode.STREAM)
         self.logs = logs
         self.reader = DlogStreamReader(self.options, logs, self.clock)
@@ -254,6 +255,25 @@ def test_available_now_leaves_a_recreated_log_for_the_next_run(
     with caplog.at_level(logging.WARNING):
         assert all_of(query.run(), "a") == list(range(20))
     assert "created again" in caplog.text
+
+
+def test_a_log_that_is_renamed_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read to where the run ends, once, and its lag is what it is under its new name."""
+    logs = MadeUpLogs(a=snapshot_of((4,)), b=snapshot_of((1,)))
+    monkeypatch.setattr(stream, "list_selected", lambda *_: list(logs.logs))
+    monkeypatch.setattr(reading, "list_selected", lambda *_: list(logs.logs))
+    query = Query(logs, maxRecordsPerTrigger="20", logsPattern=".")
+    query.reader.prepareForTriggerAvailableNow()
+    first, before = query.batch(), query.offset
+    logs.logs["c"] = replace(snapshot_of((4,), (1,)), log_id="a")
+    del logs.logs["a"]
+    replayed: list[Any] = query.reader.partitions(query.reader.initialOffset(), before)
+    assert sum(scan.record_count_estimate for part in replayed for scan in part.scans) == 20
+    batches = query.run()
+    assert all_of([first], "a") + all_of(batches, "c") == list(range(40))
+    assert (query.lag().behind.records, query.lag().losses) == (10, 0)
+    query.restart()
+    assert all_of(query.run(), "c") == list(range(40, 50))
 
 
 def test_records_lost_under_a_limit_are_counted_and_nothing_is_doubled() -> None:
