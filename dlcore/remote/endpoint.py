@@ -15,6 +15,7 @@ from dlcore.closing import AsyncClosing
 from dlcore.errors import AlreadyClosedError, ConfigurationError, DLError, ProxyUnavailableError
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.flight.calls import KEEPALIVE_OPTIONS
+from dlcore.proxy.flight.put import UNREACHABLE_MAX
 from dlcore.proxy.flight.statuses import LOCATION_KEY
 from dlcore.remote.tls_reasons import tls_reason
 
@@ -135,6 +136,7 @@ class Endpoint(AsyncClosing):
         self.is_reached = False
         """Whether a proxy has answered: then one that does not is waited for, whatever it says."""
         self._owners: dict[str, str] = {}  # of logs, the locations of the proxies that write them
+        self._unreached: dict[str, tuple[str, ...]] = {}
         self._located: dict[str, grpc.aio.Channel] = {}
         self.patience_s = patience_s
         self._turn = 0
@@ -226,10 +228,26 @@ class Endpoint(AsyncClosing):
         """Note which proxy writes a log."""
         self._owners[log] = location
 
-    def failed(self, log: str) -> None:
-        """Note that the proxy asked last does not write a log: another one is asked next."""
-        if self._owners.pop(log, None) is None:
+    def failed(self, log: str, *, reached: bool) -> None:
+        """Note that the proxy asked last does not write a log: another one is asked next.
+
+        It is told which locations it sent us to that were not reached.
+        """
+        location = self._owners.pop(log, None)
+        if location is None:
             self._turn = (self._turn + 1) % len(self._channels)
+        elif not reached:
+            others = [each for each in self.unreached(log) if each != location]
+            self._unreached[log] = (*others[1 - UNREACHABLE_MAX :], location)
+
+    def unreached(self, log: str) -> tuple[str, ...]:
+        """Return where a log was to be written that was not reached since a proxy took it."""
+        return self._unreached.get(log, ())
+
+    def is_taken(self, log: str) -> None:
+        """Note that a proxy has taken what is written to a log."""
+        self.is_reached = True
+        self._unreached.pop(log, None)
 
     def _require_open(self) -> None:
         if self._closed:

@@ -153,7 +153,8 @@ class Attempts:
         if isinstance(end.error, OverCapacityError):
             pass  # it is the one who serves the log
         elif end.location is None:
-            self._calls.failed(self._log)
+            reached = not isinstance(end.error, ProxyUnavailableError)
+            self._calls.failed(self._log, reached=reached)
         else:
             self._calls.is_owned_by(self._log, end.location)
         if end.location is None or end.location in self._asked:

@@ -338,12 +338,17 @@ class RemoteWriter(AsyncClosing):
         call = self._calls.put(self.log_name)
         try:
             async with asyncio.timeout(SILENCE_S):
-                target = PutTarget(self.log_name, self._claim or self.producer, positions=True)
+                target = PutTarget(
+                    self.log_name,
+                    self._claim or self.producer,
+                    positions=True,
+                    unreachable=self._calls.unreached(self.log_name),
+                )
                 await write(call, first_message(target, schema))
                 ready = (await read(call)).ready
             if ready is None or ready.producer is None:
                 raise UnexpectedError("a proxy did not say that it is ready")
-            self._calls.is_reached = True
+            self._calls.is_taken(self.log_name)
             self._take_up(ready.producer, ready.sequence)
             hearing = asyncio.create_task(self._hear(call), name="hearing a proxy")
             hearing.add_done_callback(lambda _: self._wake.set())
@@ -477,11 +482,13 @@ async def append_if(
         call = calls.put(log)
         try:
             async with asyncio.timeout(SILENCE_S):
-                target = PutTarget(log, producer, expected=condition)
+                unreachable = calls.unreached(log)
+                target = PutTarget(log, producer, expected=condition, unreachable=unreachable)
                 await write(call, first_message(target, batch.schema))
                 ready = (await read(call)).ready
                 assert ready is not None
                 assert ready.producer is not None
+                calls.is_taken(log)
                 producer = ready.producer
                 beside = msgspec.json.encode(Numbered(producer.base))
                 data = framed(batch.serialize(), beside)

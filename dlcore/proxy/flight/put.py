@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 ROWS_MAX = 1 << 20
 """Rows of one message: columns of some types have them without a byte."""
+UNREACHABLE_MAX = 16
+"""Locations that a client may name; of more it forgets the oldest."""
 _PREFIX = struct.Struct("<Ii")  # of an encapsulated message: a mark, and how long the header is
 _MARK = 0xFFFFFFFF
 _ALIGNMENT = 8
@@ -37,19 +39,21 @@ _HEADER_OF_MESSAGE = 2  # in the flatbuffer's table Message
 _COMPRESSION_OF_BATCH = 3  # in its table RecordBatch
 
 
-class PutTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PutTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a stream writes to, and how.
 
     `producer` is who numbers its records: a name begins a new incarnation, a claim goes on with one
     that was begun.  With `expected`, the position of the log's last record (null: it has none), all
     of the stream is written if that is so, and else nothing; it comes in one message.  `positions`
-    asks to be told where each batch is.
+    asks to be told where each batch is.  `unreachable` are locations to which the client was
+    sent, and which it did not reach.
     """
 
     log: str
     producer: str | Claim | None = None
     expected: str | msgspec.UnsetType | None = msgspec.UNSET
     positions: bool = False
+    unreachable: Annotated[tuple[str, ...], msgspec.Meta(max_length=UNREACHABLE_MAX)] = ()
 
 
 class StagingTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -23,7 +23,7 @@ from dlcore.proxy.writing.owned_log import OwnedLog
 from dlcore.proxy.writing.ownership import Elsewhere, Ownership, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Collection, Coroutine, Iterator
 
     from dlcore.ids import DLSN
     from dlcore.log.manager import DistributedLogManager
@@ -62,8 +62,11 @@ class LogOwner:
         """Return the sorted names of the logs that it owns."""
         return self._ownership.owned()
 
-    async def get(self, name: str) -> OwnedLog:
+    async def get(self, name: str, *, unreachable: Collection[str] = ()) -> OwnedLog:
         """Return a log to write to, acquired if need be.
+
+        A client that did not reach some other proxies is not sent to them: one that should own the
+        log is passed over, and only one that does own it, by its lock, is named all the same.
 
         Raises:
             LogElsewhereError: another proxy serves it.
@@ -72,7 +75,8 @@ class LogOwner:
             DLError: it cannot be acquired.
         """
         while True:
-            decision = self._ownership.ask(name, self._membership.live)
+            passed_over = set(unreachable) - {self._membership.location}
+            decision = self._ownership.ask(name, self._membership.live - passed_over)
             if isinstance(decision, Elsewhere):
                 raise elsewhere(name, decision)
             match decision:

@@ -138,7 +138,7 @@ class PutService:
     async def _serve(
         self, context: Context, decoder: PutDecoder, target: PutTarget, limits: _Limits
     ) -> None:
-        log = await self._owner.get(target.log)
+        log = await self._owner.get(target.log, unreachable=target.unreachable)
         log.check(decoder.schema)
         config = self._config
         ready: dict[str, object] = {

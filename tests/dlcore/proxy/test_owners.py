@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+from itertools import count, islice
 from typing import Any
 
 from dlcore.proto import flight_pb2 as pb
+from dlcore.proxy.membership import Membership
 from dlcore.proxy.reading.tickets import Ticket
 from dlcore.proxy.rendezvous import preferred_owner
+from dlcore.remote import open_namespace
 from tests.fixtures.aio import until
-from tests.fixtures.memory_namespace import record
+from tests.fixtures.memory_namespace import TIME_LIMIT_S, record
+from tests.fixtures.ports import free_ports
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
 
@@ -47,6 +51,49 @@ def test_what_is_owned_is_told_by_every_proxy() -> None:
         assert await told(served, 0, "a") == (there, [there])
 
     with_proxies("a")(scenario)
+
+
+def test_who_cannot_reach_the_one_that_should_own_a_log_is_served_here() -> None:
+    """Nobody holds it there; what somebody owns there is named all the same, for he writes it."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start()
+        here, gone = served.servers[0].location, f"grpc://127.0.0.1:{free_ports(1)}"
+        other = await served.cluster.open(gone)
+        member = Membership(other.log_context.store, other.log_context.paths, gone)
+        await member.join()
+        await until(lambda: gone in served.servers[0].reads._membership.live)
+        names = (f"log-{number}" for number in count())
+        free, held = islice(
+            (name for name in names if preferred_owner(name, {here, gone}) == gone), 2
+        )
+        for name in (free, held):
+            await other.create_log(name)
+
+        async def sent_to(name: str, **options: object) -> str | None:
+            stream = client.put()
+            await stream.begin(name, **options)
+            if await stream.told() is not None:
+                return here
+            code, _, metadata = await stream.status()
+            assert code == "UNAVAILABLE"
+            return metadata.get("dlog-location")
+
+        async with await (await other.open_log(held)).open_writer():
+            assert await sent_to(free) == await sent_to(held) == gone
+            assert await sent_to(held, unreachable=[gone]) == gone
+            assert await sent_to(free, unreachable=[gone, here]) == here
+            assert await sent_to(free) == here, "it stays where it is"
+        async with await open_namespace(here, patience_s=TIME_LIMIT_S) as namespace:
+            log = await namespace.open_log(held)
+            async with await log.open_writer() as writer:
+                last = await writer.write(record(1))
+            assert await client.act("logs") == {"logs": [free, held]}
+            await client.act("release", log=held)
+            assert await log.append([record(2)], expected=last)
+        await member.aclose()
+
+    with_proxies()(scenario)
 
 
 def test_a_tail_is_read_where_it_is_followed() -> None:
