@@ -8,6 +8,7 @@ every one of them again, so what is not understood here costs time and no rows.
 from __future__ import annotations
 
 import datetime
+import itertools
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,16 +18,18 @@ from dlcore.records import NotLessThan, RecordField
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from dlcore.sync import LogSnapshot
+    from dlcore.sync import LogSnapshot, SegmentView
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MICROSECOND = datetime.timedelta(microseconds=1)
-_SEARCHED = {
+_SEARCHED: dict[tuple[str, ...], RecordField] = {
     ("sequence_id",): RecordField.SEQUENCE_ID,
     ("txid",): RecordField.TXID,
     ("timestamp",): RecordField.TIMESTAMP_MS,
 }
 _TYPED_NAMES = ("_log", "_dlsn", "_txid", "_sequence_id", "_timestamp")
+ALTERNATIVES_MAX = 16
+"""So many runs of values does a filter `IN` look for apart; the closest of more are joined."""
 _PARTS = (("dlsn", "lssn"), ("dlsn", "entry"), ("dlsn", "slot"))
 
 
@@ -68,11 +71,21 @@ class Interval:
         return self.low is not None and self.high is not None and self.low > self.high
 
 
+Intervals = tuple[Interval, ...]
+"""What any of them has: ascending, none of them empty, apart from each other."""
+_ALL: Intervals = (Interval(),)
+
+
+def _meet(some: Intervals, others: Intervals) -> Intervals:
+    met = (one.meet(other) for one in some for other in others)
+    return tuple(each for each in met if not each.is_empty)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """What filters leave."""
 
-    intervals: dict[tuple[str, ...], Interval] = field(default_factory=dict)
+    intervals: dict[tuple[str, ...], Intervals] = field(default_factory=dict)
     log_tests: tuple[Callable[[str], bool], ...] = ()
 
     @classmethod
@@ -85,49 +98,58 @@ class Wanted:
                 if test is not None:
                     wanted = replace(wanted, log_tests=(*wanted.log_tests, test))
             elif comparison.column in _SEARCHED or comparison.column in _PARTS:
-                found = _interval(comparison)
+                found = _intervals(comparison)
                 if found is not None:
-                    met = wanted.intervals.get(comparison.column, Interval()).meet(found)
+                    met = _meet(wanted.intervals.get(comparison.column, _ALL), found)
                     wanted = replace(wanted, intervals={**wanted.intervals, comparison.column: met})
         return wanted
 
     def takes_log(self, log: str) -> bool:
         """Whether any record of a log can be wanted."""
-        none = any(interval.is_empty for interval in self.intervals.values())
-        return not none and all(test(log) for test in self.log_tests)
+        return all(self.intervals.values()) and all(test(log) for test in self.log_tests)
 
-    def searches(self) -> tuple[list[NotLessThan], list[NotLessThan]]:
-        """Return what finds where the records begin (the last of these), and where they end."""
-        starts, ends = [], []
-        for column, interval in self.intervals.items():
-            if column in _SEARCHED:
-                if interval.low is not None and interval.low > 0:
-                    starts.append(NotLessThan(_SEARCHED[column], interval.low))
-                if interval.high is not None:
-                    ends.append(NotLessThan(_SEARCHED[column], max(0, interval.high + 1)))
-        return starts, ends
+    def searches(self) -> list[list[tuple[NotLessThan | None, NotLessThan | None]]]:
+        """Return for each column what finds where its runs of records begin and end."""
+        return [
+            [
+                (
+                    None if each.low is None or each.low <= 0 else NotLessThan(key, each.low),
+                    None if each.high is None else NotLessThan(key, max(0, each.high + 1)),
+                )
+                for each in intervals
+            ]
+            for column, intervals in self.intervals.items()
+            if (key := _SEARCHED.get(column)) is not None
+        ]
 
     def cut(self, snapshot: LogSnapshot, start: DLSN, end: DLSN) -> list[tuple[DLSN, DLSN]]:
         """Return the parts of [start, end) whose positions can be wanted, in order."""
-        segments, entries, slots = (self.intervals.get(part, Interval()) for part in _PARTS)
         if self.intervals.keys().isdisjoint(_PARTS):
             return [(start, end)] if start < end else []
+        segments, entries, slots = (self.intervals.get(part, _ALL) for part in _PARTS)
         parts = []
         for segment in snapshot.segments:
-            if not _holds(segments, segment.lssn) or segment.entry_count == 0:
+            if not any(_holds(each, segment.lssn) for each in segments):
                 continue
-            first = max(0, entries.low or 0)
-            last = segment.entry_count - 1
-            last = last if entries.high is None else min(last, entries.high)
-            low, high = DLSN(segment.lssn, first, 0), DLSN(segment.lssn, max(0, last + 1), 0)
-            if first == last:
-                low = DLSN(segment.lssn, first, max(0, slots.low or 0))
-                if slots.high is not None:
-                    high = DLSN(segment.lssn, first, max(0, slots.high + 1))
-            low, high = max(low, start), min(high, end)
-            if low < high:
-                parts.append((low, high))
+            for each in entries:
+                low, high = _positions(segment, each, slots)
+                low, high = max(low, start), min(high, end)
+                if low < high:
+                    parts.append((low, high))
         return parts
+
+
+def _positions(segment: SegmentView, entries: Interval, slots: Intervals) -> tuple[DLSN, DLSN]:
+    """Return where some entries of a segment begin and end; of a single one, its slots."""
+    first = max(0, entries.low or 0)
+    last = segment.entry_count - 1
+    last = last if entries.high is None else min(last, entries.high)
+    low, high = DLSN(segment.lssn, first, 0), DLSN(segment.lssn, max(0, last + 1), 0)
+    if first == last:
+        low = DLSN(segment.lssn, first, max(0, slots[0].low or 0))
+        if (slot := slots[-1].high) is not None:
+            high = DLSN(segment.lssn, first, max(0, slot + 1))
+    return low, high
 
 
 def _holds(interval: Interval, value: int) -> bool:
@@ -152,16 +174,37 @@ def _log_test(comparison: Comparison) -> Callable[[str], bool] | None:
     return None
 
 
-def _interval(comparison: Comparison) -> Interval | None:
-    """Return the interval that a filter asks for; None for one that is not understood."""
+def _intervals(comparison: Comparison) -> Intervals | None:
+    """Return the values that a filter asks for; None for one that is not understood."""
     if comparison.is_negated:
         return None
     if comparison.kind == "In" and isinstance(comparison.value, tuple | list):
         bounds = [_bounds(value) for value in comparison.value if value is not None]
         known = [each for each in bounds if each is not None]
-        if not known or len(known) < len(bounds):
-            return None
-        return Interval(min(low for low, _ in known), max(high for _, high in known))
+        return _runs(known) if known and len(known) == len(bounds) else None
+    found = _interval(comparison)
+    if found is None:
+        return None
+    return () if found.is_empty else (found,)
+
+
+def _runs(values: Iterable[tuple[int, int]]) -> Intervals:
+    """Return the values, those that follow each other together, and the closest where many are."""
+    ordered = sorted((low, high) for low, high in values if low <= high)
+    gaps = sorted(
+        (after[0] - before[1] for before, after in itertools.pairwise(ordered)), reverse=True
+    )
+    gap_max = max(1, gaps[ALTERNATIVES_MAX - 1] if len(gaps) >= ALTERNATIVES_MAX else 1)
+    runs: list[tuple[int, int]] = []
+    for low, high in ordered:
+        if runs and low - runs[-1][1] <= gap_max:
+            runs[-1] = (runs[-1][0], high)
+        else:
+            runs.append((low, high))
+    return tuple(Interval(low, high) for low, high in runs)
+
+
+def _interval(comparison: Comparison) -> Interval | None:
     found = _bounds(comparison.value)
     if found is None:
         return None

@@ -49,6 +49,10 @@ _ADVICE_ON_LOSS = (
     "on with what is there"
 )
 
+LOGS_SEARCHED_MAX = 64
+"""In more logs than these the values of a filter `IN` are not looked for apart: each search asks
+bookies for some headers."""
+
 
 def list_selected(address: Address, selection: LogSelection) -> list[str]:
     """Return the names of the selected logs; for a pattern, of those that exist."""
@@ -178,18 +182,39 @@ def report_losses(losses: Iterable[DataLoss], *, fail: bool) -> None:
 
 def narrow(source: LogSnapshots, stretches: Sequence[Stretch], wanted: Wanted) -> list[Stretch]:
     """Return the parts of `stretches` that can hold what is wanted."""
-    starts, ends = wanted.searches()
-    keys = [*starts, *ends]
+    searches = wanted.searches()
+    if len(stretches) > LOGS_SEARCHED_MAX:
+        searches = [[(runs[0][0], runs[-1][1])] for runs in searches]
+    keys = list({key for runs in searches for run in runs for key in run if key is not None})
     places = iter(source.find([(each.snapshot, key) for each in stretches for key in keys]))
     narrowed = []
     for each in stretches:
-        start = max([each.start, *(next(places).dlsn for _ in starts)])
-        end = min([each.end, *(next(places).dlsn for _ in ends)])
+        at: dict[NotLessThan | None, DLSN] = {key: next(places).dlsn for key in keys}
+        parts = [(each.start, each.end)]
+        for runs in searches:
+            met = (
+                (max(low, at.get(first, low)), min(high, at.get(end, high)))
+                for low, high in parts
+                for first, end in runs
+            )
+            parts = _joined((low, high) for low, high in met if low < high)
         narrowed += [
             Stretch(snapshot=each.snapshot, start=low, end=high)
+            for start, end in parts
             for low, high in wanted.cut(each.snapshot, start, end)
         ]
     return narrowed
+
+
+def _joined(parts: Iterable[tuple[DLSN, DLSN]]) -> list[tuple[DLSN, DLSN]]:
+    """Return ascending parts of a log; those that share an entry, which is read whole, as one."""
+    joined: list[tuple[DLSN, DLSN]] = []
+    for low, high in parts:
+        if joined and joined[-1][1] >= DLSN(low.lssn, low.entry_id, 0):
+            joined[-1] = (joined[-1][0], max(joined[-1][1], high))
+        else:
+            joined.append((low, high))
+    return joined
 
 
 def shape_of_rows(options: ReadOptions) -> RowShape:

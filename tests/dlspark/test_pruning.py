@@ -16,8 +16,8 @@ from pyspark.sql import datasource as by
 from dlcore.ids import DLSN
 from dlspark.batch import comparison_of
 from dlspark.planning import Stretch
-from dlspark.pruning import Comparison, Interval, Wanted
-from dlspark.reading import LogSnapshots, narrow
+from dlspark.pruning import ALTERNATIVES_MAX, Comparison, Interval, Wanted
+from dlspark.reading import LOGS_SEARCHED_MAX, LogSnapshots, narrow
 from tests.fixtures.lengths import amount
 from tests.fixtures.snapshots import place_in, snapshot_of
 
@@ -67,7 +67,7 @@ def at(milliseconds: float) -> datetime.datetime:
         ([by.LessThan(("txid",), 35)], ["1:0:0-1:3:5"]),
         ([by.LessThanOrEqual(("sequence_id",), 35)], ["1:0:0-1:3:6"]),
         ([by.EqualTo(("sequence_id",), 50)], ["2:0:0-2:0:1"]),
-        ([by.In(("txid",), (70, 52, 61))], ["2:0:2-2:2:1"]),
+        ([by.In(("txid",), (70, 52, 61, None, 71))], ["2:0:2-2:0:3", "2:1:1-2:1:2", "2:2:0-2:2:2"]),
         ([by.EqualTo(("timestamp",), at(60))], ["2:1:0-2:1:1"]),
         ([by.GreaterThan(("timestamp",), at(59.5))], ["2:1:0-4:1:0"]),
         ([by.LessThan(("timestamp",), at(59.5))], ["1:0:0-2:1:0"]),
@@ -121,6 +121,25 @@ def test_nothing_is_sought_without_need() -> None:
     assert source.sought == 0
 
 
+def test_values_far_apart_are_looked_for_apart() -> None:
+    """As far as they are few, and the logs; those in one entry are read together."""
+    source, values = MadeUp(), (5, 7, 42, 101)
+    few = read(by.In(("txid",), values), by.LessThan(("txid",), 100), source=source)
+    assert few == ["1:0:5-1:0:8", "1:4:2-1:4:3"]
+    many = Wanted.of([Comparison("In", ("txid",), (*range(0, 2000, 100), 2005, 10**6))])
+    runs = many.intervals[("txid",)]
+    assert len(runs) <= ALTERNATIVES_MAX
+    assert (runs[0].low, runs[-1]) == (0, Interval(10**6, 10**6))
+    assert many.takes_log("clicks")
+    whole = Stretch(snapshot=SNAPSHOT, start=SNAPSHOT.first, end=SNAPSHOT.end)
+    wanted = Wanted.of([Comparison("In", ("txid",), values)])
+    logs = [whole] * (LOGS_SEARCHED_MAX + 1)
+    parts = narrow(source, logs, wanted)
+    assert [(str(part.start), part.end) for part in parts] == [("1:0:5", whole.end)] * len(logs)
+    positions = read(by.In(("dlsn", "lssn"), (1, 4)), by.In(("dlsn", "entry"), (0, 3)))
+    assert positions == ["1:0:0-1:1:0", "1:3:0-1:4:0", "4:0:0-4:1:0"]
+
+
 def test_a_kind_of_filter_that_is_not_known_narrows_nothing() -> None:
     """A later Spark may have others."""
     unknown = [Comparison("Near", column, 5) for column in (("txid",), ("log",))]
@@ -148,7 +167,21 @@ COMPARISONS: dict[str, Any] = {
     "GreaterThanOrEqual": lambda a, b: a >= b,
     "LessThan": lambda a, b: a < b,
     "LessThanOrEqual": lambda a, b: a <= b,
+    "In": lambda a, b: a in values_of(b),
 }
+
+
+def values_of(value: int) -> tuple[int, ...]:
+    """Return values of a filter IN, some of them far apart."""
+    return (value, 2 * value, value // 7, value + 1)
+
+
+def operand(column: tuple[str, ...], kind: str, value: int) -> Any:
+    """Return what a filter compares with."""
+    as_column = at if column == ("timestamp",) else int
+    if kind == "In":
+        return tuple(as_column(each) for each in values_of(value))
+    return as_column(value)
 
 
 @settings(max_examples=amount(300, sampled=100))
@@ -163,8 +196,7 @@ COMPARISONS: dict[str, Any] = {
 def test_no_record_that_passes_is_cut_away(filters: list[tuple[Any, str, int]]) -> None:
     """And on one searched column nothing else is left either."""
     comparisons = [
-        Comparison(kind, column, at(value) if column == ("timestamp",) else value)
-        for column, kind, value in filters
+        Comparison(kind, column, operand(column, kind, value)) for column, kind, value in filters
     ]
     wanted = Wanted.of(comparisons)
     whole = Stretch(snapshot=SNAPSHOT, start=SNAPSHOT.first, end=SNAPSHOT.end)
@@ -189,5 +221,6 @@ def test_no_record_that_passes_is_cut_away(filters: list[tuple[Any, str, int]]) 
                     left.add(dlsn)
                 number += 1
     assert passing <= left
-    if len(filters) <= 1 and (not filters or filters[0][0] not in COLUMNS[4:]):
+    is_exact = not any(kind == "In" or column in COLUMNS[4:] for column, kind, _ in filters)
+    if len(filters) <= 1 and is_exact:
         assert passing == left

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, InputPartition, LessThan
+from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, In, InputPartition, LessThan
 from pyspark.sql.types import StringType, StructField, StructType
 
 from dlcore.errors import AlreadyTruncatedError, ConfigurationError, LogNotFoundError
@@ -147,6 +147,7 @@ def test_filters_read_no_entry_outside(bench: Bench) -> None:
     txids = GreaterThanOrEqual(("txid",), 3), LessThan(("txid",), 5)
     assert entries_read(bench, *txids) == ([3, 4], 2)
     assert entries_read(bench, EqualTo(("sequence_id",), 7)) == ([7], 1)
+    assert entries_read(bench, In(("txid",), (1, 8))) == ([1, 8], 2)
     assert entries_read(bench, EqualTo(("dlsn", "lssn"), 2)) == (list(range(5, 10)), 5)
     with bench.namespace.open_log(bench.log) as log, log.open_reader() as reader:
         times = [record.timestamp_ms for record in reader.read_bulk(10)]
