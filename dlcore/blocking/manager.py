@@ -291,7 +291,7 @@ class DistributedLogManager(Blocking):
         """
         return self._call(self._manager.get_settings())
 
-    def update_settings(self, **changes: object) -> LogSettings:
+    def update_settings(self, /, **changes: object) -> LogSettings:
         """Change settings that are stored with the log, by name; None unsets one; return all.
 
         Raises: ConfigurationError: there is no such setting, or it cannot have that value;

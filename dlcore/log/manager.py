@@ -472,7 +472,7 @@ class DistributedLogManager(AsyncClosing):
 
     # Changes
 
-    async def update_settings(self, **changes: object) -> LogSettings:
+    async def update_settings(self, /, **changes: object) -> LogSettings:
         """Change settings that are stored with the log, by name (`LogSettings`); return all.
 
         None unsets one.  Running writers take the change over within moments.

@@ -43,6 +43,13 @@ class RenameRequest(msgspec.Struct, forbid_unknown_fields=True):
     new_name: str
 
 
+class SettingsRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """A log, and what to change of its settings, by name; null unsets one."""
+
+    log: str
+    changes: dict[str, object] = {}
+
+
 class CreateRequest(msgspec.Struct, forbid_unknown_fields=True):
     """A log to create; with a schema, as an Arrow message, a typed one."""
 
@@ -104,22 +111,7 @@ class Actions:
         self._puts = puts
         self._drain_proxy = drain
         self._actions: dict[str, _Action] = {}
-        self._add(
-            "create",
-            "Create a log: {log}; a typed one: {log, schema}.",
-            CreateRequest,
-            self._create,
-        )
-        self._add("delete", "Delete a log and its data: {log}.", LogRequest, self._delete)
-        text = "Give a log another name: {log, new_name}."
-        self._add("rename", text, RenameRequest, self._rename)
-        self._add("seal", "Let no record follow in a log: {log}.", LogRequest, self._seal)
-        self._add(
-            "truncate",
-            "Drop the records of a log below a position: {log, dlsn | txid | timestamp_ms}.",
-            TruncateRequest,
-            self._truncate,
-        )
+        self._add_those_on_logs()
         self._add("owner", "Tell which proxy owns a log: {log}.", LogRequest, self._owner)
         self._add("logs", "List the logs that this proxy owns: {}.", NoRequest, self._logs)
         self._add("release", "Let go of a log: {log}.", LogRequest, self._release)
@@ -129,12 +121,6 @@ class Actions:
             "Begin an incarnation of a producer, which fences those before: {log, producer}.",
             ProducerRequest,
             self._producer_init,
-        )
-        self._add(
-            "merge_schema",
-            "Add columns to a typed log, or widen them: {log, schema}.",
-            SchemaRequest,
-            self._merge_schema,
         )
         appends = Appends(namespace)
         self._add(
@@ -158,6 +144,32 @@ class Actions:
             "places", "Find records of logs, likewise: {searches}.", PlacesRequest, planning.places
         )
         self._add("proxies", "List where live proxies serve: {}.", NoRequest, self._proxies)
+
+    def _add_those_on_logs(self) -> None:
+        self._add(
+            "create",
+            "Create a log: {log}; a typed one: {log, schema}.",
+            CreateRequest,
+            self._create,
+        )
+        self._add("delete", "Delete a log and its data: {log}.", LogRequest, self._delete)
+        text = "Give a log another name: {log, new_name}."
+        self._add("rename", text, RenameRequest, self._rename)
+        self._add("seal", "Let no record follow in a log: {log}.", LogRequest, self._seal)
+        self._add(
+            "truncate",
+            "Drop the records of a log below a position: {log, dlsn | txid | timestamp_ms}.",
+            TruncateRequest,
+            self._truncate,
+        )
+        self._add(
+            "merge_schema",
+            "Add columns to a typed log, or widen them: {log, schema}.",
+            SchemaRequest,
+            self._merge_schema,
+        )
+        text = "Tell the settings of a log, or change some of them: {log, changes}."
+        self._add("settings", text, SettingsRequest, self._settings)
 
     def _add(
         self, name: str, text: str, request: type[_R], perform: Callable[[_R], Awaitable[Answer]]
@@ -207,6 +219,12 @@ class Actions:
         with self._owner_of_logs.redirecting(log):
             await self._namespace.rename_log(log, request.new_name)
         return {}
+
+    async def _settings(self, request: SettingsRequest) -> Answer:
+        log = await self._namespace.open_log(request.log)
+        if request.changes:
+            return {"settings": await log.update_settings(**request.changes)}
+        return {"settings": await log.get_settings()}
 
     async def _seal(self, request: LogRequest) -> Answer:
         log = await self._let_go(request.log)

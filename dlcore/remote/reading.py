@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 
 from dlcore.closing import AsyncClosing
-from dlcore.config import require_positive
+from dlcore.config import LogSettings, require_positive
 from dlcore.errors import ConfigurationError, LogEmptyError, LogExistsError
 from dlcore.ids import DLSN, validate_log_name
 from dlcore.log.entries.batches import batch_of
@@ -22,6 +22,7 @@ from dlcore.proxy.actions import (
     LogRequest,
     RenameRequest,
     SchemaRequest,
+    SettingsRequest,
     TruncateRequest,
 )
 from dlcore.proxy.reading.tickets import Place, Ticket
@@ -269,6 +270,27 @@ class RemoteLog(AsyncClosing):
         request = TruncateRequest(self.name, first, txid, timestamp_ms)
         answer = await planning.act(self._calls, "truncate", request, dict[str, bool])
         return bool(answer["truncated"])
+
+    async def get_settings(self) -> LogSettings:
+        """Return what is stored with the log for whoever writes it.
+
+        Raises: LogNotFoundError, MetadataError, ProxyUnavailableError.
+        """
+        return await self.update_settings()
+
+    async def update_settings(self, /, **changes: object) -> LogSettings:
+        """Change settings that are stored with the log, by name (`LogSettings`); return all.
+
+        None unsets one.  Running writers take the change over within moments.
+
+        Raises:
+            ConfigurationError: there is no such setting, or it cannot have that value.
+            LogNotFoundError, MetadataError, ProxyUnavailableError.
+        """
+        request = SettingsRequest(self.name, changes)
+        answer = await planning.act(self._calls, "settings", request, dict[str, LogSettings])
+        settings: LogSettings = answer["settings"]
+        return settings
 
     async def mark_end_of_stream(self) -> None:
         """Seal the log: no record can follow, readers learn that they are done.

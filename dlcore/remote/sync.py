@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from dlcore.config import LogSettings
     from dlcore.ids import DLSN
     from dlcore.log.reading.ranges import Bound
     from dlcore.log.reading.scan import LogSnapshot, ScanBatch, ScanRange
@@ -190,6 +191,14 @@ class RemoteLog(Blocking):
         Returns: whether anything was dropped that was not before.  Raises: as the async twin.
         """
         return self._call(self._log.truncate(dlsn, txid=txid, timestamp_ms=timestamp_ms))
+
+    def get_settings(self) -> LogSettings:
+        """Return what is stored with the log for whoever writes it.  Raises: as the async twin."""
+        return self._call(self._log.get_settings())
+
+    def update_settings(self, /, **changes: object) -> LogSettings:
+        """Change settings of the log, by name; return all.  Raises: as the async twin."""
+        return self._call(self._log.update_settings(**changes))
 
     def mark_end_of_stream(self) -> None:
         """Seal the log: no record can follow, readers learn that they are done.

@@ -185,6 +185,7 @@ def test_logs_come_and_go(remote: RemoteNamespace) -> None:
             assert reader.schema.names == log.get_schema().names
         assert log.truncate(third.dlsn)
         assert not log.truncate(txid=0)
+        assert log.update_settings(mode="proxied") == log.get_settings()
         log.mark_end_of_stream()
     remote.rename_log(name, f"{name}/new")
     assert (remote.log_exists(name), remote.log_exists(f"{name}/new")) == (False, True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dlcore.config import LogSettings
 from dlcore.errors import (
     ConfigurationError,
     EndOfStreamError,
@@ -42,6 +43,14 @@ def test_logs_come_and_go() -> None:
                 await log.truncate(DLSN(9, 0, 0))
             with pytest.raises(ConfigurationError):
                 await log.truncate()
+            assert await log.get_settings() == LogSettings()
+            told = await log.update_settings(retention_s=60, entry_bytes=1024)
+            assert told == LogSettings(retention_s=60, entry_bytes=1024)
+            assert await log.update_settings(entry_bytes=None) == LogSettings(retention_s=60)
+            assert await first.get_settings() == LogSettings(retention_s=60)
+            for wrong in ({"self": 1}, {"speed": 1}, {"retention_s": "long"}, {"mode": "no"}):
+                with pytest.raises(ConfigurationError):
+                    await log.update_settings(**wrong)
             await log.mark_end_of_stream()
             assert await log.is_end_of_stream_marked()
             with pytest.raises(EndOfStreamError):
