@@ -14,6 +14,7 @@ from dlcore.proxy.reading.planning import (
     LogsRequest,
     PlacesRequest,
     Planning,
+    PositionsRequest,
     SnapshotsRequest,
 )
 from dlcore.proxy.writing.appends import AppendRequest, Appends
@@ -132,6 +133,12 @@ class Actions:
         self._add("abort_append", "Drop what was staged: likewise.", AppendRequest, appends.abort)
         planning = Planning(namespace)
         self._add(
+            "positions",
+            "Tell where a log begins and ends, and where records are: {log, at}.",
+            PositionsRequest,
+            planning.positions,
+        )
+        self._add(
             "snapshots",
             "Tell what logs hold, for planners of reads: {logs, known}.",
             SnapshotsRequest,
@@ -143,6 +150,7 @@ class Actions:
         self._add(
             "places", "Find records of logs, likewise: {searches}.", PlacesRequest, planning.places
         )
+        self._add("health", "Tell whether this proxy takes logs: {}.", NoRequest, self._health)
         self._add("proxies", "List where live proxies serve: {}.", NoRequest, self._proxies)
 
     def _add_those_on_logs(self) -> None:
@@ -266,6 +274,11 @@ class Actions:
         except LogNotFoundError:  # one that is created there is written there
             return {"location": self._membership.preferred(request.log)}
         return {"location": await self._membership.owner_of(log)}
+
+    async def _health(self, _: NoRequest) -> Answer:
+        here = self._membership.location
+        serves = here in self._membership.live
+        return {"location": here, "serves": serves, "logs": len(self._owner_of_logs)}
 
     async def _proxies(self, _: NoRequest) -> Answer:
         return {"locations": sorted(self._membership.live)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
@@ -16,12 +16,15 @@ from dlcore.errors import LogNotFoundError, LogNotReadyError
 from dlcore.ids import DLSN
 from dlcore.log.reading.scan import LogSnapshot
 from dlcore.proxy.reading.tickets import Latest, Place
+from dlcore.records import NotLessThan, RecordField
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dlcore.namespace import Namespace
+    from dlcore.records import RecordPlace
 
+_POSITIONS_MAX = 1000
 _LOOKS_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
 """After so long each a proxy looks again for records that another one knew to be readable."""
 
@@ -61,12 +64,24 @@ class PlacesRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     searches: list[Search]
 
 
+class PositionsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a log begins and ends, and where some of its records are."""
+
+    log: str
+    at: Annotated[list[Place], msgspec.Meta(max_length=_POSITIONS_MAX)] = []
+
+
 class FoundPlace(msgspec.Struct, frozen=True):
     """Where a record is, how many are before it, and when it was written."""
 
     dlsn: str
     sequence_id: int
     timestamp_ms: int
+
+    @classmethod
+    def of(cls, place: RecordPlace) -> FoundPlace:
+        """Tell of a place."""
+        return cls(str(place.dlsn), place.sequence_id, place.timestamp_ms)
 
 
 def pack_snapshots(snapshots: Sequence[LogSnapshot]) -> bytes:
@@ -137,11 +152,32 @@ class Planning:
         )
         for index, place in zip(beyond, found, strict=True):
             places[index] = place
+        return {"places": [FoundPlace.of(place) for place in places]}
+
+    async def positions(self, request: PositionsRequest) -> dict[str, object]:
+        """Return where the log's first and last record are, its end, and what is asked for.
+
+        Of what is behind the last record that is the end.
+
+        Raises: LogNotFoundError, InvalidLogNameError, LedgerReadError, MetadataError.
+        """
+        log = await self._namespace.open_log(request.log)
+        snapshot = await log.get_snapshot()
+        wanted = [each.wanted for each in request.at]
+        ends = [snapshot.end if isinstance(each, Latest) else each for each in wanted]
+        first, end, *found = await self._namespace.find_places(
+            [(snapshot, each) for each in (snapshot.first, snapshot.end, *ends)]
+        )
+        last = None
+        if end.sequence_id > first.sequence_id:
+            before_end = NotLessThan(RecordField.SEQUENCE_ID, end.sequence_id - 1)
+            (last,) = await self._namespace.find_places([(snapshot, before_end)])
         return {
-            "places": [
-                FoundPlace(str(place.dlsn), place.sequence_id, place.timestamp_ms)
-                for place in places
-            ]
+            "log_id": snapshot.log_id,
+            "first": None if last is None else FoundPlace.of(first),
+            "last": None if last is None else FoundPlace.of(last),
+            "end": FoundPlace.of(end),
+            "positions": [FoundPlace.of(each) for each in found],
         }
 
     async def _reached(

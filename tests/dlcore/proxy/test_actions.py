@@ -130,7 +130,10 @@ def test_health_follows_the_proxy() -> None:
         assert status_of(await check(request)) == health_pb2.HealthCheckResponse.SERVING
         watching = watch(request)
         assert status_of(await watching.read()) == health_pb2.HealthCheckResponse.SERVING
+        here = served.servers[0].location
+        assert await client.act("health") == {"location": here, "serves": True, "logs": 0}
         await client.act("drain")
+        assert await client.act("health") == {"location": here, "serves": False, "logs": 0}
         assert status_of(await watching.read()) == health_pb2.HealthCheckResponse.NOT_SERVING
         assert status_of(await check(request)) == health_pb2.HealthCheckResponse.NOT_SERVING
         other = health_pb2.HealthCheckRequest(service="other")

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
+from dlcore.ids import DLSN
 from dlcore.proxy.reading import planning
 from dlcore.proxy.reading.planning import unpack_snapshots
 from tests.fixtures.memory_namespace import record
@@ -22,6 +23,40 @@ async def fill(served: Proxies) -> tuple[str, Any]:
         for txid in (10, 20, 30):
             await writer.write(record(txid))
     return log.log_id, client
+
+
+def test_positions_of_a_log() -> None:
+    """Its first and last record and its end, and records by what they hold, or the end."""
+
+    async def scenario(served: Proxies) -> None:
+        log_id, client = await fill(served)
+
+        async def positions(log: str, *at: dict[str, Any]) -> tuple[Any, ...]:
+            told = await client.act("positions", log=log, at=at)
+            found = [told["first"], told["last"], told["end"], *told["positions"]]
+            assert told["log_id"] == log_id or log == "empty"
+            return tuple(each and (each["dlsn"], each["sequence_id"]) for each in found)
+
+        first, last, end = ("1:0:0", 0), ("1:2:0", 2), ("1:3:0", 3)
+        assert await positions("a") == (first, last, end)
+        at: list[dict[str, Any]] = [
+            {"txid": 11},
+            {"txid": 31},
+            {"sequence_id": 2},
+            {"time": "2020-01-01T00:00:00Z"},
+        ]
+        found = await positions("a", *at, {"dlsn": "1:1:0"}, {"latest": True})
+        assert found[3:] == (("1:1:0", 1), end, last, first, ("1:1:0", 1), end)
+        log = await served.cluster.namespaces[0].open_log("a")
+        await log.truncate(DLSN(1, 1, 0))
+        assert await positions("a", {"txid": 0}) == (("1:1:0", 1), last, end, ("1:1:0", 1))
+        await served.cluster.namespaces[0].create_log("empty")
+        assert (await positions("empty", {"txid": 5}))[:2] == (None, None)
+        for wrong in ({}, {"txid": 1, "latest": True}):
+            with pytest.raises(grpc.aio.AioRpcError, match="expected one of dlsn, txid, time"):
+                await positions("a", wrong)
+
+    with_proxies("a")(scenario)
 
 
 def test_places_by_any_position() -> None:
