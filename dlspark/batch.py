@@ -32,6 +32,7 @@ from dlspark.reading import (
     require_all,
     require_reached,
     resolve,
+    warn_of_bounds,
 )
 from dlspark.staging import abort_staged, commit_staged, stage_rows
 
@@ -82,6 +83,7 @@ class DlogReader(DataSourceReader):
             for log in logs
         ]
         for log, stretch in zip(logs, stretches, strict=True):
+            warn_of_bounds(stretch.snapshot, stretch.start, stretch.end)
             self._check_loss(starts[log], stretch)
         return plan_read(source, narrow(source, stretches, self._wanted), options)
 

@@ -207,8 +207,8 @@ class ReadOptions:
         table = _Table(options, Use.BATCH_READ, Use.STREAM_READ)
         address = _parse_address(table)
         selection = _parse_selection(table)
-        start = _parse_bound(table, "starting")
-        end = _parse_bound(table, "ending")
+        start = _parse_bound(table, "starting", selection)
+        end = _parse_bound(table, "ending", selection)
         if mode is Mode.STREAM:
             table.refuse(_ends(), "a stream has no end; it is for batch reads")
             start, end = start or Edge.LATEST, None
@@ -220,8 +220,6 @@ class ReadOptions:
         if end is not None:
             _refuse_edge(end, "endingOffsets", Edge.EARLIEST, "a batch would always be empty")
             _check_order(start, end)
-        for key, bound in (("startingOffsets", start), ("endingOffsets", end)):
-            _check_logs_named(key, bound, selection)
         return cls(
             address=address,
             logs=selection,
@@ -445,14 +443,16 @@ def _parse_pattern(key: str, text: str) -> str | None:
     return text
 
 
-def _parse_bound(table: _Table, word: str) -> Bound | None:
+def _parse_bound(table: _Table, word: str, selection: LogSelection) -> Bound | None:
     """Return what the first of the options that say it says; the others are checked too."""
     bounds = [
-        parser(word + key, text)
+        (word + key, parser(word + key, text))
         for key, parser in _BOUNDS.items()
         if (text := table.get(word + key)) is not None
     ]
-    return bounds[0] if bounds else None
+    for key, bound in bounds:
+        _check_logs_named(key, bound, selection)
+    return bounds[0][1] if bounds else None
 
 
 def _ends() -> tuple[str, ...]:
@@ -487,7 +487,7 @@ def _check_pair(where: str, start: Bound, end: Bound) -> None:
         raise ConfigurationError(f"the read{where} would end at {end} before it starts at {start}")
 
 
-def _check_logs_named(key: str, bound: Bound | None, selection: LogSelection) -> None:
+def _check_logs_named(key: str, bound: Bound, selection: LogSelection) -> None:
     if not isinstance(bound, PositionsByLog):
         return
     for log in bound.positions:

@@ -172,6 +172,28 @@ def require_reached(snapshot: LogSnapshot, bound: Bound) -> None:
     )
 
 
+def warn_of_bounds(snapshot: LogSnapshot, start: DLSN, end: DLSN | None = None) -> None:
+    """Tell of bounds that leave nothing to read, where they look like a mistake.
+
+    A start at the log's end is none: what was asked for is not there yet.
+    """
+    if start > snapshot.end:
+        logger.warning(
+            "log %r: the start %s lies beyond its end, %s: nothing is read before it comes there",
+            snapshot.log,
+            start,
+            snapshot.end,
+        )
+    elif end is not None and end < start < snapshot.end:
+        logger.warning(
+            "log %r: nothing is read, because what the options say of its end, %s, lies before "
+            "what they say of its start, %s",
+            snapshot.log,
+            end,
+            start,
+        )
+
+
 def report_losses(losses: Iterable[DataLoss], *, fail: bool) -> None:
     """Raise for the first loss if `fail`, else log each of them as a warning."""
     for loss in losses:

@@ -40,6 +40,7 @@ from dlspark.reading import (
     require_all,
     require_reached,
     resolve,
+    warn_of_bounds,
 )
 from dlspark.sessions import close_shared_namespace
 from dlspark.staging import abort_staged, commit_staged, stage_rows
@@ -98,7 +99,10 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if options.must_reach_start:
                 for snapshot in snapshots.values():
                     require_reached(snapshot, options.start)
-            self._initial = StreamOffset.initial(resolve(self._logs, snapshots, options.start))
+            positions = resolve(self._logs, snapshots, options.start)
+            for log, position in positions.items():
+                warn_of_bounds(snapshots[log], position.dlsn)
+            self._initial = StreamOffset.initial(positions)
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:

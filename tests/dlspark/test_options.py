@@ -353,7 +353,14 @@ def test_limits_of_a_stream() -> None:
         ({"startingOffsetsByTimestamp": "{}"}, ["names no log", "1714564800000"]),
         ({"startingOffsetsByTimestamp": '{"clicks": true}'}, ["log 'clicks' is True"]),
         ({"startingOffsetsByTimestamp": '{"clicks": "x"}'}, ["(log 'clicks')='x'", "ISO-8601"]),
-        ({"startingOffsetsByTimestamp": '{"views": 5}'}, ["'views'", "not selected"]),
+        (
+            {"startingOffsetsByTimestamp": '{"views": 5}'},
+            ["option startingOffsetsByTimestamp names the log 'views'", "not selected"],
+        ),
+        (
+            {"startingTimestamp": "5", "startingOffsets": '{"views": "latest"}'},
+            ["option startingOffsets names the log 'views'", "not selected"],
+        ),
         ({"startingOffsetsByTimestampStrategy": "end"}, ["Strategy='end'", "error or latest"]),
         ({"columns": "txid,txid"}, ["'txid' twice"]),
         ({"columns": " , "}, ["names no column"]),

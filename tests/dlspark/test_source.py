@@ -117,6 +117,27 @@ def test_a_batch_reads_what_its_bounds_say(
         assert bench.read(log=bench.log, **bounds) == list(expected)
 
 
+def test_bounds_that_leave_nothing_to_read_are_told(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An end before the start, each said in its own way; a start where no record is yet."""
+    assert bench.read(log=bench.log, startingTxid="7", endingOffsets="1:2:0") == []
+    (told,) = caplog.messages
+    assert told == (
+        f"log '{bench.log}': nothing is read, because what the options say of its end, 1:2:0, "
+        "lies before what they say of its start, 2:2:0"
+    )
+    assert bench.read(log=bench.log, startingTxid="99", endingOffsets="1:2:0") == []
+    assert len(caplog.messages) == 1
+    assert bench.read(log=bench.log, startingOffsets="2:7:0") == []
+    source = bench.source(log=bench.log, startingOffsets="2:7:0")
+    reader = source.streamReader(source.schema())
+    reader.initialOffset()
+    reader.stop()
+    beyond = f"log '{bench.log}': the start 2:7:0 lies beyond its end, 2:5:0: nothing is read"
+    assert [beyond in message for message in caplog.messages[1:]] == [True, True]
+
+
 def test_positions_by_log_and_logs_by_pattern(bench: Bench) -> None:
     """Each log has its own start; a pattern takes what there is, and must match something."""
     positions = f'{{"{bench.log}": "2:3:0"}}'
