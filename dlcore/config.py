@@ -136,7 +136,8 @@ class LedgerClientConfig:
     speculative_read_delay_s: float = 1.0
     """After this much silence a range read also asks the next replica."""
     pending_bytes_max: int = 64 * MIB
-    """Entry bytes not yet answered by (or given up on) *every* bookie of their write set."""
+    """Entry bytes of all writers together that are not yet answered by (or given up on) *every*
+    bookie of their write set; with more a writer waits, in turn, unless it has none in flight."""
     pending_entries_max: int = 10_000
     read_chunk_bytes: int = 3 * MIB // 2 + MIB // 8
     """Size of one message of a range read, as a hint to the bookie: three full entries of a log,
@@ -176,8 +177,8 @@ class LogConfig:
     owner's session lasts 10 s and a tick of ZooKeeper."""
     pending_bytes_max: int = 128 * MIB
     """With more than this not answered a writer refuses records; who waits for capacity waits for
-    a quarter of it.  The limit of all writers together is `LedgerClientConfig.pending_bytes_max`,
-    for which they wait."""
+    a quarter of it.  What all writers together have sent is bounded by
+    `LedgerClientConfig.pending_bytes_max`, for which they wait in turn."""
     pending_records_max: int = 1_000_000
     """Likewise by the number of records."""
     fail_while_rolling: bool = False

@@ -16,6 +16,7 @@ from dlcore.ledger.placing.health import BookieHealth, Conduct
 from dlcore.ledger.placing.placer import Placer
 from dlcore.ledger.reading.reader import LedgerReader
 from dlcore.ledger.recovering.recovery_driver import recover
+from dlcore.ledger.writing.in_flight import InFlight
 from dlcore.ledger.writing.writer import LedgerWriter
 from dlcore.statistics import WriteStatistics
 
@@ -75,6 +76,9 @@ class LedgerClient:
             else Placer(registry, config=config.placement, health=self._health, rng=rng)
         )
         self._writers: set[LedgerWriter] = set()
+        self._in_flight = InFlight(
+            bytes_max=config.pending_bytes_max, entries_max=config.pending_entries_max
+        )
         self._entries_written = self._bytes_written = 0  # by writers that have ended
         self._recoveries: dict[int, asyncio.Task[LedgerMetadata]] = {}
         self._is_closed = False
@@ -236,6 +240,7 @@ class LedgerClient:
             bookies=self._bookies,
             config=self._config,
             rng=self._rng,
+            in_flight=self._in_flight,
         )
 
     def _require_open(self) -> None:

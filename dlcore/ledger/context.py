@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from dlcore.ledger.metadata.store import LedgerStore
     from dlcore.ledger.placing.placer import Placer
     from dlcore.ledger.port import BookieClient
+    from dlcore.ledger.writing.in_flight import InFlight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,3 +24,4 @@ class LedgerContext:
     bookies: BookieClient
     config: LedgerClientConfig
     rng: random.Random
+    in_flight: InFlight

@@ -445,3 +445,18 @@ def a_member_that_failed_once_gets_nothing_more() -> Iterator[None]:
         patch.object(Conduct, "is_last_hope", lambda *_: False),
     ):
         yield
+
+
+@caught_by("dlcore/ledger/test_in_flight.py::test_all_writers_of_a_client_share_its_limits")
+def writers_do_not_count_what_others_have_in_flight() -> Iterator[None]:
+    """The limits of a client hold for each of its ledgers alone."""
+
+    def alone(self: LedgerWriter) -> bool:
+        limits = self._context.config
+        return (
+            self._appender.pending_bytes < limits.pending_bytes_max
+            and self._appender.pending_count < limits.pending_entries_max
+        )
+
+    with patch.object(LedgerWriter, "_has_capacity", alone):
+        yield

@@ -207,10 +207,16 @@ class Scenario:
         writer.append([body]).add_done_callback(partial(self._on_ack, client, writer))
 
     def _check_bounds(self, client: SimClient, writer: LedgerWriter) -> None:
-        """I9: what a writer has in flight stays within its limits."""
-        size, count = writer._appender.pending_bytes, writer._appender.pending_count
+        """I9: what the writers of a client have in flight stays within its limits.
+
+        A writer that has nothing in flight may append an entry all the same.
+        """
+        appenders = [each._appender for each in client.ledgers._writers]
+        size = sum(each.pending_bytes for each in appenders)
+        count = sum(each.pending_count for each in appenders)
         limits = client.config
-        if size >= limits.pending_bytes_max or count >= limits.pending_entries_max:
+        is_over = size >= limits.pending_bytes_max or count >= limits.pending_entries_max
+        if is_over and writer._appender.pending_count:
             raise InvariantViolatedError(
                 "I9 ResourcesAreBounded",
                 f"{client.name} has {size} bytes in flight of {limits.pending_bytes_max}, "

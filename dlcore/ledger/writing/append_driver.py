@@ -30,6 +30,7 @@ from dlcore.ledger.writing.append import (
     SendAdd,
     StoreMetadata,
 )
+from dlcore.ledger.writing.in_flight import Share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -85,6 +86,7 @@ class AppendDriver:
         self._placer = context.placer
         self._search = ReplacementSearch(context.placer.health.adds)
         self._retry_timer: asyncio.TimerHandle | None = None
+        self.share = Share(context.in_flight, self.notify)
 
     def perform(self, effects: Sequence[Effect]) -> None:
         """Do what the machine asks; answers come back in later turns of the loop."""
@@ -106,6 +108,15 @@ class AppendDriver:
                     self._on_failed(effect.error)
                 case _:
                     assert_never(effect)
+        self._share_changed()
+
+    def _share_changed(self) -> None:
+        # A recovery has its own bounds, and waits for nobody's room.
+        if not self._is_recovery:
+            appender = self.appender
+            self.share.changed(
+                size_bytes=appender.pending_bytes, entry_count=appender.pending_count
+            )
 
     async def wait_until(self, predicate: Callable[[], bool]) -> None:
         """Return once `predicate` holds; it is asked again after every answer and change."""

@@ -177,20 +177,20 @@ class LedgerWriter:
         return None
 
     async def wait_for_capacity(self) -> None:
-        """Return once entries and bytes in flight are below their limits.
+        """Return once what all writers of the client have in flight is below its limits.
 
-        An entry is in flight until its whole write set answered or was given up: a slow third
-        replica does not collect memory without bound.
+        They are let in by turns; one that has nothing in flight may always append an entry.  An
+        entry is in flight until its whole write set answered or was given up: a slow third replica
+        does not collect memory without bound.
         """
-        await self._driver.wait_until(lambda: self._has_capacity() or self._is_over)
+        try:
+            await self._driver.wait_until(lambda: self._has_capacity() or self._is_over)
+        finally:
+            self._driver.share.leave()
         self._raise_if_failed()
 
     def _has_capacity(self) -> bool:
-        config = self._context.config
-        return (
-            self._appender.pending_bytes < config.pending_bytes_max
-            and self._appender.pending_count < config.pending_entries_max
-        )
+        return self._driver.share.may_append()
 
     async def flush(self) -> None:
         """Return once everything appended so far is acknowledged."""

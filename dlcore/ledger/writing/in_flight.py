@@ -1,0 +1,68 @@
+"""What all writers of a client have in flight together, and whose turn it is to add to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class InFlight:
+    """Bounds the entries of all writers that some bookie has not answered.
+
+    Who finds no room stands in line, and nobody passes.  A writer that has nothing in flight may
+    always append one entry: so one whose bookies do not answer holds up no other for good.
+    """
+
+    def __init__(self, *, bytes_max: int, entries_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._entries_max = entries_max
+        self.size_bytes = 0
+        self.entry_count = 0
+        self.line: dict[Share, None] = {}
+
+    @property
+    def has_room(self) -> bool:
+        """Whether both are below their limits."""
+        return self.size_bytes < self._bytes_max and self.entry_count < self._entries_max
+
+    def wake_first(self) -> None:
+        """Let who is first in the line look again."""
+        for first in self.line:
+            first.wake()
+            return
+
+
+class Share:
+    """What one writer has in flight; `wake` makes it ask again whether it may append."""
+
+    def __init__(self, total: InFlight, wake: Callable[[], None]) -> None:
+        self._total = total
+        self._size_bytes = 0
+        self._entry_count = 0
+        self.wake = wake
+
+    def changed(self, *, size_bytes: int, entry_count: int) -> None:
+        """Take note of what it has in flight now."""
+        total = self._total
+        more_bytes, more_entries = size_bytes - self._size_bytes, entry_count - self._entry_count
+        total.size_bytes += more_bytes
+        total.entry_count += more_entries
+        self._size_bytes, self._entry_count = size_bytes, entry_count
+        if more_bytes < 0 or more_entries < 0:
+            total.wake_first()
+
+    def may_append(self) -> bool:
+        """Return whether it may append an entry now; if not, it stands in line from now on."""
+        total = self._total
+        if self._entry_count == 0 or (total.has_room and next(iter(total.line), self) is self):
+            return True
+        total.line.setdefault(self)
+        return False
+
+    def leave(self) -> None:
+        """Stand in line no more, if it did; the next one may look."""
+        if self in self._total.line:
+            del self._total.line[self]
+            self._total.wake_first()
