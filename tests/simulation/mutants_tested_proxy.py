@@ -26,7 +26,7 @@ from dlcore.proxy.writing.owned_log import OwnedLog
 from dlcore.proxy.writing.owner import LogOwner, elsewhere, not_here
 from dlcore.proxy.writing.ownership import Decision, Elsewhere, Ownership, Verdict
 from dlcore.proxy.writing.put import _Stream
-from dlcore.proxy.writing.rates import TokenBucket
+from dlcore.proxy.writing.rates import StreamRates, TokenBucket
 from tests.simulation.mutants_proxy import more_is_acknowledged_than_was_sent
 from tests.simulation.tested import caught_by
 
@@ -77,6 +77,24 @@ def the_window_of_a_stream_is_not_bounded() -> Iterator[None]:
 def a_log_that_stands_still_holds_all_memory() -> Iterator[None]:
     """Who waits for a quorum takes what other logs need."""
     with patch.object(ByteBudget, "_may", lambda *_: True):
+        yield
+
+
+@caught_by(f"{_ROOM}/test_budget.py::test_a_log_and_a_principal_hold_no_more_than_they_may")
+def a_principal_holds_what_it_wants() -> Iterator[None]:
+    """Its limit is forgotten."""
+    with patch.object(ByteBudget, "is_due_to_principal", lambda *_: False):
+        yield
+
+
+@caught_by(f"{_ROOM}/test_rates.py::test_a_stream_to_several_logs_has_one_rate_of_its_own")
+def a_stream_has_a_rate_for_each_of_its_logs() -> Iterator[None]:
+    """What it stages for one counts for no other."""
+
+    def anew(self: StreamRates, log: str) -> StreamRates:
+        return self._rates.join(log, self._principal)
+
+    with patch.object(StreamRates, "to", anew):
         yield
 
 
