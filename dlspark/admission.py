@@ -1,7 +1,7 @@
 """The words in which a version of Spark lets a stream reader tell limits and AvailableNow.
 
 PySpark 4.1 has neither: it asks for the latest offset without saying how much it wants, and makes
-one batch of a `Trigger.AvailableNow`, which limits leave incomplete.
+one batch of `Trigger.AvailableNow` and `Trigger.Once`, which limits leave incomplete.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ __all__ = [
 
 _VERSION = f"PySpark {pyspark.__version__}"
 ADVICE_WITHOUT_ADMISSION = (
-    f"{_VERSION} makes one batch of Trigger.AvailableNow, so with maxRecordsPerTrigger or "
-    "maxBytesPerTrigger it reads one limited batch of what is available and leaves the rest to the "
-    "next run: use PySpark 4.2 or later for several"
+    f"{_VERSION} makes one batch of Trigger.AvailableNow, and tells no source of Trigger.Once: "
+    "with maxRecordsPerTrigger or maxBytesPerTrigger either reads one limited batch of what is "
+    "available and leaves the rest to the next run; leave the limits out, or use PySpark 4.2 or "
+    "later"
 )
 ADVICE_WITHOUT_LAG = (
     f"{_VERSION} lets no source report its latest offset, so how far a query is behind is not "

@@ -195,8 +195,9 @@ OPTIONS = (
         uses=_STREAM_READ,
         values="an integer ≥ 1",
         default="no limit",
-        meaning="The most records of a micro-batch, exactly. Logs share it fairly: none takes more "
-        "than another that has more to give; each that has something gives at least one record.",
+        meaning="The most records of a micro-batch, exactly, or one of each log that has any, "
+        "if those are more. Logs share it fairly: none takes more than another that has more to "
+        "give.",
     ),
     Option(
         name="maxBytesPerTrigger",

@@ -60,6 +60,10 @@ logger = logging.getLogger(__name__)
 REGRESSED_END_DELAYS_S = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 """Waits for records that were readable before and are not now: a bookie may be restarting."""
 
+LOSSES_KEPT_MAX = 10_000
+"""So many losses are known by heart, not to be told twice: deleted logs are met at each look, and
+truncated ranges when their batch is planned again."""
+
 
 class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows logs; every offset says all that its batch needs to be read again.
@@ -83,7 +87,9 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: dict[str, LogPosition] | None = None
         """By log id where a run with Trigger.AvailableNow ends; None for one that goes on."""
         self._last_batch_ns: int | None = None
-        self._counted: set[tuple[str, ...]] = set()
+        self._counted: dict[tuple[str, ...], None] = {}
+        """Losses that were told, those that were met last at the end."""
+        self._losses = 0
         self._skipped_records = 0
         self._is_warned = False
 
@@ -226,7 +232,7 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             logs={log: lag for log, lag in lags.items() if lag.records},
             ends={log: str(snapshot.end) for log, snapshot in self._snapshots.items()},
             skipped_records=self._skipped_records,
-            losses=len(self._counted),
+            losses=self._losses,
         ).to_json()
 
     def _look(self, since: StreamOffset) -> dict[str, LogView | None]:
@@ -344,7 +350,12 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         fail = self._options.fail_on_data_loss
         new = [loss for loss in losses if fail or loss.key not in self._counted]
         report_losses(new, fail=fail)
-        self._counted.update(loss.key for loss in new)
+        for loss in losses:
+            self._counted.pop(loss.key, None)
+            self._counted[loss.key] = None
+        while len(self._counted) > max(LOSSES_KEPT_MAX, len(losses)):
+            del self._counted[next(iter(self._counted))]
+        self._losses += len(new)
         self._skipped_records += sum(loss.records or 0 for loss in new)
 
 

@@ -23,7 +23,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from dlcore.errors import AlreadyTruncatedError
+from dlcore.errors import AlreadyTruncatedError, LogNotFoundError
 from dlcore.ids import DLSN
 from dlspark import reading, stream
 from dlspark.lag import Lag, LagReport
@@ -240,6 +240,47 @@ def test_available_now_over_a_restart_in_the_middle() -> None:
     assert all_of([first, *query.run()], "a") == list(range(50))
 
 
+def test_available_now_goes_on_without_a_log_that_vanishes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It reads the others to their ends, tells of the loss once and ends; or it stops there."""
+    logs = MadeUpLogs(a=snapshot_of((4,)), b=snapshot_of((4,)))
+    query = Query(logs, maxRecordsPerTrigger="20", failOnDataLoss="false")
+    strict = Query(logs, maxRecordsPerTrigger="20")
+    for each in (query, strict):
+        each.reader.prepareForTriggerAvailableNow()
+    batches = [query.batch()]
+    strict.batch()
+    logs.logs["b"] = None
+    with caplog.at_level(logging.WARNING):
+        batches += query.run()
+    assert all_of(batches, "a") == list(range(40))
+    assert all_of(batches, "b") == list(range(10))
+    assert caplog.text.count("log 'b': it was deleted") == 1
+    with pytest.raises(LogNotFoundError, match=r"'b': it was deleted.*failOnDataLoss"):
+        strict.batch()
+
+
+def test_losses_are_told_once_and_not_kept_for_ever(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That of a deleted log, which is met at each look, and those of one that loses ever more."""
+    monkeypatch.setattr(stream, "LOSSES_KEPT_MAX", 3)
+    logs = MadeUpLogs(a=snapshot_of((1,)), b=snapshot_of((1,)))
+    query = Query(logs, failOnDataLoss="false")
+    query.batch()
+    logs.logs["b"] = None
+    with caplog.at_level(logging.WARNING):
+        for number in range(1, 6):
+            whole = snapshot_of((1 + 2 * number,))
+            logs.logs["a"] = replace(whole, first=DLSN(1, 2 * number, 0))
+            query.batch()
+    assert caplog.text.count("log 'b': it was deleted") == 1
+    assert caplog.text.count("log 'a': records from") == 5
+    assert (query.lag().skipped_records, query.lag().losses) == (50, 6)
+    assert len(query.reader._counted) == 3
+
+
 def test_available_now_leaves_a_recreated_log_for_the_next_run(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -332,4 +373,5 @@ def test_older_spark_limits_batches_and_warns_once(
     with caplog.at_level(logging.WARNING):
         ends = [query.reader.latestOffset()["seq"]["a"] for _ in range(4)]
     assert ends == [15, 30, 40, 40]
-    assert caplog.text.count("use PySpark 4.2") == 1
+    assert caplog.text.count("or use PySpark 4.2") == 1
+    assert "Trigger.Once" in caplog.text
