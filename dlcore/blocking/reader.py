@@ -79,6 +79,8 @@ class RowsTwin(Blocking, Generic[_Rows, _Record]):
     def batches(self, *, follow: bool = False) -> Iterator[pa.RecordBatch]:
         """Yield Arrow batches as `read_batch` returns them; ends as `records` does.
 
+        With `follow` it waits as long as it takes: `read_batch(timeout_s=…)` has a deadline.
+
         Raises: as `read_next`, but for EndOfStreamError.
         """
         while (rows := self._next_rows(follow=follow)) is not None:
@@ -123,12 +125,14 @@ class RowsTwin(Blocking, Generic[_Rows, _Record]):
                     raise
         return take_records(self._rows, count)
 
-    def read_batch(self) -> pa.RecordBatch | None:
+    def read_batch(self, *, timeout_s: float | None = None) -> pa.RecordBatch | None:
         """Return the rest of the current entry as Arrow, or None when caught up.
+
+        With `timeout_s` wait for one, and return None only when so much time is over.
 
         Raises: as `read_next`.
         """
-        rows = self._fill(until_caught_up=True)
+        rows = self._fill(until_caught_up=timeout_s is None, timeout_s=timeout_s)
         return None if rows is None else rows.take_batch()
 
     def _next_rows(self, *, follow: bool) -> _Rows | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import time
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -24,7 +25,7 @@ from dlcore.blocking.portal import Portal
 from dlcore.blocking.reader import LogReader
 from dlcore.blocking.stream import AppendOnlyStreamReader
 from dlcore.blocking.watch import LogWatch
-from dlcore.errors import DLError, LedgerReadError
+from dlcore.errors import DLError, EndOfStreamError, LedgerReadError, SchemaMismatchError
 from dlcore.log.reading.rows import EntryRows
 from tests.fixtures.aio import until
 from tests.fixtures.lengths import sample
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from dlcore.log.manager import DistributedLogManager
     from dlcore.log.reading.reader import AsyncLogReader
     from dlcore.log.streams import AsyncAppendOnlyStreamReader
+    from dlcore.log.writing.writer import AsyncLogWriter
     from dlcore.records import LogRecordWithDLSN
 
 TURNS = sample(range(60), 12)
@@ -336,6 +338,38 @@ def test_an_interrupted_read_loses_and_repeats_nothing(
     found = interrupt(portal, lambda: [each] if (each := reader.read_next()) else [])
     assert found == wanted
     reader.close()
+
+
+def test_a_typed_log_is_followed_with_a_deadline(portal: Portal, cluster: MemoryCluster) -> None:
+    """For a batch; there are no records."""
+
+    async def open_typed() -> tuple[AsyncLogReader, AsyncLogWriter]:
+        namespace = cluster.namespaces[0]
+        await namespace.create_log("typed", schema=pa.schema({"x": pa.int64()}))
+        log = await namespace.open_log("typed")
+        return await log.open_reader(), await log.open_writer()
+
+    async def write(batch: pa.RecordBatch) -> None:
+        await asyncio.sleep(0.05)
+        await writer.write_batch(batch)
+
+    twin, writer = portal.call(open_typed())
+    with LogReader(portal, twin) as reader:
+        assert reader.read_batch() is None
+        began = time.monotonic()
+        assert reader.read_batch(timeout_s=0.1) is None
+        assert time.monotonic() - began >= 0.1
+        writing = portal.submit(write(pa.record_batch({"x": [1, 2]})))
+        found = reader.read_batch(timeout_s=30)
+        assert found is not None
+        assert found.column("x").to_pylist() == [1, 2]
+        writing.result()
+        with pytest.raises(SchemaMismatchError, match="use read_batch"):
+            reader.read_bulk(1, timeout_s=30)
+        portal.call(writer.mark_end_of_stream())
+        with pytest.raises(EndOfStreamError):
+            reader.read_batch(timeout_s=30)
+    portal.call(writer.aclose())
 
 
 def test_an_interrupt_while_records_are_made_takes_none(
