@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dlcore.config import ENTRY_SIZE_BYTES_MAX, MIB, require, require_not_negative, require_positive
+from dlcore.config import (
+    ENTRY_SIZE_BYTES_MAX,
+    MIB,
+    checked,
+    require,
+    require_not_negative,
+    require_positive,
+)
 
 
+@checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpaceConfig:
     """When a filling disk makes the bookie read-only, and when it writes again."""
@@ -48,6 +56,7 @@ class SpaceConfig:
         require_positive(self, "check_interval_s")
 
 
+@checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GarbageConfig:
     """How sure the bookie must be before it drops a deleted ledger's data."""
@@ -81,6 +90,7 @@ class GarbageConfig:
         require_not_negative(self, "brake_count")
 
 
+@checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionConfig:
     """When what is left in a mostly dead file is moved, and how fast."""
@@ -102,6 +112,7 @@ class CompactionConfig:
         require_not_negative(self, "floor_bytes")
 
 
+@checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrubConfig:
     """How fast everything stored is read for damage."""
@@ -113,6 +124,7 @@ class ScrubConfig:
         require_positive(self, "bytes_per_second")
 
 
+@checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageConfig:
     """Limits of the entry log; the defaults bound a bookie's memory to well under 300 MB."""

@@ -21,7 +21,14 @@ from bookie.config import (
     SpaceConfig,
     StorageConfig,
 )
-from dlcore.config import DEFAULT_RACK, ENTRY_SIZE_BYTES_MAX, MIB, require, require_positive
+from dlcore.config import (
+    DEFAULT_RACK,
+    ENTRY_SIZE_BYTES_MAX,
+    MIB,
+    checked,
+    require,
+    require_positive,
+)
 from dlcore.errors import ConfigurationError
 from dlcore.metadata.paths import parse_uri
 from dlcore.settings import KINDS, Option, field_texts, parse_value, require_log_level
@@ -37,6 +44,7 @@ _CHANGING = re.compile("(garbage|compact|scrub)_.*|drain_timeout_s|log_level")
 _ANY_HOST = ("", "0.0.0.0", "::", "[::]")
 
 
+@checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BookieConfig:
     """One bookie process."""

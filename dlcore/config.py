@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import cache, wraps
+from numbers import Integral, Real
+from types import UnionType
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -13,6 +16,14 @@ from dlcore.errors import ConfigurationError, LogModeError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_Model = TypeVar("_Model")
+_KINDS: dict[object, tuple[type, str]] = {
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
+    str: (str, "text"),
+    bool: (bool, "True or False"),
+    type(None): (type(None), "None"),
+}
 MIB = 1024 * 1024
 RECORD_SIZE_BYTES_MAX = MIB - 8 * 1024
 """Largest payload of one record, DistributedLog's own limit (distributedlog.md section 3.2)."""
@@ -41,7 +52,64 @@ def require_not_negative(config: object, *keys: str) -> None:
         require(condition=value >= 0, key=key, value=value, rule="expected a number >= 0")
 
 
-class QuorumConfig(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+def check_values(model: type, values: Mapping[str, object]) -> None:
+    """Refuse keys that a configuration does not have, and values of the wrong kind.
+
+    Raises:
+        ConfigurationError: it names the key, the value, and what would be right.
+    """
+    hints = _hints_of(model) if values else {}
+    for key, value in values.items():
+        require(
+            condition=key in hints,
+            key=key,
+            value=value,
+            rule=f"{model.__name__} has {', '.join(hints)}",
+        )
+        kinds = get_args(hints[key]) if isinstance(hints[key], UnionType) else (hints[key],)
+        expected = [_KINDS.get(kind, (get_origin(kind) or kind, kind.__name__)) for kind in kinds]
+        require(
+            condition=any(_is_of(value, kind) for kind, _ in expected),
+            key=key,
+            value=value,
+            rule=f"expected {' or '.join(name for _, name in expected)}",
+        )
+
+
+@cache
+def _hints_of(model: type) -> dict[str, Any]:
+    return get_type_hints(model)
+
+
+def _is_of(value: object, kind: type) -> bool:
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
+def checked(model: type[_Model]) -> type[_Model]:
+    """Let a dataclass refuse wrong keys and values when it is built, by `check_values`."""
+    changed: Any = model
+    build = changed.__init__
+
+    @wraps(build)
+    def build_checked(self: _Model, /, **values: object) -> None:
+        check_values(model, values)
+        build(self, **values)
+
+    changed.__init__ = build_checked
+    return model
+
+
+class _CheckedStruct(type(msgspec.Struct)):  # type: ignore[misc]
+    """The same for a struct; what is decoded is checked by msgspec."""
+
+    def __call__(cls, *arguments: object, **values: object) -> Any:
+        check_values(cls, values)
+        return super().__call__(*arguments, **values)
+
+
+class QuorumConfig(
+    msgspec.Struct, metaclass=_CheckedStruct, frozen=True, kw_only=True, array_like=True
+):
     """E, Qw and Qa of a ledger; E >= Qw >= Qa >= 1.  Stored in this order.
 
     Acknowledged entries survive the loss of Qa - 1 bookies.
@@ -78,6 +146,7 @@ DEFAULT_RACK = "/default-rack"
 """The rack of a bookie that names none."""
 
 
+@checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementConfig:
     """How a client spreads ensembles over racks."""
@@ -96,6 +165,7 @@ class PlacementConfig:
         )
 
 
+@checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuarantineConfig:
     """When a client stops choosing a bookie that fails, and for how long."""
@@ -125,6 +195,7 @@ class QuarantineConfig:
         )
 
 
+@checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerClientConfig:
     """How the ledger client talks to bookies."""
@@ -139,11 +210,14 @@ class LedgerClientConfig:
     """Entry bytes of all writers together that are not yet answered by (or given up on) *every*
     bookie of their write set; with more a writer waits, in turn, unless it has none in flight."""
     pending_entries_max: int = 10_000
+    """Likewise by the number of entries."""
     read_chunk_bytes: int = 3 * MIB // 2 + MIB // 8
     """Size of one message of a range read, as a hint to the bookie: three full entries of a log,
     with their headers, or many small ones."""
     placement: PlacementConfig = PlacementConfig()
+    """How ensembles are spread over racks."""
     quarantine: QuarantineConfig = QuarantineConfig()
+    """When a bookie that fails is not chosen any more, and for how long."""
 
     def __post_init__(self) -> None:
         require_positive(
@@ -157,11 +231,13 @@ class LedgerClientConfig:
         )
 
 
+@checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
     """How a log is written and read; what is set at creation is stored with the log."""
 
     quorum: QuorumConfig = DEFAULT_QUORUM
+    """How many bookies hold a segment, an entry, and an acknowledged entry: E, Qw and Qa."""
     entry_bytes: int = 512 * 1024
     """Target size of a full entry; small writes are sent at once when nothing is in flight."""
     segment_bytes_max: int = 256 * MIB
@@ -231,7 +307,9 @@ class LogConfig:
         require_not_negative(self, "lock_timeout_s", "flush_interval_s", "buffer_bytes")
 
 
-class LogSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class LogSettings(
+    msgspec.Struct, metaclass=_CheckedStruct, frozen=True, kw_only=True, omit_defaults=True
+):
     """What is stored with one log, and holds for everybody who writes it.  May change at any time.
 
     A running writer takes a change over as soon as it learns of it.
@@ -299,17 +377,8 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         Raises:
             ConfigurationError: there is no such setting, or it cannot have that value.
         """
-        for key in values:
-            require(
-                condition=key in cls.__struct_fields__,
-                key=key,
-                value=values[key],
-                rule=f"a log has the settings {', '.join(cls.__struct_fields__)}",
-            )
-        try:
-            return msgspec.convert(dict(values), cls)
-        except msgspec.ValidationError as error:
-            raise ConfigurationError(f"a log's settings {dict(values)!r}: {error}") from error
+        check_values(cls, values)
+        return msgspec.convert(dict(values), cls)
 
 
 SESSION_TIMEOUT_S = 10.0

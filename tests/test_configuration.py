@@ -6,41 +6,93 @@ all settings is true.  Method: files and variables of each test's own, and the p
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bookie.__main__ import _parser, _read_config
-from bookie.server_config import bookie_options
 from dlcore.cli.app import EXIT_USAGE, run
-from dlcore.cli.autorecovery import autorecovery_options
-from dlcore.cli.context import DLOG_OPTIONS
-from dlcore.config import LedgerClientConfig, LogConfig, LogSettings
+from dlcore.config import LogConfig, LogSettings, QuorumConfig
 from dlcore.errors import ConfigurationError
 from dlcore.settings import Option, field_texts, read_settings, variable_of
-from tests.fixtures.configuration_page import page
+from tests.fixtures.configuration_page import MODELS, PROGRAMS, page
 
+ROOT = Path(__file__).resolve().parent.parent
 URI = "distributedlog://127.0.0.1:1/dlog"
 OPTIONS = {"port": Option(int, 0, "A port."), "name": Option(str, None, "A name.")}
 
 
 def test_the_page_is_that_of_the_code() -> None:
     """`make docs` was run after the last change."""
-    shown = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
+    shown = ROOT / "docs" / "configuration.md"
     assert shown.read_text(encoding="utf-8") == page()
 
 
 def test_every_setting_is_explained() -> None:
-    """In words, and each once."""
-    for options in (DLOG_OPTIONS, bookie_options(), autorecovery_options()):
-        assert all(option.text for option in options.values())
-    for model in (LogSettings, LogConfig, LedgerClientConfig):
-        assert field_texts(model).keys() <= set(model.__annotations__)
-        missing = set(model.__annotations__) - field_texts(model).keys()
-        assert missing <= {"quorum", "pending_entries_max", "placement", "quarantine"}, model
+    """In words."""
+    for options in PROGRAMS.values():
+        assert [key for key, option in options.items() if not option.text] == []
+    for model in (LogSettings, *MODELS):
+        assert field_texts(model).keys() == set(model.__annotations__), model
+
+
+def test_every_configuration_is_on_the_page() -> None:
+    """Whoever writes another one is told here: as a program's table, or as a model in Python."""
+    known = {"QuorumConfig", "LogSettings", *(model.__name__ for model in MODELS)}
+    known |= {"StorageConfig", "SpaceConfig", "GarbageConfig", "CompactionConfig", "ScrubConfig"}
+    known |= {"BookieConfig", "ProxyConfig"}
+    found = {
+        name
+        for package in ("dlcore", "bookie", "dlspark")
+        for path in (ROOT / package).rglob("*.py")
+        for name in re.findall(r"^class ([A-Z]\w*(?:Config|Policy))\b", path.read_text(), re.M)
+    }
+    assert found | {"LogSettings"} == known
+
+
+@pytest.mark.parametrize("model", [QuorumConfig, LogSettings, *MODELS])
+def test_wrong_keys_and_values_are_named_when_a_configuration_is_built(model: type) -> None:
+    """With the keys that there are, or with what would be right."""
+    name, *_ = model.__annotations__
+    with pytest.raises(ConfigurationError, match=rf"colour=1: {model.__name__} has {name}\b"):
+        model(colour=1)
+    for key in model.__annotations__:
+        others: tuple[Any, ...] = (True, None, "5", 5)
+        for value in others:
+            with contextlib.suppress(ConfigurationError):  # nothing else
+                model(**{key: value})
+        with pytest.raises(ConfigurationError, match=rf"^{key}=\[\]: expected "):
+            model(**{key: []})
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"entry_bytes": "5"}, "entry_bytes='5': expected a whole number"),
+        ({"entry_bytes": 5.0}, "entry_bytes=5.0: expected a whole number"),
+        ({"entry_bytes": True}, "entry_bytes=True: expected a whole number"),
+        ({"lock_timeout_s": None}, "lock_timeout_s=None: expected a number"),
+        ({"lock_enabled": 1}, "lock_enabled=1: expected True or False"),
+        ({"compression": 3}, "compression=3: expected text"),
+        ({"quorum": "3/3/2"}, "quorum='3/3/2': expected QuorumConfig"),
+    ],
+)
+def test_values_of_the_wrong_kind(values: dict[str, Any], told: str) -> None:
+    """None is taken for another one, but a whole number for any number."""
+    with pytest.raises(ConfigurationError, match=told):
+        LogConfig(**values)
+    with pytest.raises(ConfigurationError, match=told):
+        replace(LogConfig(), **values)
+    assert LogConfig(lock_timeout_s=5, entry_bytes=5).lock_timeout_s == 5
+    with pytest.raises(ConfigurationError, match="retention_s='x': expected a number or None"):
+        LogSettings(retention_s="x")  # type: ignore[arg-type]
 
 
 def settings(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlcore.config import MIB, require_not_negative, require_positive
+from dlcore.config import MIB, checked, require_not_negative, require_positive
 
 
+@checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoRecoveryConfig:
     """When a bookie counts as lost, how often is looked, how much is done at a time."""
@@ -32,6 +33,7 @@ class AutoRecoveryConfig:
     retry_pause_s: float = 5.0
     """Before a ledger that could not be repaired is tried again; doubles up to the maximum."""
     retry_pause_s_max: float = 300.0
+    """The longest of these pauses."""
 
     def __post_init__(self) -> None:
         require_not_negative(self, "lost_bookie_delay_s", "open_ledger_grace_s")

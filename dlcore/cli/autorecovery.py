@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -43,6 +44,8 @@ _OF_UPKEEP = {
     "upkeep_interval_s": "poll_interval_s",
     "sweep_interval_s": "sweep_interval_s",
     "merged_grace_s": "merged_grace_s",
+    "leftovers_age_s": "leftovers_age_s",
+    "commits_age_s": "commits_age_s",
 }
 """Settings that belong to the upkeep of logs, and their fields."""
 
@@ -53,10 +56,15 @@ def autorecovery_group() -> None:
     """Make lost replicas again: run the service, look at it, pause it."""
 
 
-def _seconds(flag: str, default: float, text: str) -> Callable[[_Command], _Command]:
+def _number(
+    flag: str, default: float, text: str, metavar: str = "NUMBER"
+) -> Callable[[_Command], _Command]:
     return click.option(
-        flag, type=float, default=default, show_default=True, metavar="SECONDS", help=text
+        flag, type=type(default), default=default, show_default=True, metavar=metavar, help=text
     )
+
+
+_seconds = partial(_number, metavar="SECONDS")
 
 
 @autorecovery_group.command("run", epilog="Example: dlog autorecovery run")
@@ -76,6 +84,15 @@ def _seconds(flag: str, default: float, text: str) -> Callable[[_Command], _Comm
 )
 @_seconds("--poll-interval-s", _DEFAULTS.poll_interval_s, "How often a worker looks for work.")
 @_seconds("--retry-pause-s", _DEFAULTS.retry_pause_s, "Before a failed repair is tried again.")
+@_seconds("--retry-pause-s-max", _DEFAULTS.retry_pause_s_max, "The pause doubles, up to this.")
+@_number("--check-ledgers-per-s", _DEFAULTS.check_ledgers_per_s, "Pace of the full replica check.")
+@_number("--ledgers-at-once", _DEFAULTS.ledgers_at_once, "Ledgers repaired at the same time.")
+@_number(
+    "--copy-bytes-in-flight",
+    _DEFAULTS.copy_bytes_in_flight,
+    "Bytes of one ledger that are sent to its new place and not yet answered.",
+    "BYTES",
+)
 @_seconds(
     "--upkeep-interval-s",
     _UPKEEP.poll_interval_s,
@@ -91,12 +108,21 @@ def _seconds(flag: str, default: float, text: str) -> Callable[[_Command], _Comm
     _UPKEEP.merged_grace_s,
     "How long the old ledgers of merged extents stay.",
 )
-@click.option(
+@_seconds(
+    "--leftovers-age-s",
+    _UPKEEP.leftovers_age_s,
+    "How old what a dead process staged must be to go.",
+)
+@_seconds(
+    "--commits-age-s",
+    _UPKEEP.commits_age_s,
+    "How old the record of a commit must be to go: a replay that is older is not recognised.",
+)
+@_number(
     "--copy-bytes-per-s",
-    type=float,
-    default=_DEFAULTS.copy_bytes_per_s,
-    show_default=True,
-    help="Pace of copying, of repairs; merging takes half of it.",
+    _DEFAULTS.copy_bytes_per_s,
+    "Pace of copying, of repairs; merging takes half of it.",
+    "BYTES",
 )
 @click.option(
     "--log-level",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from dlcore.config import MIB, require, require_not_negative, require_positive
+from dlcore.config import MIB, checked, require, require_not_negative, require_positive
 from dlcore.settings import Option, field_texts, require_log_level
 
 _EVERYWHERE = ("0.0.0.0", "::", "[::]")
@@ -27,6 +27,7 @@ def address_of(host: str, port: int) -> str:
     return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
 
 
+@checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyConfig:
     """Where a proxy serves, and what bounds it."""

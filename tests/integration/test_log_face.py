@@ -28,7 +28,7 @@ def test_settings_of_a_log(namespace_uri: str) -> None:
                 writer.write(LogRecord(2, b"y" * 88))
                 writer.flush()
         assert log.get_settings() == LogSettings(entry_bytes=200, segment_bytes_max=400)
-        with pytest.raises(ConfigurationError, match="a log has the settings entry_bytes"):
+        with pytest.raises(ConfigurationError, match="LogSettings has entry_bytes"):
             log.update_settings(colour="red")
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from dlcore.config import MIB, require, require_not_negative, require_positive
+from dlcore.config import MIB, checked, require, require_not_negative, require_positive
 
 _DAY_S = 24 * 3600.0
 ENTRY_WEIGHT = 1024
 """What an entry costs a reader beside its bytes, in bytes that it could have read meanwhile."""
 
 
+@checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergePolicy:
     """What is small, and how much is merged in one step."""
@@ -20,9 +21,12 @@ class MergePolicy:
     fan_in: int = 16
     """A merged extent weighs at least so many times what the heaviest of its parts weighed."""
     run_weight_max: int = 64 * MIB
+    """What is merged into one extent weighs at most so much."""
     run_extents_max: int = 4_096
+    """Extents that are merged into one, at most."""
     run_ledgers_max: int = 500
-    """Each has a registration, which is written when the log gives up extents of it."""
+    """Ledgers that these may lie in: each has a registration, which is written when the log gives
+    up extents of it."""
 
     def __post_init__(self) -> None:
         for key, least in (
@@ -38,6 +42,7 @@ class MergePolicy:
             )
 
 
+@checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpkeepConfig:
     """How often is looked, how much is done at a time, and what counts as old."""
@@ -56,7 +61,8 @@ class UpkeepConfig:
     """What a dead process staged under an identity that never came back goes at this age."""
     commits_age_s: float = 90 * _DAY_S
     """Records of commits go at this age: a replay that is older is not recognised."""
-    policy: MergePolicy = field(default_factory=MergePolicy)
+    policy: MergePolicy = MergePolicy()
+    """What is small, and how much is merged in one step."""
 
     def __post_init__(self) -> None:
         require_positive(
