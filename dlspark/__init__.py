@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from dlcore.clock import SystemClock
+from dlcore.errors import ConfigurationError
 from dlspark.commit import THREAD_PROPERTY
 from dlspark.plotting import follow_progress, plot_progress
 from dlspark.progress import ProgressListener
@@ -48,8 +49,18 @@ def in_batch(
     need an order, and calls have none, whichever comes first.  In a thread that Spark was told
     nothing of there is neither a session, and with it no ``format("dlog")``, nor the micro-batch,
     without which a write is not exactly-once.
+
+    Raises:
+        ConfigurationError: the session is one of Spark Connect.  Threads need nothing there: every
+            write within a micro-batch has a ``txnAppId`` of its own, and the batch id as
+            ``txnVersion``.
     """
-    jvm: Any = session._jvm
+    jvm: Any = getattr(session, "_jvm", None)
+    if jvm is None:
+        raise ConfigurationError(
+            "in_batch is for classic sessions. Over Spark Connect call the function itself, in any "
+            "thread, and give each write a txnAppId of its own and the batch id as txnVersion"
+        )
     clock, context = SystemClock(), session.sparkContext._jsc.sc()
     properties = context.getLocalProperties().clone()
 

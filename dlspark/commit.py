@@ -9,6 +9,10 @@ of it happens in, which Spark numbers, and which no user sets.
 
 A batch write appends under the user's ``txnAppId``, target and ``txnVersion`` where given, else
 under a token of its own.
+
+Over Spark Connect the function of ``foreachBatch`` is a client of the server's, and its writes know
+nothing of the micro-batch.  Without a ``txnAppId`` they are refused, as far as they can be told
+from others: by the session that PySpark 4.3 copies for it, by the written plan before.
 """
 
 from __future__ import annotations
@@ -38,6 +42,13 @@ THREAD_PROPERTY = "dlog.thread"
 """In a thread that runs `dlspark.in_batch`: which call of it this is."""
 STREAM_SESSION_PROPERTY = "spark.sql.streaming.internal.stateStore.partitions"
 """Spark sets it in the session that it copies for a streaming query, and nowhere else."""
+CALL_SITE_PROPERTY = "callSite.long"
+"""Spark Connect keeps the whole request of its client there, as text."""
+CONNECT_OPERATION_PROPERTY = "spark.connect.operation_id"
+"""Set by Spark Connect from PySpark 4.3 on, where ``foreachBatch`` has a copied session."""
+_CONNECT_REQUEST = 'session_id: "'
+_SERVER_FRAME = "cached_remote_relation {"
+"""In a request: a DataFrame that the server keeps, as it does the rows of a micro-batch."""
 TASK_PROPERTIES = (
     QUERY_ID_PROPERTY,
     BATCH_ID_PROPERTY,
@@ -45,6 +56,8 @@ TASK_PROPERTIES = (
     *APPLICATION_PROPERTIES,
     THREAD_PROPERTY,
     STREAM_SESSION_PROPERTY,
+    CALL_SITE_PROPERTY,
+    CONNECT_OPERATION_PROPERTY,
 )
 _IDENTITY_BYTES_MAX = 200
 _ANY_LOG = "<column>"
@@ -109,8 +122,8 @@ def batch_identity(
     """Return the identity of a batch write; `token` is unique to the write.
 
     Raises:
-        ConfigurationError: it is a write of a micro-batch's rows in a thread that does not know
-            which micro-batch; repeated, it would write twice.
+        ConfigurationError: it is a write of a micro-batch's rows over Spark Connect, or in a
+            thread, that does not know which micro-batch; repeated, it would write twice.
     """
     transaction = options.transaction
     if properties.get(QUERY_ID_PROPERTY):
@@ -128,7 +141,10 @@ def batch_identity(
         return _stream_identity(options, query_id, batch_id, run="/".join(run), thread=thread)
     if transaction is not None:
         return _transaction_identity(transaction, options.log)
-    if properties.get(STREAM_SESSION_PROPERTY):
+    request = properties.get(CALL_SITE_PROPERTY) or ""
+    if request.startswith(_CONNECT_REQUEST):
+        _refuse_unknown_batch(properties, request)
+    elif properties.get(STREAM_SESSION_PROPERTY):
         raise ConfigurationError(
             "rows of a micro-batch are written in a thread that does not know of which: the write "
             "could not be recognised when the batch is repeated. Write in the function that "
@@ -137,6 +153,20 @@ def batch_identity(
             "txnVersion"
         )
     return AppendIdentity(identity=f"write:{token}", version=0, is_unique=True)
+
+
+def _refuse_unknown_batch(properties: Mapping[str, str | None], request: str) -> None:
+    if properties.get(STREAM_SESSION_PROPERTY):
+        what = "rows of a micro-batch are written"
+    elif _SERVER_FRAME in request and not properties.get(CONNECT_OPERATION_PROPERTY):
+        what = "rows of a micro-batch, or of a checkpoint, are written"
+    else:
+        return
+    raise ConfigurationError(
+        f"{what} over Spark Connect, which does not tell of which batch: the write could not be "
+        "recognised when the batch is repeated. Give it a txnAppId of its own and the batch id as "
+        "txnVersion"
+    )
 
 
 def _transaction_identity(

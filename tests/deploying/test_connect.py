@@ -23,12 +23,15 @@ pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.timeout(60
 SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 TESTS_S = 500
 CORE = (
-    "test_errors.py::test_wrong_read_option_at_load",
     "test_errors.py",
+    "test_foreach_batch.py",
     "test_progress.py",
     "test_sql.py::test_insert_overwrite",
     "test_batch_write.py::test_rows_go_in_order_of_partitions",
     "test_limited_streams.py::test_columns_of_a_batch",
+    "test_pushdown.py",
+    "test_typed_logs.py::test_every_type_there_and_back",
+    "test_typed_logs.py::test_metadata_and_columns",
     "test_batch_read.py::test_lists_and_patterns",
     "test_stream_write.py::test_stream_over_restarts",
 )
@@ -36,7 +39,8 @@ CORE = (
 
 @pytest.mark.prove  # what it runs again is tested in a classic session
 def test_the_core_against_a_connect_server(tmp_path: Path) -> None:
-    """Batch and stream, reading and writing, refused options, and the listener of progresses."""
+    """Batch and stream, reading and writing, bytes and types, filters, `Trigger.AvailableNow`,
+    repeated batches of `foreachBatch`, refused options, and the listener of progresses."""
     port = free_ports(1)
     settings = settings_in(tmp_path) | {"spark.connect.grpc.binding.port": str(port)}
     del settings["spark.log.level"]  # it tells that it has started on the level below
@@ -58,6 +62,7 @@ def test_the_core_against_a_connect_server(tmp_path: Path) -> None:
         done = subprocess.run(
             [
                 *(sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"),
+                "--full",
                 *(str(ROOT / "tests" / "spark" / name) for name in CORE),
             ],
             env={**environment, "SPARK_REMOTE": f"sc://127.0.0.1:{port}"},

@@ -15,9 +15,12 @@ from pyspark.sql.datasource import WriterCommitMessage
 from dlcore import SharedStaging
 from dlcore.errors import ConfigurationError, UnexpectedError
 from dlcore.log.staging.append import check_identity
+from dlspark import in_batch
 from dlspark.commit import (
     APPLICATION_PROPERTIES,
     BATCH_ID_PROPERTY,
+    CALL_SITE_PROPERTY,
+    CONNECT_OPERATION_PROPERTY,
     EXECUTION_PROPERTY,
     QUERY_ID_PROPERTY,
     STREAM_SESSION_PROPERTY,
@@ -80,6 +83,42 @@ def test_rows_of_a_batch_in_a_thread_of_no_batch_are_refused() -> None:
         batch_identity(OPTIONS, properties, token="a")
     named = replace(OPTIONS, transaction=Transaction(app_id="job", version=4))
     assert batch_identity(named, properties, token="a").identity == "txn:job>clicks"
+
+
+REQUEST = 'session_id: "a"\nplan {\n  command {\n    write_operation {\n      input {\n        '
+OF_A_BATCH = {CALL_SITE_PROPERTY: REQUEST + "cached_remote_relation {\n"}
+OVER_CONNECT = {CALL_SITE_PROPERTY: REQUEST + "range {\n"}
+OF_SPARK_4_3 = {CONNECT_OPERATION_PROPERTY: "b"}
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [OF_A_BATCH, OVER_CONNECT | OF_SPARK_4_3 | {STREAM_SESSION_PROPERTY: "2"}],
+    ids=["4.1, 4.2", "4.3"],
+)
+def test_rows_of_a_batch_over_connect_are_refused(properties: dict[str, str]) -> None:
+    """No thread knows of the batch there; what works is an identity of the user's own."""
+    with pytest.raises(ConfigurationError, match=r"Spark Connect.*txnAppId") as caught:
+        batch_identity(OPTIONS, OUTSIDE | properties, token="a")
+    assert "in_batch" not in str(caught.value)
+    named = replace(OPTIONS, transaction=Transaction(app_id="job", version=4))
+    assert batch_identity(named, OUTSIDE | properties, token="a").identity == "txn:job>clicks"
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [OVER_CONNECT, OVER_CONNECT | OF_SPARK_4_3, OF_A_BATCH | OF_SPARK_4_3],
+    ids=["4.1, 4.2", "4.3", "4.3, of a checkpoint"],
+)
+def test_plain_writes_over_connect(properties: dict[str, str]) -> None:
+    """They are as elsewhere, also where the server keeps their rows, if that is all."""
+    assert batch_identity(OPTIONS, OUTSIDE | properties, token="a").is_unique
+
+
+def test_in_batch_says_that_connect_has_no_need_of_it() -> None:
+    """Instead of Spark's own error, which speaks of an attribute."""
+    with pytest.raises(ConfigurationError, match=r"Spark Connect.*txnAppId"):
+        in_batch(print, cast("Any", object()))
 
 
 def test_plain_write_has_an_identity_of_its_own() -> None:

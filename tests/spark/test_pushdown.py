@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fixtures.lengths import sample
+from tests.fixtures.spark import count_partitions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,8 +47,5 @@ def test_filters_with_the_setting_on_and_off(logs: LogBench, pushdown: bool) -> 
     ]:
         found = frame.where(condition)
         assert [row.txid for row in found.collect()] == expected, condition
-        if pushdown:
-            assert found.rdd.getNumPartitions() == max(parts, 1), condition
-        else:
-            assert found.rdd.getNumPartitions() == 4, condition
+        assert count_partitions(found) == (max(parts, 1) if pushdown else 4), condition
     assert frame.count() == 40

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
-from tests.fixtures.spark import message_of
+from tests.fixtures.spark import count_partitions, message_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -118,7 +118,7 @@ def test_metadata_and_columns(typed: Typed) -> None:
     try:
         few = typed.load(includeMetadata="true").where("_txid between 1005 and 1007 and txid = 'x'")
         assert [row.id for row in few.orderBy("id").collect()] == [5, 6, 7]
-        assert few.rdd.getNumPartitions() == 1
+        assert count_partitions(few) == 1
         late = typed.load(includeMetadata="true").where("_sequence_id >= 55 and id < 58")
         assert sorted(row.id for row in late.collect()) == [55, 56, 57]
     finally:
