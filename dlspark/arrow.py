@@ -224,10 +224,17 @@ def _by_log(
     if log is not None:
         return [(log, rows)]
     names = _required(batch, column)
-    distinct = pc.unique(names).to_pylist()
+    encoded = names.dictionary_encode()
+    distinct = encoded.dictionary.to_pylist()
     if len(distinct) == 1:
         return [(distinct[0], rows)]
-    return [(name, rows.filter(pc.equal(names, name))) for name in distinct]
+    codes = encoded.indices.to_numpy()
+    grouped = rows.take(_over(np.argsort(codes, kind="stable")))
+    ends = np.cumsum(np.bincount(codes)).tolist()
+    return [
+        (name, grouped.slice(start, end - start))
+        for name, start, end in zip(distinct, [0, *ends], ends, strict=False)
+    ]
 
 
 def _required(batch: pa.RecordBatch, column: str) -> pa.Array:

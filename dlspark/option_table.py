@@ -94,7 +94,8 @@ OPTIONS = (
         uses=(Use.METADATA,),
         values="`logs`, `segments`, `extents`, `ledgers`, `bookies` or `commits`",
         default="",
-        meaning="Read a table about the system instead of records, see below.",
+        meaning="Read a table about the system instead of records, see below. `log`, `logs` and "
+        "`logsPattern` choose the logs of the first three.",
     ),
     Option(
         name="columns",

@@ -135,6 +135,9 @@ class MetadataTable(enum.Enum):
     COMMITS = "commits"
 
 
+_TABLES_OF_LOGS = (MetadataTable.LOGS, MetadataTable.SEGMENTS, MetadataTable.EXTENTS)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataOptions:
     """Which table about the system to read, and of which logs; `logs` is None for all."""
@@ -155,9 +158,12 @@ class MetadataOptions:
             return None
         _refuse_endpoint(options, "what stands in ZooKeeper is read with the option uri")
         table = _Table(options, Use.METADATA)
+        which = table.parse("metadata", _parse_table, default=MetadataTable.LOGS)
+        if which not in _TABLES_OF_LOGS:
+            table.refuse(_SELECTORS, f"the table {which.value} is of the whole namespace")
         return cls(
             address=_parse_address(table),
-            table=table.parse("metadata", _parse_table, default=MetadataTable.LOGS),
+            table=which,
             logs=_parse_selection(table) if table.given(_SELECTORS) else None,
         )
 

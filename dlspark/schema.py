@@ -88,7 +88,7 @@ def options_of(schema: StructType, options: Mapping[str, str]) -> Mapping[str, s
 
     Whoever names a namespace means no table, though rows of one may carry its options along.
     """
-    if any(key.lower() == "uri" for key in options) or not schema.fields:
+    if any(key.lower() in ("uri", "endpoint") for key in options) or not schema.fields:
         return options
     stored = json.loads(schema.fields[0].metadata.get(_OPTIONS_KEY, "{}"))
     return {**stored, **options}

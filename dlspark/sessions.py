@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, cast
 from dlcore.errors import DLError, LogExistsError, LogNotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     import pyarrow as pa
 
@@ -42,8 +42,6 @@ class _Kept:
         self.endpoints: dict[Address, RemoteNamespace] = {}
         self.writers: dict[tuple[Address, str], tuple[StagingWriter, int]] = {}
         """By namespace and staging identity: a writer that nobody uses now, and since when."""
-        self.known_logs: dict[tuple[Address, str], bool] = {}
-        """Logs that were found, and whether they are typed."""
 
 
 _kept = _Kept()
@@ -101,37 +99,30 @@ def close_shared_namespace(address: Address) -> None:
 
 
 def is_typed(address: Address, log: str) -> bool | None:
-    """Return whether `log` is typed; None if it does not exist.
-
-    A log once found is not looked up again.
-    """
-    if (address, log) not in _kept.known_logs:
-        found = open_shared_logs(address).get_schemas([log])
-        if log not in found:
-            return None
-        _kept.known_logs[address, log] = found[log] is not None
-    return _kept.known_logs[address, log]
+    """Return whether `log` is typed; None if it does not exist."""
+    found = open_shared_logs(address).get_schemas([log])
+    return None if log not in found else found[log] is not None
 
 
-def require_log(
-    address: Address, log: str, *, create: bool = False, schema: pa.Schema | None = None
+def require_logs(
+    address: Address, logs: Iterable[str], *, create: bool = False, schema: pa.Schema | None = None
 ) -> None:
-    """Raise `LogNotFoundError` unless `log` exists, or else create it if that is wanted.
+    """Raise `LogNotFoundError` unless `logs` exist, or else create them if that is wanted.
 
-    With a `schema` it is created as a typed log.
+    With a `schema` they are created as typed logs.  Nothing is kept of what is found: a log may be
+    deleted, or created again as one of the other kind, while this process lives.
     """
-    if is_typed(address, log) is not None:
-        return
-    if not create:
-        raise LogNotFoundError(describe_missing(log, address))
-    with contextlib.suppress(LogExistsError):  # another was quicker
-        open_shared_logs(address).create_log(log, schema=schema)
-        logger.info("log=%s created, for the option createLog is true", log)
-
-
-def forget_log(address: Address, log: str) -> None:
-    """Look up a log again when it is needed next."""
-    _kept.known_logs.pop((address, log), None)
+    wanted = sorted(logs)
+    namespace = open_shared_logs(address)
+    found = namespace.get_schemas(wanted) if wanted else {}
+    for log in wanted:
+        if log in found:
+            continue
+        if not create:
+            raise LogNotFoundError(describe_missing(log, address))
+        with contextlib.suppress(LogExistsError):  # another was quicker
+            namespace.create_log(log, schema=schema)
+            logger.info("log=%s created, for the option createLog is true", log)
 
 
 def describe_missing(log: str, address: Address) -> str:

@@ -103,6 +103,11 @@ def _read_schema(options: ReadOptions) -> StructType:
 
     found = find_schema(options)
     if found is None:
+        if options.include_metadata:
+            raise ConfigurationError(
+                "option includeMetadata=true is for typed logs: those of bytes have these columns "
+                "without it"
+            )
         return read_schema_of(options.byte_columns)
     return read_schema(found, options.columns, include_metadata=options.include_metadata)
 
@@ -128,14 +133,18 @@ def _check_write(options: WriteOptions, schema: StructType, *, overwrite: bool) 
             "to overwrite, name the log with the option log: which logs the rows of a column log "
             "leave out cannot be told; use append, or write log by log"
         )
-    from dlspark.sessions import require_log
+    from dlspark.sessions import require_logs
     from dlspark.typed_write import prepare_typed, writes_typed
     from dlspark.workers import freeze_imports
 
     freeze_imports()
     if writes_typed(options, schema.fieldNames()):
         return prepare_typed(options, schema)
+    if options.merge_schema:
+        raise ConfigurationError(
+            "option mergeSchema=true: logs of bytes have no schema to add to; leave it out"
+        )
     columns = check_write_schema(schema, needs_log=options.log is None)
     if options.log is not None:
-        require_log(options.address, options.log, create=options.create_log)
+        require_logs(options.address, [options.log], create=options.create_log)
     return columns

@@ -22,10 +22,9 @@ from dlcore.errors import (
 from dlspark.arrow import batches_by_log
 from dlspark.commit import AppendIdentity, StagedTask, join_messages
 from dlspark.sessions import (
-    forget_log,
     log_id_of,
     open_shared_logs,
-    require_log,
+    require_logs,
     staging_writer,
 )
 from dlspark.typed import log_schema_of
@@ -68,15 +67,16 @@ def stage_rows(
                 parts = list(batches_by_log(batch, columns, log=options.log))
                 new = {log for log, _ in parts} - logs
                 if options.create_log:
-                    for log in sorted(new):
-                        require_log(options.address, log, create=True, schema=schema)
+                    require_logs(options.address, new, create=True, schema=schema)
                 logs |= new
                 writer.write_batches(parts)
             return StagedTask(append=append, partition_id=partition_id, extents=writer.stage())
-    except LogNotFoundError:
-        for log in sorted(logs):
-            forget_log(options.address, log)
-            require_log(options.address, log)  # tells how to create the missing one
+    except LogNotFoundError as error:
+        if options.create_log:
+            raise LogNotFoundError(
+                f"{error}; it was deleted during the write: written again, it is created again"
+            ) from error
+        require_logs(options.address, logs)  # tells how to create the missing one
         raise
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dlcore.errors import ConfigurationError, SchemaMismatchError
 from dlspark.schema import WriteColumns
-from dlspark.sessions import is_typed, merge_schema, open_shared_logs, require_log
+from dlspark.sessions import is_typed, merge_schema, open_shared_logs, require_logs
 from dlspark.typed import log_schema_of
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def prepare_typed(options: WriteOptions, schema: StructType) -> WriteColumns:
         raise ConfigurationError(f"the column {twice!r} occurs more than once")
     wanted = log_schema_of(schema)
     if options.log is not None:
-        require_log(options.address, options.log, create=options.create_log, schema=wanted)
+        require_logs(options.address, [options.log], create=options.create_log, schema=wanted)
         _fit_log(options, options.log, wanted)
     elif _LOG not in names:
         raise ConfigurationError(

@@ -174,6 +174,15 @@ def test_rows_go_where_their_log_column_says() -> None:
     }
 
 
+def test_rows_of_very_many_logs() -> None:
+    """The batch is gone through once, not once for each of them."""
+    count = 20_000
+    names = [f"log-{n % (count // 2)}" for n in range(count)]
+    found = written(None, value=[str(n) for n in range(count)], log=names)
+    assert list(found) == names[: count // 2]
+    assert found["log-7"] == [{"payload": b"7"}, {"payload": b"10007"}]
+
+
 def test_empty_batches_write_nothing() -> None:
     """Spark may send them."""
     empty = pa.array([], pa.string())

@@ -404,6 +404,9 @@ def test_metadata_tables() -> None:
     chosen = MetadataOptions.parse(LOG | {"metadata": "extents"})
     assert chosen is not None
     assert chosen.logs == LogSelection(names=("clicks",))
+    for table in ("ledgers", "bookies", "commits"):
+        with pytest.raises(ConfigurationError, match=rf"log='\w+'.*{table} is of the whole"):
+            MetadataOptions.parse(LOG | {"metadata": table})
     with pytest.raises(ConfigurationError, match=r"metadata='x': expected logs, .* or commits"):
         MetadataOptions.parse({"uri": URI, "metadata": "x"})
     with pytest.raises(ConfigurationError, match="minPartitions='2' is for reading"):

@@ -116,8 +116,9 @@ def test_a_schema_carries_the_options_of_a_table_of_the_catalog() -> None:
     check_read_schema(again, READ_SCHEMA)
     assert options_of(again, {}) == {"option.uri": "u", "option.log": "clicks"}
     assert options_of(again, {"startingTxid": "5"})["startingTxid"] == "5"
-    given = {"URI": "other", "log": "views"}
-    assert options_of(again, given) == given
+    for place in ("URI", "endpoint"):
+        given = {place: "other", "log": "views"}
+        assert options_of(again, given) == given
     assert with_options(READ_SCHEMA, given) is READ_SCHEMA
     assert options_of(READ_SCHEMA, {}) == {}
     assert options_of(StructType([]), {}) == {}

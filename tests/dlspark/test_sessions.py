@@ -10,6 +10,7 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Any, cast
 
+import pyarrow as pa
 import pytest
 
 from dlcore import SharedStaging
@@ -20,7 +21,8 @@ from dlspark.options import Address
 from dlspark.sessions import (
     WRITER_IDLE_NS_MAX,
     close_shared_namespace,
-    require_log,
+    is_typed,
+    require_logs,
     staging_writer,
 )
 
@@ -51,16 +53,22 @@ class NotedWriter:
 
 
 class NotedNamespace:
-    """Holds the log ``clicks`` and any whose name starts with it."""
+    """Holds two logs of bytes."""
 
     def __init__(self) -> None:
+        self.kinds: dict[str, pa.Schema | None] = {"clicks": None, "clicks/a": None}
         self.looked_up = 0
         self.is_closed = False
 
-    def get_schemas(self, names: list[str]) -> dict[str, None]:
-        """Return those of them that there are, all of bytes."""
+    def get_schemas(self, names: list[str]) -> dict[str, pa.Schema | None]:
+        """Return those of them that there are."""
         self.looked_up += 1
-        return {name: None for name in names if name.startswith("clicks")}
+        return {name: self.kinds[name] for name in names if name in self.kinds}
+
+    def create_log(self, name: str, *, schema: pa.Schema | None) -> None:
+        """Create one that is not there."""
+        assert name not in self.kinds
+        self.kinds[name] = schema
 
     def open_staging_writer(self, *, identity: str) -> StagingWriter:
         """Return another writer."""
@@ -148,15 +156,19 @@ def test_writers_of_queries_that_have_stopped_are_closed(monkeypatch: pytest.Mon
     assert all(writer.calls == ["close"] for writer in writers[100:])
 
 
-def test_logs_are_looked_up_until_they_are_there(namespace: NotedNamespace) -> None:
-    """A missing one is named with what would create it."""
-    for _ in range(2):
-        with pytest.raises(LogNotFoundError, match=r"'views'.*dlog log create views"):
-            require_log(ADDRESS, "views")
-    before = namespace.looked_up
-    for _ in range(3):
-        require_log(ADDRESS, "clicks")
-    assert namespace.looked_up == before + 1
+def test_logs_are_looked_up_whenever_they_are_needed(namespace: NotedNamespace) -> None:
+    """All at once; one that was deleted or is of the other kind by now is not taken for the old."""
+    require_logs(ADDRESS, ["clicks", "clicks/a"])
+    assert namespace.looked_up == 1
+    assert is_typed(ADDRESS, "clicks") is False
+    namespace.kinds["clicks"] = pa.schema([("id", pa.int64())])
+    assert is_typed(ADDRESS, "clicks") is True
+    del namespace.kinds["clicks"]
+    assert is_typed(ADDRESS, "clicks") is None
+    with pytest.raises(LogNotFoundError, match=r"'clicks'.*dlog log create clicks"):
+        require_logs(ADDRESS, ["clicks", "clicks/a"])
+    require_logs(ADDRESS, ["clicks", "clicks/a"], create=True)
+    assert namespace.kinds["clicks"] is None
 
 
 @pytest.mark.usefixtures("namespace")

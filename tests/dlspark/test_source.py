@@ -380,6 +380,14 @@ def test_create_log_makes_the_log_that_is_named(bench: Bench, kind: str) -> None
     assert len(bench.payloads()) == 10
 
 
+def test_options_that_logs_of_bytes_do_not_have(bench: Bench) -> None:
+    """They are refused, not passed over."""
+    with pytest.raises(ConfigurationError, match="includeMetadata=true is for typed logs"):
+        bench.source(log=bench.log, includeMetadata="true").schema()
+    with pytest.raises(ConfigurationError, match="mergeSchema=true: logs of bytes"):
+        bench.source(log=bench.log, mergeSchema="true").writer(VALUES, overwrite=False)
+
+
 def test_create_log_makes_the_logs_that_rows_name(bench: Bench) -> None:
     """By the task that meets them first; without the option the error tells of it."""
     names = [f"{bench.log}/{letter}" for letter in "ab"]

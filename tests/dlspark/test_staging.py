@@ -220,6 +220,29 @@ def test_a_row_for_a_log_that_does_not_exist_says_how_to_create_it(target: Targe
     assert target.payloads() == []
 
 
+def test_a_log_that_was_deleted_is_created_again_by_the_next_task(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the same process too; where it goes during a write, the error says what helps."""
+    options = target.parse(createLog="true")
+    batch = pa.RecordBatch.from_pydict({"value": [b"a"], "log": [target.log]})
+
+    def stage() -> StagedTask:
+        return stage_rows(
+            [batch], options=options, columns=LOGS, append=target.append, partition_id=0
+        )
+
+    stage()
+    with open_namespace(target.uri) as namespace:
+        namespace.delete_log(target.log)
+    with monkeypatch.context() as patch:
+        patch.setattr("dlspark.staging.require_logs", lambda *_, **__: None)
+        with pytest.raises(LogNotFoundError, match="deleted during the write: written again"):
+            stage()
+    commit_staged([stage()], options=options)
+    assert target.payloads() == [b"a"]
+
+
 def test_a_log_that_another_writes_is_waited_for_as_long_as_told(target: Target) -> None:
     """Then the owner is named, and what to do."""
     options = target.parse(log=target.log, lockTimeoutMs="100")
