@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import heapq
 import importlib.util
 import logging
 import sys
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from dlspark.admission import ADVICE_WITHOUT_LAG, has_admission_control
-from dlspark.lag import LagReport, total
+from dlspark.lag import Lag, LagReport, total
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -31,12 +32,18 @@ POINTS_MAX = 10_000
 """Points kept, the oldest go first: some hours of a query with a batch each second."""
 
 
+LOGS_MAX = 10
+"""Logs of which a point has the lag: those that are furthest behind."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressPoint:
     """One progress of one query.
 
-    `records_behind`, `bytes_behind` and `seconds_behind` are None where Spark does not let a source
-    report its latest offset (PySpark 4.1), or none of the query's sources is of dlog.
+    `behind_by_log` has the logs that are furthest behind, by records, at most `LOGS_MAX`.
+    `records_behind`, `bytes_behind` and `seconds_behind` are of all logs, and None where Spark does
+    not let a source report its latest offset (PySpark 4.1), or none of the query's sources is of
+    dlog.
     """
 
     query: str
@@ -51,6 +58,7 @@ class ProgressPoint:
     bytes_behind: int | None = None
     seconds_behind: float | None = None
     records_skipped: int = 0
+    behind_by_log: Mapping[str, Lag] = field(default_factory=dict)
 
     @classmethod
     def of(cls, progress: StreamingQueryProgress) -> ProgressPoint:
@@ -58,6 +66,12 @@ class ProgressPoint:
         found = [LagReport.parse(source.latestOffset) for source in progress.sources]
         reports = {str(n): report for n, report in enumerate(found) if report is not None}
         behind = total({name: report.behind for name, report in reports.items()})
+        by_log: dict[str, Lag] = {}
+        for report in reports.values():
+            for log, lag in report.logs.items():
+                # A log that is read twice is as far behind as where it is further behind.
+                by_log[log] = max(by_log.get(log, lag), lag, key=_by_records)
+        furthest = heapq.nlargest(LOGS_MAX, by_log, key=lambda log: _by_records(by_log[log]))
         return cls(
             query=progress.name or str(progress.id),
             batch_id=progress.batchId,
@@ -70,6 +84,7 @@ class ProgressPoint:
             bytes_behind=behind.size_bytes if reports else None,
             seconds_behind=behind.seconds if reports else None,
             records_skipped=sum(report.skipped_records for report in reports.values()),
+            behind_by_log={sys.intern(log): by_log[log] for log in furthest},
         )
 
     def __str__(self) -> str:
@@ -83,6 +98,10 @@ class ProgressPoint:
                 f"{self.seconds_behind:.1f} s"
             )
         return text + (f"; skipped {self.records_skipped}" if self.records_skipped else "")
+
+
+def _by_records(lag: Lag) -> int:
+    return lag.records
 
 
 def _number(value: float | None) -> float:
@@ -152,12 +171,19 @@ class _Gauges:
         """Yield the gauges of all queries that run."""
         from prometheus_client.core import GaugeMetricFamily
 
-        points = [asdict(point) for point in list(self._latest.values())]
+        points = list(self._latest.values())
         for name, text in _EXPORTED.items():
             gauge = GaugeMetricFamily(f"dlog_stream_{name}", text, labels=["query"])
             for point in points:
-                if point[name] is not None:
-                    gauge.add_metric([point["query"]], point[name])
+                value = getattr(point, name)
+                if value is not None:
+                    gauge.add_metric([point.query], value)
+            yield gauge
+        for name, (attribute, text) in _EXPORTED_BY_LOG.items():
+            gauge = GaugeMetricFamily(f"dlog_stream_log_{name}", text, labels=["query", "log"])
+            for point in points:
+                for log, lag in point.behind_by_log.items():
+                    gauge.add_metric([point.query, log], getattr(lag, attribute))
             yield gauge
 
 
@@ -171,4 +197,9 @@ _EXPORTED = {
     "bytes_behind": "Bytes that are not read yet.",
     "seconds_behind": "Seconds between the next record to read and the last one.",
     "records_skipped": "Lost records that the run skipped.",
+}
+_EXPORTED_BY_LOG = {
+    "records_behind": ("records", "Records of a log that are not read yet."),
+    "bytes_behind": ("size_bytes", "Bytes of a log that are not read yet."),
+    "seconds_behind": ("seconds", "Seconds between a log's next record to read and its last."),
 }

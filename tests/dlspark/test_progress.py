@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from dlcore.errors import ConfigurationError
 from dlspark import ProgressListener, follow_progress, plot_progress
 from dlspark.lag import Lag, LagReport
+from dlspark.progress import LOGS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,6 +88,25 @@ def test_gauges_for_prometheus() -> None:
     assert 'dlog_stream_processed_rows_per_s{query="other"} 250.0' in text
     listener.onQueryTerminated(SimpleNamespace(runId="run of etl"))  # type: ignore[arg-type]
     assert 'query="etl"' not in generate_latest(registry).decode()
+
+
+def test_lag_by_log_is_that_of_the_logs_furthest_behind() -> None:
+    """However many a query reads: no more are kept, nor exported."""
+    logs = {f"log-{n}": Lag(records=n, size_bytes=n * 100, seconds=n / 10) for n in range(1, 51)}
+    text = json.dumps(LagReport(logs=logs, ends=dict.fromkeys(logs, "1:0:0")).to_json())
+    again = LagReport(logs={"log-50": Lag(records=3)}, ends={"log-50": "1:0:0"})
+    registry = CollectorRegistry()
+    listener = ProgressListener(prints=False, registry=registry)
+    listener.onQueryProgress(progress("etl", text, json.dumps(again.to_json())))
+    (point,) = listener.points
+    assert list(point.behind_by_log) == [f"log-{n}" for n in range(50, 50 - LOGS_MAX, -1)]
+    assert point.behind_by_log["log-50"] == logs["log-50"]
+    exported = generate_latest(registry).decode()
+    assert 'dlog_stream_log_records_behind{log="log-50",query="etl"} 50.0' in exported
+    assert 'dlog_stream_log_seconds_behind{log="log-50",query="etl"} 5.0' in exported
+    assert exported.count("dlog_stream_log_bytes_behind{") == LOGS_MAX
+    listener.onQueryTerminated(SimpleNamespace(runId="run of etl"))  # type: ignore[arg-type]
+    assert "log-50" not in generate_latest(registry).decode()
 
 
 def test_a_plot_of_rates_and_lag() -> None:
