@@ -58,7 +58,8 @@ _ADDED_BY_SPARK = frozenset({"checkpointlocation", "queryname"})  # reach stream
 CATALOG_PREFIX = "option."
 _CATALOG_ADVICE = (
     "If this is a table of Spark's catalog: Spark drops its options on the way to a Python source. "
-    "A table that was created without columns of its own can be read, and none inserted into: "
+    "A table that was created without columns of its own, and not by saveAsTable, can be read, and "
+    "none inserted into: "
     "insert into a temporary view (CREATE TEMPORARY VIEW v USING dlog OPTIONS (uri '…', log '…')), "
     "or write a DataFrame"
 )

@@ -116,6 +116,53 @@ def test_create_table_as_select(spark: SparkSession, logs: LogBench) -> None:
     assert logs.payloads(log) == []
 
 
+@pytest.mark.prove  # what Spark makes of it, not dlog
+def test_save_as_table(spark: SparkSession, logs: LogBench) -> None:
+    """Spark tells a source nothing of the table: the rows are written, and it cannot be read."""
+    log = logs.create("sql")
+    rows = spark.sql("SELECT CAST('a' AS BINARY) AS value")
+    rows.write.format("dlog").options(uri=logs.uri, log=log).saveAsTable("t_saved")
+    try:
+        assert logs.payloads(log) == [b"a"]
+        text = message_of(lambda: spark.table("t_saved").collect())
+        assert "option uri is missing" in text
+        assert "saveAsTable" in text
+    finally:
+        spark.sql("DROP TABLE t_saved")
+
+
+@pytest.mark.prove  # what Spark makes of it, not dlog
+def test_create_or_replace_table_as_select(
+    spark: SparkSession, logs: LogBench, table: tuple[str, str]
+) -> None:
+    """Refused when Spark has dropped the table; the log is as it was."""
+    name, log = table
+    create = f"CREATE OR REPLACE TABLE {name} USING dlog OPTIONS (uri '{logs.uri}', log '{log}')"
+    text = message_of(lambda: spark.sql(f"{create} AS SELECT CAST('a' AS BINARY) AS value"))
+    assert "insert into a temporary view" in text
+    assert not spark.catalog.tableExists(name)
+    assert len(logs.payloads(log)) == 5
+    spark.sql(create.replace(" OR REPLACE", ""))
+
+
+@pytest.mark.prove  # what Spark makes of it, not dlog
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE {} SET txid = 1",
+        "DELETE FROM {}",
+        "MERGE INTO {0} USING {0} AS other ON {0}.txid = other.txid WHEN MATCHED THEN DELETE",
+    ],
+)
+def test_statements_that_change_rows(
+    spark: SparkSession, logs: LogBench, table: tuple[str, str], statement: str
+) -> None:
+    """Spark refuses them to every Python source, by name."""
+    name, log = table
+    assert statement.split()[0] in message_of(lambda: spark.sql(statement.format(name))).upper()
+    assert len(logs.payloads(log)) == 5
+
+
 @pytest.mark.prove  # the tests before it make both by SQL
 def test_catalog_create_table_and_temporary_view(spark: SparkSession, logs: LogBench) -> None:
     """A table by the catalog's own face, with options for reading; a view for this session."""
