@@ -30,7 +30,8 @@ def copy_records(source: str, target: str, *, create: bool) -> None:
     """Copy what is readable of the log SOURCE to the end of the log TARGET, each record once.
 
     The position is kept with what was copied: called again, also after a crash, it goes on where it
-    was, and copies what came since.
+    was, and copies what came since.  It is forgotten 90 days after the last copy, or when commits
+    go earlier (--commits-age-s of auto-recovery): a later copy begins anew, and repeats records.
     """
     progress = Progress()
 
