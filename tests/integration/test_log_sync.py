@@ -434,7 +434,7 @@ def test_a_writer_that_cannot_write_at_exit_says_what_is_lost(
             for txid in (1, 2):
                 writer.write(LogRecord(txid, b"x"))
 
-            async def fail() -> None:
+            async def fail(**_: object) -> None:
                 raise WriteError("made to fail")
 
             monkeypatch.setattr(writer, "_empty_outbox", fail)
