@@ -21,7 +21,7 @@ from dlcore.errors import BadRequestError, BookieOverloadedError, BookieUnavaila
 from dlcore.tls import name_in_certificate
 from dlcore.wire.bookie_end import BookieEnd
 from dlcore.wire.frames import FrameRun, gather, total_bytes
-from dlcore.wire.keepalive import Keepalive
+from dlcore.wire.keepalive import LEAST_S, Keepalive
 from dlcore.wire.messages import (
     CHUNK_BYTES_MAX,
     Add,
@@ -215,7 +215,7 @@ class Connection(asyncio.BufferedProtocol):
             due_s = min(due_s, self._stalled_s + self._service.silence_s)
         if not self._end.is_open and self._refusal is None:
             due_s = min(due_s, self._opened_s + _HANDSHAKE_S)
-        self._timer = self._loop.call_at(due_s, self._tick)
+        self._timer = self._loop.call_at(max(due_s, now_s + LEAST_S), self._tick)
 
     def stalled_s(self) -> float:
         """Return for how long the client has taken nothing of what waits for it."""
@@ -227,12 +227,15 @@ class Connection(asyncio.BufferedProtocol):
             self._stalled_bytes, self._stalled_s = unsent, now_s
         return now_s - self._stalled_s
 
-    def sends_slowly(self, stall_s: float) -> bool:
-        """Return whether the client sends nothing of a large payload, or has not all of it yet."""
+    def sends_slowly(self, stall_s: float, held_s_max: float) -> bool:
+        """Return whether the client sends nothing of a large payload, or has not all of it yet.
+
+        One that is not read, because it does not take its answers, counts too.
+        """
         held_s, quiet_s = self._room.held_s(), self._keepalive.quiet_s(self._loop.time())
-        return self._is_reading and (
-            min(held_s, quiet_s) >= stall_s or held_s >= self._service.silence_s
-        )
+        if not (self._is_reading or self._is_write_paused):
+            return False
+        return min(held_s, quiet_s) >= stall_s or held_s >= held_s_max
 
     @property
     def peer(self) -> object:

@@ -31,6 +31,8 @@ RECEIVE_BYTES_MAX = 64 * MIB
 _RELIEF_INTERVAL_S = 0.5
 _STALL_S_MAX = 2.0
 """While others wait for a budget, a client that moves nothing for so long loses its share."""
+_HELD_S_MAX = 5.0
+"""Likewise one whose payload is not whole by then: half of the patience of those who wait."""
 
 
 class BookieService:
@@ -86,13 +88,14 @@ class BookieService:
     def _relieve(self) -> None:
         """End connections that hold room and do not move, while others wait for it."""
         self._relief = None
-        if not (self.read_budget.is_exhausted or self.receive_budget.is_exhausted):
+        reads_wait, adds_wait = self.read_budget.is_exhausted, self.receive_budget.is_exhausted
+        if not (reads_wait or adds_wait):
             return
         for connection in list(self.connections):
-            if connection.stalled_s() >= _STALL_S_MAX:
+            if reads_wait and connection.stalled_s() >= _STALL_S_MAX:
                 logger.info("client does not read, and others wait peer=%s", connection.peer)
                 connection.abort()
-            elif self.receive_budget.is_exhausted and connection.sends_slowly(_STALL_S_MAX):
+            elif adds_wait and connection.sends_slowly(_STALL_S_MAX, _HELD_S_MAX):
                 logger.info("client sends slowly, and others wait peer=%s", connection.peer)
                 connection.abort()
         self._relieve_later()

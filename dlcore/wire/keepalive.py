@@ -5,7 +5,7 @@ from __future__ import annotations
 from dlcore.errors import BookieUnavailableError
 from dlcore.wire.messages import Ping
 
-_LEAST_S = 0.001
+LEAST_S = 0.001
 """Times are rounded: what is due again at once would be so for ever where no time passes."""
 
 
@@ -52,4 +52,4 @@ class Keepalive:
         """Return when to call `check` next: half the patience, or all of it, after a byte."""
         half_s = self._silence_s / 2
         due_s = self._heard_s + half_s * (self.quiet_s(now_s) // half_s + 1)
-        return max(due_s, now_s + _LEAST_S)
+        return max(due_s, now_s + LEAST_S)
