@@ -378,7 +378,10 @@ class LogSettings(
             ConfigurationError: there is no such setting, or it cannot have that value.
         """
         check_values(cls, values)
-        return msgspec.convert(dict(values), cls)
+        try:
+            return msgspec.convert(dict(values), cls)
+        except msgspec.ValidationError as error:
+            raise ConfigurationError(f"a log's settings {dict(values)!r}: {error}") from error
 
 
 SESSION_TIMEOUT_S = 10.0

@@ -144,14 +144,17 @@ class EntryRows(Rows[LogRecordWithDLSN]):
 
     def take_batch(self) -> pa.RecordBatch:
         """Take all that is left, with the columns that the log's batches have."""
-        batch, place, first_slot = self.take_stored()
-        return self._read(batch, place, first_slot=first_slot)
+        first_row = self._row_count - self.rows_left
+        batch = self._read(self._slice(first_row), self.place, first_slot=first_row)
+        self.drop()
+        return batch
 
     def take_stored(self) -> StoredRows:
         """Take all that is left, with the columns that the entry has."""
         first_row = self._row_count - self.rows_left
+        stored = StoredRows(self._slice(first_row), self.place, first_row)
         self.drop()
-        return StoredRows(self._slice(first_row), self.place, first_row)
+        return stored
 
     _read = staticmethod(read_batch)
 

@@ -385,10 +385,12 @@ class AsyncLogWriter(AsyncClosing):
         self._stop_alarm()
         self._next_place.close()
         try:
-            for follower in self._followers:
-                await follower.aclose()
-            if ledger is not None:
-                await ledger.abandon()
+            try:
+                for follower in self._followers:
+                    await follower.aclose()
+            finally:
+                if ledger is not None:
+                    await ledger.abandon()
         finally:
             if self._lock is not None:
                 await self._lock.release()
