@@ -158,7 +158,7 @@ class ReceivedBytes:
     @contextlib.contextmanager
     def hold(self, holder: Holder, size_bytes: int) -> Iterator[None]:
         """Hold so much for somebody.  Raises: LogNotReadyError."""
-        if not self._budget.take_now(holder, size_bytes):
+        if size_bytes and not self._budget.take_now(holder, size_bytes):
             raise LogNotReadyError(
                 f"log {holder.log!r}: too much waits already for it to have room, or for "
                 "rates: write again later",

@@ -49,6 +49,7 @@ from dlcore.proxy.writing.rates import Rate, Rates
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     import grpc
     import pyarrow as pa
@@ -123,22 +124,32 @@ class PutService:
         name = target.staging if isinstance(target, StagingTarget) else target.log
         principal = principal_of(context)
         holder, rates = Holder(name, principal), self._rates.join(name, principal)
-        streams_max = 0 if principal is None else self._config.principal_streams_max
-        with (
-            self._streams.join(f"principal {principal!r}", streams_max),
-            self._received.hold(holder, schema_bytes if schema_bytes > _SCHEMA_BYTES else 0),
-        ):
+        with self._received.hold(holder, schema_bytes if schema_bytes > _SCHEMA_BYTES else 0):
             if isinstance(target, StagingTarget):
-                await self._stagings.serve(context, decoder, target, rates)
+                with self._count(principal):
+                    await self._stagings.serve(context, decoder, target, rates)
             else:
                 limits = _Limits(holder, self._budget, self._received, rates)
-                with self._streams.join(f"log {name!r}", self._config.log_streams_max):
-                    await self._serve(context, decoder, target, limits)
+                # First of all: another proxy, which owns the log, may have room for the stream.
+                log = await self._owner.get(name, unreachable=target.unreachable)
+                with (
+                    self._count(principal),
+                    self._streams.join(f"log {name!r}", self._config.log_streams_max),
+                ):
+                    await self._serve(context, decoder, target, limits, log)
+
+    def _count(self, principal: str | None) -> AbstractContextManager[None]:
+        streams_max = 0 if principal is None else self._config.principal_streams_max
+        return self._streams.join(f"principal {principal!r}", streams_max)
 
     async def _serve(
-        self, context: Context, decoder: PutDecoder, target: PutTarget, limits: _Limits
+        self,
+        context: Context,
+        decoder: PutDecoder,
+        target: PutTarget,
+        limits: _Limits,
+        log: OwnedLog,
     ) -> None:
-        log = await self._owner.get(target.log, unreachable=target.unreachable)
         log.check(decoder.schema)
         config = self._config
         ready: dict[str, object] = {
