@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from dlcore.errors import (
     AlreadyTruncatedError,
     ConfigurationError,
+    LedgerReadError,
     LogNotFoundError,
     SchemaMismatchError,
 )
@@ -354,6 +355,12 @@ def _left_after(
     snapshot = find_log(source, options, part.log, part.log_id)
     if snapshot is not None and snapshot.log_id != part.log_id:
         snapshot = None
+    if snapshot is not None and snapshot.segments and snapshot.end < part.end:
+        # A proxy may know of less than the one that planned: it is not lost.
+        raise LedgerReadError(
+            f"log {part.log!r}: records up to {part.end} were there when the read was planned, now "
+            f"only those up to {snapshot.end} are known: read again"
+        ) from error
     scans = [] if snapshot is None else snapshot.scans(start, part.end)
     left, end, number_at_end = None, part.end, end_sequence_id(part)
     if snapshot is not None and scans:
