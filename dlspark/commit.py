@@ -12,12 +12,14 @@ under a token of its own.
 
 Over Spark Connect the function of ``foreachBatch`` is a client of the server's, and its writes know
 nothing of the micro-batch.  Without a ``txnAppId`` they are refused, as far as they can be told
-from others: by the session that PySpark 4.3 copies for it, by the written plan before.
+from others: by the session that PySpark 4.3 copies for it, by the written plan before, of which
+Spark shows the first part; where that may hide such rows, the write is refused too.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -43,12 +45,20 @@ THREAD_PROPERTY = "dlog.thread"
 STREAM_SESSION_PROPERTY = "spark.sql.streaming.internal.stateStore.partitions"
 """Spark sets it in the session that it copies for a streaming query, and nowhere else."""
 CALL_SITE_PROPERTY = "callSite.long"
-"""Spark Connect keeps the whole request of its client there, as text."""
+"""Spark Connect keeps the request of its client there, as text, cut where it is deep or long."""
 CONNECT_OPERATION_PROPERTY = "spark.connect.operation_id"
 """Set by Spark Connect from PySpark 4.3 on, where ``foreachBatch`` has a copied session."""
 _CONNECT_REQUEST = 'session_id: "'
 _SERVER_FRAME = "cached_remote_relation {"
 """In a request: a DataFrame that the server keeps, as it does the rows of a micro-batch."""
+_WRITE = "write_operation {"
+_BEHIND_ROWS = "\n      source: "
+_CUT_RELATION = re.compile(
+    r"^ {14}(?:\w*input|left|right|other|root|references) \{\n(?: {16}common \{\n {16}\}\n)?"
+    r" {16}(?!(?:common|range|read|sql|\w*local_relation) )",
+    re.MULTILINE,
+)
+"""In a request: what some rows are made of, at the depth where Spark leaves out what is in it."""
 TASK_PROPERTIES = (
     QUERY_ID_PROPERTY,
     BATCH_ID_PROPERTY,
@@ -158,8 +168,13 @@ def batch_identity(
 def _refuse_unknown_batch(properties: Mapping[str, str | None], request: str) -> None:
     if properties.get(STREAM_SESSION_PROPERTY):
         what = "rows of a micro-batch are written"
-    elif _SERVER_FRAME in request and not properties.get(CONNECT_OPERATION_PROPERTY):
+    elif properties.get(CONNECT_OPERATION_PROPERTY):
+        return
+    elif _SERVER_FRAME in request:
         what = "rows of a micro-batch, or of a checkpoint, are written"
+    elif _WRITE in request and (_BEHIND_ROWS not in request or _CUT_RELATION.search(request)):
+        what = "rows that may be of a micro-batch, for Spark tells only in part how they are made,"
+        what += " are written"
     else:
         return
     raise ConfigurationError(

@@ -87,7 +87,8 @@ def test_rows_of_a_batch_in_a_thread_of_no_batch_are_refused() -> None:
 
 REQUEST = 'session_id: "a"\nplan {\n  command {\n    write_operation {\n      input {\n        '
 OF_A_BATCH = {CALL_SITE_PROPERTY: REQUEST + "cached_remote_relation {\n"}
-OVER_CONNECT = {CALL_SITE_PROPERTY: REQUEST + "range {\n"}
+BEHIND = '\n      source: "dlog"\n'
+OVER_CONNECT = {CALL_SITE_PROPERTY: REQUEST + "range {\n" + BEHIND}
 OF_SPARK_4_3 = {CONNECT_OPERATION_PROPERTY: "b"}
 
 
@@ -103,6 +104,38 @@ def test_rows_of_a_batch_over_connect_are_refused(properties: dict[str, str]) ->
     assert "in_batch" not in str(caught.value)
     named = replace(OPTIONS, transaction=Transaction(app_id="job", version=4))
     assert batch_identity(named, OUTSIDE | properties, token="a").identity == "txn:job>clicks"
+
+
+DEEP = """project {
+              input {
+                common {
+                }
+                RELATION {
+                }
+              }
+"""
+"""How Spark shows what is deep: that it is there, and nothing in it."""
+
+
+@pytest.mark.parametrize(
+    ("rows", "is_refused"),
+    [
+        (DEEP.replace("RELATION", "project") + BEHIND, True),
+        (DEEP.replace("RELATION", "range") + BEHIND, False),
+        (DEEP.replace("input", "left_input").replace("RELATION", "filter") + BEHIND, True),
+        ("project {\n          expressions {\n            expression_string {...", True),
+    ],
+    ids=["deep", "deep, and whole", "deep, of two", "long"],
+)
+def test_rows_that_may_be_of_a_batch_are_refused(rows: str, is_refused: bool) -> None:
+    """Before PySpark 4.3 the plan tells, and Spark shows as much of it as it likes."""
+    properties = OUTSIDE | {CALL_SITE_PROPERTY: REQUEST + rows}
+    assert batch_identity(OPTIONS, properties | OF_SPARK_4_3, token="a").is_unique
+    if is_refused:
+        with pytest.raises(ConfigurationError, match=r"may be of a micro-batch.*txnAppId"):
+            batch_identity(OPTIONS, properties, token="a")
+    else:
+        assert batch_identity(OPTIONS, properties, token="a").is_unique
 
 
 @pytest.mark.parametrize(
