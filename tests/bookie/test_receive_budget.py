@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.serving import service as service_module
+from bookie.serving.connection import Connection
 from bookie.serving.receive_budget import ReceiveBudget, ReceiveRoom
 from dlcore.wire.messages import Add, Durable, encode
 from tests.fixtures.aio import until
@@ -106,10 +107,13 @@ def test_who_stops_in_the_middle_is_given_up_while_others_wait(
     """
     monkeypatch.setattr(service_module, "_RELIEF_INTERVAL_S", 0.02)
     monkeypatch.setattr(service_module, "_STALL_S_MAX", 100.0 if trickles else 0.1)
+    monkeypatch.setattr(service_module, "_HELD_S_MAX", 0.4)
+    # Readers that stand still hold nothing that adds wait for.
+    monkeypatch.setattr(Connection, "stalled_s", lambda _: 1000.0)
 
     async def scenario() -> None:
         async with (
-            serve(tmp_path, receive_bytes_max=ENTRY_BYTES, silence_s=0.4) as served,
+            serve(tmp_path, receive_bytes_max=ENTRY_BYTES) as served,
             raw_connection(served.address) as slow,
         ):
             budget = served.service.receive_budget
@@ -124,5 +128,27 @@ def test_who_stops_in_the_middle_is_given_up_while_others_wait(
                 other.send(rest)
                 assert await other.receive() == Durable((1,))
             assert await slow.receive() is None
+
+    run(scenario)
+
+
+def test_who_is_not_read_for_he_takes_no_answers_sends_slowly_too(tmp_path: Path) -> None:
+    """Else a client could hold room as long as it likes; one that waits for room holds none."""
+
+    async def scenario() -> None:
+        async with (
+            serve(tmp_path, receive_bytes_max=ENTRY_BYTES) as served,
+            raw_connection(served.address) as end,
+        ):
+            (connection,) = served.service.connections
+            assert not connection.sends_slowly(1.0, 1.0)
+            await begin(end, 1)
+            await until(lambda: connection._room.held_bytes > 0)
+            connection._transport.pause_reading()
+            connection._is_reading = False
+            assert not connection.sends_slowly(100.0, 0.0)
+            connection.pause_writing()
+            assert connection.sends_slowly(100.0, 0.0)
+            connection.abort()
 
     run(scenario)

@@ -189,6 +189,14 @@ def test_a_range_that_is_refused_though_it_is_there(monkeypatch: pytest.MonkeyPa
         read(monkeypatch, log)
 
 
+def test_who_knows_of_less_than_was_planned_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another proxy may lag behind: what it does not know of yet is to be asked for again."""
+    lagging = snapshot_of((3,), (2,)).starting_at(DLSN.parse("2:1:0"))
+    log = Changing(lagging, 3, AlreadyTruncatedError("records are gone"))
+    with pytest.raises(LedgerReadError, match=r"up to 2:4:0 were there .* up to 2:2:0 are known"):
+        read(monkeypatch, log)
+
+
 def test_a_failed_read_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bookies that do not answer fail the task whatever the option says."""
     with pytest.raises(LedgerReadError, match="no answer"):

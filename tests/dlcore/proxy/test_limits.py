@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from dlcore.errors import LogElsewhereError
 from dlcore.log.writing.writer import AsyncLogWriter
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.service import FLIGHT
 from dlcore.proxy.writing import put
+from dlcore.proxy.writing.owner import LogOwner
 from tests.fixtures.served_proxies import Client, Proxies, Stream, with_proxies
 
 
@@ -74,6 +76,31 @@ def test_streams_above_the_limit_are_refused(
         for each in streams[1:]:
             await each.send(b"x")
             assert (await each.told_all() or {})["acked"] == 1
+
+    with_proxies("a", "b")(scenario)
+
+
+def test_who_owns_a_log_is_told_to_those_who_have_too_many_streams(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The owner may have room for one more."""
+    get = LogOwner.get
+
+    async def elsewhere(owner: LogOwner, log: str, **options: Any) -> Any:
+        if log == "b":
+            raise LogElsewhereError("another one has it", location="grpc://other:1")
+        return await get(owner, log, **options)
+
+    monkeypatch.setattr(LogOwner, "get", elsewhere)
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start(principal_streams_max=1)
+        first = await ready(client, "a", "me")
+        second = await opened(client, "b", "me")
+        assert await second.told() is None
+        code, _, metadata = await second.status()
+        assert (code, metadata["dlog-location"]) == ("UNAVAILABLE", "grpc://other:1")
+        assert await first.told_all() is None
 
     with_proxies("a", "b")(scenario)
 
