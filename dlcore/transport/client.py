@@ -7,9 +7,9 @@ dropped, and the bookie's address is asked for again: a bookie that restarted ha
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from dlcore.background import BackgroundTasks
 from dlcore.backoff import Backoff
@@ -42,7 +42,6 @@ from dlcore.wire.messages import (
 if TYPE_CHECKING:
     from collections.abc import (
         AsyncGenerator,
-        AsyncIterator,
         Awaitable,
         Callable,
         Iterator,
@@ -140,7 +139,7 @@ class WireBookieClient:
 
     async def read_lac(self, bookie: BookieId, *, ledger_id: int, fence: bool) -> int:
         """Read the LAC; see the port."""
-        async with self._reading(bookie, Lane.NEWS, ReadLac(0, ledger_id, fence)) as reading:
+        with self._reading(bookie, Lane.NEWS, ReadLac(0, ledger_id, fence)) as reading:
             answer = await reading.next(self._config.read_timeout_s)
         assert isinstance(answer, int)
         return answer
@@ -150,7 +149,7 @@ class WireBookieClient:
     ) -> bytes | memoryview:
         """Read one frame; see the port."""
         request = ReadEntry(0, ledger_id, entry_id, fence)
-        async with self._reading(bookie, Lane.NEWS, request) as reading:
+        with self._reading(bookie, Lane.NEWS, request) as reading:
             answer = await reading.next(self._config.read_timeout_s)
         assert isinstance(answer, Chunk)
         if len(answer.frames) != 1:
@@ -177,7 +176,7 @@ class WireBookieClient:
             chunk_bytes,
             min(_WINDOW_CHUNKS * chunk_bytes, WINDOW_BYTES_MAX),
         )
-        async with self._reading(bookie, Lane.RANGES, request) as reading:
+        with self._reading(bookie, Lane.RANGES, request) as reading:
             while True:
                 answer = await reading.next(self._config.read_timeout_s)
                 assert isinstance(answer, Chunk)
@@ -190,7 +189,7 @@ class WireBookieClient:
     ) -> AsyncGenerator[FollowUpdate, None]:
         """Follow a ledger; see the port.  A dead connection shows by its silence."""
         request = Follow(0, ledger_id, first_entry_id, _FOLLOW_WINDOW_BYTES)
-        async with self._reading(bookie, Lane.NEWS, request) as reading:
+        with self._reading(bookie, Lane.NEWS, request) as reading:
             timeout_s: float | None = self._config.read_timeout_s
             while True:
                 answer = await reading.next(timeout_s)
@@ -249,20 +248,12 @@ class WireBookieClient:
             self._peers[bookie] = peer
         return peer.connection(lane)
 
-    @asynccontextmanager
-    async def _reading(
-        self, bookie: BookieId, lane: Lane, request: Read
-    ) -> AsyncIterator[_Reading]:
-        """Send a read; it is cancelled at the bookie if it is left before its end."""
-        reading = _Reading(bookie, self._connection(bookie, lane), request)
-        try:
-            yield reading
-        finally:
-            reading.cancel()
+    def _reading(self, bookie: BookieId, lane: Lane, request: Read) -> _Reading:
+        return _Reading(bookie, self._connection(bookie, lane), request)
 
 
 class _Reading:
-    """One read under way."""
+    """One read under way; it is cancelled at the bookie if it is left before its end."""
 
     def __init__(self, bookie: BookieId, connection: Connection, request: Read) -> None:
         self._bookie = bookie
@@ -285,8 +276,11 @@ class _Reading:
         self._taken = 0 if isinstance(answer, int) else cost_of(answer)
         return answer
 
-    def cancel(self) -> None:
-        """Give it up, unless it has ended."""
+    def __enter__(self) -> Self:
+        return self
+
+    # No generator: one that nobody closed would be ended in no order with those that hold it.
+    def __exit__(self, *_: object) -> None:
         self._connection.cancel(self._incoming)
 
 

@@ -74,6 +74,7 @@ def test_only_errors_that_may_pass_by_themselves_are_retriable() -> None:
         "OverCapacityError",
         "ProxyUnavailableError",
         "ReaderIdleError",
+        "ReaderStalledError",
     }
 
 
