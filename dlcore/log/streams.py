@@ -253,7 +253,9 @@ class AsyncAppendOnlyStreamReader(AsyncClosing):
         )
         async with self._turn:
             if not self._begin <= position <= self._begin + len(self._data):
-                self._begin, self._data, self._is_astray = position, memoryview(b""), True
+                self._is_astray = True  # until it is there
+                await self._reader.seek(txid=position + 1)
+                self._begin, self._data, self._is_astray = position, memoryview(b""), False
             self._position = position
             self._has_ended = False
         return position

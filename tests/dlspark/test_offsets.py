@@ -308,6 +308,8 @@ def test_a_renamed_log_goes_on_under_its_new_name() -> None:
     assert not losses
     assert as_text(first.ranges_to(through_spark(second))) == ["a 1:0:0-1:3:0", "c 1:5:0-1:9:0"]
     assert sorted(second.logs) == ["a", "b", "c"]
+    alone, losses = first.advanced({"c": view("1:9:0")})  # the query reads no a and no b any more
+    assert (sorted(alone.logs), list(losses)) == (["b", "c"], [])
     third, losses = second.advanced({"a": None, "b": view("1:9:0"), "c": None})
     assert as_text(second.ranges_to(third)) == []  # what was c is b now, and has nothing new
     gone, replaced = (str(loss) for loss in losses)

@@ -36,7 +36,7 @@ def first_not_less(rows: StoredRows, wanted: NotLessThan) -> DLSN | None:
             row = int(np.searchsorted(numbers_of(rows.batch.column(0)), wanted.value))
         case RecordField.SEQUENCE_ID:
             row = max(0, wanted.value - rows.place.sequence_id - rows.first_slot)
-        case RecordField.TIMESTAMP_MS:
+        case _:  # a time is the entry's, of all its records
             row = 0 if wanted.value <= rows.place.timestamp_ms else count_
     return rows.slice(row, 0).position if row < count_ else None
 

@@ -154,6 +154,8 @@ def test_streams_of_a_slow_log_wait_with_their_messages_unread(
                 await stream.send(bytes(1000))
             assert (await stream.told_all() or {})["acked"] == 20
 
+        # On a busy machine a turn would often end before what was sent has come.
+        monkeypatch.setattr(put, "_SOON_S", 60.0)
         await asyncio.gather(*map(push, streams))
         assert max(waiting) > 20_000, "what came at once"
         assert max(waiting[len(waiting) // 2 :]) < 20_000
