@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, assert_never
@@ -384,16 +385,13 @@ class AsyncLogWriter(AsyncClosing):
         ledger, self._ledger = self._ledger, None
         self._stop_alarm()
         self._next_place.close()
-        try:
-            try:
-                for follower in self._followers:
-                    await follower.aclose()
-            finally:
-                if ledger is not None:
-                    await ledger.abandon()
-        finally:
+        async with AsyncExitStack() as ending:  # each, whatever becomes of those before it
             if self._lock is not None:
-                await self._lock.release()
+                ending.push_async_callback(self._lock.release)
+            if ledger is not None:
+                ending.push_async_callback(ledger.abandon)
+            for follower in self._followers:
+                ending.push_async_callback(follower.aclose)
 
     # The pump
 
