@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dlcore.autorecovery.config import AutoRecoveryConfig
-from dlcore.config import QuorumConfig
+from dlcore.config import LogSettings, QuorumConfig
 from dlcore.errors import ConfigurationError
 
 
@@ -45,3 +46,10 @@ def test_auto_recovery_that_could_not_work_is_refused(key: str, value: float, ru
     with pytest.raises(ConfigurationError, match=f"{key}={value}: {rule}"):
         AutoRecoveryConfig(**arguments)
     assert AutoRecoveryConfig(lost_bookie_delay_s=0.0).lost_bookie_delay_s == 0.0
+
+
+def test_a_number_that_cannot_be_stored_is_refused() -> None:
+    """Of a kind that Python takes for a number, and the stored setting does not."""
+    with pytest.raises(ConfigurationError, match=r"entry_bytes.*65536.*Expected `int"):
+        LogSettings.of({"entry_bytes": np.int64(65536)})
+    assert LogSettings.of({"entry_bytes": 65536}).entry_bytes == 65536
