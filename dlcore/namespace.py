@@ -12,7 +12,6 @@ import os
 import random
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +46,8 @@ from dlcore.metadata.port import SessionState
 from dlcore.statistics import NamespaceStatistics
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
     from dlcore.ledger.metadata.bookies import BookieRegistration
     from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.ledger.port import BookieClient
@@ -60,8 +61,6 @@ if TYPE_CHECKING:
     from dlcore.tls import TlsFiles
 
 logger = logging.getLogger(__name__)
-
-_Closer = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Namespace(AsyncClosing):
@@ -166,6 +165,7 @@ class Namespace(AsyncClosing):
         config: LogConfig | None = None,
         settings: LogSettings | None = None,
         schema: Any = None,
+        log_id: str | None = None,
     ) -> None:
         """Create a log.
 
@@ -174,6 +174,7 @@ class Namespace(AsyncClosing):
             config: its quorums are stored with the log, whoever writes it later.
             settings: what else is stored with it, for whoever writes it.
             schema: its columns, as an Arrow schema, which makes it a typed log; else one of bytes.
+            log_id: unique to it, for who asks again where an answer was lost; else one is made.
 
         Raises: InvalidLogNameError, LogExistsError.
         """
@@ -181,7 +182,7 @@ class Namespace(AsyncClosing):
         name = validate_log_name(name)
         metadata = LogMetadata(
             name=name,
-            log_id=self._context.clock.new_token(),
+            log_id=log_id or self._context.clock.new_token(),
             created_ms=self._context.clock.now_ms(),
             quorum=(config or self._context.config).quorum,
             typed=schema is not None,
@@ -206,8 +207,7 @@ class Namespace(AsyncClosing):
             self._require_open()
             await forget_log(self._context, name)
             return
-        manager = await self.open_log(name)
-        await manager.delete()
+        await (await self.open_log(name)).delete()
 
     async def rename_log(self, name: str, new_name: str) -> None:
         """Give a log another name, at once for everybody.

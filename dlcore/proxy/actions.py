@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 
 import msgspec
 
-from dlcore.errors import ConfigurationError, LogNotFoundError
+from dlcore.errors import ConfigurationError, LogNotFoundError, LogRenamedError
 from dlcore.ids import DLSN, validate_log_name
+from dlcore.log.metadata.values import LogKey
 from dlcore.proxy.flight.put import parse_schema
 from dlcore.proxy.reading.planning import (
     LogsRequest,
@@ -22,6 +23,7 @@ from dlcore.proxy.writing.appends import AppendRequest, Appends
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from dlcore.log.manager import DistributedLogManager
     from dlcore.namespace import Namespace
     from dlcore.proxy.membership import Membership
     from dlcore.proxy.writing.owner import LogOwner
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 Answer: TypeAlias = dict[str, object]
 Drain: TypeAlias = "Callable[[], Awaitable[None]]"
+LogId: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z-]{1,64}$")]
+"""Of a log, as clients tell it: part of a path in the metadata store."""
 
 
 class LogRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -37,10 +41,16 @@ class LogRequest(msgspec.Struct, forbid_unknown_fields=True):
     log: str
 
 
-class RenameRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """A log, and what it is to be called."""
+class ChangeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A log to change; by its id it is done once, and asked for again told that it is done."""
 
     log: str
+    log_id: LogId | None = None
+
+
+class RenameRequest(ChangeRequest, forbid_unknown_fields=True, kw_only=True):
+    """A log, and what it is to be called."""
+
     new_name: str
 
 
@@ -52,10 +62,14 @@ class SettingsRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CreateRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """A log to create; with a schema, as an Arrow message, a typed one."""
+    """A log to create, with an id that it may be given; with a schema, as an Arrow message, typed.
+
+    Who asks again, since an answer was lost, gives the same id.
+    """
 
     log: str
     schema: bytes | None = None
+    log_id: LogId | None = None
 
 
 class SchemaRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -156,14 +170,16 @@ class Actions:
     def _add_those_on_logs(self) -> None:
         self._add(
             "create",
-            "Create a log: {log}; a typed one: {log, schema}.",
+            "Create a log: {log, log_id}; a typed one: {log, log_id, schema}.",
             CreateRequest,
             self._create,
         )
-        self._add("delete", "Delete a log and its data: {log}.", LogRequest, self._delete)
-        text = "Give a log another name: {log, new_name}."
+        text = "Delete a log and its data: {log, log_id}."
+        self._add("delete", text, ChangeRequest, self._delete)
+        text = "Give a log another name: {log, log_id, new_name}."
         self._add("rename", text, RenameRequest, self._rename)
-        self._add("seal", "Let no record follow in a log: {log}.", LogRequest, self._seal)
+        text = "Let no record follow in a log: {log, log_id}."
+        self._add("seal", text, ChangeRequest, self._seal)
         self._add(
             "truncate",
             "Drop the records of a log below a position: {log, dlsn | txid | timestamp_ms}.",
@@ -208,7 +224,7 @@ class Actions:
 
     async def _create(self, request: CreateRequest) -> Answer:
         schema = None if request.schema is None else parse_schema(request.schema)
-        await self._namespace.create_log(request.log, schema=schema)
+        await self._namespace.create_log(request.log, schema=schema, log_id=request.log_id)
         return {}
 
     async def _merge_schema(self, request: SchemaRequest) -> Answer:
@@ -216,16 +232,24 @@ class Actions:
         await log.update_schema(parse_schema(request.schema), merge=True)
         return {}
 
-    async def _delete(self, request: LogRequest) -> Answer:
-        log = await self._let_go(request.log)
-        with self._owner_of_logs.redirecting(log):
-            await self._namespace.delete_log(log)
+    async def _delete(self, request: ChangeRequest) -> Answer:
+        try:
+            log = await self._open(request)
+        except LogNotFoundError as error:
+            await self._require_done(request, None, error)
+            return {}
+        with self._owner_of_logs.redirecting(log.name):
+            await log.delete()
         return {}
 
     async def _rename(self, request: RenameRequest) -> Answer:
-        log = await self._let_go(request.log)
-        with self._owner_of_logs.redirecting(log):
-            await self._namespace.rename_log(log, request.new_name)
+        try:
+            log = await self._open(request)
+        except LogNotFoundError as error:
+            await self._require_done(request, request.new_name, error)
+            return {}
+        with self._owner_of_logs.redirecting(log.name):
+            await log.rename(request.new_name)
         return {}
 
     async def _settings(self, request: SettingsRequest) -> Answer:
@@ -234,17 +258,43 @@ class Actions:
             return {"settings": await log.update_settings(**request.changes)}
         return {"settings": await log.get_settings()}
 
-    async def _seal(self, request: LogRequest) -> Answer:
-        log = await self._let_go(request.log)
-        with self._owner_of_logs.redirecting(log):
-            await (await self._owner_of_logs.open(log)).mark_end_of_stream()
+    async def _seal(self, request: ChangeRequest) -> Answer:
+        log = await self._open(request)
+        if request.log_id is None or not await log.is_end_of_stream_marked():
+            with self._owner_of_logs.redirecting(log.name):
+                await log.mark_end_of_stream()
         return {}
 
-    async def _let_go(self, log: str) -> str:
-        """Let go of a log if it is owned here, so that it can be locked; return its name."""
-        log = validate_log_name(log)
-        await self._owner_of_logs.release(log)
+    async def _open(self, request: ChangeRequest) -> DistributedLogManager:
+        """Let go of a log if it is owned here, so that it can be locked; open it."""
+        name = validate_log_name(request.log)
+        await self._owner_of_logs.release(name)
+        log = await self._owner_of_logs.open(name)
+        if request.log_id not in (None, log.log_id):
+            raise LogNotFoundError(
+                f"log {name!r} is another one than was asked for: its id is {log.log_id}, and not "
+                f"{request.log_id}"
+            )
         return log
+
+    async def _require_done(
+        self, request: ChangeRequest, name: str | None, error: LogNotFoundError
+    ) -> None:
+        """Raise unless the log of that id is gone, or has the name that it was to be given."""
+        if request.log_id is None:
+            raise error
+        key = LogKey(name=request.log, log_id=request.log_id)
+        try:
+            found = (await self._namespace.log_context.logs.find_again(key)).name
+        except LogNotFoundError:
+            if name is None:
+                return
+            raise
+        if found != name:
+            raise LogRenamedError(
+                f"log {request.log!r} is called {found!r} by now; an earlier attempt may have "
+                "renamed it before that"
+            ) from error
 
     async def _truncate(self, request: TruncateRequest) -> Answer:
         log = await self._namespace.open_log(request.log)
@@ -272,8 +322,8 @@ class Actions:
         try:
             log = await self._namespace.log_context.logs.find(validate_log_name(request.log))
         except LogNotFoundError:  # one that is created there is written there
-            return {"location": self._membership.preferred(request.log)}
-        return {"location": await self._membership.owner_of(log)}
+            return {"location": self._membership.preferred(request.log), "log_id": None}
+        return {"location": await self._membership.owner_of(log), "log_id": log.log_id}
 
     async def _health(self, _: NoRequest) -> Answer:
         here = self._membership.location

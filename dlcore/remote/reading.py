@@ -10,14 +10,22 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
+from dlcore.clock import SystemClock
 from dlcore.closing import AsyncClosing
 from dlcore.config import LogSettings, require_positive
-from dlcore.errors import ConfigurationError, LogEmptyError, LogExistsError
+from dlcore.errors import (
+    ConfigurationError,
+    EndOfStreamError,
+    LogEmptyError,
+    LogExistsError,
+    LogNotFoundError,
+)
 from dlcore.ids import DLSN, validate_log_name
 from dlcore.log.entries.batches import batch_of
 from dlcore.log.reading.ranges import timestamp_ms_of
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.actions import (
+    ChangeRequest,
     CreateRequest,
     LogRequest,
     RenameRequest,
@@ -113,10 +121,13 @@ class RemoteNamespace(AsyncClosing):
     async def create_log(self, name: str, *, schema: pa.Schema | None = None) -> None:
         """Create a log of bytes, or with a schema a typed one.
 
-        Raises: LogExistsError; InvalidLogNameError, MetadataError, ProxyUnavailableError.
+        Raises: LogExistsError; InvalidLogNameError, MetadataError; ProxyUnavailableError: it may be
+            there, or not.
         """
         packed = None if schema is None else schema.serialize().to_pybytes()
-        await planning.act(self._calls, "create", CreateRequest(name, packed), Any)
+        # What is asked for again, since the answer was lost, has the same id.
+        request = CreateRequest(name, packed, SystemClock().new_token())
+        await planning.act(self._calls, "create", request, Any)
 
     async def delete_log(self, name: str) -> None:
         """Delete a log and its data; the proxy that writes it lets go of it first.
@@ -124,17 +135,27 @@ class RemoteNamespace(AsyncClosing):
         Raises:
             LogNotFoundError: there is no such log.
             OwnershipAcquireFailedError: a writer beside the proxies owns it.
-            MetadataError, ProxyUnavailableError.
+            MetadataError; ProxyUnavailableError: it may be done, or not.
         """
-        await planning.act(self._calls, "delete", LogRequest(validate_log_name(name)), Any)
+        request = ChangeRequest(log=name, log_id=await self._find(name))
+        await planning.act(self._calls, "delete", request, Any)
 
     async def rename_log(self, name: str, new_name: str) -> None:
         """Give a log another name, at once for everybody.
 
         Raises: LogExistsError: there is a log `new_name`; else as `delete_log`.
         """
-        request = RenameRequest(validate_log_name(name), validate_log_name(new_name))
+        new_name = validate_log_name(new_name)
+        request = RenameRequest(log=name, log_id=await self._find(name), new_name=new_name)
         await planning.act(self._calls, "rename", request, Any)
+
+    async def _find(self, name: str) -> str:
+        """Return the id of a log: a change of it that is asked for again is known by that."""
+        asked = LogRequest(validate_log_name(name))
+        answer = await planning.act(self._calls, "owner", asked, dict[str, str | None])
+        if answer["log_id"] is None:
+            raise LogNotFoundError(f"log {name!r} does not exist at {self.endpoint}")
+        return str(answer["log_id"])
 
     async def log_exists(self, name: str) -> bool:
         """Return whether the log exists.  Raises: MetadataError, ProxyUnavailableError."""
@@ -300,9 +321,13 @@ class RemoteLog(AsyncClosing):
         Raises:
             EndOfStreamError: it is sealed.
             OwnershipAcquireFailedError: a writer beside the proxies owns it.
-            LogNotFoundError, MetadataError, ProxyUnavailableError.
+            LogNotFoundError, MetadataError; ProxyUnavailableError: it may be sealed, or not.
         """
-        await planning.act(self._calls, "seal", LogRequest(self.name), Any)
+        info = await self.get_info()
+        if info.sealed:
+            raise EndOfStreamError(f"log {self.name!r} is sealed")
+        request = ChangeRequest(log=self.name, log_id=info.log_id)
+        await planning.act(self._calls, "seal", request, Any)
 
     async def read(
         self,

@@ -85,13 +85,12 @@ class LogStore:
         path = self._paths.log(log.name)
         try:
             await self._store.multi(plan_create(self._paths, log, settings, schema))
-        except NodeExistsError as error:
-            raise LogExistsError(f"log {log.name!r} exists") from error
-        except UNANSWERED as error:
+        except (NodeExistsError, *UNANSWERED) as error:
             found = await persistently(lambda: self._store.get(path, fresh=True))
-            if found is None:
+            if found is None and isinstance(error, UNANSWERED):
                 raise
-            if decode(LogMetadata, found.value, source=path).log_id != log.log_id:
+            # Of this id it is made by this call, or an earlier one whose answer was lost.
+            if found is None or decode(LogMetadata, found.value, source=path).log_id != log.log_id:
                 raise LogExistsError(f"log {log.name!r} exists") from error
 
     async def exists(self, name: str) -> bool:

@@ -1,0 +1,143 @@
+"""Changes of logs whose answers are lost: asked for again, they are known to be done."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+
+from dlcore.errors import (
+    EndOfStreamError,
+    LogExistsError,
+    LogNotFoundError,
+    LogRenamedError,
+    MetadataConnectionError,
+)
+from dlcore.proxy.actions import Actions
+from dlcore.remote import open_namespace
+from tests.fixtures.served_proxies import Proxies, with_proxies
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+
+@contextmanager
+def losing_the_answer(
+    action: str, then: Callable[[], Awaitable[object]] | None = None
+) -> Iterator[None]:
+    """Lose the first answer to an action, which is performed; something else happens then."""
+    perform = Actions.perform
+    lost: list[str] = []
+
+    async def perform_silently(self: Actions, name: str, body: bytes) -> bytes:
+        answer = await perform(self, name, body)
+        if name == action and not lost:
+            lost.append(name)
+            if then is not None:
+                await then()
+            raise MetadataConnectionError("the answer is lost")
+        return answer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Actions, "perform", perform_silently)
+        yield
+    assert lost == [action]
+
+
+def test_what_was_done_is_done() -> None:
+    """By the log's id, whether it is there, gone, called otherwise or sealed."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        async with await open_namespace(served.servers[0].location) as namespace:
+            with losing_the_answer("create"):
+                await namespace.create_log("clicks")
+            with pytest.raises(LogExistsError):
+                await namespace.create_log("clicks")
+            log = await namespace.open_log("clicks")
+            with losing_the_answer("seal"):
+                await log.mark_end_of_stream()
+            with pytest.raises(EndOfStreamError):
+                await log.mark_end_of_stream()
+            with losing_the_answer("rename"):
+                await namespace.rename_log("clicks", "older")
+            assert await namespace.get_logs() == ["older"]
+            with pytest.raises(LogNotFoundError):
+                await namespace.rename_log("clicks", "older")
+            with losing_the_answer("delete"):
+                await namespace.delete_log("older")
+            assert await namespace.get_logs() == []
+            with pytest.raises(LogNotFoundError):
+                await namespace.delete_log("older")
+
+    with_proxies()(scenario)
+
+
+def test_another_log_of_the_name_is_left_alone() -> None:
+    """Which somebody made after the first attempt, and before the second."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        direct = served.cluster.namespaces[0]
+
+        async def make_again() -> None:
+            await direct.create_log("clicks")
+
+        async with await open_namespace(served.servers[0].location) as namespace:
+            await make_again()
+            with losing_the_answer("delete", make_again):
+                await namespace.delete_log("clicks")
+            assert await namespace.get_logs() == ["clicks"]
+            with losing_the_answer("rename", make_again):
+                await namespace.rename_log("clicks", "older")
+            assert await namespace.get_logs() == ["clicks", "older"]
+
+            async def rename_further() -> None:
+                await direct.rename_log("newer", "newest")
+
+            with (
+                losing_the_answer("rename", rename_further),
+                pytest.raises(LogRenamedError, match="'older' is called 'newest' by now"),
+            ):
+                await namespace.rename_log("older", "newer")
+
+            async def delete() -> None:
+                await direct.delete_log("newer")
+
+            with (
+                losing_the_answer("rename", delete),
+                pytest.raises(LogNotFoundError, match="'newest' was deleted"),
+            ):
+                await namespace.rename_log("newest", "newer")
+
+    with_proxies()(scenario)
+
+
+def test_without_an_id_nothing_is_known() -> None:
+    """Clients of other languages may give one."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start()
+        log_id = "11-aa"
+        await client.act("create", log="a", log_id=log_id)
+        assert (await client.act("owner", log="a"))["log_id"] == log_id
+        await client.act("seal", log="a")
+        await client.act("seal", log="a", log_id=log_id)
+        await client.act("delete", log="a", log_id=log_id)
+        await client.act("delete", log="a", log_id=log_id)
+        for action, body in (
+            ("seal", {}),
+            ("delete", {}),
+            ("rename", {"new_name": "b"}),
+            ("rename", {"new_name": "b", "log_id": log_id}),
+            ("delete", {"log_id": "../../locks"}),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await client.act(action, log="a", **body)
+            assert refused.value.code().name == (
+                "INVALID_ARGUMENT" if ".." in str(body) else "NOT_FOUND"
+            )
+
+    with_proxies()(scenario)
