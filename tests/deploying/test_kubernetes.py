@@ -115,6 +115,7 @@ def api_server() -> Iterator[ApiServer]:
             thread.join()
 
 
+@pytest.mark.prove  # the test below asks Spark about each setting
 def test_pods_are_as_the_settings_for_kubernetes_say(jvm: Any) -> None:
     """Those of the driver and of executors, and what the driver is told there."""
     with api_server() as server:

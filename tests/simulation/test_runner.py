@@ -16,7 +16,7 @@ from tests.simulation.runner import run_many, run_some
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SEEDS = amount(12, sampled=4)
+SEEDS = amount(12, sampled=2)
 
 
 @pytest.fixture(autouse=True)

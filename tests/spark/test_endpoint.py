@@ -174,6 +174,7 @@ def test_batches_are_written_through_an_endpoint(
         ]
 
 
+@pytest.mark.prove  # `test_remote_writing` has the deaths, the test of a stream above the path
 def test_a_stream_is_written_through_proxies_that_die(
     spark: SparkSession, namespace_uri: str, logs: Logs, tmp_path: Path
 ) -> None:

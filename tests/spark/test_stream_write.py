@@ -425,6 +425,7 @@ def test_a_sink_outlasts_a_killed_writer(logs: LogBench, tmp_path: Path) -> None
     assert logs.payloads(target) == [b"first", *as_bytes(range(10))]
 
 
+@pytest.mark.prove  # `test_many_targets` writes with threads as well, and nothing fails
 def test_threads_write_to_logs_of_their_own(logs: LogBench, tmp_path: Path) -> None:
     """With `in_batch` they are part of the batch: each log has it once, also after a failure."""
     source = logs.create("in")

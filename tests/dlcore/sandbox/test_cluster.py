@@ -114,6 +114,7 @@ def test_a_missing_bookie_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         _python_path()
 
 
+@pytest.mark.prove  # the command's test restarts one, and finds all data
 def test_a_restart_on_the_same_folder_has_the_same_bookies(tmp_path: Path) -> None:
     """The same incarnations of the same names, all of them, whatever number is asked for."""
     with Sandbox(2, data_dir=tmp_path / "data", autorecovery=False) as sandbox:
@@ -182,6 +183,7 @@ def test_a_bookie_that_does_not_come_up_is_explained(tmp_path: Path) -> None:
         pass  # the folder is free again
 
 
+@pytest.mark.prove  # as the command's test has it
 def test_a_taken_folder_is_refused_by_name(tmp_path: Path) -> None:
     """With the process that has it; the one that has it goes on."""
     with Sandbox(1, data_dir=tmp_path, autorecovery=False) as sandbox:
