@@ -43,7 +43,6 @@ _FIRST_PAUSE_S, _PAUSE_MAX_S = 0.05, 1.0
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PREFIX = struct.Struct("<iI")
 """Of an Arrow message: a marker, and the length of its header."""
-_MS = pa.timestamp("ms", "UTC")
 _POSITIONS = ("dlsn", "txid", "sequence_id", "timestamp")
 
 
@@ -223,7 +222,8 @@ def _entries_of(batch: pa.RecordBatch) -> Iterator[ScanBatch]:
     """Yield the rows of a message, those of each entry by themselves, none of them copied."""
     dlsns, txids, sequence_ids, timestamps = batch.columns[: len(_POSITIONS)]
     lssns, entries, slots = (_numbers(each) for each in dlsns.flatten())
-    sequence, times_ms = _numbers(sequence_ids), _numbers(timestamps.cast(_MS).cast(pa.int64()))
+    times = timestamps.cast(pa.timestamp("ms", "UTC"))
+    sequence, times_ms = _numbers(sequence_ids), _numbers(times.cast(pa.int64()))
     names = batch.schema.names
     data = ["payload" if name == "value" else name for name in names[len(_POSITIONS) :]]
     txid_name = names[1]

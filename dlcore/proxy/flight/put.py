@@ -30,7 +30,6 @@ UNREACHABLE_MAX = 16
 _PREFIX = struct.Struct("<Ii")  # of an encapsulated message: a mark, and how long the header is
 _MARK = 0xFFFFFFFF
 _ALIGNMENT = 8
-_UNREADABLE = (pa.ArrowException, OSError, EOFError, ValueError)
 _BODY_TAG = 1000 << 3 | 2
 _BYTES_KIND = 2  # of a field of protobuf
 _FIELDS_MAX = 4  # that FlightData has
@@ -193,11 +192,16 @@ def parse_target(descriptor: pb.FlightDescriptor) -> PutTarget | StagingTarget:
     )
 
 
+def _unreadable() -> tuple[type[Exception], ...]:
+    # Asked for where something fails: pyarrow takes long to load, and many commands need it never.
+    return (pa.ArrowException, OSError, EOFError, ValueError)
+
+
 def parse_schema(message: bytes) -> pa.Schema:
     """Return the schema of an Arrow message.  Raises: ConfigurationError: it is none."""
     try:
         return pa.ipc.read_schema(pa.py_buffer(message))
-    except _UNREADABLE as error:
+    except _unreadable() as error:
         raise ConfigurationError(f"the schema does not parse: {error}") from error
 
 
@@ -213,7 +217,7 @@ class PutDecoder:
         try:
             self.schema: pa.Schema = pa.ipc.read_schema(message)
             names = self.schema.names  # which are bytes until they are asked for
-        except _UNREADABLE as error:
+        except _unreadable() as error:
             raise ConfigurationError(f"the schema does not parse: {error}") from error
         for name, kind in zip(names, self.schema.types, strict=True):
             for each in _kinds_in(kind):
@@ -233,7 +237,7 @@ class PutDecoder:
             batch = pa.ipc.read_record_batch(arrow, self.schema)
             if batch.num_rows <= ROWS_MAX:
                 batch.validate(full=True)
-        except _UNREADABLE as error:
+        except _unreadable() as error:
             raise ConfigurationError(f"the batch does not parse: {error}") from error
         if batch.num_rows > ROWS_MAX:
             raise ConfigurationError(f"a batch of {batch.num_rows} rows: send at most {ROWS_MAX}")
@@ -250,7 +254,7 @@ def _arrow_of(message: PutMessage, kind: str) -> pa.ipc.Message:
     try:
         # This copy is needed: bodies may be anywhere in messages, and Arrow's are aligned.
         arrow = pa.ipc.read_message(b"".join((prefix, header, bytes(padding), body)))
-    except _UNREADABLE as error:
+    except _unreadable() as error:
         raise ConfigurationError(f"an Arrow message does not parse: {error}") from error
     if arrow.type != kind:
         raise ConfigurationError(f"an Arrow message of kind {arrow.type}, expected a {kind}")
