@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_h
 import msgspec
 
 from dlcore.errors import ConfigurationError, LogModeError
+from dlcore.html_tables import ShownFields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -108,7 +109,12 @@ class _CheckedStruct(type(msgspec.Struct)):  # type: ignore[misc]
 
 
 class QuorumConfig(
-    msgspec.Struct, metaclass=_CheckedStruct, frozen=True, kw_only=True, array_like=True
+    ShownFields,
+    msgspec.Struct,
+    metaclass=_CheckedStruct,
+    frozen=True,
+    kw_only=True,
+    array_like=True,
 ):
     """E, Qw and Qa of a ledger; E >= Qw >= Qa >= 1.  Stored in this order.
 
@@ -148,7 +154,7 @@ DEFAULT_RACK = "/default-rack"
 
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlacementConfig:
+class PlacementConfig(ShownFields):
     """How a client spreads ensembles over racks."""
 
     racks_per_write_quorum_min: int = 2
@@ -167,7 +173,7 @@ class PlacementConfig:
 
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuarantineConfig:
+class QuarantineConfig(ShownFields):
     """When a client stops choosing a bookie that fails, and for how long."""
 
     window_s: float = 60.0
@@ -197,7 +203,7 @@ class QuarantineConfig:
 
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerClientConfig:
+class LedgerClientConfig(ShownFields):
     """How the ledger client talks to bookies."""
 
     add_timeout_s: float = 10.0
@@ -233,7 +239,7 @@ class LedgerClientConfig:
 
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogConfig:
+class LogConfig(ShownFields):
     """How a log is written and read; what is set at creation is stored with the log."""
 
     quorum: QuorumConfig = DEFAULT_QUORUM
@@ -308,7 +314,12 @@ class LogConfig:
 
 
 class LogSettings(
-    msgspec.Struct, metaclass=_CheckedStruct, frozen=True, kw_only=True, omit_defaults=True
+    ShownFields,
+    msgspec.Struct,
+    metaclass=_CheckedStruct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
 ):
     """What is stored with one log, and holds for everybody who writes it.  May change at any time.
 

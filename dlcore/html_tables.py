@@ -8,6 +8,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+_SHOWN_CHARACTERS = 500
+_FIELDS = ("__struct_fields__", "__dataclass_fields__")
+
+
+class ShownFields:
+    """Shows a dataclass or a struct as a table of its fields."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        kind = type(self)
+        names = next(filter(None, (getattr(kind, each, ()) for each in _FIELDS)))
+        shown = {name: getattr(self, name) for name in names if not name.startswith("_")}
+        return fields_html(kind.__name__, shown)
+
 
 def fields_html(title: str, fields: Mapping[str, object]) -> str:
     """Return a table of two columns: names and values."""
@@ -28,4 +43,6 @@ def rows_html(title: str, header: Sequence[str], rows: Iterable[Sequence[object]
 
 
 def _text(value: object) -> str:
-    return escape(f"{value:,}" if isinstance(value, int) else str(value))
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    text = f"{value:,}" if is_number else str(value)
+    return escape(text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…")

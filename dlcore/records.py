@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import msgspec
 
+from dlcore.html_tables import ShownFields
 from dlcore.ids import DLSN
 
 _SHOWN_PAYLOAD_BYTES = 64
 
 
-class LogRecord(msgspec.Struct, frozen=True, gc=False):
+class LogRecord(ShownFields, msgspec.Struct, frozen=True, gc=False):
     """A record to write: its bytes and its transaction id (0 … 2**63-2, never decreasing)."""
 
     txid: int
@@ -37,7 +38,7 @@ class EntryPlace(msgspec.Struct, frozen=True, gc=False):
         return DLSN(self.lssn, self.entry_id + 1, 0)
 
 
-class LogRecordWithDLSN(msgspec.Struct, frozen=True, gc=False):
+class LogRecordWithDLSN(ShownFields, msgspec.Struct, frozen=True, gc=False):
     """A record as read: where it is, its number in the log (from 0, no gaps), and when written.
 
     What it shares with the other records of its entry is kept once, in `entry`, for a reader makes
@@ -80,7 +81,7 @@ class LogRecordWithDLSN(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class RecordPlace:
+class RecordPlace(ShownFields):
     """Where a record is, how many records of its log precede it, and when it was written.
 
     After the last record of a snapshot: its end, its number of records, the time of the last one.

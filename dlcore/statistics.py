@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dlcore.html_tables import ShownFields
+
 
 @dataclass(slots=True)
 class ReadCounts:
@@ -24,7 +26,7 @@ class WriteStatistics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamespaceStatistics:
+class NamespaceStatistics(ShownFields):
     """Of one client of a namespace, since it was opened; `dataclasses.asdict` gives names.
 
     Nothing is computed for it while records are written or read: it is put together when it is

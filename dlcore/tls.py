@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlcore.errors import ConfigurationError
+from dlcore.html_tables import ShownFields
 
 if TYPE_CHECKING:
     import ssl
@@ -27,7 +28,7 @@ class PemBytes(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TlsFiles:
+class TlsFiles(ShownFields):
     """Paths of PEM files.
 
     Raises:

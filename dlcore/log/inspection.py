@@ -24,6 +24,7 @@ from dlcore.errors import (
     NoNodeError,
     UnexpectedError,
 )
+from dlcore.html_tables import ShownFields
 from dlcore.ledger.metadata.values import LedgerState
 from dlcore.log.entries.body import decode_entry_header
 from dlcore.log.metadata.history import LogHistory
@@ -55,7 +56,7 @@ REMOVE = "remove"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(ShownFields):
     """Something that is not as it should be; `repair` says how it is put right, "" if not here."""
 
     log: str
@@ -65,7 +66,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerAudit:
+class LedgerAudit(ShownFields):
     """Ledgers against logs: `orphans` belong to no log, `missing` are named by logs.
 
     Where logs are `damaged`, by their ids, nobody knows which ledgers are theirs: then no ledger is

@@ -14,6 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from dlcore.errors import AlreadyClosedError, ConfigurationError, DLError, EndOfStreamError
+from dlcore.html_tables import ShownFields
 from dlcore.ids import DLSN
 from dlcore.log.reading.reader import ReadStart
 from dlcore.log.reading.rows import Rows
@@ -33,7 +34,7 @@ _DLSN_COLUMNS = ("dlsn", "_dlsn")
 _RECORD_COLUMNS = {"dlsn", "txid", "sequence_id", "timestamp", "value"}
 
 
-class LogInfo(msgspec.Struct, frozen=True):
+class LogInfo(ShownFields, msgspec.Struct, frozen=True):
     """What a proxy tells of a log; see `dlcore.proxy.reading.serving.InfoMetadata`."""
 
     log_id: str
@@ -44,7 +45,7 @@ class LogInfo(msgspec.Struct, frozen=True):
     last: str | None = None
 
 
-class RemoteRecord(msgspec.Struct, frozen=True, gc=False):
+class RemoteRecord(ShownFields, msgspec.Struct, frozen=True, gc=False):
     """A record as read: where it is, its number in the log (from 0, no gaps), and when written."""
 
     dlsn: DLSN

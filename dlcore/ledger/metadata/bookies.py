@@ -7,11 +7,12 @@ from typing import Annotated
 import msgspec
 
 from dlcore.config import DEFAULT_RACK
+from dlcore.html_tables import ShownFields
 from dlcore.ids import BookieId
 from dlcore.metadata.stored import LAYOUT, Count, Text
 
 
-class BookieRegistration(msgspec.Struct, frozen=True, kw_only=True):
+class BookieRegistration(ShownFields, msgspec.Struct, frozen=True, kw_only=True):
     """What a live bookie says of itself: who it is and where (``host:port``) it answers.
 
     Entries are at `address`, the control service at `control_address`.

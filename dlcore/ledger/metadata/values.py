@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from dlcore.config import QuorumConfig
 from dlcore.errors import CorruptMetadataError
+from dlcore.html_tables import ShownFields
 from dlcore.ids import BookieId
 from dlcore.metadata.stored import LAYOUT, Count
 
@@ -33,7 +34,7 @@ class Ensemble(msgspec.Struct, frozen=True, array_like=True):
     bookies: tuple[BookieId, ...]
 
 
-class LedgerMetadata(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class LedgerMetadata(ShownFields, msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One ledger as the metadata store knows it.
 
     `last_entry_id` and `length_bytes` are meaningful when CLOSED (-1 and 0 before).  `token` is the

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from dlcore.errors import ConfigurationError
+from dlcore.html_tables import ShownFields
 from dlcore.log.metadata.values import CommitRecord
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ _DIGEST_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AppendRun:
+class AppendRun(ShownFields):
     """One life of an appender, and when in it an append began.
 
     `token` is unique to the life. `begun_ns` is what the monotonic clock of the machine that
@@ -59,7 +60,7 @@ class AppendRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommitStatus:
+class CommitStatus(ShownFields):
     """The last commit of an appender: its identity, the version, how many appends of it, when."""
 
     identity: str
@@ -69,7 +70,7 @@ class CommitStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SharedStaging:
+class SharedStaging(ShownFields):
     """Where appends of several identities find what was staged for all of them, in shared ledgers.
 
     `identity` is that of the staging writers.  `round` tells which appends may run side by side:

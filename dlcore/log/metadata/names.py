@@ -15,6 +15,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dlcore.html_tables import ShownFields
 from dlcore.metadata.paths import bucket_of
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class LogChangeKind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogChange:
+class LogChange(ShownFields):
     """A log was created, deleted, or renamed from `old_name`; `name` is the last one it has."""
 
     kind: LogChangeKind

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from dlcore.errors import CorruptMetadataError
+from dlcore.html_tables import ShownFields
 from dlcore.ids import DLSN
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class SegmentState(enum.Enum):
     COMPLETED = 2
 
 
-class Extent(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+class Extent(ShownFields, msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """A run of entries of one ledger that belong to a segment.
 
     An open extent (`last_entry_id` is None) is being written by the log's writer: its end is the
@@ -77,7 +78,7 @@ def _restored(kind: type[_Extent], *values: Any) -> _Extent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class LogSegment:
+class LogSegment(ShownFields):
     """One segment of a log, with all its extents.  At most the last of them is open.
 
     `start_sequence_id` is the sequence id of its first record.

@@ -32,6 +32,7 @@ from dlcore.errors import (
     NoNodeError,
     WriteError,
 )
+from dlcore.html_tables import ShownFields
 from dlcore.log.metadata.store import UNANSWERED, persistently
 from dlcore.log.metadata.values import StagedLedger
 from dlcore.metadata.port import Check, Create, Delete, Op, Put
@@ -333,7 +334,7 @@ async def settle_abandoned(context: LogContext, *, created_before_ms: int) -> in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StagedStatus:
+class StagedStatus(ShownFields):
     """A ledger that is not settled: more of it may be committed."""
 
     staged: StagedLedger

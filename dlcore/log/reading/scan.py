@@ -20,7 +20,7 @@ import msgspec
 
 from dlcore.config import require
 from dlcore.errors import ConfigurationError
-from dlcore.html_tables import rows_html
+from dlcore.html_tables import ShownFields, rows_html
 from dlcore.ids import DLSN, BookieId
 from dlcore.ledger.metadata.values import LedgerMetadata  # noqa: TC001  # likewise
 from dlcore.log.metadata.segment import Extent
@@ -80,7 +80,7 @@ def _prorated(amount: int, part: int, whole: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentView:
+class SegmentView(ShownFields):
     """The readable part of one segment, with the ledgers that its extents name.
 
     Entries and records that are truncated at its start count, too.
@@ -111,7 +111,7 @@ class SegmentView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScanRange:
+class ScanRange(ShownFields):
     """The records of one segment in [start, end), with all that is needed to read them.
 
     `columns` are those that batches of a typed log have, beside the transaction ids, and that those
@@ -213,7 +213,7 @@ def _named(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScanBatch:
+class ScanBatch(ShownFields):
     """Records of one entry, in order: `batch` has the columns txid (int64) and payload (binary),
     of a typed log `_txid` and the log's own, or those of them that its range asks for.
 
@@ -370,7 +370,7 @@ class StagedExtent(Extent, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommitResult:
+class CommitResult(ShownFields):
     """Outcome of a commit: by this call, or found done before (then `logs` is empty).
 
     `logs` maps each log to the position of the first record appended and the position after the

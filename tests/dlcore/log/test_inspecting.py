@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+import msgspec
 import pyarrow as pa
 import pytest
 
 import dlcore
+import dlcore.remote.sync
+import dlcore.sync
 from dlcore.errors import AlreadyClosedError, LogEmptyError, LogNotFoundError
 from dlcore.html_tables import fields_html, rows_html
 from dlcore.ids import DLSN
@@ -20,6 +23,7 @@ from dlcore.log.metadata.segment import SegmentState
 from dlcore.log.metadata.values import LogHead
 from dlcore.metadata.port import ANY_VERSION
 from dlcore.metadata.stored import encode
+from dlcore.records import LogRecord
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, read_all, record
 
 if TYPE_CHECKING:
@@ -127,6 +131,19 @@ def test_segments_are_watched() -> None:
     on_log(body)
 
 
+def test_every_value_of_the_public_faces_is_shown_as_a_table() -> None:
+    """But for positions and identities, which are one short text."""
+    plain = {
+        name
+        for face in (dlcore, dlcore.sync, dlcore.remote, dlcore.remote.sync)
+        for name in face.__all__
+        if isinstance(kind := getattr(face, name), type)
+        and (is_dataclass(kind) or issubclass(kind, msgspec.Struct))
+        and not hasattr(kind, "_repr_html_")
+    }
+    assert plain == {"DLSN", "BookieId"}
+
+
 def test_what_a_notebook_shows() -> None:
     """Short texts, and tables; nothing that a name could break."""
 
@@ -137,6 +154,16 @@ def test_what_a_notebook_shows() -> None:
         assert repr(snapshot) == "<LogSnapshot 'clicks' from 1:0:0 to 1:1:0, 1 segments>"
         assert "<td>1</td>" in snapshot._repr_html_()
         assert "1:0:0 … 1:1:0" in (await log.read())._repr_html_()
+        (segment,) = await log.get_log_segments()
+        assert "<caption>LogSegment</caption>" in segment._repr_html_()
+        assert "<th>created_ms</th>" in segment._repr_html_()
+        assert "_entry_ends" not in segment._repr_html_()
+        settings = await log.update_settings(compression="lz4", explicit_truncation=True)
+        assert "<tr><th>compression</th><td>lz4</td></tr>" in settings._repr_html_()
+        assert "<tr><th>explicit_truncation</th><td>True</td></tr>" in settings._repr_html_()
+        statistics = cluster.namespaces[0].get_statistics()
+        assert "<tr><th>entries_written</th><td>1</td></tr>" in statistics._repr_html_()
+        assert len(LogRecord(txid=1, payload=bytes(1_000_000))._repr_html_()) < 1_000
 
     on_log(body)
     assert "&lt;b&gt;" in fields_html("<b>", {"a": 1_000})
