@@ -394,14 +394,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def _tick(self) -> None:
         now_s = self._loop.time()
-        self._ticker = self._loop.call_at(self._keepalive.due_s(now_s), self._tick)
         try:
             ping = self._keepalive.check(now_s)
         except BookieUnavailableError as error:
             self._break(error)
-        else:
-            if ping is not None and self._is_welcome:
-                self._write(encode(ping))
+            return
+        self._ticker = self._loop.call_at(self._keepalive.due_s(now_s), self._tick)
+        if ping is not None and self._is_welcome:
+            self._write(encode(ping))
 
     def _expire(self) -> None:
         """Fail what waits too long."""

@@ -12,20 +12,22 @@ LEAST_S = 0.001
 class Keepalive:
     """One end's patience with the other: after `silence_s` without a byte it is given up.
 
-    Whoever hears nothing for half of that sends a PING.  The other side answers at once, whatever
-    else it does, so silence means that it is frozen, gone, or out of reach.
+    Whoever hears nothing for half of that sends a PING, and waits as long again.  The other side
+    answers at once, whatever else it does, so silence means that it is frozen, gone, or out of
+    reach.  Who comes late to ask, because its own process stood still, gives the same time for the
+    answer.
     """
 
     def __init__(self, silence_s: float, *, now_s: float) -> None:
-        self._silence_s = silence_s
+        self._half_s = silence_s / 2
         self._heard_s = now_s
+        self._asked_s: float | None = None  # by a PING, and nothing heard since
         self._pings = 0
-        self._is_waiting = False
 
     def heard(self, now_s: float) -> None:
         """Take note of received bytes."""
         self._heard_s = now_s
-        self._is_waiting = False
+        self._asked_s = None
 
     def quiet_s(self, now_s: float) -> float:
         """Return for how long nothing was heard."""
@@ -37,19 +39,21 @@ class Keepalive:
         Raises:
             BookieUnavailableError: the other side is silent.
         """
-        quiet_s = self.quiet_s(now_s)
-        if quiet_s >= self._silence_s:
+        if now_s < self._patient_until_s:
+            return None
+        if self._asked_s is not None:
+            quiet_s = self.quiet_s(now_s)
             raise BookieUnavailableError(
                 f"not a byte for {quiet_s:.1f} s: the other side is silent"
             )
-        if quiet_s < self._silence_s / 2 or self._is_waiting:
-            return None
-        self._is_waiting = True
+        self._asked_s = now_s
         self._pings += 1
         return Ping(self._pings)
 
     def due_s(self, now_s: float) -> float:
-        """Return when to call `check` next: half the patience, or all of it, after a byte."""
-        half_s = self._silence_s / 2
-        due_s = self._heard_s + half_s * (self.quiet_s(now_s) // half_s + 1)
-        return max(due_s, now_s + LEAST_S)
+        """Return when to call `check` next, after `now_s`."""
+        return max(self._patient_until_s, now_s + LEAST_S)
+
+    @property
+    def _patient_until_s(self) -> float:
+        return (self._heard_s if self._asked_s is None else self._asked_s) + self._half_s

@@ -388,12 +388,25 @@ def test_silence_is_asked_about_and_then_ends() -> None:
         keepalive.check(14.5)
 
 
+def test_who_asks_late_waits_as_long_for_the_answer() -> None:
+    """The process stood still past half of its patience, or all of it: a PING is sent first."""
+    for late_s in (7.9, 8.0, 30.0):
+        keepalive = Keepalive(8.0, now_s=0.0)
+        assert keepalive.check(late_s) == Ping(1)
+        assert keepalive.due_s(late_s) == late_s + 4.0
+        assert keepalive.check(late_s + 3.9) is None
+        with pytest.raises(BookieUnavailableError, match="silent"):
+            keepalive.check(late_s + 4.0)
+
+
 def test_silence_is_looked_at_when_it_means_something() -> None:
     """At half of the patience and at its end, whenever the last byte came, and never at once."""
     keepalive = Keepalive(8.0, now_s=0.0)
-    assert [keepalive.due_s(now_s) for now_s in (0.0, 3.9, 4.0, 7.9)] == [4.0, 4.0, 8.0, 8.0]
+    assert [keepalive.due_s(now_s) for now_s in (0.0, 3.9)] == [4.0, 4.0]
+    keepalive.check(4.0)
+    assert [keepalive.due_s(now_s) for now_s in (4.0, 7.9)] == [8.0, 8.0]
     keepalive.heard(7.0)
-    assert [keepalive.due_s(now_s) for now_s in (8.0, 11.0, 15.0)] == [11.0, 15.0, 19.0]
+    assert [keepalive.due_s(now_s) for now_s in (7.0, 8.0)] == [11.0, 11.0]
 
 
 def test_what_is_due_is_never_due_at_once() -> None:
@@ -402,5 +415,6 @@ def test_what_is_due_is_never_due_at_once() -> None:
         heard_s = number * 0.7
         keepalive = Keepalive(0.3, now_s=heard_s)
         half_s = keepalive.due_s(heard_s)
+        keepalive.check(half_s)
         whole_s = keepalive.due_s(half_s)
         assert heard_s < half_s < whole_s < keepalive.due_s(whole_s)
