@@ -1,4 +1,4 @@
-"""How a group commit is best written on a disk: each way, at each size, one after the other.
+"""Ways to write a group commit on a disk: each way, at each size, one after the other.
 
 `python -m benchmarks.disk_write [FOLDER]`.  The ways take turns, so that what slows the machine
 slows all of them.

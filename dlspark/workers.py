@@ -1,4 +1,4 @@
-"""What a Python worker of Spark keeps between its tasks, and garbage collections pass over.
+"""The memory of Spark's Python workers between tasks, which garbage collections pass over.
 
 Spark's daemon collects all garbage after each task of a worker.  That looks at everything which
 the worker has imported, a hundred thousand objects: far more work than a task with few rows, and

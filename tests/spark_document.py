@@ -1,4 +1,4 @@
-"""What docs/spark.md says of options and schemas, made of the tables that the code goes by.
+"""The parts of docs/spark.md on options and schemas, made of the tables that the code goes by.
 
 ``python -m tests.spark_document`` writes it anew between its marks; a test compares.
 """

@@ -1,4 +1,4 @@
-"""What is forked for a test is the process that the test would have started itself."""
+"""Processes forked for a test are those that the test would have started itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands outside the code and must stay true: settings, targets, examples."""
+"""The settings, targets and examples outside the code are true."""
 
 from __future__ import annotations
 

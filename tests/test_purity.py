@@ -1,4 +1,4 @@
-"""Which modules are pure is written down in pyproject.toml, and no pure one is left out there.
+"""The list of pure modules in pyproject.toml leaves none out.
 
 A module is pure when neither it nor any module of the project that it imports does I/O, reads a
 clock, draws luck or logs, and when nothing in it waits.  import-linter holds those on the list to

@@ -1,4 +1,4 @@
-"""What the blocking writers share, and the namespaces that close them, at exit at the latest."""
+"""The outbox of the blocking writers, and the namespaces that close them, at exit at the latest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands ask of proxies, where an endpoint is given instead of a namespace."""
+"""Commands that ask proxies, where an endpoint is given instead of a namespace."""
 
 from __future__ import annotations
 

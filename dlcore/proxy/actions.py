@@ -1,4 +1,4 @@
-"""What clients ask of a proxy by DoAction: one JSON object in the body, one in the answer."""
+"""The requests of DoAction: one JSON object in the body, one in the answer."""
 
 from __future__ import annotations
 

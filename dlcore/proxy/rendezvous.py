@@ -1,4 +1,4 @@
-"""Which of the live proxies should own a log: the same answer wherever it is asked.
+"""The choice of a log's owner among the live proxies: the same answer wherever it is asked.
 
 Rendezvous hashing: each proxy has a weight for each log, the highest wins.  A proxy that comes or
 goes moves its own logs only.

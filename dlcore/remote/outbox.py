@@ -1,4 +1,4 @@
-"""What a remote writer has accepted and does not know to be durable.  No I/O, no clock.
+"""The records that a remote writer accepted and does not know to be durable.  No I/O, no clock.
 
 Theory of operation.  Records are numbered as they come, and become messages of some size: those
 that were written one by one as soon as something may be sent, batches as they are, cut where they

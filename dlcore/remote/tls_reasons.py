@@ -1,4 +1,4 @@
-"""Why a proxy does not answer, if that is a matter of TLS: gRPC says it in words of its own.
+"""Reasons of TLS why a proxy does not answer, which gRPC tells in words of its own.
 
 The connection is made once more without gRPC, and its handshake says what is wrong.  A proxy that
 is gone, or busy, gives no reason here: what is tried again may succeed.

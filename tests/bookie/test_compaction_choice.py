@@ -1,4 +1,4 @@
-"""Which file is compacted next: what frees most, of what fits."""
+"""The file that is compacted next: what frees most, of what fits."""
 
 from __future__ import annotations
 

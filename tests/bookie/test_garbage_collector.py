@@ -1,4 +1,4 @@
-"""What the metadata says of each ledger decides, twice, about what a bookie holds of it."""
+"""Garbage of a bookie: the metadata of each ledger decides, twice, what goes of it."""
 
 from __future__ import annotations
 

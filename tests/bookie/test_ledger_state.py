@@ -1,4 +1,4 @@
-"""What a bookie knows of one ledger: fence, last add confirmed, and its files."""
+"""The state of one ledger at a bookie: fence, last add confirmed, and its files."""
 
 from __future__ import annotations
 

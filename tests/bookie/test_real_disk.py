@@ -1,4 +1,4 @@
-"""What only the real directory does: locking, threads, and descriptors."""
+"""The parts that only a real directory has: locking, threads, and descriptors."""
 
 from __future__ import annotations
 

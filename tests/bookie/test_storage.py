@@ -1,4 +1,4 @@
-"""What the storage accepts, refuses and answers, on a disk in memory."""
+"""The storage on a disk in memory: adds that it accepts, those that it refuses, and answers."""
 
 from __future__ import annotations
 

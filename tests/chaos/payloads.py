@@ -1,4 +1,4 @@
-"""What the chaos run writes: payloads that say who wrote them, and that show any damage."""
+"""Payloads of the chaos run, which say who wrote them and show any damage."""
 
 from __future__ import annotations
 

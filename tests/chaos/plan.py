@@ -1,4 +1,4 @@
-"""What the nemesis will do, drawn from the seed alone: the same seed, the same plan.
+"""The plan of the nemesis, drawn from the seed alone: the same seed, the same plan.
 
 Only the plan is reproducible.  What it meets is real: processes, disks and their timing.
 """

@@ -1,4 +1,4 @@
-"""What runs: ZooKeeper, bookies, Spark's master and workers, the driver, writers of sources."""
+"""The processes: ZooKeeper, bookies, Spark's master and workers, the driver, writers of sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where processes live: each on a host of its own with a network to cut, or all on this machine.
+"""Hosts of processes: each with a network of its own to cut, or all on this machine.
 
 A host is a network namespace behind a cable to one switch.  The program itself lives in network,
 mount and process namespaces of its own (see `enter_namespaces`), and so do all hosts: whatever

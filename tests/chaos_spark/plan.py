@@ -1,4 +1,4 @@
-"""What will be broken, drawn from the seed alone; whom a kill meets is decided when it comes."""
+"""The plan of faults, drawn from the seed alone; whom a kill meets is decided when it comes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What every `BookieClient` does: the real one against a real bookie, with TLS and without, and
-the one in memory."""
+"""The contract of every `BookieClient`: a real one, with TLS and without, and that in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every metadata store promises, asked of the one in memory and of a real ZooKeeper.
+"""The contract of metadata stores, asked of the one in memory and of a real ZooKeeper.
 
 Goal: whoever is written against the port works on both.  Method: the same scenarios on both, and
 long random histories whose every answer must be the same.

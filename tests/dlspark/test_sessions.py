@@ -1,4 +1,4 @@
-"""What a process keeps open: staging writers live as long as they are of use, and no longer.
+"""Staging writers of a process live as long as they are of use, and no longer.
 
 Goal: micro-batches share a writer, and no failure leaves another task's records in it or takes them
 away.  Method: a namespace that only notes what is asked of its writers.

@@ -1,4 +1,4 @@
-"""What tasks stage and a driver commits, without Spark: once, all of it or nothing.
+"""Tasks stage and a driver commits, without Spark: once, all of it or nothing.
 
 Goal: who gets it wrong is told how to get it right, and no record of a failed write is seen.
 Method: a real cluster; this process is task and driver.

@@ -1,4 +1,4 @@
-"""What the blocking face offers beyond writing and reading, on a real cluster."""
+"""The blocking face beyond writing and reading, on a real cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the searches cover: `SMALL` by tests too, all of them by ``make model``."""
+"""Scopes of the searches: `SMALL` by tests too, all of them by ``make model``."""
 
 from __future__ import annotations
 

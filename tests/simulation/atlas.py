@@ -1,4 +1,4 @@
-"""Which bookies may lose durable data: no more than the promise allows.
+"""Bookies that may lose durable data: no more than the promise allows.
 
 An acknowledged entry is promised to survive the loss of Qa - 1 bookies.  Damage to a bookie's
 copies counts like their loss.  So a run has at most Qa - 1 *victims*: only they lose disks and

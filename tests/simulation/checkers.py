@@ -1,4 +1,4 @@
-"""What must hold in every run, judged by the checkers' own record, never by what clients believe.
+"""Invariants of every run, judged by the checkers' own record, never by what clients believe.
 
 Invariants are numbered as in the list that the project promises (I1 … I9); the second word is the
 name in the TLA+ specification of BookKeeper's protocol, where there is one.  What single bookies

@@ -1,4 +1,4 @@
-"""Which states and transitions of the product's machines a search has visited.
+"""States and transitions of the product's machines that a search has visited.
 
 The machines are watched from outside: for as long as `watching` is open, each call of an event's
 method notes (state before, event, state after).  `transitions.txt` keeps what was ever seen; a

@@ -1,4 +1,4 @@
-"""What becomes of the parts of a bookie process that is dead."""
+"""Endings of the parts of a bookie process that is dead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong in a run: faults of processes, network, metadata store, disks and clocks."""
+"""Faults of a run: of processes, network, metadata store, disks and clocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a simulated bookie does beside serving: the real garbage collection, compaction, repair."""
+"""Housekeeping of a simulated bookie: the real garbage collection, compaction, repair."""
 
 from __future__ import annotations
 

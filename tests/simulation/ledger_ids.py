@@ -1,4 +1,4 @@
-"""What a simulated bookie knows of ledger ids, judged: it may refuse none whose ledger was made."""
+"""Judgement of a simulated bookie's ledger ids: it may refuse none whose ledger was made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold of logs beside their records: names, ages, seals, watches, subscriptions.
+"""Invariants of logs beside their records: names, ages, seals, watches, subscriptions.
 
 All but the watches is judged from the stored nodes, in every state that the metadata store goes
 through.

@@ -1,4 +1,4 @@
-"""What must hold of logs in every run, judged by what appenders said and what is stored.
+"""Invariants of logs, judged by what appenders said and what is stored.
 
 Positions and contents are compared with the checkers' own list of what was appended; references to
 ledgers are counted from the stored nodes, in every state that the metadata store goes through.

@@ -1,4 +1,4 @@
-"""What else happens to logs in a run: renames, seals, settings, watches, subscriptions.
+"""The life of logs in a run: renames, seals, settings, watches, subscriptions.
 
 Logs change their names among a few, are sealed by processes that do not write them, keep their
 records for some seconds, and have subscribers.  Sessions of those who must notice nothing, or must

@@ -1,4 +1,4 @@
-"""What one seed is about: each has its own sizes, and its own subset and rhythm of faults.
+"""The plan of one seed: each has its own sizes, and its own subset and rhythm of faults.
 
 A run in which everything goes wrong at once hides what a few faults would show ("swarm testing").
 """

@@ -1,4 +1,4 @@
-"""What must hold of proxies, judged by what their clients were told and what the logs hold.
+"""Invariants of proxies, judged by what their clients were told and what the logs hold.
 
 A producer numbers its records, and sends one that was not acknowledged again.  If it does not tell
 proxies the numbers, the bytes say in which stream a record was sent, so that every copy of it is a

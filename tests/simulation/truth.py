@@ -1,4 +1,4 @@
-"""What each bookie ever promised, kept outside of it; its later answers are judged by that.
+"""The promises of each bookie, kept outside of it; its later answers are judged by them.
 
 A `BookieRecord` belongs to one identity (name and incarnation): a wiped bookie is another one.
 """

@@ -1,4 +1,4 @@
-"""What must hold of a typed log: of its schema, in every state of the metadata, and of its rows.
+"""Invariants of a typed log: of its schema, in every state of the metadata, and of its rows.
 
 There is one typed log in a run, and it stays.  Its schema is read here as JSON, and the types of
 its columns are integers of four widths, or bytes.

@@ -1,4 +1,4 @@
-"""What happens in one seed: writers, readers and recoverers at work while things go wrong.
+"""The work of one seed: writers, readers and recoverers go on while things go wrong.
 
 A run has two parts.  In the first, faults come at random times while the clients work.  Then
 everything heals, and a fresh client must be able to recover, close and read every ledger.

@@ -1,4 +1,4 @@
-"""What a user gets wrong in Spark is refused at once, in words that name it.
+"""Mistakes of users of Spark are refused at once, in words that name them.
 
 Goal: an error comes before any task runs, and says what was given and what is right.  Method: real
 DataFrames with one mistake each; a cluster is asked only what kind of log is meant, once options

@@ -1,4 +1,4 @@
-"""What people do with a stream beside copying it: joins with itself, watermarks, an abrupt end.
+"""Shapes of streams beside copying: joins with itself, watermarks, an abrupt end.
 
 Goal: Spark's own machinery finds in this source what it finds in Kafka's.  Method: one small query
 each, and what its progress and its checkpoint say of it.

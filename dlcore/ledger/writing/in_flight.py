@@ -1,4 +1,4 @@
-"""What all writers of a client have in flight together, and whose turn it is to add to it."""
+"""Bytes that all writers of a client have in flight together, and whose turn it is to add some."""
 
 from __future__ import annotations
 

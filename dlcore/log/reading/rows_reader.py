@@ -1,4 +1,4 @@
-"""How readers give out rows: as records or batches, waiting or not, each of them once, in order.
+"""Rows for callers: as records or batches, waiting or not, each of them once, in order.
 
 What a reader of bookies and one of proxies have in common; where rows come from is their own.
 """

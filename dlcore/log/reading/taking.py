@@ -1,4 +1,4 @@
-"""How records are taken from rows that are here: all that a call returns, or none of them."""
+"""Records taken from rows that are here: all that a call returns, or none of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What both ends of a gRPC call need: it may end at any moment, and be silent for long."""
+"""Both ends of a gRPC call, which may end at any moment and be silent for long."""
 
 from __future__ import annotations
 

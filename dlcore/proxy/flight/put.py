@@ -1,4 +1,4 @@
-"""What a client sends by DoPut: first what it writes to and the schema, then record batches.
+"""The messages of DoPut: first the target of a client and its schema, then record batches.
 
 Everything is checked before anybody computes with it: what does not parse, does not fit its own
 lengths, or could become much larger than it is on the wire, is a ConfigurationError that says so.

@@ -1,4 +1,4 @@
-"""What a proxy is sending to all its readers: bounded, at the expense of those that take nothing.
+"""The memory of all sends to readers: bounded, at the expense of those that take nothing.
 
 A message leaves memory when its client takes it.  Who has taken nothing for `STALL_S` is ended when
 another one needs the room: it has its position, and goes on from there when it comes again.

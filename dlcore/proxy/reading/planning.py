@@ -1,4 +1,4 @@
-"""What a remote planner of reads asks of a proxy: snapshots of logs, their schemas, and places.
+"""Answers for a remote planner of reads: snapshots of logs, their schemas, and places.
 
 Whoever plans with these reads by tickets: of the ledgers that a snapshot names he needs nothing.
 """

@@ -1,4 +1,4 @@
-"""What a proxy keeps of the logs that it follows, for the readers of their ends: pure machines.
+"""The ring of entries of a followed log, for the readers of its end: pure machines.
 
 Each followed log has a ring of runs: entries in order, framed once for the wire, the same object
 for every reader.  A reader holds the index of its next run, and no data.  All rings share one

@@ -1,4 +1,4 @@
-"""What readers ask of a proxy: which logs there are, what a range of one holds, and its records."""
+"""Requests of readers: lists of logs, what a range of one holds, and its records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one stream has sent, what of it is durable, and what its client was told.  No I/O.
+"""Acknowledgements of one stream: what it sent, what is durable, what its client knows.  No I/O.
 
 Theory of operation.  Batches are accepted in the order in which they came, and become durable in
 that order.  An acknowledgement says how many records of the stream are durable, in all, and where

@@ -1,4 +1,4 @@
-"""Which logs a proxy owns, and who serves the others.  No I/O, no clock of its own.
+"""Ownership of logs: those of this proxy, and who serves the others.  No I/O, no clock of its own.
 
 Theory of operation.  A log that the proxy does not own is asked for, and the list of live proxies
 says who should own it: another proxy is named to the client, and this one acquires it.  What it

@@ -1,4 +1,4 @@
-"""How fast streams may write: token buckets of streams, logs, principals and the proxy.  No clock.
+"""Rates of writing: token buckets of streams, logs, principals and the proxy.  No clock.
 
 Theory of operation.  Who writes takes from each bucket that concerns him, also more than there is:
 what is missing is a debt, which the rate pays off.  A batch waits until the debts that it finds are

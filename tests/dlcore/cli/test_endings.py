@@ -1,4 +1,4 @@
-"""How commands end when their output, their input or the cluster is gone: a line and a code.
+"""Commands whose output, input or cluster is gone end with a line and a code.
 
 Goal: every command of the tree, with no traceback, within a limit.  Method: one table says how each
 is called so that it prints something, and must have all of them; each is run under each of these

@@ -1,4 +1,4 @@
-"""What is wrong with logs and ledgers, on a real cluster in which it is made wrong."""
+"""Faults of logs and ledgers are found, on a real cluster in which they are made."""
 
 from __future__ import annotations
 

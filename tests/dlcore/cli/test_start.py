@@ -1,4 +1,4 @@
-"""What a command imports before it works: start-up time, counted in modules and not in seconds."""
+"""Imports of a command before it works: start-up time, counted in modules and not in seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How readers learn the LAC: with the next add, by itself, or by publishing it."""
+"""Readers learn the LAC with the next add, by itself, or by publishing it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which appends of a version are committed: each once, wherever runs end, or an error.
+"""Committed appends of a version: each once, wherever runs end, or an error.
 
 Goal: no order of runs, crashes and late appends loses or doubles an append in silence.  Method:
 exact cases, and Hypothesis over interleaved runs against a plain list of what was appended.

@@ -1,4 +1,4 @@
-"""How many round trips to the metadata store follow one another, and how many requests there are.
+"""Depth of metadata work: round trips that follow one another, and the number of requests.
 
 Goal: what a caller waits for does not grow with logs, tasks or history.  Method: the real code over
 the store in memory, through one that counts; depth is what a network's latency is multiplied by.

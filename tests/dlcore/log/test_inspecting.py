@@ -1,4 +1,4 @@
-"""What is known of a log: its first and last record, its status, its segments as they change."""
+"""Facts about a log: its first and last record, its status, its segments as they change."""
 
 from __future__ import annotations
 

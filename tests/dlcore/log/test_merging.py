@@ -1,4 +1,4 @@
-"""Which extents are merged: never more than pays, until little is left to merge."""
+"""The choice of extents to merge: never more than pays, until little is left to merge."""
 
 from __future__ import annotations
 

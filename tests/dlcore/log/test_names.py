@@ -1,4 +1,4 @@
-"""What looks at names tell: a dictionary of names that is told every change agrees in the end.
+"""A dictionary of names that is told every change agrees with the names in the end.
 
 Goal: however creations, deletions, renames and looks mix, and however late a look is applied, the
 changes told can be applied one after the other, and end in the names there are.  Method: exact

@@ -1,4 +1,4 @@
-"""How large a request to the metadata store is, before it is sent."""
+"""The size of a request to the metadata store is known before it is sent."""
 
 from __future__ import annotations
 

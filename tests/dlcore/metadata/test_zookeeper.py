@@ -1,4 +1,4 @@
-"""What only a real server and a real network can do to the ZooKeeper store.
+"""The ZooKeeper store under all that a real server and a real network can do to it.
 
 Goal: lost connections are told as they are: unknown, never retried for a write, no blocked loop.
 Method: a server that is killed and paused, and a proxy that swallows replies.

@@ -1,4 +1,4 @@
-"""What comes late, twice, or to a process that is ending: the ZooKeeper store bears it.
+"""The ZooKeeper store bears answers that come late, twice, or to a process that is ending.
 
 Goal: nobody is told twice, an answer that nobody waits for harms nothing, no session outlives its
 process.  Method: a real server; what its client does at odd moments is done by hand.

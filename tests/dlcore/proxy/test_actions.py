@@ -1,4 +1,4 @@
-"""What a proxy does on request, beside the log that another proxy or writer may hold."""
+"""Actions of a proxy, beside the log that another proxy or writer may hold."""
 
 from __future__ import annotations
 

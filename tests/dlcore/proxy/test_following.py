@@ -1,4 +1,4 @@
-"""What is sent to many readers goes together where they are slower than it comes."""
+"""Messages to many readers go together where they are slower than the records come."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which proxies are alive, as one of them sees it."""
+"""The list of live proxies, as one of them sees it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a proxy sends to its readers is bounded: those that take nothing make room."""
+"""Sends of a proxy to its readers are bounded: those that take nothing make room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who owns a log, and where it is followed: told as it is, not as the list of proxies has it."""
+"""The owner of a log and its follower are told as they are, not as the list of proxies has it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which logs a proxy owns: every state, and two proxies whose lists differ."""
+"""Ownership of logs: every state, and two proxies whose lists differ."""
 
 from __future__ import annotations
 

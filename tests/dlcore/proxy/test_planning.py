@@ -1,4 +1,4 @@
-"""What planners of reads are told: places by any kind of position, errors for what is gone."""
+"""Planners of reads are told places by any kind of position, and errors for what is gone."""
 
 from __future__ import annotations
 

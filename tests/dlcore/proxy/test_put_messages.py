@@ -1,4 +1,4 @@
-"""What clients send by DoPut: taken when it is whole, refused with words when it is not."""
+"""Messages of DoPut are taken when they are whole, and refused with words when they are not."""
 
 from __future__ import annotations
 

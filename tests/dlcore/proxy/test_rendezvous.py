@@ -1,4 +1,4 @@
-"""Who should own a log: the same wherever it is asked, evenly, and nobody else's when one goes."""
+"""The choice of an owner: the same wherever it is asked, even, and stable when a proxy goes."""
 
 from __future__ import annotations
 

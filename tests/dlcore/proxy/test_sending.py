@@ -1,4 +1,4 @@
-"""What a DoGet sends, read back by the protobuf library and by Arrow."""
+"""The bytes of a DoGet, read back by the protobuf library and by Arrow."""
 
 from __future__ import annotations
 

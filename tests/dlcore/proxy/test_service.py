@@ -1,4 +1,4 @@
-"""What becomes of calls that end while they are answered."""
+"""Calls that end while they are answered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client gets to know of an error: status, message, number, and where to go."""
+"""Errors as a client gets to know them: status, message, number, and where to go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a bookie holds and nobody was told of: who follows a log through a proxy never sees it."""
+"""Entries of a bookie that nobody was told of are never seen by who follows through a proxy."""
 
 from __future__ import annotations
 

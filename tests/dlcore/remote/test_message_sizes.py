@@ -1,4 +1,4 @@
-"""What is sent to a proxy is never larger than it says that its messages may be."""
+"""Messages to a proxy are never larger than it says that they may be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a remote writer keeps until it is acknowledged: sequences, messages, positions, limits."""
+"""The outbox of a remote writer until the ack: sequences, messages, positions, limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an end of the wire keeps of bytes that are no whole frame yet."""
+"""The memory of one end of the wire for bytes that are no whole frame yet."""
 
 from __future__ import annotations
 

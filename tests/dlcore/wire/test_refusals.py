@@ -1,4 +1,4 @@
-"""What ends a connection: each way in which the other side can break the protocol, by name."""
+"""Ends of a connection: each way in which the other side can break the protocol, by name."""
 
 from __future__ import annotations
 
