@@ -10,7 +10,8 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,9 +19,6 @@ from bookie.disks import file_calls, real as real_disk
 from bookie.disks.real import RealDisk, RealFile
 from bookie.disks.recent_bytes import BLOCK_BYTES
 from dlcore.errors import BookieStorageError, ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -148,34 +146,32 @@ def test_only_a_quick_device_is_waited_for_on_the_event_loop(
 ) -> None:
     """Goal: a slow sync holds the loop up once.
 
-    Method: appends take as long as the test says and tell their thread; the loop's clock is the
-    test's, so that a busy machine changes nothing.
+    Method: writes take as long as the test says, by a clock of the test's, so that a busy machine
+    changes nothing, and tell their thread.
     """
     threads: list[int] = []
     now_s = 0.0
-    sync_s = 0.0
+    write_s = 0.0
 
-    append = RealFile._append
-
-    def slow_append(self: RealFile, buffers: Sequence[bytes], offset: int, size: int) -> None:
+    def slow_write(*arguments: Any) -> None:
         nonlocal now_s
-        append(self, buffers, offset, size)
-        now_s += sync_s
+        file_calls.write_all(*arguments)
+        now_s += write_s
         threads.append(threading.get_ident())
 
-    monkeypatch.setattr(RealFile, "_append", slow_append)
+    monkeypatch.setattr(real_disk, "write_all", slow_write)
+    monkeypatch.setattr(real_disk, "time", SimpleNamespace(perf_counter=lambda: now_s))
 
     async def append_quickly(file: RealFile, data: bytes) -> None:
         if not file.append_now([data]):
             await file.append([data])
 
     async def main() -> None:
-        nonlocal sync_s
-        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now_s)
+        nonlocal write_s
         disk = RealDisk(tmp_path)
         file = await disk.create("log", [b"head"])
         for duration_s in (0.0, 0.0, 0.5, 0.5, 0.0, 0.0):
-            sync_s = duration_s
+            write_s = duration_s
             await append_quickly(file, b"small")
         await append_quickly(file, b"x" * 1_000_000)
         file.close()
