@@ -52,12 +52,11 @@ if TYPE_CHECKING:
     from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.ledger.port import BookieClient
     from dlcore.log.metadata.commits import AppendRun, CommitStatus, SharedStaging
-    from dlcore.log.reading.reader import AsyncLogReader
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.log.staging.append import StagedAppend
     from dlcore.log.staging.writer import StagingWriter
     from dlcore.metadata.port import MetadataStore
-    from dlcore.records import NotLessThan, RecordPlace
+    from dlcore.records import LogRecordWithDLSN, NotLessThan, RecordPlace
     from dlcore.tls import TlsFiles
 
 logger = logging.getLogger(__name__)
@@ -295,7 +294,7 @@ class Namespace(AsyncClosing):
         txid: int | None = None,
         timestamp_ms: int | None = None,
         positions: Mapping[str, DLSN] | None = None,
-    ) -> AsyncMergedReader:
+    ) -> AsyncMergedReader[LogRecordWithDLSN]:
         """Open a reader over several logs, whose records come by transaction id.
 
         Args:
@@ -308,15 +307,9 @@ class Namespace(AsyncClosing):
             ConfigurationError: a log is named twice, or not at all; SchemaMismatchError: is typed.
         """
         self._require_open()
-        known = dict(positions or {})
-
-        async def open_reader(name: str) -> AsyncLogReader:
-            log = await self.open_log(name)
-            if name in known:
-                return await log.open_reader(dlsn=known[name])
-            return await log.open_reader(txid=txid, timestamp_ms=timestamp_ms)
-
-        return await AsyncMergedReader.open(names, known, open_reader)
+        return await AsyncMergedReader.open(
+            self.open_log, names, positions, txid=txid, timestamp_ms=timestamp_ms
+        )
 
     async def get_snapshots(
         self, names: Sequence[str], *, fresh: bool = False

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from dlcore.ledger.metadata.store import ReadLedgers
     from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.log.metadata.watching import LogWatch as AsyncLogWatch
-    from dlcore.records import NotLessThan, RecordPlace
+    from dlcore.records import LogRecordWithDLSN, NotLessThan, RecordPlace
     from dlcore.tls import TlsFiles
 
 __all__ = [
@@ -267,7 +267,7 @@ class Namespace(WritersNamespace):
         txid: int | None = None,
         timestamp_ms: int | None = None,
         positions: Mapping[str, DLSN] | None = None,
-    ) -> MergedReader:
+    ) -> MergedReader[LogRecordWithDLSN]:
         """Open a reader over several logs, whose records come by transaction id.
 
         Raises: AlreadyTruncatedError, ConfigurationError, LogNotFoundError, MetadataError,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from dlcore.blocking.twin import Blocking
 
@@ -15,14 +15,16 @@ if TYPE_CHECKING:
 
 _RECORDS_AT_ONCE = 1_000
 
+_Record = TypeVar("_Record")
 
-class MergedReader(Blocking):
+
+class MergedReader(Blocking, Generic[_Record]):
     """Reads many logs as one, by transaction id; use `Namespace.open_merged_reader`.
 
     `for log, record in reader` yields all that is readable.  Not thread-safe.
     """
 
-    def __init__(self, portal: Portal, reader: AsyncMergedReader) -> None:
+    def __init__(self, portal: Portal, reader: AsyncMergedReader[_Record]) -> None:
         super().__init__(portal, reader.aclose)
         self._reader = reader
 
@@ -43,7 +45,7 @@ class MergedReader(Blocking):
 
     def read_bulk(
         self, count: int, *, follow: bool = False, patience_s: float | None = None
-    ) -> list[MergedRecord]:
+    ) -> list[MergedRecord[_Record]]:
         """Return up to `count` records, none when all that were readable have been returned.
 
         `follow` and `patience_s` are those of the async method.
@@ -56,7 +58,7 @@ class MergedReader(Blocking):
 
     def records(
         self, *, follow: bool = False, patience_s: float | None = None
-    ) -> Iterator[MergedRecord]:
+    ) -> Iterator[MergedRecord[_Record]]:
         """Yield records until every readable one was returned; with `follow` as `read_bulk`.
 
         Each record that comes out is read: who leaves the loop reads on behind it.
@@ -71,5 +73,5 @@ class MergedReader(Blocking):
             while reader.gathered:
                 yield reader.gathered.popleft()
 
-    def __iter__(self) -> Iterator[MergedRecord]:
+    def __iter__(self) -> Iterator[MergedRecord[_Record]]:
         return self.records()

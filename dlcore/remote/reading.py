@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence  # noqa: TC003  # for those who ask at run time
+from collections.abc import AsyncIterator, Mapping, Sequence  # noqa: TC003  # for those who ask at run time
 from contextlib import aclosing, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from dlcore.errors import (
 )
 from dlcore.ids import DLSN, validate_log_name
 from dlcore.log.entries.batches import batch_of
+from dlcore.log.reading.merged import AsyncMergedReader
 from dlcore.log.reading.ranges import timestamp_ms_of
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.actions import (
@@ -37,7 +38,7 @@ from dlcore.proxy.reading.tickets import Place, Ticket
 from dlcore.remote import planning
 from dlcore.remote.endpoint import Endpoint, path_of
 from dlcore.remote.planning import received
-from dlcore.remote.reader import LogInfo, RemoteReader
+from dlcore.remote.reader import LogInfo, RemoteReader, RemoteRecord
 from dlcore.remote.staging import RemoteStagedAppend, RemoteStagingWriter
 from dlcore.remote.writing import RemoteWriter, append_if
 
@@ -212,6 +213,19 @@ class RemoteNamespace(AsyncClosing):
         log = RemoteLog(self._calls, validate_log_name(name))
         await log.get_info()
         return log
+
+    async def open_merged_reader(
+        self,
+        names: Sequence[str],
+        *,
+        txid: int | None = None,
+        timestamp_ms: int | None = None,
+        positions: Mapping[str, DLSN] | None = None,
+    ) -> AsyncMergedReader[RemoteRecord]:
+        """Open a reader over several logs; arguments and errors are the core's."""
+        return await AsyncMergedReader.open(
+            self.open_log, names, positions, txid=txid, timestamp_ms=timestamp_ms
+        )
 
     async def aclose(self) -> None:
         """Close the connections; its readers stop working."""

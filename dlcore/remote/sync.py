@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dlcore.blocking.buffering import BUFFERED_RECORD_BYTES, BufferingWriter, WritersNamespace
+from dlcore.blocking.merged import MergedReader
 from dlcore.blocking.portal import Portal, shared_portal
 from dlcore.blocking.reader import RowsTwin
 from dlcore.blocking.staging import StagedAppend, StagingWriter
@@ -135,6 +136,11 @@ class RemoteNamespace(WritersNamespace):
         """
         opening = self._namespace.open_log(name, create_if_missing=create_if_missing)
         return RemoteLog(self._portal, self._call(opening), self._writers)
+
+    def open_merged_reader(self, names: Sequence[str], **start: Any) -> MergedReader[RemoteRecord]:
+        """Open a reader over several logs.  Arguments and errors: the async twin's."""
+        opening = self._namespace.open_merged_reader(names, **start)
+        return MergedReader(self._portal, self._call(opening))
 
 
 class RemoteLog(Blocking):

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from dlcore.closing import AsyncClosing
 from dlcore.config import MIB
@@ -20,28 +20,27 @@ if TYPE_CHECKING:
         AsyncIterator,
         Awaitable,
         Callable,
-        Collection,
         Mapping,
         Sequence,
     )
     from typing import Self
 
     from dlcore.ids import DLSN
-    from dlcore.log.reading.reader import AsyncLogReader
-    from dlcore.log.reading.rows import EntryRows
-    from dlcore.records import LogRecordWithDLSN
+    from dlcore.log.reading.rows import Rows
+    from dlcore.log.reading.rows_reader import RowsReader
 
+_Record = TypeVar("_Record")
 _RECORDS_AT_ONCE = 1_000
 _HERE_BYTES = 32 * MIB
 """Entries of about so many bytes are here of all logs together, at least one of each, beside what
 their readers keep fetched ahead."""
 
 
-class MergedRecord(NamedTuple):
+class MergedRecord(NamedTuple, Generic[_Record]):
     """A record, and the log that it is of."""
 
     log: str
-    record: LogRecordWithDLSN
+    record: _Record
 
 
 @dataclass(slots=True)
@@ -49,13 +48,13 @@ class _Source:
     """One of the logs."""
 
     name: str
-    reader: AsyncLogReader
-    rows: deque[EntryRows] = field(default_factory=deque)
+    reader: Any  # of records that have `txid` and `dlsn`
+    rows: deque[Rows[Any]] = field(default_factory=deque)
     has_ended: bool = False
-    _next: LogRecordWithDLSN | None = None
+    _next: Any = None
 
     @property
-    def next(self) -> LogRecordWithDLSN | None:
+    def next(self) -> Any:
         """The next record, if one is here."""
         while self._next is None and self.rows:
             self._next = next(self.rows[0].records(), None)
@@ -67,15 +66,16 @@ class _Source:
     def position(self) -> DLSN:
         """Where it reads on."""
         record = self.next
-        return self.reader.position if record is None else record.dlsn
+        found: DLSN = self.reader.position if record is None else record.dlsn
+        return found
 
-    def take(self) -> LogRecordWithDLSN | None:
+    def take(self) -> Any:
         """Take the next record; return the one behind it."""
         self._next = None
         return self.next
 
 
-class AsyncMergedReader(AsyncClosing):
+class AsyncMergedReader(AsyncClosing, Generic[_Record]):
     """Reads many logs as one; use `Namespace.open_merged_reader`.
 
     Records come by transaction id, of equal ones those of the log that was named first; those of
@@ -86,34 +86,37 @@ class AsyncMergedReader(AsyncClosing):
     `read_ahead_bytes` that the reader of each log keeps fetched ahead.
     """
 
-    def __init__(self, readers: Mapping[str, AsyncLogReader]) -> None:
+    def __init__(self, readers: Mapping[str, RowsReader[Any, _Record]]) -> None:
         self._sources = [_Source(name, reader) for name, reader in readers.items()]
-        self._ready: deque[MergedRecord] = deque()  # merged, and not taken
+        self._ready: deque[MergedRecord[Any]] = deque()  # merged, and not taken
         self._turn = asyncio.Lock()
 
     @classmethod
     async def open(
         cls,
+        open_log: Callable[[str], Awaitable[Any]],
         names: Sequence[str],
-        positioned: Collection[str],
-        open_reader: Callable[[str], Awaitable[AsyncLogReader]],
+        positions: Mapping[str, DLSN] | None,
+        **start: int | None,
     ) -> Self:
-        """Open a reader of each log; `positioned` are those of which a position was given.
+        """Open a reader of each log, at its position if there is one, else at `start`.
 
         Raises:
             ConfigurationError: a log is named twice, or not at all.
             SchemaMismatchError: a log is typed: its rows are no records of bytes.
-            What `open_reader` raises; nothing stays open then.
+            What opening a log or a reader raises; nothing stays open then.
         """
-        if len(set(names)) != len(names) or not names or set(positioned) - set(names):
+        known = dict(positions or {})
+        if len(set(names)) != len(names) or not names or set(known) - set(names):
             raise ConfigurationError(
-                f"names={list(names)!r}, positions of {sorted(positioned)!r}: expected each log "
-                "once"
+                f"names={list(names)!r}, positions of {sorted(known)!r}: expected each log once"
             )
-        readers: dict[str, AsyncLogReader] = {}
+        readers: dict[str, RowsReader[Any, _Record]] = {}
         async with AsyncExitStack() as opened:
             for name in names:
-                reader = await opened.enter_async_context(await open_reader(name))
+                log = await open_log(name)
+                opening = log.open_reader(**({"dlsn": known[name]} if name in known else start))
+                reader = await opened.enter_async_context(await opening)
                 if reader.is_typed:
                     raise SchemaMismatchError(
                         f"log {name!r} is typed, its rows are no records of bytes, which a merged "
@@ -134,7 +137,7 @@ class AsyncMergedReader(AsyncClosing):
 
     async def read_bulk(
         self, count: int, *, follow: bool = False, patience_s: float | None = None
-    ) -> list[MergedRecord]:
+    ) -> list[MergedRecord[_Record]]:
         """Return up to `count` records, none when all that were readable have been returned.
 
         With `follow` wait for more: the order is kept over all time, so that a log without records
@@ -166,11 +169,11 @@ class AsyncMergedReader(AsyncClosing):
                 caught_up.clear()
 
     @property
-    def gathered(self) -> deque[MergedRecord]:
+    def gathered(self) -> deque[MergedRecord[_Record]]:
         """What was gathered; who iterates takes from it."""
         return self._ready
 
-    def take_gathered(self, count: int) -> list[MergedRecord]:
+    def take_gathered(self, count: int) -> list[MergedRecord[_Record]]:
         """Return up to `count` of the records that were gathered."""
         taken = list(islice(self._ready, count))
         self._ready = deque(islice(self._ready, count, None))
@@ -210,7 +213,7 @@ class AsyncMergedReader(AsyncClosing):
             if isinstance(result, Exception):
                 raise result
 
-    def _merge(self, count: int, caught_up: set[int]) -> list[MergedRecord]:
+    def _merge(self, count: int, caught_up: set[int]) -> list[MergedRecord[_Record]]:
         """Take records in order, until one of a log might come first that is not here yet."""
         heap = [
             (record.txid, index, record)
@@ -218,7 +221,7 @@ class AsyncMergedReader(AsyncClosing):
             if (record := source.next) is not None
         ]
         heapify(heap)
-        merged: list[MergedRecord] = []
+        merged: list[MergedRecord[_Record]] = []
         while heap and len(merged) < count:
             _, index, record = heap[0]
             source = self._sources[index]
@@ -234,7 +237,7 @@ class AsyncMergedReader(AsyncClosing):
 
     async def records(
         self, *, follow: bool = False, patience_s: float | None = None
-    ) -> AsyncGenerator[MergedRecord, None]:
+    ) -> AsyncGenerator[MergedRecord[_Record], None]:
         """Yield records until every readable one was returned; with `follow` as `read_bulk`.
 
         Each record that comes out is read: who leaves the loop reads on behind it.
@@ -248,7 +251,7 @@ class AsyncMergedReader(AsyncClosing):
             while self._ready:
                 yield self._ready.popleft()
 
-    def __aiter__(self) -> AsyncIterator[MergedRecord]:
+    def __aiter__(self) -> AsyncIterator[MergedRecord[_Record]]:
         return self.records()
 
     async def aclose(self) -> None:

@@ -404,14 +404,16 @@ def test_an_interrupted_merged_read_loses_and_repeats_nothing(
     """In bulk, and by who iterates anew."""
     wanted = portal.call(merged_logs(cluster))
 
-    async def open_merged() -> MergedReader:
+    async def open_merged() -> MergedReader[LogRecordWithDLSN]:
         names = ["even", "odd"]
         return MergedReader(portal, await cluster.namespaces[0].open_merged_reader(names))
 
     for count in (1, 37):
         reader = portal.call(open_merged())
 
-        def read(reader: MergedReader = reader, count: int = count) -> Sequence[int]:
+        def read(
+            reader: MergedReader[LogRecordWithDLSN] = reader, count: int = count
+        ) -> Sequence[int]:
             if count > 1:
                 return [each.record.txid for each in reader.read_bulk(count)]
             return [each.record.txid for each in islice(reader, 5)]
